@@ -1,0 +1,135 @@
+# Everything runs from .venv, which make sets up from this machine's own Python; `make` lists the targets.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+# Take the Pythons that are here; download none.
+export UV_PYTHON_DOWNLOADS := never
+
+PYTHON_VERSIONS := 3.11 3.12 3.13
+SOURCES := $(wildcard fluster bus services tests examples benchmarks)
+FAST_TESTS := $(wildcard tests/pure tests/component)
+BIN := .venv/bin
+SETUP := .venv/.setup-done
+UV := .venv/.uv-done
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	--custom-compile-command 'make lock' $(LOCK_FLAGS)
+
+# Options for every pytest run: make test PYTEST_FLAGS='-k lease'
+PYTEST_FLAGS ?=
+# Options for the demo: make demo DEMO_FLAGS='--find open'
+DEMO_FLAGS ?=
+# To move to newer versions: make lock LOCK_FLAGS=--upgrade
+LOCK_FLAGS ?=
+
+# Path of an interpreter of the version $(1), or nothing. pyenv's shims obey .python-version unless told a version.
+find_python = $(shell for try in python$(1) 'env PYENV_VERSION=$(1) python$(1)'; do \
+	$$try -c 'import sys; print(sys.executable)' 2>/dev/null && break; done)
+
+# The first Python here that is new enough: python3 unless it is too old, or a pyenv shim for a version that is missing.
+PYTHON ?= $(shell for try in python3 /usr/bin/python3 $(foreach version,$(PYTHON_VERSIONS),$(call find_python,$(version))); do \
+	"$$try" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$try" && break; done)
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(SETUP) ## Set up .venv: locked dependencies, and this checkout as an editable install
+
+$(UV): requirements/build.txt
+	@if ! $(BIN)/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+		python='$(PYTHON)'; \
+		if ! "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+			echo 'make: Python 3.11 or newer is needed; install it (Debian: packages python3 and python3-venv) or name it: make PYTHON=/path/to/python3' >&2; exit 1; \
+		elif ! "$$python" -c 'import ensurepip, venv' 2>/dev/null; then \
+			echo "make: $$python lacks the venv module; install it (Debian: package python3-venv)" >&2; exit 1; \
+		fi; \
+		"$$python" -m venv --clear .venv; \
+	fi
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/build.txt
+	@touch $@
+
+# uv is told the environment, as one that is activated in the user's shell would go before .venv.
+$(SETUP): $(UV) pyproject.toml requirements/dev.txt
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.txt
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# The same, for the fast tests on another version of Python.
+.venv-%/.setup-done: $(UV) pyproject.toml requirements/dev.txt
+	@test -x .venv-$*/bin/python || $(BIN)/uv venv --quiet --clear --python '$(call find_python,$*)' .venv-$*
+	@$(BIN)/uv pip install --quiet --python .venv-$*/bin/python --require-hashes -r requirements/dev.txt
+	@$(BIN)/uv pip install --quiet --python .venv-$*/bin/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.PHONY: demo
+demo: $(SETUP) ## Index Python's standard library on a cluster of this machine, and check the result
+	@$(BIN)/fluster demo $(DEMO_FLAGS)
+
+.PHONY: test
+test: test-fast ## Run every test, the fast ones first
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+.PHONY: test-fast
+test-fast: $(SETUP) ## Run the fast tests, on each version of Python that is here
+	$(BIN)/python -m pytest -m 'not slow' $(PYTEST_FLAGS) $(FAST_TESTS)
+	@own=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	for version in $(PYTHON_VERSIONS); do \
+		test "$$version" = "$$own" || $(MAKE) test-fast-$$version || exit; \
+	done
+
+test-fast-%: $(UV)
+	@if test -z '$(call find_python,$*)'; then \
+		echo '*** NOT TESTED on Python $*: this machine has no python$* ***'; \
+	else \
+		echo "Fast tests on Python $*"; \
+		$(MAKE) .venv-$*/.setup-done && .venv-$*/bin/python -m pytest -m 'not slow' $(PYTEST_FLAGS) $(FAST_TESTS); \
+	fi
+
+.PHONY: check
+check: $(SETUP) ## Check format, lint, types and imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(SOURCES)
+	$(BIN)/lint-imports
+
+.PHONY: format
+format: $(SETUP) ## Format the code and fix what the linter can fix
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+.PHONY: bench
+bench: $(SETUP) ## Run the benchmarks
+	@$(BIN)/python -m benchmarks
+
+.PHONY: wheel
+wheel: $(SETUP) ## Build the wheel into dist/
+	@rm -rf dist
+	$(BIN)/python -m hatchling build -t wheel
+
+# Run where the checkout is not importable, so that only what the wheel brought can work.
+.PHONY: test-wheel
+test-wheel: wheel ## Install the wheel into an empty environment and run the quickstart from there
+	@set -eu; \
+	folder=$$(mktemp -d); \
+	trap 'rm -rf "$$folder"' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
+	$(BIN)/uv venv --quiet --python $(BIN)/python "$$folder/venv"; \
+	$(BIN)/uv pip install --quiet --python "$$folder/venv/bin/python" --constraint requirements/local.txt "$$(echo dist/*.whl)[local]"; \
+	cp examples/quickstart.py "$$folder"; \
+	cd "$$folder"; \
+	env -u PYTHONPATH -u VIRTUAL_ENV ./venv/bin/python quickstart.py; \
+	echo 'The quickstart works from the wheel.'
+
+.PHONY: lock
+lock: $(UV) ## Write requirements/*.txt anew from pyproject.toml
+	$(COMPILE) pyproject.toml --extra local --group dev --output-file requirements/dev.txt
+	$(COMPILE) pyproject.toml --extra local --constraint requirements/dev.txt --output-file requirements/local.txt
+	$(COMPILE) --group build --constraint requirements/dev.txt --output-file requirements/build.txt
+
+.PHONY: clean
+clean: ## Remove what was built and cached, and the environments of other Pythons; .venv stays
+	rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache $(wildcard .venv-*)
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,218 @@
+"""Where the bus is and who asks: a URL with credentials, or a file that only its owner can read."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Self
+from urllib.parse import quote, unquote
+
+from fluster_bus import subjects
+from fluster_bus.errors import AddressError, NoAddressError
+
+ADDRESS_VARIABLE = "FLUSTER_CLUSTER_ADDRESS"
+CREDENTIALS_VARIABLE = "FLUSTER_CREDENTIALS"
+
+DEFAULT_PORT = 4222
+_SCHEMES = ("nats", "tls")
+_EXAMPLE = "nats://user:password@host:4222"
+_FORM = 'write {"url": …, "user": …, "password": …}'
+_HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+")
+# A user becomes one token of the subjects on which its replies arrive.
+_USER = re.compile(r"[^\s.*>\x00-\x1f]{1,256}")
+_PRIVATE = 0o600
+_MAX_FILE_BYTES = 1 << 16
+_KEYS = {"url", "user", "password"}
+
+
+@dataclass(frozen=True)
+class BusAddress:
+    """The servers of a bus, `url` without credentials and comma-separated, and whom to be there."""
+
+    url: str
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "url", ",".join(_server(part, self.url) for part in self.url.split(",")))
+        if len({server.partition("://")[0] for server in self.servers}) > 1:
+            raise AddressError(f"{self.url!r} mixes nats:// and tls://: name all servers with one of them")
+        if (self.user is None) != (self.password is None):
+            raise AddressError(f"the address {self.url} has only one of user and password: give both, or none")
+        if self.user is not None and not _USER.fullmatch(self.user):
+            raise AddressError(f"{self.user!r} is no user of the bus: blanks, '.', '*' and '>' cannot be part of it")
+
+    def __str__(self) -> str:
+        """The servers and the user; never the password."""
+        return self._joined(None if self.user is None else quote(self.user, safe=""))
+
+    @property
+    def servers(self) -> list[str]:
+        """The URL of each server, without credentials."""
+        return self.url.split(",")
+
+    @property
+    def inbox_prefix(self) -> str:
+        """Below this the user's replies arrive, and nobody else's."""
+        return subjects.inbox_prefix(self.user)
+
+    def to_url(self) -> str:
+        """One line, password included, that `parse` and the `nats` command take."""
+        if self.user is None or self.password is None:
+            return self.url
+        return self._joined(f"{quote(self.user, safe='')}:{quote(self.password, safe='')}")
+
+    def _joined(self, credentials: str | None) -> str:
+        if credentials is None:
+            return self.url
+        return ",".join(server.replace("://", f"://{credentials}@", 1) for server in self.servers)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The address in a URL (`nats://user:password@host:port`, several with commas) or in the file of that path.
+
+        Raises AddressError, which never shows a password.
+        """
+        text = text.strip()
+        if "://" in text:
+            return cls._from_url(text)
+        if not text or "@" in text or ":" in text:
+            # Never tried as a path: it is more likely a URL without its scheme, password and all.
+            raise AddressError(f"{_masked(text)!r} is no address of a bus: write {_EXAMPLE}, or the path of a file")
+        return cls._from_file(Path(text))
+
+    @classmethod
+    def _from_url(cls, text: str) -> Self:
+        servers: list[str] = []
+        credentials: set[str] = set()
+        scheme = text.partition("://")[0]
+        for part in text.split(","):
+            own_scheme, _, rest = part.rpartition("://")
+            user_and_password, at, host = rest.rpartition("@")
+            servers.append(f"{own_scheme or scheme}://{host.rstrip('/')}")
+            if at:
+                credentials.add(user_and_password)
+        if len(credentials) > 1:
+            raise AddressError(
+                f"{_masked(text)!r} has different credentials for its servers: give one user and password; "
+                "commas in a password are written %2C"
+            )
+        user, password = None, None
+        if credentials:
+            user, colon, password = credentials.pop().partition(":")
+            if not user or not colon or not password:
+                raise AddressError(f"{_masked(text)!r} has only one of user and password: write {_EXAMPLE}")
+        try:
+            return cls(
+                ",".join(servers), unquote(user) if user else None, None if password is None else unquote(password)
+            )
+        except AddressError as error:
+            # The parts of a malformed URL are not what they seem: what looks like a port may be a password.
+            raise AddressError(f"{_masked(text)!r} is no address of a bus: write {_EXAMPLE}") from error
+
+    @classmethod
+    def _from_file(cls, path: Path) -> Self:
+        values = _read(path)
+        if "url" not in values:
+            raise AddressError(f'the file {path} names no server: add "url", or set {ADDRESS_VARIABLE} to a URL')
+        address = cls._from_url(values["url"])
+        return address if values.keys() == {"url"} else address.with_credentials(path)
+
+    def with_credentials(self, path: Path) -> Self:
+        """This address with user and password of the file at `path`. Raises AddressError."""
+        values = _read(path)
+        if not {"user", "password"} <= values.keys():
+            raise AddressError(f"the file {path} has no user or no password: it needs both")
+        return replace(self, user=values["user"], password=values["password"])
+
+    def save(self, path: Path) -> None:
+        """Write a file that `parse` takes and only its owner can read; it replaces an older one in one step."""
+        values = {"url": self.url, "user": self.user, "password": self.password}
+        text = json.dumps({key: value for key, value in values.items() if value is not None}, indent=2)
+        draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+        try:
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
+            try:
+                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                    file.write(text + "\n")
+                draft.replace(path)
+            finally:
+                draft.unlink(missing_ok=True)
+        except OSError as error:
+            raise AddressError(f"the credentials cannot be written to {path}: {error.strerror}") from error
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:
+        """What FLUSTER_CLUSTER_ADDRESS says, with the user and password of the file FLUSTER_CREDENTIALS if that is set.
+
+        Raises NoAddressError when neither names a server, AddressError when one of them cannot be used.
+        """
+        text, file = environ.get(ADDRESS_VARIABLE, "").strip(), environ.get(CREDENTIALS_VARIABLE, "").strip()
+        if not text and not file:
+            raise NoAddressError(
+                f"{ADDRESS_VARIABLE} is not set: set it to what `fluster up` printed, as in {_EXAMPLE}, "
+                "or to a file of credentials"
+            )
+        try:
+            if not text:
+                return cls._from_file(Path(file))
+            address = cls.parse(text)
+        except AddressError as error:
+            raise AddressError(f"{ADDRESS_VARIABLE if text else CREDENTIALS_VARIABLE}: {error}") from error
+        try:
+            return address.with_credentials(Path(file)) if file else address
+        except AddressError as error:
+            raise AddressError(f"{CREDENTIALS_VARIABLE}: {error}") from error
+
+
+def _server(part: str, whole: str) -> str:
+    """One server's URL with its port. Raises AddressError."""
+    scheme, _, host_and_port = part.strip().partition("://")
+    if scheme not in _SCHEMES:
+        raise AddressError(f"{_masked(whole)!r} begins with none of {', '.join(f'{s}://' for s in _SCHEMES)}")
+    host, colon, port = host_and_port.rpartition(":")
+    if not colon or host_and_port.endswith("]"):
+        host, port = host_and_port, str(DEFAULT_PORT)
+    if not _HOST.fullmatch(host) or not re.fullmatch(r"\d{1,5}", port) or not 0 < int(port) < 1 << 16:
+        raise AddressError(f"{_masked(whole)!r} is no address of a bus: write {_EXAMPLE}")
+    return f"{scheme}://{host}:{port}"
+
+
+def _masked(text: str) -> str:
+    """`text` without what may be a password: all before the last `@`, and ports that are none."""
+    head, at, tail = text.rpartition("@")
+    if at:
+        scheme = re.match(r"[a-z+]*://", head)
+        text = f"{scheme[0] if scheme else ''}***@{tail}"
+    return re.sub(r"(?<!:):(?!//|\d{1,5}(?:[,/]|$))[^,/\]]*(?=[,/]|$)", ":***", text)
+
+
+def _read(path: Path) -> dict[str, str]:
+    """The values of a file of credentials. Raises AddressError."""
+    try:
+        with path.open("rb") as file:
+            # Of the open file: a path may name another one a moment later.
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            data = file.read(_MAX_FILE_BYTES)
+    except FileNotFoundError as error:
+        raise AddressError(f"{str(path)!r} is neither a URL ({_EXAMPLE}) nor a file of credentials") from error
+    except OSError as error:
+        raise AddressError(f"the credentials in {path} cannot be read: {error.strerror}") from error
+    if os.name == "posix" and mode & 0o077:
+        raise AddressError(
+            f"others may read the credentials in {path} (mode {mode:o}): run `chmod 600 {path}`, "
+            "and change the password if others use this machine"
+        )
+    try:
+        values = json.loads(data)
+    except ValueError as error:
+        raise AddressError(f"the file {path} holds no credentials: {_FORM}") from error
+    if not isinstance(values, dict) or not all(isinstance(values.get(key, ""), str) for key in _KEYS):
+        raise AddressError(f"the file {path} holds no credentials: {_FORM}")
+    return {key: values[key] for key in _KEYS & values.keys()}

@@ -1,0 +1,477 @@
+"""One connection to the bus, made comfortable: requests that fail at once when nobody can answer, services, streams."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import nats
+import nats.errors
+from nats.aio.client import Client as NatsClient
+from nats.js import JetStreamContext
+
+from fluster_bus import subjects
+from fluster_bus.codec import encode_json_error
+from fluster_bus.errors import (
+    BusError,
+    ClosedError,
+    ConnectError,
+    CredentialsError,
+    DisconnectedError,
+    FlusterError,
+    MessageTooLargeError,
+    NoRespondersError,
+    RequestTimeoutError,
+    ServiceError,
+)
+from fluster_bus.messages.model import Message
+from fluster_bus.retries import retried
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription as NatsSubscription
+
+    from fluster_bus.address import BusAddress
+
+log = logging.getLogger(__name__)
+
+Request = TypeVar("Request", bound=Message)
+Reply = TypeVar("Reply", bound=Message)
+
+DEFAULT_TIMEOUT_S = 5.0
+ERROR_HEADER = "Nats-Service-Error"  # of the services API, ADR-32
+ERROR_CODE_HEADER = "Nats-Service-Error-Code"
+_STATUS_HEADER = "Status"
+_NO_RESPONDERS = "503"
+_PENDING_MESSAGES, _PENDING_BYTES = 512 * 1024, 256 << 20  # of one subscription, before the slowest are dropped
+_DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]+)"', re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message as it arrived."""
+
+    subject: str
+    data: bytes
+    reply: str = ""
+    headers: dict[str, str] | None = None
+
+    @property
+    def status(self) -> str | None:
+        """The server's own word on a reply: `503` nobody listens, `404` not found, `204` end of a batch."""
+        return self.headers.get(_STATUS_HEADER) if self.headers else None
+
+
+class Subscription:
+    """Interest in a subject, until it is drained or dropped."""
+
+    def __init__(self, subscription: NatsSubscription) -> None:
+        self._subscription = subscription
+
+    async def drain(self) -> None:
+        """Leave, after everything that is on its way here has been handled: nothing is lost."""
+        if not self._subscription._closed:  # noqa: SLF001 - nats-py raises for a second drain, and has no getter
+            await self._subscription.drain()
+
+    async def unsubscribe(self) -> None:
+        """Leave at once; what is on its way here is dropped."""
+        if not self._subscription._closed:  # noqa: SLF001
+            await self._subscription.unsubscribe()
+
+
+class _Replies:
+    """Requests that are out, by the token at the end of their reply subject."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._waiting: dict[str, tuple[str, asyncio.Queue[Delivery | BusError]]] = {}  # {token: (subject, answers)}
+
+    def open(self, subject: str) -> tuple[str, asyncio.Queue[Delivery | BusError]]:
+        token = f"{next(self._numbers):x}"
+        answers: asyncio.Queue[Delivery | BusError] = asyncio.Queue()
+        self._waiting[token] = (subject, answers)
+        return token, answers
+
+    def close(self, token: str) -> None:
+        self._waiting.pop(token, None)
+
+    def deliver(self, delivery: Delivery) -> None:
+        waiting = self._waiting.get(subjects.last_token(delivery.subject))
+        if waiting is not None:  # else it came after its requester gave up
+            waiting[1].put_nowait(delivery)
+
+    def fail(self, error: BusError, *, subject: str | None = None) -> None:
+        """Tell all requesters, or those of one subject, that no answer will come."""
+        for asked, answers in self._waiting.values():
+            if subject is None or asked == subject:
+                answers.put_nowait(error)
+
+
+class Bus:
+    """A connection to NATS that comes back by itself. Make one with `Bus.connect`; not thread-safe."""
+
+    def __init__(self, address: BusAddress, name: str) -> None:
+        self.address = address
+        self.name = name
+        self._nats = NatsClient()
+        self._replies = _Replies()
+        # A secret of this connection: who sees one reply subject can neither guess nor hear another's.
+        self._inbox = f"{address.inbox_prefix}.{secrets.token_urlsafe(16)}"
+        self._connected = asyncio.Event()
+        self._closed = False
+        self._on_disconnect: list[Callable[[], None]] = []
+        self._on_reconnect: list[Callable[[], None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ---- life -------------------------------------------------------------------------------------------
+
+    @classmethod
+    async def connect(cls, address: BusAddress, *, name: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> Self:
+        """A connection with the credentials of `address`; it is rebuilt without end when it is lost.
+
+        Raises CredentialsError when the server refuses them, ConnectError when none answers within `timeout_s`.
+        """
+        bus = cls(address, name)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await bus._open()
+        except nats.errors.Error as error:
+            raise bus._connect_error(error) from error
+        except (OSError, TimeoutError) as error:
+            raise bus._connect_error(error) from error
+        return bus
+
+    async def _open(self) -> None:
+        await self._nats.connect(
+            servers=self.address.servers,
+            user=self.address.user,
+            password=self.address.password,
+            name=self.name,
+            inbox_prefix=self.address.inbox_prefix,
+            allow_reconnect=True,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0.1,  # type: ignore[arg-type]  # annotated int, used as seconds of a sleep
+            connect_timeout=2,
+            # Nothing is kept back while disconnected: it would run after the reconnect, long after its caller gave up.
+            pending_size=-1,
+            error_cb=self._on_error,
+            disconnected_cb=self._on_disconnected,
+            reconnected_cb=self._on_reconnected,
+            closed_cb=self._on_closed,
+        )
+        await self._nats.subscribe(
+            f"{self._inbox}.*",
+            cb=self._on_reply,
+            pending_msgs_limit=_PENDING_MESSAGES,
+            pending_bytes_limit=_PENDING_BYTES,
+        )
+        self._connected.set()
+
+    def _connect_error(self, error: Exception) -> ConnectError:
+        if "authorization" in str(error).lower():
+            return CredentialsError(
+                f"{self.address} refused the credentials: take the address that the cluster printed, "
+                "with user and password, or the file it wrote"
+            )
+        return ConnectError(f"no nats-server answers at {self.address}: is the cluster up? ({error or 'timed out'})")
+
+    async def close(self) -> None:
+        """Handle what has arrived, send what is written, then leave."""
+        if self._closed:
+            return
+        self._closed = True
+        self._connected.clear()
+        self._replies.fail(ClosedError(f"the connection {self.name!r} was closed"))
+        try:
+            if self._nats.is_connected:
+                await self._nats.drain()
+            else:
+                await self._nats.close()
+        except nats.errors.Error as error:
+            log.info("the connection %s did not end cleanly: %s", self.name, error)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def connected(self) -> bool:
+        return self._connected.is_set()
+
+    @property
+    def max_payload(self) -> int:
+        """The largest message that the server takes, in bytes."""
+        return self._nats.max_payload
+
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """Have `callback` run whenever the connection is lost."""
+        self._on_disconnect.append(callback)
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        """Have `callback` run whenever the connection is back and subscriptions stand again."""
+        self._on_reconnect.append(callback)
+
+    def off(self, callback: Callable[[], None]) -> None:
+        """Have `callback` not run any more."""
+        self._on_disconnect = [each for each in self._on_disconnect if each != callback]
+        self._on_reconnect = [each for each in self._on_reconnect if each != callback]
+
+    async def wait_connected(self, timeout_s: float | None = None) -> None:
+        """Wait until there is a connection. Raises DisconnectedError when there is none in time."""
+        if self._closed:
+            raise ClosedError(f"the connection {self.name!r} was closed")
+        if self._connected.is_set():
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._connected.wait()
+        except TimeoutError as error:
+            raise self._disconnected() from error
+
+    def _disconnected(self) -> DisconnectedError:
+        return DisconnectedError(f"the connection to {self.address} is lost; it is being rebuilt")
+
+    async def _on_error(self, error: Exception) -> None:
+        denied = _DENIED.search(str(error))
+        if denied is None:
+            level = logging.DEBUG if isinstance(error, OSError) or not self._connected.is_set() else logging.WARNING
+            log.log(level, "%s: %s", self.name, error or type(error).__name__)
+            return
+        log.warning("%s: user %s may not use %s", self.name, self.address.user, denied[1])
+        self._replies.fail(
+            CredentialsError(f"user {self.address.user!r} may not send to {denied[1]!r}: ask with other credentials"),
+            subject=denied[1],
+        )
+
+    async def _on_disconnected(self) -> None:
+        if not self._connected.is_set():
+            return
+        self._connected.clear()
+        self._replies.fail(self._disconnected())
+        for callback in self._on_disconnect:
+            callback()
+
+    async def _on_reconnected(self) -> None:
+        self._connected.set()
+        for callback in self._on_reconnect:
+            callback()
+
+    async def _on_closed(self) -> None:
+        self._connected.clear()
+        if not self._closed:
+            log.error("%s: the server closed this connection for good: %s", self.name, self._nats.last_error)
+            self._replies.fail(ClosedError(f"the server closed the connection {self.name!r}: its credentials expired"))
+
+    # ---- sending ----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _translated(self, subject: str, size: int) -> Iterator[None]:
+        try:
+            yield
+        except nats.errors.MaxPayloadError as error:
+            raise MessageTooLargeError(
+                f"the message to {subject} has {size:,} bytes, over the server's limit of {self.max_payload:,}"
+            ) from error
+        except nats.errors.ConnectionClosedError as error:
+            raise ClosedError(f"the connection {self.name!r} is closed") from error
+        except (nats.errors.OutboundBufferLimitError, nats.errors.ConnectionReconnectingError) as error:
+            raise self._disconnected() from error
+        except nats.errors.Error as error:
+            raise BusError(f"sending to {subject} failed: {error}") from error
+
+    async def publish(
+        self, subject: str, data: bytes = b"", *, reply: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        """Send without an answer. Raises DisconnectedError at once while there is no connection."""
+        if not self._connected.is_set():
+            raise self._disconnected() if not self._closed else ClosedError(f"the connection {self.name!r} is closed")
+        with self._translated(subject, len(data)):
+            await self._nats.publish(subject, data, reply=reply, headers=headers)
+
+    async def flush(self) -> None:
+        """Wait until the server has seen everything that was sent, subscriptions included."""
+        with self._translated("(flush)", 0):
+            await self._nats.flush()
+
+    def inbox(self) -> str:
+        """A fresh subject that only this connection's user may listen on."""
+        return f"{self.address.inbox_prefix}.{secrets.token_urlsafe(16)}"
+
+    async def request(
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        headers: dict[str, str] | None = None,
+    ) -> Delivery:
+        """The answer to a request.
+
+        Raises NoRespondersError, DisconnectedError (at once, also when the connection is lost while waiting),
+        CredentialsError when the server forbids the subject, RequestTimeoutError, and ServiceError when the
+        answer is an error.
+        """
+        token, answers = self._replies.open(subject)
+        try:
+            await self.publish(subject, data, reply=f"{self._inbox}.{token}", headers=headers)
+            async with asyncio.timeout(timeout_s):
+                answer = await answers.get()
+        except TimeoutError as error:
+            raise RequestTimeoutError(f"nobody answered {subject} within {timeout_s:g} s") from error
+        finally:
+            self._replies.close(token)
+        return self._checked(subject, answer)
+
+    def _checked(self, subject: str, answer: Delivery | BusError) -> Delivery:
+        if isinstance(answer, BusError):
+            raise type(answer)(*answer.args)  # a fresh one: several requesters were handed the same
+        if answer.status == _NO_RESPONDERS:
+            raise NoRespondersError(f"nobody listens on {subject}")
+        if answer.headers and ERROR_HEADER in answer.headers:
+            raise ServiceError(answer.headers.get(ERROR_CODE_HEADER, "unknown"), answer.headers[ERROR_HEADER])
+        return answer
+
+    async def request_many(
+        self, subject: str, data: bytes, *, last_status: str, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> list[Delivery]:
+        """All answers to a request whose end is marked by a reply with `last_status`, or by any other status.
+
+        The last element is that reply. Each answer has `timeout_s`. Raises as `request` does.
+        """
+        token, answers = self._replies.open(subject)
+        found: list[Delivery] = []
+        try:
+            await self.publish(subject, data, reply=f"{self._inbox}.{token}")
+            while not found or found[-1].status is None:
+                async with asyncio.timeout(timeout_s):
+                    found.append(self._checked(subject, await answers.get()))
+        except TimeoutError as error:
+            raise RequestTimeoutError(
+                f"no further answer from {subject} within {timeout_s:g} s ({last_status} not seen)"
+            ) from error
+        finally:
+            self._replies.close(token)
+        return found
+
+    async def ask(
+        self, subject: str, message: Message, reply: type[Reply], *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> Reply:
+        """The answer of a service, read as `reply`.
+
+        While nobody listens, or the connection is lost, the request is sent again until `timeout_s` is over: a
+        service that restarts is waited for. Services are asked for states and wishes that may be told twice.
+        Raises as `request` does.
+        """
+        data = message.to_json()
+        answer = await retried(
+            lambda left_s: self.request(subject, data, timeout_s=left_s),
+            on=(NoRespondersError, DisconnectedError),
+            timeout_s=timeout_s,
+        )
+        return reply.from_json(answer.data)
+
+    # ---- receiving --------------------------------------------------------------------------------------
+
+    async def _on_reply(self, msg: Msg) -> None:
+        self._replies.deliver(_delivery(msg))
+
+    async def subscribe(
+        self, subject: str, callback: Callable[[Delivery], Awaitable[None] | None], *, queue: str = ""
+    ) -> Subscription:
+        """Have `callback` run for each message, one after the other, in the order they were sent."""
+
+        async def on_message(msg: Msg) -> None:
+            result = callback(_delivery(msg))
+            if result is not None:
+                await result
+
+        with self._translated(subject, 0):
+            return Subscription(
+                await self._nats.subscribe(
+                    subject,
+                    queue=queue,
+                    cb=on_message,
+                    pending_msgs_limit=_PENDING_MESSAGES,
+                    pending_bytes_limit=_PENDING_BYTES,
+                )
+            )
+
+    async def serve(
+        self,
+        subject: str,
+        request: type[Request],
+        handler: Callable[[Request, str], Awaitable[Message]],
+        *,
+        queue: str = "",
+        concurrency: int = 64,
+    ) -> Subscription:
+        """Answer requests on `subject` with what `handler(request, subject)` returns, `concurrency` at a time.
+
+        More wait their turn. A BusError of the handler becomes an error reply with its code and text, any other
+        exception an error reply and a line in the log. A reply subject that is no inbox is refused: else whoever
+        may ask here could make this service write wherever it may write itself.
+        """
+        room = asyncio.Semaphore(concurrency)
+
+        async def answer(delivery: Delivery) -> None:
+            try:
+                reply, headers = await self._answer(delivery, request, handler)
+                if delivery.reply:
+                    await self.publish(delivery.reply, reply, headers=headers)
+            except (DisconnectedError, ClosedError):
+                log.info("%s: the connection was lost before %s was answered", self.name, subject)
+            finally:
+                room.release()
+
+        async def on_delivery(delivery: Delivery) -> None:
+            if delivery.reply and not subjects.is_inbox(delivery.reply):
+                log.warning("%s: refused a request on %s: its reply subject is no inbox", self.name, delivery.subject)
+                return
+            await room.acquire()
+            self.spawn(answer(delivery), f"answer to {delivery.subject}")
+
+        return await self.subscribe(subject, on_delivery, queue=queue)
+
+    async def _answer(
+        self, delivery: Delivery, request: type[Request], handler: Callable[[Request, str], Awaitable[Message]]
+    ) -> tuple[bytes, dict[str, str] | None]:
+        try:
+            return (await handler(request.from_json(delivery.data), delivery.subject)).to_json(), None
+        except FlusterError as error:
+            code = error.code if isinstance(error, ServiceError) else type(error).__name__
+            return _error_reply(code, error)
+        except Exception as error:
+            log.exception("%s: the handler of %s failed", self.name, delivery.subject)
+            return _error_reply("InternalError", error)
+
+    @property
+    def jetstream(self) -> JetStreamContext:
+        """nats-py's own view of streams, for the rest of this package."""
+        return self._nats.jetstream(timeout=DEFAULT_TIMEOUT_S)
+
+    def spawn(self, task: Coroutine[Any, Any, None], name: str) -> None:
+        """Run `task` until it ends or this connection is closed; an error in it is logged."""
+        running = asyncio.create_task(task, name=name)
+        self._tasks.add(running)
+        running.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("%s: %s failed", self.name, task.get_name(), exc_info=task.exception())
+
+
+def _delivery(msg: Msg) -> Delivery:
+    headers: dict[str, Any] | None = msg.headers
+    return Delivery(msg.subject, msg.data, msg.reply, headers)
+
+
+def _error_reply(code: str, error: Exception) -> tuple[bytes, dict[str, str]]:
+    one_line = " ".join(str(error).split())  # a header's value cannot hold a line break
+    return encode_json_error(code, str(error)), {ERROR_CODE_HEADER: code, ERROR_HEADER: one_line or code}

@@ -1,0 +1,83 @@
+"""Bytes of what users pass: pickle, cloudpickle where pickle cannot, JSON for callers who speak JSON.
+
+Told apart by the first byte: pickles of protocol 2 and later begin with 0x80, which no JSON text does.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import cloudpickle
+
+from fluster_bus.errors import InvalidMessageError
+
+_PICKLE_MARK = 0x80
+# pickle writes what a script or notebook defined as a reference to `__main__`, which is another module in the
+# process that reads it. cloudpickle takes it along by value.
+_MAIN_MODULE = b"__main__"
+
+
+def encode(value: Any) -> bytes:
+    """A pickle of `value`. Raises TypeError, naming what cannot be pickled."""
+    try:
+        data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        if _MAIN_MODULE not in data:
+            return data
+    except Exception:  # noqa: S110 - any failure means the same: cloudpickle is asked, and raises if it can't
+        pass
+    try:
+        return bytes(cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+    except Exception as error:
+        shown = repr(value)
+        raise TypeError(
+            f"cannot be pickled: {error} (in {shown[:200]}{'…' if len(shown) > 200 else ''}); "
+            "pass plain data, or open files, locks and connections where they are used"
+        ) from error
+
+
+def decode(data: bytes | memoryview) -> Any:
+    """What `encode` was given. Only for bytes from somebody who may run code here."""
+    return pickle.loads(data)
+
+
+def is_pickle(data: bytes) -> bool:
+    """True for a pickle, False for JSON (or for nothing at all, which is a JSON call without arguments)."""
+    return len(data) > 0 and data[0] == _PICKLE_MARK
+
+
+def decode_json_call(data: bytes) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments of a call in JSON: `{"args": […], "kwargs": {…}}`, a bare list, or nothing.
+
+    Raises InvalidMessageError with the accepted forms.
+    """
+    if not data.strip():
+        return [], {}
+    try:
+        call = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidMessageError(f"the call is no JSON: {error}; {_JSON_CALL}") from error
+    if isinstance(call, list):
+        return call, {}
+    if isinstance(call, dict) and call.keys() <= {"args", "kwargs"}:
+        args, kwargs = call.get("args", []), call.get("kwargs", {})
+        if isinstance(args, list) and isinstance(kwargs, dict):
+            return args, kwargs
+    raise InvalidMessageError(f"{data[:200].decode(errors='replace')} is no call; {_JSON_CALL}")
+
+
+_JSON_CALL = 'send {"args": [2, 3], "kwargs": {"key": 1}}, a list of arguments, or nothing'
+
+
+def encode_json_result(value: Any) -> bytes:
+    """`{"result": value}`. Raises TypeError when JSON has no form for it."""
+    try:
+        return json.dumps({"result": value}, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"the result has no JSON form: {error}") from error
+
+
+def encode_json_error(kind: str, message: str, traceback: str = "") -> bytes:
+    """`{"error": {"type", "message", "traceback"}}`."""
+    return json.dumps({"error": {"type": kind, "message": message, "traceback": traceback}}).encode()

@@ -1,0 +1,107 @@
+"""Errors of the bus, and the root of every error that Fluster raises.
+
+FlusterError
+└── BusError
+    ├── ConnectError            no server there, or it refused the credentials
+    │   └── CredentialsError
+    ├── DisconnectedError       the connection is lost; it is being rebuilt
+    ├── ClosedError             you closed this connection
+    ├── RequestTimeoutError     nobody answered in time
+    ├── NoRespondersError       nobody listens on that subject
+    ├── ServiceError            a service answered with an error; `code` is stable
+    ├── MessageTooLargeError
+    ├── AddressError            what names the bus is no address, or its file is not private
+    │   └── NoAddressError
+    ├── InvalidNameError
+    ├── InvalidMessageError     what arrived is not what was agreed
+    ├── StorageError            the server could not store it
+    │   └── StreamNotFoundError
+    ├── KeyExistsError
+    ├── RevisionConflictError   somebody changed the record first
+    └── ServerStartError        the embedded server did not come up
+"""
+
+from __future__ import annotations
+
+
+class FlusterError(Exception):
+    """Anything that Fluster itself raises; users' own exceptions arrive as themselves."""
+
+
+class BusError(FlusterError):
+    """Something went wrong between this process and the bus."""
+
+
+class ConnectError(BusError):
+    """No connection to the bus could be made."""
+
+
+class CredentialsError(ConnectError):
+    """The server refused these credentials, or they could not be read."""
+
+
+class DisconnectedError(BusError):
+    """The connection to the bus is lost at the moment; it comes back by itself."""
+
+
+class ClosedError(BusError):
+    """This connection was closed by its owner."""
+
+
+class RequestTimeoutError(BusError, TimeoutError):
+    """Nobody answered in time. Whether the request was carried out is not known."""
+
+
+class NoRespondersError(BusError):
+    """Nobody listens on the subject: the request was not delivered to anyone."""
+
+
+class ServiceError(BusError):
+    """A service answered with an error."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code  # stable: a word that other versions understand as well
+
+    def __reduce__(self) -> tuple[type[ServiceError], tuple[str, str]]:
+        return type(self), (self.code, str(self))
+
+
+class MessageTooLargeError(BusError, ValueError):
+    """The message is larger than the server takes."""
+
+
+class InvalidNameError(BusError, ValueError):
+    """A name has characters that cannot be part of a subject."""
+
+
+class InvalidMessageError(BusError, ValueError):
+    """The bytes that arrived are not the message that was agreed."""
+
+
+class StorageError(BusError):
+    """The server did not store it: no room, no such stream, or no answer."""
+
+
+class StreamNotFoundError(StorageError):
+    """The stream or bucket does not exist."""
+
+
+class KeyExistsError(BusError):
+    """The key is there already."""
+
+
+class RevisionConflictError(BusError):
+    """The record changed since it was read: read it again and decide anew."""
+
+
+class ServerStartError(BusError):
+    """The embedded nats-server did not come up."""
+
+
+class AddressError(BusError, ValueError):
+    """What should say where the bus is cannot be used."""
+
+
+class NoAddressError(AddressError):
+    """Nothing says where the bus is."""

@@ -1,0 +1,144 @@
+"""Reading a stream without a consumer: what is stored, then what comes, each message once and in order.
+
+Stored messages are read by batches of direct gets, which every reader of a stream may be allowed without the right
+to make consumers. New ones arrive because the stream republishes what it stored, with its sequence in a header: so
+a reader subscribes, reads what is there, and applies whatever is newer. After a reconnect, or when a subscription
+overflowed, it reads on from the last sequence it saw. Tables, logs and events are all read this way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fluster_bus import subjects
+from fluster_bus.errors import (
+    DisconnectedError,
+    NoRespondersError,
+    RequestTimeoutError,
+    StorageError,
+    StreamNotFoundError,
+)
+
+if TYPE_CHECKING:
+    from fluster_bus.bus import Bus, Delivery
+
+_BATCH = 256
+_END_OF_BATCH, _NOT_FOUND = "204", "404"
+_MAX_WAITING = 65_536  # republished messages that a slow reader lets lie before it reads on from the stream instead
+_STREAM_PATIENCE_S, _REREAD_PAUSE_S = 5.0, 0.05
+_NOT_YET = (DisconnectedError, NoRespondersError, RequestTimeoutError)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A message of a stream."""
+
+    sequence: int
+    subject: str
+    data: bytes
+    headers: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """Everything stored so far has been read; what follows is new."""
+
+
+class Feed:
+    """The messages of `stream` that match `subject`; `watch` is where the stream republishes them."""
+
+    def __init__(self, bus: Bus, stream: str, *, subject: str, watch: str) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._subject = subject
+        self._watch = watch
+
+    async def stored(self, start: int = 1) -> AsyncIterator[Entry]:
+        """What is stored now, from sequence `start` on, in order."""
+        while True:
+            request = json.dumps({"seq": start, "batch": _BATCH, "next_by_subj": self._subject}).encode()
+            answers = await self._bus.request_many(
+                subjects.direct_get(self._stream), request, last_status=_END_OF_BATCH
+            )
+            end = answers.pop()
+            if end.status not in (_END_OF_BATCH, _NOT_FOUND):
+                text = (end.headers or {}).get("Description", "")
+                raise StorageError(f"stream {self._stream} could not be read: {end.status} {text}")
+            for answer in answers:
+                entry = _entry(answer)
+                start = entry.sequence + 1
+                yield entry
+            if end.status == _NOT_FOUND or int((end.headers or {}).get("Nats-Num-Pending", "0")) == 0:
+                return
+
+    async def follow(self, start: int = 1) -> AsyncIterator[Entry | CaughtUp]:
+        """What is stored from `start` on, then CaughtUp, then what comes, until the caller stops reading.
+
+        CaughtUp is given again after every reconnect. Raises StreamNotFoundError when there is no such stream.
+        """
+        arrivals = _Arrivals()
+        self._bus.on_reconnect(arrivals.reread)
+        subscription = await self._bus.subscribe(self._watch, arrivals.add)
+        patience_s = _STREAM_PATIENCE_S
+        try:
+            await self._bus.flush()
+            while True:
+                arrivals.clear()
+                try:
+                    async for entry in self.stored(start):
+                        start = entry.sequence + 1
+                        yield entry
+                except _NOT_YET as error:
+                    if patience_s <= 0 and isinstance(error, NoRespondersError):
+                        raise StreamNotFoundError(f"there is no stream {self._stream}") from error
+                    # The server is away, or just back: its streams answer a moment later than its connections.
+                    await self._bus.wait_connected()
+                    await asyncio.sleep(_REREAD_PAUSE_S)
+                    patience_s -= _REREAD_PAUSE_S
+                    continue
+                patience_s = math.inf  # it was there: from now on it is waited for
+                yield CaughtUp()
+                while (delivery := await arrivals.next()) is not None:
+                    entry = _entry(delivery)
+                    if entry.sequence >= start:
+                        start = entry.sequence + 1
+                        yield entry
+        finally:
+            self._bus.off(arrivals.reread)
+            if self._bus.connected:
+                await subscription.unsubscribe()
+
+
+class _Arrivals:
+    """Republished messages that wait for the reader; None in their place says that some may be missing."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Delivery | None] = asyncio.Queue()
+
+    def add(self, delivery: Delivery) -> None:
+        if self._queue.qsize() >= _MAX_WAITING:
+            self.reread()
+        else:
+            self._queue.put_nowait(delivery)
+
+    def reread(self) -> None:
+        self.clear()
+        self._queue.put_nowait(None)
+
+    def clear(self) -> None:
+        while not self._queue.empty():
+            self._queue.get_nowait()
+
+    async def next(self) -> Delivery | None:
+        return await self._queue.get()
+
+
+def _entry(delivery: Delivery) -> Entry:
+    """A stored message and a republished one say in the same headers where they belong."""
+    headers = delivery.headers or {}
+    return Entry(int(headers["Nats-Sequence"]), headers["Nats-Subject"], delivery.data, headers)

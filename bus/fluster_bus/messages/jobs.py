@@ -1,0 +1,191 @@
+"""What a user submits, and what is told about it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any, NewType, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from fluster_bus import codec
+from fluster_bus.messages.model import Message
+from fluster_bus.messages.resources import ResourceConfig
+from fluster_bus.names import check_name
+
+JobId = NewType("JobId", str)
+Namespace = NewType("Namespace", str)
+WorkerId = NewType("WorkerId", str)
+EndpointId = NewType("EndpointId", str)
+
+MAX_REPLICAS = 10_000
+MAX_ENTRYPOINT_BYTES = 4 << 20  # base64 in the record must stay below the server's message limit of 8 MiB
+
+
+class JobStatus(StrEnum):
+    """Where a job or a task stands."""
+
+    PENDING = "PENDING"
+    BUILDING = "BUILDING"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    KILLED = "KILLED"
+    WORKER_FAILED = "WORKER_FAILED"
+    UNSCHEDULABLE = "UNSCHEDULABLE"
+
+    def finished(self) -> bool:
+        """True when it will not change any more."""
+        return self not in _UNFINISHED
+
+
+_UNFINISHED = frozenset({JobStatus.PENDING, JobStatus.BUILDING, JobStatus.RUNNING})
+
+
+class Entrypoint(Message):
+    """What a task runs: a command, or a callable with its arguments.
+
+    A callable is pickled here and now, so that what runs is what you see at this line. Raises ValueError when
+    neither or both are given, and TypeError when the callable cannot be pickled.
+    """
+
+    command: tuple[str, ...] | None = None
+    pickled: bytes | None = Field(default=None, max_length=MAX_ENTRYPOINT_BYTES, repr=False)
+    callable: Callable[..., Any] | None = Field(default=None, exclude=True)
+    args: tuple[Any, ...] = Field(default=(), exclude=True)
+    kwargs: Mapping[str, Any] = Field(default_factory=dict, exclude=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _pickle(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("callable") is None:
+            return data
+        function, args, kwargs = data["callable"], tuple(data.get("args", ())), dict(data.get("kwargs") or {})
+        if not callable(function):
+            raise ValueError(f"callable={function!r} cannot be called: pass the function itself, without ()")
+        pickled = codec.encode((function, args, kwargs))
+        if len(pickled) > MAX_ENTRYPOINT_BYTES:
+            raise ValueError(
+                f"the pickled callable and its arguments have {len(pickled):,} bytes, over the limit of "
+                f"{MAX_ENTRYPOINT_BYTES:,}: pass a path or a name, and load the data inside the job"
+            )
+        return {**data, "pickled": pickled}
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.command is None) == (self.pickled is None):
+            raise ValueError("give an Entrypoint either callable=… (with args, kwargs) or command=[…]")
+        if self.command is not None and (not self.command or not self.command[0]):
+            raise ValueError("command=[] names no program: give it as a list, such as ['python', 'train.py']")
+        return self
+
+
+class EnvironmentConfig(Message):
+    """What surrounds the task: environment variables."""
+
+    env_vars: Mapping[str, str] = Field(default_factory=dict)
+
+    @field_validator("env_vars")
+    @classmethod
+    def _check(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        for name, text in value.items():
+            if not name or "=" in name or "\0" in name + text:
+                raise ValueError(f"{name!r}={text!r} cannot be an environment variable")
+        return value
+
+
+# Passed on from the submitter's environment when it has them: what training code usually wants to find.
+_FORWARDED = ("HF_TOKEN", "HF_DATASETS_TRUST_REMOTE_CODE", "WANDB_API_KEY", "TOKENIZERS_PARALLELISM")
+
+
+def create_environment(env_vars: Mapping[str, str] | None = None) -> EnvironmentConfig:
+    """An environment with `env_vars`, and the tokens and defaults that training code usually expects."""
+    forwarded = {name: os.environ[name] for name in _FORWARDED if name in os.environ}
+    return EnvironmentConfig(env_vars={"TOKENIZERS_PARALLELISM": "false", **forwarded, **(env_vars or {})})
+
+
+class JobRequest(Message):
+    """A job as it is submitted: an entrypoint, resources for each task, an environment, 1..n tasks."""
+
+    name: str
+    entrypoint: Entrypoint
+    resources: ResourceConfig = ResourceConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+    replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS)
+    ports: tuple[str, ...] = ()  # names: each task finds the number in FLUSTER_PORT_<NAME>
+    max_retries_failure: int = Field(default=0, ge=0, le=1_000_000)
+    max_retries_preemption: int = Field(default=100, ge=0, le=1_000_000)
+    job_id: JobId | None = None  # made from the name when it is left out
+    parent: JobId | None = None  # the job that launched it: it ends when that one does
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        return check_name("job name", value)
+
+    @field_validator("job_id", "parent")
+    @classmethod
+    def _check_id(cls, value: JobId | None) -> JobId | None:
+        return None if value is None else JobId(check_name("job id", value))
+
+    @field_validator("ports")
+    @classmethod
+    def _check_ports(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(value) > 64 or len(set(value)) != len(value):
+            raise ValueError(f"ports={list(value)!r}: give at most 64 names, each once")
+        return tuple(check_name("port name", name) for name in value)
+
+
+class TaskError(Message):
+    """Why an attempt failed, as text, and as the exception itself where it can be pickled."""
+
+    type: str
+    message: str
+    traceback: str = ""
+    pickled: bytes | None = Field(default=None, repr=False)
+
+
+class TaskStatus(Message):
+    """One task of a job, at its newest attempt."""
+
+    task: int
+    status: JobStatus
+    attempt: int
+    worker_id: WorkerId | None = None
+    exit_code: int | None = None
+    error_message: str = ""
+    started_at: float | None = None
+    finished_at: float | None = None
+    failures: int = 0
+    preemptions: int = 0
+
+
+class JobInfo(Message):
+    """A job at one moment. Times are seconds since the epoch."""
+
+    job_id: JobId
+    name: str
+    namespace: Namespace
+    status: JobStatus
+    submitted_at: float | None = None
+    started_at: float | None = None
+    finished_at: float | None = None
+    error_message: str = ""
+    error: TaskError | None = Field(default=None, repr=False)
+    parent: JobId | None = None
+    tasks: tuple[TaskStatus, ...] = ()
+
+    @property
+    def worker_id(self) -> WorkerId | None:
+        """The worker of the first task, once it has one."""
+        return self.tasks[0].worker_id if self.tasks else None
+
+    @property
+    def exit_code(self) -> int | None:
+        """The first exit code other than 0, else 0 once all tasks have ended."""
+        codes = [task.exit_code for task in self.tasks]
+        failed = [code for code in codes if code]
+        if failed:
+            return failed[0]
+        return None if None in codes or not codes else 0

@@ -1,0 +1,30 @@
+"""Output of tasks on its way to whoever reads it."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from fluster_bus.messages.jobs import JobId
+from fluster_bus.messages.model import Message
+
+
+class LogBatch(Message):
+    """Lines of one attempt's stdout or stderr; the subject says whose.
+
+    `offset` and `next_offset` are places in the attempt's spool: the next batch begins where this one ends.
+    """
+
+    offset: int
+    next_offset: int
+    lines: tuple[tuple[float, str], ...] = Field(max_length=100_000)  # (seconds since the epoch, text)
+
+
+class LogLine(Message):
+    """One line that a task wrote."""
+
+    job_id: JobId
+    task: int
+    attempt: int
+    stream: str  # stdout or stderr
+    time: float
+    text: str

@@ -1,0 +1,78 @@
+"""The one truth about jobs and tasks: the records in the bucket of a namespace's jobs."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from fluster_bus.messages.jobs import JobId, JobRequest, JobStatus, Namespace, TaskError, WorkerId
+from fluster_bus.messages.model import Message
+from fluster_bus.messages.resources import ResourceConfig
+
+KEPT_TRANSITIONS = 16  # of each record; the whole history is in the event stream
+
+
+class Transition(Message):
+    """A change of state. `number` counts a record's transitions from 1, so none is told twice."""
+
+    number: int
+    state: JobStatus
+    time: float
+    reason: str = ""
+    attempt: int = 0
+    worker_id: WorkerId | None = None
+
+
+class TaskRecord(Message):
+    """One task; everything but the budgets belongs to its newest attempt."""
+
+    job_id: JobId
+    namespace: Namespace
+    task: int
+    order: int  # the job's place in the submission order
+    resources: ResourceConfig = ResourceConfig()
+    max_retries_failure: int = 0
+    max_retries_preemption: int = 100
+    attempt: int = 1
+    state: JobStatus = JobStatus.PENDING
+    worker_id: WorkerId | None = None
+    kill_requested: str | None = None  # the reason
+    exit_code: int | None = None
+    error: TaskError | None = None
+    failures: int = 0
+    preemptions: int = 0
+    started_at: float | None = None
+    finished_at: float | None = None
+    transitions: tuple[Transition, ...] = ()
+
+
+class JobRecord(Message):
+    """A job. Its state is written when it is recorded and when it ends; between, its tasks tell."""
+
+    job_id: JobId
+    namespace: Namespace
+    request: JobRequest
+    order: int
+    submitted_at: float
+    state: JobStatus = JobStatus.PENDING
+    kill_requested: str | None = None
+    error_message: str = ""
+    error: TaskError | None = None
+    started_at: float | None = None
+    finished_at: float | None = None
+    transitions: tuple[Transition, ...] = ()
+
+
+class Event(Message):
+    """A transition as it stands in the event stream."""
+
+    job_id: JobId
+    task: int | None = None
+    transition: Transition
+
+
+class RefusedJob(Message):
+    """Why a submitted message was not recorded."""
+
+    sequence: int
+    job_id: JobId | None = None
+    reason: str = Field(max_length=10_000)

@@ -1,0 +1,76 @@
+"""What clients ask the controller, and its answers."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from fluster_bus.messages.endpoints import Endpoint
+from fluster_bus.messages.jobs import JobId, JobInfo, JobStatus
+from fluster_bus.messages.model import Message
+from fluster_bus.messages.records import RefusedJob
+
+MAX_JOBS_A_REQUEST = 10_000
+
+
+class StatusRequest(Message):
+    """Asks how jobs stand; with `sequence`, answered once the submission of that number was looked at."""
+
+    job_ids: tuple[JobId, ...] = Field(default=(), max_length=MAX_JOBS_A_REQUEST)
+    sequence: int | None = None
+
+
+class StatusReply(Message):
+    """The jobs in the order asked for. Unknown ones are named, refused ones with the reason."""
+
+    jobs: tuple[JobInfo, ...] = ()
+    unknown: tuple[JobId, ...] = ()
+    refused: tuple[RefusedJob, ...] = ()
+
+
+class ListRequest(Message):
+    """Asks for the newest jobs of the namespace."""
+
+    limit: int = Field(default=1_000, ge=1, le=MAX_JOBS_A_REQUEST)
+    states: tuple[JobStatus, ...] = ()  # empty: all
+
+
+class ListReply(Message):
+    """Jobs, the newest first."""
+
+    jobs: tuple[JobInfo, ...] = ()
+
+
+class TerminateRequest(Message):
+    """Asks for a job to be stopped, with what it launched."""
+
+    job_id: JobId
+    reason: str = Field(default="terminated by request", max_length=1_000)
+
+
+class TerminateReply(Message):
+    """The job as it stood when the wish was recorded; it ends soon after."""
+
+    job: JobInfo
+
+
+class EndpointQuery(Message):
+    """Asks for the endpoints of a name, or of names with a prefix."""
+
+    name: str | None = None
+    prefix: str = ""
+
+
+class EndpointList(Message):
+    """Endpoints that are registered."""
+
+    endpoints: tuple[Endpoint, ...] = ()
+
+
+class UnregisterRequest(Message):
+    """Takes one endpoint away."""
+
+    endpoint_id: str
+
+
+class Done(Message):
+    """It is done; there is nothing more to say."""

@@ -1,0 +1,136 @@
+"""What a task asks of a machine, and what a machine has."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from fluster_bus.messages.model import Message
+from fluster_bus.messages.tpu import tpu_topology
+from fluster_bus.names import check_name
+
+KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "k": KIB,
+    "m": MIB,
+    "g": GIB,
+    "t": TIB,
+    "kib": KIB,
+    "mib": MIB,
+    "gib": GIB,
+    "tib": TIB,
+    "ki": KIB,
+    "mi": MIB,
+    "gi": GIB,
+    "ti": TIB,
+    "kb": 1000,
+    "mb": 1000**2,
+    "gb": 1000**3,
+    "tb": 1000**4,
+}
+
+
+def parse_size(value: Any) -> int:
+    """Bytes of `"2GB"`, `"512MiB"`, `"4g"` (binary, as Docker has it) or a plain number. Raises ValueError."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return int(value)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value) if isinstance(value, str) else None
+    if match is None or match[2].lower() not in _UNITS:
+        raise ValueError(f"{value!r} is no size: write bytes, or a number with a unit, such as '2GB' or '512MiB'")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+Size = Annotated[int, BeforeValidator(parse_size), Field(ge=0, le=1 << 60)]
+
+
+class CpuConfig(Message):
+    """No accelerator."""
+
+    kind: Literal["cpu"] = "cpu"
+
+    @property
+    def variant(self) -> str:
+        return "none"
+
+    def chip_count(self) -> int:
+        return 0
+
+    def vm_count(self) -> int:
+        return 1
+
+
+class GpuConfig(Message):
+    """GPUs of one model on one machine; `variant="any"` takes whichever there is."""
+
+    kind: Literal["gpu"] = "gpu"
+    variant: str = "any"
+    count: int = Field(default=1, ge=1, le=1024)
+
+    @field_validator("variant")
+    @classmethod
+    def _check(cls, value: str) -> str:
+        return check_name("GPU variant", value.lower())
+
+    def chip_count(self) -> int:
+        return self.count
+
+    def vm_count(self) -> int:
+        return 1
+
+
+class TpuConfig(Message):
+    """A TPU slice such as `v5litepod-16`, of one or several VMs."""
+
+    kind: Literal["tpu"] = "tpu"
+    variant: str
+
+    @field_validator("variant")
+    @classmethod
+    def _check(cls, value: str) -> str:
+        return tpu_topology(value).variant
+
+    def chip_count(self) -> int:
+        return tpu_topology(self.variant).chip_count
+
+    def vm_count(self) -> int:
+        return tpu_topology(self.variant).vm_count
+
+    @property
+    def count(self) -> int:
+        """Chips on each VM, which is what one task takes."""
+        return tpu_topology(self.variant).chips_per_vm
+
+
+Device = Annotated[CpuConfig | GpuConfig | TpuConfig, Field(discriminator="kind")]
+
+
+class ResourceConfig(Message):
+    """What one task needs: CPUs (fractions allowed), memory and disk in bytes, a device."""
+
+    cpu: float = Field(default=1, ge=0, le=4096, allow_inf_nan=False)
+    memory: Size = GIB
+    disk: Size = 0
+    device: Device = CpuConfig()
+
+    @classmethod
+    def with_cpu(cls, cpu: float = 1, *, memory: int | str = GIB, disk: int | str = 0) -> ResourceConfig:
+        """CPUs and memory alone. `memory` and `disk` take bytes or text such as `"2GB"`."""
+        return cls(cpu=cpu, memory=parse_size(memory), disk=parse_size(disk))
+
+    @classmethod
+    def with_gpu(
+        cls, variant: str = "any", count: int = 1, *, cpu: float = 1, memory: int | str = GIB, disk: int | str = 0
+    ) -> ResourceConfig:
+        """`count` GPUs of model `variant` for each task."""
+        device = GpuConfig(variant=variant, count=count)
+        return cls(cpu=cpu, memory=parse_size(memory), disk=parse_size(disk), device=device)
+
+    @classmethod
+    def with_tpu(cls, variant: str, *, cpu: float = 1, memory: int | str = GIB, disk: int | str = 0) -> ResourceConfig:
+        """A TPU slice; a slice of several VMs wants as many replicas (`device.vm_count()`)."""
+        device = TpuConfig(variant=variant)
+        return cls(cpu=cpu, memory=parse_size(memory), disk=parse_size(disk), device=device)

@@ -1,0 +1,87 @@
+"""What workers and the controller tell each other."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from fluster_bus.messages.jobs import JobId, Namespace, WorkerId
+from fluster_bus.messages.model import Message
+
+
+class Capacity(Message):
+    """What a worker has, or has left."""
+
+    cpu: float = Field(default=0, ge=0)
+    memory: int = Field(default=0, ge=0)  # bytes
+    disk: int = Field(default=0, ge=0)  # bytes
+    device: str = "cpu"  # cpu, gpu or tpu
+    variant: str = "none"
+    devices: int = Field(default=0, ge=0)
+
+
+class WorkerInfo(Message):
+    """A worker as it registers."""
+
+    worker_id: WorkerId
+    host: str
+    pid: int
+    total: Capacity
+    version: str
+    python: str
+    started_at: float
+
+
+class Offer(Message):
+    """Asks a worker to look at a task's record; `revision` is the one in which the task was free."""
+
+    namespace: Namespace
+    job_id: JobId
+    task: int
+    attempt: int
+    revision: int
+
+
+class OfferReply(Message):
+    """Whether the worker claimed the task, and why not."""
+
+    worker_id: WorkerId
+    accepted: bool
+    reason: str = ""
+
+
+class Look(Message):
+    """Tells a worker that a record which it holds has changed."""
+
+    namespace: Namespace
+    job_id: JobId
+    task: int
+
+
+class Heartbeat(Message):
+    """A worker lives; what it has left, and the attempts it holds (keys `<ns>.<job>.<task>.<attempt>`)."""
+
+    worker_id: WorkerId
+    free: Capacity
+    attempts: tuple[str, ...] = ()
+
+
+class HeartbeatReply(Message):
+    """The controller has heard it. `registered` is false when it does not know the worker: register again."""
+
+    registered: bool = True
+
+
+class WorkerStatus(Message):
+    """A worker as the controller sees it."""
+
+    info: WorkerInfo
+    free: Capacity
+    alive: bool
+    silent_for_s: float
+    running: int
+
+
+class WorkerList(Message):
+    """All registered workers."""
+
+    workers: tuple[WorkerStatus, ...] = ()

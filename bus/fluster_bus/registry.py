@@ -1,0 +1,86 @@
+"""The endpoint registry: who stands behind a name, written by whoever serves and watched by whoever calls."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from fluster_bus import subjects
+from fluster_bus.messages.endpoints import Endpoint
+from fluster_bus.messages.jobs import EndpointId, JobId, Namespace, WorkerId
+from fluster_bus.streams import endpoints_table
+
+if TYPE_CHECKING:
+    from fluster_bus.bus import Bus
+
+# A server outside of any job keeps its endpoint alive by writing it again; the controller removes it otherwise.
+LEASE_S = 10.0
+NO_JOB = "-"
+
+
+def new_endpoint_id() -> EndpointId:
+    """An id that no other endpoint has."""
+    return EndpointId(secrets.token_hex(8))
+
+
+def key_of(endpoint: Endpoint) -> str:
+    """Where an endpoint stands in its namespace's registry."""
+    return subjects.endpoint_key(
+        endpoint.name, endpoint.job_id or NO_JOB, endpoint.task, endpoint.attempt, endpoint.endpoint_id
+    )
+
+
+class Registry:
+    """The endpoints of one namespace."""
+
+    def __init__(self, bus: Bus, namespace: str) -> None:
+        self._namespace = namespace
+        self.table = endpoints_table(bus, namespace)
+
+    def endpoint(
+        self,
+        name: str,
+        address: str,
+        *,
+        job_id: JobId | None = None,
+        task: int = 0,
+        attempt: int = 0,
+        worker_id: WorkerId | None = None,
+        metadata: Mapping[str, str] | None = None,
+        endpoint_id: EndpointId | None = None,
+    ) -> Endpoint:
+        """An endpoint to register; one that belongs to no job gets a lease."""
+        return Endpoint(
+            endpoint_id=endpoint_id or new_endpoint_id(),
+            name=name,
+            address=address,
+            namespace=Namespace(self._namespace),
+            job_id=job_id,
+            task=task,
+            attempt=attempt,
+            worker_id=worker_id,
+            metadata=metadata or {},
+            lease_s=None if job_id else LEASE_S,
+        )
+
+    async def register(self, endpoint: Endpoint) -> Endpoint:
+        """Make it known, or renew its lease."""
+        await self.table.put(key_of(endpoint), endpoint)
+        return endpoint
+
+    async def unregister(self, endpoint: Endpoint) -> None:
+        """Take it away."""
+        await self.table.delete(key_of(endpoint))
+
+    async def lookup(self, name: str) -> list[Endpoint]:
+        """Everyone registered under `name`, the oldest first."""
+        return [row.value for row in await self.table.rows(subjects.endpoints_named(name))]
+
+    async def list(self, prefix: str = "") -> list[Endpoint]:
+        """Everyone whose name begins with `prefix`."""
+        return [row.value for row in await self.table.rows() if row.value.name.startswith(prefix)]
+
+    async def find(self, endpoint_id: str) -> Endpoint | None:
+        """The endpoint with this id."""
+        return next((each for each in await self.list() if each.endpoint_id == endpoint_id), None)

@@ -1,0 +1,131 @@
+"""Answers to `nats micro ls / info / stats`, so that plain tools see who serves what.
+
+nats-py's own `nats.micro` runs the handlers as well, one after the other for each endpoint; here they run on the
+subscriptions that serve anyhow, and only its messages are used. Source of the protocol: NATS ADR-32.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from nats.micro.service import EndpointInfo, EndpointStats, ServiceInfo, ServicePing, ServiceStats
+
+from fluster_bus import subjects
+
+if TYPE_CHECKING:
+    from fluster_bus.bus import Bus, Delivery, Subscription
+
+
+@dataclass(frozen=True)
+class ServedEndpoint:
+    """One thing that a service answers."""
+
+    name: str
+    subject: str
+    queue: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class EndpointCounts:
+    """What an endpoint has done so far."""
+
+    requests: int = 0
+    errors: int = 0
+    last_error: str = ""
+    processing_ns: int = 0
+
+
+class Announcement:
+    """A service that plain NATS tools can list; `counts` maps an endpoint's name to what it did."""
+
+    def __init__(
+        self,
+        name: str,
+        instance: str,
+        version: str,
+        *,
+        description: str,
+        endpoints: Sequence[ServedEndpoint],
+        counts: Callable[[], Mapping[str, EndpointCounts]] = dict,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        self._name = name
+        self._instance = instance
+        self._version = version
+        self._description = description
+        self._endpoints = endpoints
+        self._counts = counts
+        self._metadata = dict(metadata or {})
+        self._started = datetime.now(UTC)
+
+    async def serve(self, bus: Bus) -> list[Subscription]:
+        """Begin to answer; drain what is returned to end it."""
+        answers: dict[str, Callable[[], dict[str, Any]]] = {
+            "PING": self._ping,
+            "INFO": self._info,
+            "STATS": self._stats,
+        }
+        return [
+            await bus.subscribe(subject, _answering(bus, answers[verb]))
+            for verb in subjects.SERVICE_VERBS
+            for subject in (
+                subjects.service_verb(verb),
+                subjects.service_verb(verb, self._name),
+                subjects.service_verb(verb, self._name, self._instance),
+            )
+        ]
+
+    def _ping(self) -> dict[str, Any]:
+        ping = ServicePing(id=self._instance, name=self._name, version=self._version, metadata=self._metadata)
+        return ping.to_dict()
+
+    def _info(self) -> dict[str, Any]:
+        endpoints = [EndpointInfo(each.name, each.subject, each.queue, dict(each.metadata)) for each in self._endpoints]
+        info = ServiceInfo(
+            name=self._name,
+            id=self._instance,
+            version=self._version,
+            description=self._description,
+            metadata=self._metadata,
+            endpoints=endpoints,
+        )
+        return info.to_dict()
+
+    def _stats(self) -> dict[str, Any]:
+        counts = self._counts()
+        stats = [_endpoint_stats(endpoint, counts.get(endpoint.name, EndpointCounts())) for endpoint in self._endpoints]
+        return ServiceStats(
+            id=self._instance,
+            name=self._name,
+            version=self._version,
+            started=self._started,
+            metadata=self._metadata,
+            endpoints=stats,
+        ).to_dict()
+
+
+def _endpoint_stats(endpoint: ServedEndpoint, counts: EndpointCounts) -> EndpointStats:
+    return EndpointStats(
+        name=endpoint.name,
+        subject=endpoint.subject,
+        queue_group=endpoint.queue,
+        num_requests=counts.requests,
+        num_errors=counts.errors,
+        last_error=counts.last_error,
+        processing_time=counts.processing_ns,
+        average_processing_time=counts.processing_ns // max(counts.requests, 1),
+        data=None,
+    )
+
+
+def _answering(bus: Bus, answer: Callable[[], dict[str, Any]]) -> Callable[[Delivery], Any]:
+    async def on_delivery(delivery: Delivery) -> None:
+        if subjects.is_inbox(delivery.reply):
+            await bus.publish(delivery.reply, json.dumps(answer()).encode())
+
+    return on_delivery

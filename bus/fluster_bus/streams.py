@@ -1,0 +1,162 @@
+"""The streams and buckets of a cluster and of a namespace: how they are made, written and consumed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import nats.errors
+import nats.js.errors
+from nats.js.api import (
+    DiscardPolicy,
+    RePublish,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+)
+
+from fluster_bus import subjects
+from fluster_bus.errors import NoRespondersError, RequestTimeoutError, StorageError
+from fluster_bus.messages.endpoints import Endpoint
+from fluster_bus.messages.model import Message
+from fluster_bus.messages.records import JobRecord, TaskRecord
+from fluster_bus.messages.workers import WorkerInfo
+from fluster_bus.retries import retried
+from fluster_bus.tables import Table, sequence_of_ack
+
+if TYPE_CHECKING:
+    from fluster_bus.bus import Bus
+
+_DAY_S = 86_400
+_KEPT_S, _KEPT_BYTES = 7 * _DAY_S, 1 << 30
+_DUPLICATES_S = 120  # how long the server remembers a Nats-Msg-Id
+_CREATE_TIMEOUT_S = 10.0
+_ID_HEADER = "Nats-Msg-Id"
+
+
+# ---- tables ---------------------------------------------------------------------------------------------
+
+
+def tasks_table(bus: Bus, namespace: str) -> Table[TaskRecord]:
+    """The records `<job>.<task>` of a namespace."""
+    return Table(
+        bus, subjects.jobs_bucket(namespace), TaskRecord, watch=lambda key: subjects.watch_jobs(namespace, key)
+    )
+
+
+def jobs_table(bus: Bus, namespace: str) -> Table[JobRecord]:
+    """The records `<job>` of a namespace, in the same bucket as those of the tasks."""
+    return Table(bus, subjects.jobs_bucket(namespace), JobRecord, watch=lambda key: subjects.watch_jobs(namespace, key))
+
+
+def endpoints_table(bus: Bus, namespace: str) -> Table[Endpoint]:
+    """The registry of a namespace."""
+    return Table(
+        bus, subjects.endpoints_bucket(namespace), Endpoint, watch=lambda key: subjects.watch_endpoints(namespace, key)
+    )
+
+
+def workers_table(bus: Bus) -> Table[WorkerInfo]:
+    """The workers that have registered."""
+    return Table(bus, subjects.WORKERS_BUCKET, WorkerInfo, watch=subjects.watch_workers)
+
+
+# ---- making them ----------------------------------------------------------------------------------------
+
+
+def _bucket(bucket: str, watch: str) -> StreamConfig:
+    return StreamConfig(
+        name=subjects.bucket_stream(bucket),
+        subjects=[subjects.bucket_key(bucket)],
+        max_msgs_per_subject=1,
+        discard=DiscardPolicy.NEW,
+        storage=StorageType.FILE,
+        allow_direct=True,
+        # A roll-up by one who may write a single key would wipe all others: closed, with the purge that does the same.
+        allow_rollup_hdrs=False,
+        deny_purge=True,
+        duplicate_window=_DUPLICATES_S,
+        republish=RePublish(src=subjects.bucket_key(bucket), dest=watch),
+    )
+
+
+def _history(stream: str, subject: str, watch: str) -> StreamConfig:
+    return StreamConfig(
+        name=stream,
+        subjects=[subject],
+        max_age=_KEPT_S,
+        max_bytes=_KEPT_BYTES,
+        discard=DiscardPolicy.OLD,
+        storage=StorageType.FILE,
+        allow_direct=True,
+        deny_delete=True,
+        deny_purge=True,
+        duplicate_window=_DUPLICATES_S,
+        republish=RePublish(src=subject, dest=watch),
+    )
+
+
+async def ensure_system(bus: Bus) -> None:
+    """Make what the whole cluster needs, unless it is there."""
+    await _ensure(
+        bus,
+        StreamConfig(
+            name=subjects.SUBMIT_STREAM,
+            subjects=[subjects.jobs_submit(subjects.ANY_TOKEN)],
+            retention=RetentionPolicy.WORK_QUEUE,
+            max_bytes=_KEPT_BYTES,
+            discard=DiscardPolicy.NEW,  # a full queue refuses a submit, it never drops one
+            storage=StorageType.FILE,
+            duplicate_window=_DUPLICATES_S,
+        ),
+    )
+    await _ensure(bus, _bucket(subjects.WORKERS_BUCKET, subjects.watch_workers()))
+
+
+async def ensure_namespace(bus: Bus, namespace: str) -> None:
+    """Make a namespace's buckets and streams, unless they are there."""
+    for config in (
+        _bucket(subjects.jobs_bucket(namespace), subjects.watch_jobs(namespace)),
+        _bucket(subjects.endpoints_bucket(namespace), subjects.watch_endpoints(namespace)),
+        _history(
+            subjects.events_stream(namespace),
+            subjects.events(namespace, subjects.ANY_TOKEN),
+            subjects.watch_events(namespace, subjects.ANY_TAIL),
+        ),
+        _history(
+            subjects.logs_stream(namespace),
+            subjects.logs_of_job(namespace, subjects.ANY_TOKEN),
+            subjects.watch_logs(namespace),
+        ),
+    ):
+        await _ensure(bus, config)
+
+
+async def _ensure(bus: Bus, config: StreamConfig) -> None:
+    async def make(left_s: float) -> None:
+        try:
+            await bus.jetstream.stream_info(str(config.name))
+        except nats.js.errors.NotFoundError:
+            await bus.jetstream.add_stream(config, timeout=left_s)
+
+    try:
+        # Around a restart of the server a stream's creation now and then fails with 10049 or 503.
+        await retried(make, on=(nats.errors.Error,), timeout_s=_CREATE_TIMEOUT_S)
+    except nats.errors.Error as error:
+        raise StorageError(f"stream {config.name} could not be made: {error}") from error
+
+
+# ---- writing -------------------------------------------------------------------------------------------
+
+
+async def append(bus: Bus, subject: str, message: Message, *, message_id: str) -> int:
+    """Store `message` in the stream that takes `subject`; return its sequence.
+
+    The same `message_id` within two minutes is stored once. Raises StorageError when it was not stored.
+    """
+    try:
+        answer = await bus.request(subject, message.to_json(), headers={_ID_HEADER: message_id})
+    except NoRespondersError as error:
+        raise StorageError(f"no stream takes {subject}: does the namespace exist, is a controller up?") from error
+    except RequestTimeoutError as error:
+        raise StorageError(f"{subject} was not acknowledged: is the server's disk full?") from error
+    return sequence_of_ack(answer, subject)

@@ -1,0 +1,279 @@
+"""Every subject, bucket, stream and key of Fluster is spelled and taken apart here, and nowhere else.
+
+The comment at each function shows the finished string. Names are checked, so nothing that a person chose can
+widen a subject (`*`, `>`) or reach into another namespace (`.`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fluster_bus.names import check_name, check_namespace
+
+_ROOT = "fluster"
+_SYS = f"{_ROOT}.sys"
+
+ANY_TOKEN = "*"
+ANY_TAIL = ">"
+
+
+def _name(kind: str, value: str) -> str:
+    """`value`, checked, or a wildcard for one token when it is `*`."""
+    return value if value == ANY_TOKEN else check_name(kind, value)
+
+
+def _ns(namespace: str) -> str:
+    return namespace if namespace == ANY_TOKEN else check_namespace(namespace)
+
+
+# ---- jobs -----------------------------------------------------------------------------------------------
+
+
+def jobs_submit(namespace: str) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.jobs.submit"  # fluster.default.jobs.submit
+
+
+JOB_VERBS = ("status", "list", "terminate", "explain")
+
+
+def jobs_verb(namespace: str, verb: str) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.jobs.{_name('verb', verb)}"  # fluster.default.jobs.status
+
+
+def ensure_namespace(namespace: str) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.ensure"  # fluster.default.ensure
+
+
+def workers_list(namespace: str) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.workers.list"  # fluster.default.workers.list
+
+
+ENDPOINT_VERBS = ("register", "unregister", "lookup", "list")
+
+
+def endpoints_verb(namespace: str, verb: str) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.endpoints.{_name('verb', verb)}"  # fluster.default.endpoints.lookup
+
+
+def watch_jobs(namespace: str, key: str = ANY_TAIL) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.watch.jobs.{key}"  # fluster.default.watch.jobs.train-1.0
+
+
+def watch_endpoints(namespace: str, key: str = ANY_TAIL) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.watch.endpoints.{key}"  # fluster.default.watch.endpoints.calculator.>
+
+
+def watch_logs(namespace: str, tail: str = ANY_TAIL) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.watch.logs.{tail}"  # fluster.default.watch.logs.train-1.0.1.stdout
+
+
+def watch_events(namespace: str, job: str = ANY_TOKEN) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.watch.events.{job}"  # fluster.default.watch.events.train-1
+
+
+def watch_any(namespace: str) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.watch.{ANY_TAIL}"  # fluster.default.watch.>
+
+
+def logs(namespace: str, job: str, task: str = ANY_TOKEN, attempt: str = ANY_TOKEN, stream: str = ANY_TOKEN) -> str:
+    # fluster.default.logs.train-1.0.1.stdout
+    return f"{_ROOT}.{_ns(namespace)}.logs.{_name('job', job)}.{task}.{attempt}.{stream}"
+
+
+def events(namespace: str, job: str) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.events.{_name('job', job)}"  # fluster.default.events.train-1
+
+
+def namespace_of(subject: str) -> str:
+    """The namespace that a subject belongs to. Raises InvalidNameError when it is none of ours."""
+    tokens = subject.split(".")
+    return check_namespace(tokens[1] if tokens[0] == _ROOT and len(tokens) > 2 else "")
+
+
+# ---- the cluster's own ----------------------------------------------------------------------------------
+
+
+def dispatch(device: str, variant: str, count: int, cpu: str, memory: str) -> str:
+    # fluster.sys.dispatch.gpu.h100.8.c4.m32768
+    return f"{_SYS}.dispatch.{_name('device', device)}.{_name('variant', variant)}.{count}.{cpu}.{memory}"
+
+
+DISPATCH_QUEUE = "workers"
+
+
+def worker_verb(worker: str, verb: str) -> str:
+    return f"{_SYS}.workers.{_name('worker', worker)}.{_name('verb', verb)}"  # fluster.sys.workers.w1.look
+
+
+def heartbeats(worker: str = ANY_TOKEN) -> str:
+    return f"{_SYS}.heartbeats.{_name('worker', worker)}"  # fluster.sys.heartbeats.w1
+
+
+def watch_workers(key: str = ANY_TAIL) -> str:
+    return f"{_SYS}.watch.workers.{key}"  # fluster.sys.watch.workers.w1
+
+
+def capacity() -> str:
+    return f"{_SYS}.capacity"  # fluster.sys.capacity
+
+
+CONTROLLER_QUEUE = "controllers"
+
+# ---- actors ---------------------------------------------------------------------------------------------
+
+
+def actor_any(namespace: str, name: str, method: str = ANY_TOKEN) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.actors.{_name('actor', name)}.any.{_name('method', method)}"
+
+
+def actor_one(namespace: str, name: str, endpoint: str, method: str = ANY_TOKEN) -> str:
+    # fluster.default.actors.calculator.one.5f2c…
+    return f"{actor_member(namespace, name, endpoint)}.{_name('method', method)}"
+
+
+def actor_member(namespace: str, name: str, endpoint: str) -> str:
+    """The address of one member: a method's name follows it."""
+    return f"{_ROOT}.{_ns(namespace)}.actors.{_name('actor', name)}.one.{_name('endpoint', endpoint)}"
+
+
+def method_of_member(address: str, method: str) -> str:
+    """The subject of a method of the member at `address` (which came from `actor_member`)."""
+    return f"{address}.{_name('method', method)}"
+
+
+def actor_all(namespace: str, name: str, method: str = ANY_TOKEN) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.actors.{_name('actor', name)}.all.{_name('method', method)}"
+
+
+# ---- inboxes --------------------------------------------------------------------------------------------
+
+_INBOX = "_INBOX"
+
+
+def inbox_prefix(user: str | None) -> str:
+    """Where replies to `user` go: each user may listen only below its own."""
+    return f"{_INBOX}_{user}" if user else _INBOX
+
+
+def is_inbox(subject: str) -> bool:
+    """True for a reply subject. Services refuse any other, else a caller could make them write anywhere."""
+    return subject.startswith(_INBOX)
+
+
+# ---- streams, buckets and their keys --------------------------------------------------------------------
+
+SUBMIT_STREAM = "FLUSTER_SUBMIT"
+SUBMIT_CONSUMER = "controller"
+SUBMIT_DELIVERY = f"{_SYS}.submissions"  # where the stream pushes to the controllers
+WORKERS_BUCKET = "fluster_workers"
+
+
+def jobs_bucket(namespace: str) -> str:
+    return f"fluster_jobs_{check_namespace(namespace)}"
+
+
+def endpoints_bucket(namespace: str) -> str:
+    return f"fluster_endpoints_{check_namespace(namespace)}"
+
+
+def events_stream(namespace: str) -> str:
+    return f"FLUSTER_EVENTS_{check_namespace(namespace)}"
+
+
+def logs_stream(namespace: str) -> str:
+    return f"FLUSTER_LOGS_{check_namespace(namespace)}"
+
+
+def bucket_stream(bucket: str) -> str:
+    return f"KV_{bucket}"
+
+
+def bucket_key(bucket: str, key: str = ANY_TAIL) -> str:
+    return f"$KV.{bucket}.{key}"
+
+
+def key_of(bucket: str, subject: str) -> str:
+    return subject.removeprefix(f"$KV.{bucket}.")
+
+
+def logs_of_job(namespace: str, job: str) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.logs.{_name('job', job)}.{ANY_TAIL}"  # fluster.default.logs.train-1.>
+
+
+def direct_get(stream: str) -> str:
+    """Where stored messages can be read without a consumer."""
+    return f"$JS.API.DIRECT.GET.{stream}"
+
+
+def message_delete(stream: str) -> str:
+    return f"$JS.API.STREAM.MSG.DELETE.{stream}"
+
+
+def task_key(job: str, task: int) -> str:
+    return f"{check_name('job', job)}.{task}"  # train-1.0
+
+
+def endpoint_key(name: str, job: str, task: int, attempt: int, endpoint: str) -> str:
+    # calculator.train-1.0.1.5f2c…; a server outside of any job has `-` for its job
+    return f"{check_name('endpoint name', name)}.{_name('job', job)}.{task}.{attempt}.{_name('endpoint', endpoint)}"
+
+
+def endpoints_named(name: str) -> str:
+    """The keys of all endpoints of one name."""
+    return f"{check_name('endpoint name', name)}.{ANY_TAIL}"
+
+
+# ---- the services API of NATS (ADR-32) ------------------------------------------------------------------
+
+SERVICE_VERBS = ("PING", "INFO", "STATS")
+
+
+def service_verb(verb: str, name: str | None = None, instance: str | None = None) -> str:
+    return ".".join(part for part in ("$SRV", verb, name, instance) if part is not None)  # $SRV.INFO.calculator
+
+
+# ---- taking subjects apart ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LogSubject:
+    """Where a batch of log lines belongs."""
+
+    namespace: str
+    job: str
+    task: int
+    attempt: int
+    stream: str
+
+
+def parse_logs(subject: str) -> LogSubject:
+    """Take `fluster.<ns>.logs.<job>.<task>.<attempt>.<stream>` apart."""
+    _root, namespace, _logs, job, task, attempt, stream = subject.split(".")
+    return LogSubject(namespace, job, int(task), int(attempt), stream)
+
+
+def last_token(subject: str) -> str:
+    """The method of a call, the worker of a heartbeat, the number of a reply."""
+    return subject.rpartition(".")[2]
+
+
+# ---- what the permissions of a role are made of ----------------------------------------------------------
+
+
+def below(subject: str) -> str:
+    """Everything below a subject."""
+    return f"{subject}.{ANY_TAIL}"
+
+
+def actors_of(namespace: str) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.actors.{ANY_TAIL}"  # fluster.default.actors.>
+
+
+# Everything of Fluster, and what JetStream, its buckets and object stores, and the services API go by.
+ALL_MESSAGES = f"{_ROOT}.{ANY_TAIL}"
+ALL_BUCKETS = f"$KV.{ANY_TAIL}"
+ALL_OBJECTS = f"$O.{ANY_TAIL}"
+ALL_SERVICES = f"$SRV.{ANY_TAIL}"
+JETSTREAM_REQUESTS = f"$JS.API.{ANY_TAIL}"
+JETSTREAM_ACKS = f"$JS.ACK.{ANY_TAIL}"
+JETSTREAM_FLOW = f"$JS.FC.{ANY_TAIL}"

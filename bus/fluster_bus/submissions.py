@@ -1,0 +1,82 @@
+"""Submitted jobs on their way from the stream to whoever records them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig
+
+from fluster_bus import subjects
+from fluster_bus.errors import StorageError
+from fluster_bus.retries import retried
+
+if TYPE_CHECKING:
+    from fluster_bus.bus import Bus, Delivery
+
+_ACK_WAIT_S = 10  # then the server delivers again, to whichever controller is there
+_MAX_OUT = 1_000  # delivered and not yet acknowledged
+_ENSURE_TIMEOUT_S = 10.0
+_ACK, _TERM = b"+ACK", b"+TERM"
+_PARSER = Client()  # nats-py parses an acknowledgement's subject only in a message that has a client
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A submitted message. `sequence` is its place in the order of submission."""
+
+    namespace: str
+    data: bytes
+    sequence: int
+    _bus: Bus
+    _ack_subject: str
+
+    async def done(self) -> None:
+        """It is recorded: the stream forgets it. Returns when the server has confirmed."""
+        await self._bus.request(self._ack_subject, _ACK)
+
+    async def refuse(self) -> None:
+        """It can never be recorded: the stream forgets it, and says so in an advisory."""
+        await self._bus.publish(self._ack_subject, _TERM)
+
+
+async def submissions(bus: Bus) -> AsyncIterator[Submission]:
+    """Submitted jobs in order, until the caller stops; one that is not acknowledged in 10 s comes again.
+
+    Several readers share them. The stream pushes, so nothing is left asking when a reader goes or the server restarts.
+    """
+    await _ensure_consumer(bus)
+    arrived: asyncio.Queue[Delivery] = asyncio.Queue()  # bounded by _MAX_OUT
+    subscription = await bus.subscribe(subjects.SUBMIT_DELIVERY, arrived.put_nowait, queue=subjects.CONTROLLER_QUEUE)
+    try:
+        while True:
+            delivery = await arrived.get()
+            sequence = Msg(_PARSER, reply=delivery.reply).metadata.sequence.stream
+            yield Submission(subjects.namespace_of(delivery.subject), delivery.data, sequence, bus, delivery.reply)
+    finally:
+        if bus.connected:
+            await subscription.drain()
+
+
+async def _ensure_consumer(bus: Bus) -> None:
+    config = ConsumerConfig(
+        durable_name=subjects.SUBMIT_CONSUMER,
+        deliver_subject=subjects.SUBMIT_DELIVERY,
+        deliver_group=subjects.CONTROLLER_QUEUE,
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=_ACK_WAIT_S,
+        max_ack_pending=_MAX_OUT,
+    )
+
+    async def make(left_s: float) -> None:
+        await bus.jetstream.add_consumer(subjects.SUBMIT_STREAM, config, timeout=left_s)
+
+    try:
+        await retried(make, on=(nats.errors.Error,), timeout_s=_ENSURE_TIMEOUT_S)
+    except nats.errors.Error as error:
+        raise StorageError(f"the consumer of submitted jobs could not be made: {error}") from error

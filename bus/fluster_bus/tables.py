@@ -1,0 +1,163 @@
+"""A bucket of typed records: read one, change it if nobody else did, watch them all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from fluster_bus import subjects
+from fluster_bus.errors import (
+    KeyExistsError,
+    NoRespondersError,
+    RequestTimeoutError,
+    RevisionConflictError,
+    StorageError,
+    StreamNotFoundError,
+)
+from fluster_bus.feeds import CaughtUp, Entry, Feed
+from fluster_bus.messages.model import Message
+
+if TYPE_CHECKING:
+    from fluster_bus.bus import Bus, Delivery
+
+Record = TypeVar("Record", bound=Message)
+
+_WRONG_REVISION = 10071  # JSStreamWrongLastSequenceErrF
+_OPERATION_HEADER = "KV-Operation"
+_EXPECTED_HEADER = "Nats-Expected-Last-Subject-Sequence"
+_DELETED = ("DEL", "PURGE")
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Generic[Record]):
+    """A record and the revision at which it was read."""
+
+    key: str
+    value: Record
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """A record that was taken away."""
+
+    key: str
+    revision: int
+
+
+class Table(Generic[Record]):
+    """Records of one model in a bucket. `watch(key)` is the subject on which the server republishes its changes."""
+
+    def __init__(self, bus: Bus, bucket: str, model: type[Record], *, watch: Callable[[str], str]) -> None:
+        self._bus = bus
+        self._bucket = bucket
+        self._stream = subjects.bucket_stream(bucket)
+        self._model = model
+        self._watch_subject = watch
+
+    async def get(self, key: str) -> Row[Record] | None:
+        """The record under `key` with its revision, None when there is none."""
+        subject = subjects.bucket_key(self._bucket, key)
+        try:
+            answer = await self._bus.request(f"{subjects.direct_get(self._stream)}.{subject}")
+        except NoRespondersError as error:
+            raise self._missing() from error
+        if answer.status is not None or _operation(answer.headers) in _DELETED:
+            return None
+        return Row(key, self._model.from_json(answer.data), int((answer.headers or {})["Nats-Sequence"]))
+
+    def _missing(self) -> StreamNotFoundError:
+        return StreamNotFoundError(f"bucket {self._bucket} does not exist: the controller makes it when it starts")
+
+    async def create(self, key: str, value: Record) -> int:
+        """Put the first record under `key` and return its revision. Raises KeyExistsError."""
+        try:
+            return await self._write(key, value.to_json(), expected=0)
+        except RevisionConflictError as error:
+            deleted = await self._revision_of_deleted(key)
+            if deleted is None:
+                raise KeyExistsError(f"{key!r} exists already in bucket {self._bucket}") from error
+            return await self._write(key, value.to_json(), expected=deleted)
+
+    async def update(self, key: str, value: Record, revision: int) -> int:
+        """Replace the record read at `revision`; return the new revision. Raises RevisionConflictError."""
+        return await self._write(key, value.to_json(), expected=revision)
+
+    async def put(self, key: str, value: Record) -> int:
+        """Put the record, whatever is there; return its revision."""
+        return await self._write(key, value.to_json(), expected=None)
+
+    async def delete(self, key: str, *, revision: int | None = None) -> None:
+        """Take the record away; with `revision`, only if it is still that one (RevisionConflictError)."""
+        await self._write(key, b"", expected=revision, headers={_OPERATION_HEADER: "DEL"})
+
+    async def _write(
+        self, key: str, data: bytes, *, expected: int | None, headers: dict[str, str] | None = None
+    ) -> int:
+        if expected is not None:
+            headers = {**(headers or {}), _EXPECTED_HEADER: str(expected)}
+        subject = subjects.bucket_key(self._bucket, key)
+        try:
+            answer = await self._bus.request(subject, data, headers=headers)
+        except NoRespondersError as error:
+            raise self._missing() from error
+        except RequestTimeoutError as error:
+            raise StorageError(
+                f"writing {key!r} to bucket {self._bucket} was not acknowledged: is the server's disk full?"
+            ) from error
+        return sequence_of_ack(answer, f"{key!r} in bucket {self._bucket}")
+
+    async def _revision_of_deleted(self, key: str) -> int | None:
+        subject = subjects.bucket_key(self._bucket, key)
+        answer = await self._bus.request(f"{subjects.direct_get(self._stream)}.{subject}")
+        deleted = answer.status is None and _operation(answer.headers) in _DELETED
+        return int((answer.headers or {})["Nats-Sequence"]) if deleted else None
+
+    async def rows(self, keys: str = subjects.ANY_TAIL) -> list[Row[Record]]:
+        """All records whose keys match."""
+        found = (self._change(entry) async for entry in self._feed(keys).stored())
+        return [change async for change in found if isinstance(change, Row)]
+
+    async def watch(self, keys: str = subjects.ANY_TAIL) -> AsyncIterator[Row[Record] | Deleted | CaughtUp]:
+        """The records whose keys match, then CaughtUp, then every change, in order, across server restarts."""
+        async for entry in self._feed(keys).follow():
+            yield entry if isinstance(entry, CaughtUp) else self._change(entry)
+
+    def _feed(self, keys: str) -> Feed:
+        return Feed(
+            self._bus,
+            self._stream,
+            subject=subjects.bucket_key(self._bucket, keys),
+            watch=self._watch_subject(keys),
+        )
+
+    def _change(self, entry: Entry) -> Row[Record] | Deleted:
+        key = subjects.key_of(self._bucket, entry.subject)
+        if _operation(entry.headers) in _DELETED:
+            return Deleted(key, entry.sequence)
+        return Row(key, self._model.from_json(entry.data), entry.sequence)
+
+    async def forget_deleted(self, deleted: Deleted) -> None:
+        """Remove the mark that a deletion leaves behind, so that a bucket does not grow without end.
+
+        Only whoever may change streams can; watchers are not told.
+        """
+        request = json.dumps({"seq": deleted.revision, "no_erase": True}).encode()
+        await self._bus.request(subjects.message_delete(self._stream), request)
+
+
+def _operation(headers: dict[str, str] | None) -> str | None:
+    return headers.get(_OPERATION_HEADER) if headers else None
+
+
+def sequence_of_ack(answer: Delivery, what: str) -> int:
+    """The sequence under which a stream stored a message. Raises RevisionConflictError, StorageError."""
+    ack = json.loads(answer.data)
+    error = ack.get("error")
+    if error is None:
+        return int(ack["seq"])
+    if error.get("err_code") == _WRONG_REVISION:
+        raise RevisionConflictError(f"{what} was changed by somebody else")
+    raise StorageError(f"{what} was not stored: {error.get('description')}")

@@ -1,0 +1,71 @@
+"""The cluster for programs that block."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from typing import Self
+
+from fluster.cluster.client import AsyncCluster
+from fluster.cluster.portal import Portal, blocking, blocking_iterator
+from fluster_bus.address import BusAddress
+from fluster_bus.messages import Namespace
+
+_open: weakref.WeakSet[Cluster] = weakref.WeakSet()
+
+
+class Cluster:
+    """A connection to a cluster, in one namespace, whose methods block. It may be used from any thread.
+
+    Takes what `AsyncCluster.connect` takes. Its methods are those of AsyncCluster, with the same arguments.
+    """
+
+    def __init__(self, address: str | BusAddress | None = None, namespace: str | None = None) -> None:
+        self.portal = Portal()
+        try:
+            self.asynchronous: AsyncCluster = self.portal.run(AsyncCluster.connect, address, namespace)
+        except BaseException:
+            self.portal.close()
+            raise
+        _open.add(self)
+
+    launch = blocking(AsyncCluster.launch)
+    launch_many = blocking(AsyncCluster.launch_many)
+    poll = blocking(AsyncCluster.poll)
+    wait = blocking(AsyncCluster.wait)
+    terminate = blocking(AsyncCluster.terminate)
+    list_jobs = blocking(AsyncCluster.list_jobs)
+    list_workers = blocking(AsyncCluster.list_workers)
+    logs = blocking_iterator(AsyncCluster.logs)
+    register_endpoint = blocking(AsyncCluster.register_endpoint)
+    unregister_endpoint = blocking(AsyncCluster.unregister_endpoint)
+    lookup_endpoints = blocking(AsyncCluster.lookup_endpoints)
+    list_endpoints = blocking(AsyncCluster.list_endpoints)
+
+    @property
+    def namespace(self) -> Namespace:
+        return self.asynchronous.namespace
+
+    @property
+    def address(self) -> str:
+        """The URL with credentials that FLUSTER_CLUSTER_ADDRESS takes."""
+        return self.asynchronous.address
+
+    def close(self) -> None:
+        """Leave the cluster; jobs go on."""
+        if self in _open:
+            _open.discard(self)
+            self.portal.run(self.asynchronous.close)
+            self.portal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc_info: object) -> None:
+        self.close()
+
+
+@atexit.register
+def _close_all() -> None:
+    for cluster in list(_open):
+        cluster.close()

@@ -1,0 +1,125 @@
+"""What Fluster raises, beside users' own exceptions, which arrive as themselves.
+
+FlusterError
+├── BusError …                    see fluster_bus.errors
+├── ClusterError
+│   ├── NoClusterError            no cluster is named, and none may be started here
+│   ├── ClusterStartError         a local cluster did not come up
+│   ├── JobNotFoundError          no job has that id
+│   ├── JobRefusedError           the cluster did not take the job; nothing was started
+│   ├── JobFailedError            a job ended otherwise than well; `info` tells how
+│   └── JobTimeoutError           a TimeoutError: the job had not ended in time, and goes on
+└── ActorError
+    ├── ActorNotFoundError        nobody serves that name; the call was not delivered to anyone
+    ├── ActorNameTakenError       somebody serves that name already
+    ├── ActorDiedError            the actor ended while the call was out: it may have run
+    ├── ActorTimeoutError         a TimeoutError: no answer in time; the call may run, or have run
+    ├── ConnectionLostError       the bus was lost while the call was out: it may have run
+    ├── MailboxFullError          the actor has too much waiting; the call was not run
+    └── RemoteError               an exception at the actor that could not be sent as itself
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fluster_bus.errors import FlusterError
+
+if TYPE_CHECKING:
+    from fluster_bus.messages import JobInfo
+
+__all__ = [
+    "ActorDiedError",
+    "ActorError",
+    "ActorNameTakenError",
+    "ActorNotFoundError",
+    "ActorTimeoutError",
+    "ClusterError",
+    "ClusterStartError",
+    "ConnectionLostError",
+    "FlusterError",
+    "JobFailedError",
+    "JobNotFoundError",
+    "JobRefusedError",
+    "JobTimeoutError",
+    "MailboxFullError",
+    "NoClusterError",
+    "RemoteError",
+]
+
+
+class ClusterError(FlusterError):
+    """Something about jobs, or about the cluster that runs them."""
+
+
+class NoClusterError(ClusterError):
+    """No cluster is named, or none answers there."""
+
+
+class ClusterStartError(ClusterError):
+    """A local cluster did not come up."""
+
+
+class JobNotFoundError(ClusterError, LookupError):
+    """No job has that id."""
+
+
+class JobRefusedError(ClusterError):
+    """The cluster did not take the job. Nothing of it was started."""
+
+
+class JobFailedError(ClusterError):
+    """A job ended otherwise than well; `info` is how it ended."""
+
+    def __init__(self, info: JobInfo) -> None:
+        reason = f": {info.error_message}" if info.error_message else ""
+        super().__init__(f"job {info.job_id} ended as {info.status}{reason}")
+        self.info = info
+
+    def __reduce__(self) -> tuple[type[JobFailedError], tuple[JobInfo]]:
+        return type(self), (self.info,)
+
+
+class JobTimeoutError(ClusterError, TimeoutError):
+    """The job had not ended in time. It goes on."""
+
+
+class ActorError(FlusterError):
+    """Something about actors, pools and the calls to them."""
+
+
+class ActorNotFoundError(ActorError, LookupError):
+    """Nobody serves that name. The call was not delivered to anyone."""
+
+
+class ActorNameTakenError(ActorError):
+    """Somebody serves that name already."""
+
+
+class ActorDiedError(ActorError):
+    """The actor ended while the call was out. Whether the call was run is not known."""
+
+
+class ActorTimeoutError(ActorError, TimeoutError):
+    """No answer came in time. The call may still run, or have run."""
+
+
+class ConnectionLostError(ActorError, ConnectionError):
+    """The connection to the bus was lost while the call was out. Whether it was run is not known."""
+
+
+class MailboxFullError(ActorError):
+    """The actor has too many calls waiting. This one was not run: send it again later."""
+
+
+class RemoteError(ActorError):
+    """An exception at the actor that could not be sent as itself: its type, message and traceback, as text."""
+
+    def __init__(self, type_name: str, message: str, traceback: str = "") -> None:
+        super().__init__(f"{type_name}: {message}" if message else type_name)
+        self.type_name = type_name
+        self.message = message
+        self.traceback = traceback
+
+    def __reduce__(self) -> tuple[type[RemoteError], tuple[str, str, str]]:
+        return type(self), (self.type_name, self.message, self.traceback)
