@@ -142,9 +142,8 @@ class Bus:
         try:
             async with asyncio.timeout(timeout_s):
                 await bus._open()
-        except nats.errors.Error as error:
-            raise bus._connect_error(error) from error
-        except (OSError, TimeoutError) as error:
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            await bus._nats.close()
             raise bus._connect_error(error) from error
         return bus
 
@@ -240,8 +239,7 @@ class Bus:
     async def _on_error(self, error: Exception) -> None:
         denied = _DENIED.search(str(error))
         if denied is None:
-            level = logging.DEBUG if isinstance(error, OSError) or not self._connected.is_set() else logging.WARNING
-            log.log(level, "%s: %s", self.name, error or type(error).__name__)
+            log.info("%s: %s", self.name, str(error) or type(error).__name__)
             return
         log.warning("%s: user %s may not use %s", self.name, self.address.user, denied[1])
         self._replies.fail(
@@ -297,6 +295,8 @@ class Bus:
     async def flush(self) -> None:
         """Wait until the server has seen everything that was sent, subscriptions included."""
         with self._translated("(flush)", 0):
+            # nats-py writes its PING ahead of what is still buffered: only the second PONG comes after all of it.
+            await self._nats.flush()
             await self._nats.flush()
 
     def inbox(self) -> str:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
@@ -43,6 +44,11 @@ class Entry:
     data: bytes
     headers: dict[str, str]
 
+    @property
+    def time(self) -> datetime:
+        """When the server stored it."""
+        return datetime.fromisoformat(self.headers["Nats-Time-Stamp"])
+
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
@@ -58,10 +64,12 @@ class Feed:
         self._subject = subject
         self._watch = watch
 
-    async def stored(self, start: int = 1) -> AsyncIterator[Entry]:
-        """What is stored now, from sequence `start` on, in order."""
+    async def stored(self, start: int = 1, *, since: datetime | None = None) -> AsyncGenerator[Entry]:
+        """What is stored now, in order: from sequence `start` on, or from the time `since` on."""
         while True:
-            request = json.dumps({"seq": start, "batch": _BATCH, "next_by_subj": self._subject}).encode()
+            place = {"seq": start} if since is None else {"start_time": since.isoformat()}
+            since = None
+            request = json.dumps({**place, "batch": _BATCH, "next_by_subj": self._subject}).encode()
             answers = await self._bus.request_many(
                 subjects.direct_get(self._stream), request, last_status=_END_OF_BATCH
             )
@@ -76,7 +84,13 @@ class Feed:
             if end.status == _NOT_FOUND or int((end.headers or {}).get("Nats-Num-Pending", "0")) == 0:
                 return
 
-    async def follow(self, start: int = 1) -> AsyncIterator[Entry | CaughtUp]:
+    async def last(self) -> Entry | None:
+        """The newest message, None when there is none."""
+        request = json.dumps({"last_by_subj": self._subject}).encode()
+        answer = await self._bus.request(subjects.direct_get(self._stream), request)
+        return _entry(answer) if answer.status is None else None
+
+    async def follow(self, start: int = 1) -> AsyncGenerator[Entry | CaughtUp]:
         """What is stored from `start` on, then CaughtUp, then what comes, until the caller stops reading.
 
         CaughtUp is given again after every reconnect. Raises StreamNotFoundError when there is no such stream.

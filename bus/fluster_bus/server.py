@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -20,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from fluster_bus.address import BusAddress
 from fluster_bus.errors import ServerStartError
@@ -122,7 +121,11 @@ class EmbeddedServer:
         self._alive: int | None = None  # the pipe that ends when the process does
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(
@@ -216,11 +219,18 @@ class EmbeddedServer:
             finally:
                 # The server holds it from here on, and no longer than it lives.
                 os.close(lock)
-        ready = self._wait_ready(deadline)
+        try:
+            ready = self._wait_ready(deadline)
+        except BaseException:  # Ctrl-C, say
+            self.stop()
+            raise
         if ready:
             return
-        code = self._terminate(_STOP_GRACE_S) if self.poll() is None else self.wait()
-        raise self._failure(code, _said(self.log_file, log_start) + _said(output, 0))
+        late = time.monotonic() >= deadline
+        code = self._terminate(_STOP_GRACE_S) if late else self.wait(_STOP_GRACE_S)
+        self._release()
+        ended = "was not ready in time" if late else f"ended with {_status(code)} before it was ready"
+        raise self._failure(ended, _last_word(_said(self.log_file, log_start) + _said(output, 0)))
 
     def _spawn(self, binary: Path, arguments: list[str], output: Path, lock: int) -> None:
         self._release()
@@ -229,7 +239,7 @@ class EmbeddedServer:
         ports_dir.mkdir(mode=0o700)
         self._alive, ready = os.pipe()
         try:
-            with output.open("wb") as out:
+            with _private(output) as out:
                 self._process = subprocess.Popen(
                     [
                         *(sys.executable, "-I", "-S", "-c", _LAUNCHER),
@@ -250,31 +260,20 @@ class EmbeddedServer:
 
     def _wait_ready(self, deadline: float) -> bool:
         """True when the server told its ports; False when it ended or the time is over."""
-        told = b""
         poller = select.poll()
         poller.register(self.fileno(), select.POLLIN)
-        while True:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or not poller.poll(left_s * 1000):
-                return False
-            data = os.read(self.fileno(), 4096)
-            told += data
-            if not data:
-                return False
-            if told.endswith(b"}"):
-                json.loads(told)
-                return True
+        left_s = max(0.0, deadline - time.monotonic())
+        # Its end reads as an empty string, its ports come in one piece.
+        return bool(poller.poll(left_s * 1000)) and os.read(self.fileno(), select.PIPE_BUF) != b""
 
-    def _failure(self, code: int, said: str) -> ServerStartError:
-        last = _last_word(said)
-        if re.search("address already in use", last):
+    def _failure(self, ended: str, last: str) -> ServerStartError:
+        if "address already in use" in last:
             return _PortBusyError(
                 f"port {self._port} is in use by another program: stop that one, or choose another port "
-                f"(nats-server said: {last})"
+                f"(nats-server: {last})"
             )
-        ended = f"ended with signal {-code}" if code < 0 else f"ended with status {code}"
         return ServerStartError(
-            f"nats-server {ended} before it was ready; it said: {last or 'nothing'}; its log is {self.log_file}"
+            f"nats-server {ended}; its last word was {last or 'none'!r}, its log is {self.log_file}"
         )
 
     def fileno(self) -> int:
@@ -292,7 +291,7 @@ class EmbeddedServer:
         try:
             return self._started().wait(timeout_s)
         except subprocess.TimeoutExpired as error:
-            raise TimeoutError(f"nats-server (pid {error.cmd and self.pid}) still runs after {timeout_s} s") from error
+            raise TimeoutError(f"nats-server (pid {self.pid}) still runs after {timeout_s} s") from error
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
@@ -330,11 +329,8 @@ class EmbeddedServer:
 
     def _write_configuration(self) -> Path:
         path = self.store_dir / "nats-server.conf"
-        # A new file rather than an old one with new content: nobody has that one open, whatever its mode was.
-        path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(self._configuration())
+        with _private(path) as file:
+            file.write(self._configuration().encode())
         return path
 
     def _configuration(self) -> str:
@@ -364,6 +360,10 @@ class EmbeddedServer:
         return descriptor
 
 
+def _status(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"status {code}"
+
+
 class _PortBusyError(ServerStartError):
     """Somebody else listens there."""
 
@@ -379,6 +379,12 @@ def _explained(store_dir: Path | None) -> Iterator[None]:
             f"nats-server cannot be started: {where}: {error.strerror}; make the store folder writable with room on "
             "its disk, or choose another"
         ) from error
+
+
+def _private(path: Path) -> BinaryIO:
+    """A file that only its owner can open; a new one, since somebody may have an older one open already."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 
 def _free_port() -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 import nats.errors
 import nats.js.errors
@@ -26,6 +29,8 @@ from fluster_bus.tables import Table, sequence_of_ack
 if TYPE_CHECKING:
     from fluster_bus.bus import Bus
 
+Record = TypeVar("Record", bound=Message)
+
 _DAY_S = 86_400
 _KEPT_S, _KEPT_BYTES = 7 * _DAY_S, 1 << 30
 _DUPLICATES_S = 120  # how long the server remembers a Nats-Msg-Id
@@ -36,28 +41,44 @@ _ID_HEADER = "Nats-Msg-Id"
 # ---- tables ---------------------------------------------------------------------------------------------
 
 
+def _records(bus: Bus, namespace: str, read: Callable[[str, bytes], Record]) -> Table[Record]:
+    watch = functools.partial(subjects.watch_jobs, namespace)
+    return Table(bus, subjects.jobs_bucket(namespace), read, watch=watch)
+
+
 def tasks_table(bus: Bus, namespace: str) -> Table[TaskRecord]:
     """The records `<job>.<task>` of a namespace."""
-    return Table(
-        bus, subjects.jobs_bucket(namespace), TaskRecord, watch=lambda key: subjects.watch_jobs(namespace, key)
-    )
+    return _records(bus, namespace, lambda _key, data: TaskRecord.from_json(data))
 
 
 def jobs_table(bus: Bus, namespace: str) -> Table[JobRecord]:
     """The records `<job>` of a namespace, in the same bucket as those of the tasks."""
-    return Table(bus, subjects.jobs_bucket(namespace), JobRecord, watch=lambda key: subjects.watch_jobs(namespace, key))
+    return _records(bus, namespace, lambda _key, data: JobRecord.from_json(data))
+
+
+def records_table(bus: Bus, namespace: str) -> Table[JobRecord | TaskRecord]:
+    """The records of jobs and of tasks, for whoever watches them all."""
+
+    def read(key: str, data: bytes) -> JobRecord | TaskRecord:
+        return TaskRecord.from_json(data) if subjects.is_task_key(key) else JobRecord.from_json(data)
+
+    return _records(bus, namespace, read)
 
 
 def endpoints_table(bus: Bus, namespace: str) -> Table[Endpoint]:
     """The registry of a namespace."""
-    return Table(
-        bus, subjects.endpoints_bucket(namespace), Endpoint, watch=lambda key: subjects.watch_endpoints(namespace, key)
-    )
+    watch = functools.partial(subjects.watch_endpoints, namespace)
+    return Table(bus, subjects.endpoints_bucket(namespace), lambda _key, data: Endpoint.from_json(data), watch=watch)
 
 
 def workers_table(bus: Bus) -> Table[WorkerInfo]:
     """The workers that have registered."""
-    return Table(bus, subjects.WORKERS_BUCKET, WorkerInfo, watch=subjects.watch_workers)
+    return Table(
+        bus,
+        subjects.WORKERS_BUCKET,
+        lambda _key, data: WorkerInfo.from_json(data),
+        watch=subjects.watch_workers,
+    )
 
 
 # ---- making them ----------------------------------------------------------------------------------------
@@ -119,12 +140,12 @@ async def ensure_namespace(bus: Bus, namespace: str) -> None:
         _bucket(subjects.endpoints_bucket(namespace), subjects.watch_endpoints(namespace)),
         _history(
             subjects.events_stream(namespace),
-            subjects.events(namespace, subjects.ANY_TOKEN),
-            subjects.watch_events(namespace, subjects.ANY_TAIL),
+            subjects.events_of_all(namespace),
+            subjects.watch_events(namespace),
         ),
         _history(
             subjects.logs_stream(namespace),
-            subjects.logs_of_job(namespace, subjects.ANY_TOKEN),
+            subjects.logs_of_all(namespace),
             subjects.watch_logs(namespace),
         ),
     ):
@@ -136,12 +157,13 @@ async def _ensure(bus: Bus, config: StreamConfig) -> None:
         try:
             await bus.jetstream.stream_info(str(config.name))
         except nats.js.errors.NotFoundError:
-            await bus.jetstream.add_stream(config, timeout=left_s)
+            async with asyncio.timeout(left_s):
+                await bus.jetstream.add_stream(config)
 
     try:
         # Around a restart of the server a stream's creation now and then fails with 10049 or 503.
-        await retried(make, on=(nats.errors.Error,), timeout_s=_CREATE_TIMEOUT_S)
-    except nats.errors.Error as error:
+        await retried(make, on=(nats.errors.Error, TimeoutError), timeout_s=_CREATE_TIMEOUT_S)
+    except (nats.errors.Error, TimeoutError) as error:
         raise StorageError(f"stream {config.name} could not be made: {error}") from error
 
 

@@ -67,7 +67,7 @@ def watch_logs(namespace: str, tail: str = ANY_TAIL) -> str:
     return f"{_ROOT}.{_ns(namespace)}.watch.logs.{tail}"  # fluster.default.watch.logs.train-1.0.1.stdout
 
 
-def watch_events(namespace: str, job: str = ANY_TOKEN) -> str:
+def watch_events(namespace: str, job: str = ANY_TAIL) -> str:
     return f"{_ROOT}.{_ns(namespace)}.watch.events.{job}"  # fluster.default.watch.events.train-1
 
 
@@ -82,6 +82,14 @@ def logs(namespace: str, job: str, task: str = ANY_TOKEN, attempt: str = ANY_TOK
 
 def events(namespace: str, job: str) -> str:
     return f"{_ROOT}.{_ns(namespace)}.events.{_name('job', job)}"  # fluster.default.events.train-1
+
+
+def events_of_all(namespace: str) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.events.{ANY_TAIL}"  # fluster.default.events.>
+
+
+def logs_of_all(namespace: str) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.logs.{ANY_TAIL}"  # fluster.default.logs.>
 
 
 def namespace_of(subject: str) -> str:
@@ -164,7 +172,9 @@ def is_inbox(subject: str) -> bool:
 
 SUBMIT_STREAM = "FLUSTER_SUBMIT"
 SUBMIT_CONSUMER = "controller"
-SUBMIT_DELIVERY = f"{_SYS}.submissions"  # where the stream pushes to the controllers
+SUBMIT_DELIVERY = (
+    f"{inbox_prefix('service')}.submissions"  # where the stream pushes to the controllers; nobody else may listen there
+)
 WORKERS_BUCKET = "fluster_workers"
 
 
@@ -211,6 +221,19 @@ def message_delete(stream: str) -> str:
 
 def task_key(job: str, task: int) -> str:
     return f"{check_name('job', job)}.{task}"  # train-1.0
+
+
+def is_task_key(key: str) -> bool:
+    return "." in key
+
+
+def attempt_key(namespace: str, job: str, task: int, attempt: int) -> str:
+    return f"{namespace}.{task_key(job, task)}.{attempt}"  # default.train-1.0.1
+
+
+def endpoints_of_attempt(job: str, task: int, attempt: int) -> str:
+    """The keys of all endpoints that an attempt registered, whatever their names."""
+    return f"{ANY_TOKEN}.{task_key(job, task)}.{attempt}.{ANY_TOKEN}"
 
 
 def endpoint_key(name: str, job: str, task: int, attempt: int, endpoint: str) -> str:
@@ -277,3 +300,11 @@ ALL_SERVICES = f"$SRV.{ANY_TAIL}"
 JETSTREAM_REQUESTS = f"$JS.API.{ANY_TAIL}"
 JETSTREAM_ACKS = f"$JS.ACK.{ANY_TAIL}"
 JETSTREAM_FLOW = f"$JS.FC.{ANY_TAIL}"
+JETSTREAM_EVENTS = f"$JS.EVENT.{ANY_TAIL}"
+# The same requests as JETSTREAM_REQUESTS, without overlap, by how many answers one has.
+JETSTREAM_ASKS = ("$JS.API.INFO", f"$JS.API.STREAM.{ANY_TAIL}", f"$JS.API.DIRECT.GET.*.{ANY_TAIL}")
+JETSTREAM_READS = ("$JS.API.DIRECT.GET.*", f"$JS.API.CONSUMER.{ANY_TAIL}")
+
+# Of all namespaces: what streams take in, and what they publish again.
+STREAM_INPUTS = (jobs_submit(ANY_TOKEN), f"{_ROOT}.*.logs.{ANY_TAIL}", f"{_ROOT}.*.events.{ANY_TAIL}")
+STREAM_OUTPUT = f"{_ROOT}.*.watch.{ANY_TAIL}"

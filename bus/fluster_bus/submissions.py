@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,7 +45,7 @@ class Submission:
         await self._bus.publish(self._ack_subject, _TERM)
 
 
-async def submissions(bus: Bus) -> AsyncIterator[Submission]:
+async def submissions(bus: Bus) -> AsyncGenerator[Submission]:
     """Submitted jobs in order, until the caller stops; one that is not acknowledged in 10 s comes again.
 
     Several readers share them. The stream pushes, so nothing is left asking when a reader goes or the server restarts.
@@ -60,7 +60,7 @@ async def submissions(bus: Bus) -> AsyncIterator[Submission]:
             yield Submission(subjects.namespace_of(delivery.subject), delivery.data, sequence, bus, delivery.reply)
     finally:
         if bus.connected:
-            await subscription.drain()
+            await subscription.unsubscribe()  # what is on its way comes again, to whoever reads next
 
 
 async def _ensure_consumer(bus: Bus) -> None:
@@ -74,9 +74,10 @@ async def _ensure_consumer(bus: Bus) -> None:
     )
 
     async def make(left_s: float) -> None:
-        await bus.jetstream.add_consumer(subjects.SUBMIT_STREAM, config, timeout=left_s)
+        async with asyncio.timeout(left_s):
+            await bus.jetstream.add_consumer(subjects.SUBMIT_STREAM, config)
 
     try:
-        await retried(make, on=(nats.errors.Error,), timeout_s=_ENSURE_TIMEOUT_S)
-    except nats.errors.Error as error:
+        await retried(make, on=(nats.errors.Error, TimeoutError), timeout_s=_ENSURE_TIMEOUT_S)
+    except (nats.errors.Error, TimeoutError) as error:
         raise StorageError(f"the consumer of submitted jobs could not be made: {error}") from error

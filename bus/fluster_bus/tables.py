@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -48,13 +48,15 @@ class Deleted:
 
 
 class Table(Generic[Record]):
-    """Records of one model in a bucket. `watch(key)` is the subject on which the server republishes its changes."""
+    """Records of a bucket. `read(key, data)` makes one, `watch(key)` is where the server republishes its changes."""
 
-    def __init__(self, bus: Bus, bucket: str, model: type[Record], *, watch: Callable[[str], str]) -> None:
+    def __init__(
+        self, bus: Bus, bucket: str, read: Callable[[str, bytes], Record], *, watch: Callable[[str], str]
+    ) -> None:
         self._bus = bus
         self._bucket = bucket
         self._stream = subjects.bucket_stream(bucket)
-        self._model = model
+        self._read = read
         self._watch_subject = watch
 
     async def get(self, key: str) -> Row[Record] | None:
@@ -66,7 +68,7 @@ class Table(Generic[Record]):
             raise self._missing() from error
         if answer.status is not None or _operation(answer.headers) in _DELETED:
             return None
-        return Row(key, self._model.from_json(answer.data), int((answer.headers or {})["Nats-Sequence"]))
+        return Row(key, self._read(key, answer.data), int((answer.headers or {})["Nats-Sequence"]))
 
     def _missing(self) -> StreamNotFoundError:
         return StreamNotFoundError(f"bucket {self._bucket} does not exist: the controller makes it when it starts")
@@ -120,7 +122,7 @@ class Table(Generic[Record]):
         found = (self._change(entry) async for entry in self._feed(keys).stored())
         return [change async for change in found if isinstance(change, Row)]
 
-    async def watch(self, keys: str = subjects.ANY_TAIL) -> AsyncIterator[Row[Record] | Deleted | CaughtUp]:
+    async def watch(self, keys: str = subjects.ANY_TAIL) -> AsyncGenerator[Row[Record] | Deleted | CaughtUp]:
         """The records whose keys match, then CaughtUp, then every change, in order, across server restarts."""
         async for entry in self._feed(keys).follow():
             yield entry if isinstance(entry, CaughtUp) else self._change(entry)
@@ -137,7 +139,7 @@ class Table(Generic[Record]):
         key = subjects.key_of(self._bucket, entry.subject)
         if _operation(entry.headers) in _DELETED:
             return Deleted(key, entry.sequence)
-        return Row(key, self._model.from_json(entry.data), entry.sequence)
+        return Row(key, self._read(key, entry.data), entry.sequence)
 
     async def forget_deleted(self, deleted: Deleted) -> None:
         """Remove the mark that a deletion leaves behind, so that a bucket does not grow without end.

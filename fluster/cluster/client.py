@@ -121,12 +121,12 @@ class AsyncCluster:
         submitted = await asyncio.gather(*(submit(request) for request in requests))
         job_ids = [job_id for job_id, _ in submitted]
         for start in range(0, len(submitted), MAX_JOBS_A_REQUEST):
-            part = submitted[start : start + MAX_JOBS_A_REQUEST]
-            await self._confirm([job_id for job_id, _ in part], max(sequence for _, sequence in part))
+            part = slice(start, start + MAX_JOBS_A_REQUEST)
+            await self._confirm(job_ids[part], [sequence for _, sequence in submitted[part]])
         return job_ids
 
-    async def _confirm(self, job_ids: list[JobId], sequence: int) -> None:
-        question = StatusRequest(job_ids=tuple(job_ids), sequence=sequence)
+    async def _confirm(self, job_ids: list[JobId], submissions: list[int]) -> None:
+        question = StatusRequest(job_ids=tuple(job_ids), submissions=tuple(submissions))
         try:
             answer = await self.bus.request(
                 subjects.jobs_verb(self.namespace, "status"), question.to_json(), timeout_s=_RECORD_TIMEOUT_S

@@ -13,10 +13,10 @@ MAX_JOBS_A_REQUEST = 10_000
 
 
 class StatusRequest(Message):
-    """Asks how jobs stand; with `sequence`, answered once the submission of that number was looked at."""
+    """Asks how jobs stand; with `submissions`, their places in the submit stream, answered once all were looked at."""
 
     job_ids: tuple[JobId, ...] = Field(default=(), max_length=MAX_JOBS_A_REQUEST)
-    sequence: int | None = None
+    submissions: tuple[int, ...] = Field(default=(), max_length=MAX_JOBS_A_REQUEST)
 
 
 class StatusReply(Message):

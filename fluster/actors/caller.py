@@ -1,0 +1,424 @@
+"""The calls of one client on their way: carries out what the desk decides, on the loop of the client's connection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from fluster.actors import frames
+from fluster.actors.calls import Broadcast, Call, Done, Send
+from fluster.actors.definition import near
+from fluster.actors.desk import Desk
+from fluster.actors.frames import Moment
+from fluster.actors.members import Member
+from fluster.actors.policies import Policy
+from fluster.actors.rosters import Change, Joined, Known, Left, Roster, Unknown
+from fluster.cluster.client import AsyncCluster
+from fluster.errors import ActorNotFoundError, ActorTimeoutError, ConnectionLostError, MailboxFullError
+from fluster_bus import subjects
+from fluster_bus.bus import Bus, Delivery
+from fluster_bus.errors import (
+    BusError,
+    ClosedError,
+    DisconnectedError,
+    InvalidMessageError,
+    MessageTooLargeError,
+)
+from fluster_bus.registry import Registry
+
+log = logging.getLogger(__name__)
+
+MAX_QUEUED = 100_000  # calls that have not been sent yet
+_MAX_BYTES_OUT = 1 << 30
+_HELD_FOR_S = 30.0  # calls without a deadline while there is no connection
+_PAUSE_S = 0.05  # until a pool whose members may be on their way back is asked again
+_NO_RESPONDERS = "503"
+
+_callers: weakref.WeakKeyDictionary[AsyncCluster, Caller] = weakref.WeakKeyDictionary()
+_callers_lock = threading.Lock()
+
+
+class Caller:
+    """Sends calls and hands out the answers, for all pools of one client: so its calls to a member stay in order."""
+
+    def __init__(self, bus: Bus, registry: Registry, namespace: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.namespace = namespace
+        self._bus = bus
+        self._registry = registry
+        self._desk = Desk()
+        self._rosters: dict[str, Roster] = {}
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._inbox = bus.inbox()
+        self._arrived: deque[Call | Broadcast] = deque()  # by any thread
+        self._held: deque[tuple[float, Call | Broadcast]] = deque()  # (since when, item), while there is no connection
+        self._moving: set[str] = set()  # pools whose waiting calls may have found room
+        self._awake = False
+        self._wake = asyncio.Event()
+        self._thread = 0
+        self._closed: Exception | None = None
+        self._tell(self._start)
+
+    @classmethod
+    def of(cls, cluster: AsyncCluster, loop: asyncio.AbstractEventLoop) -> Caller:
+        """The one that all pools of this client share."""
+        with _callers_lock:
+            caller = _callers.get(cluster)
+            if caller is None:
+                caller = _callers[cluster] = cls(cluster.bus, cluster.registry, cluster.namespace, loop)
+            return caller
+
+    # ---- from any thread --------------------------------------------------------------------------------
+
+    def submit(self, item: Call | Broadcast) -> None:
+        """Send a call as soon as the loop comes to it. Raises MailboxFullError, ClosedError."""
+        if self._closed is not None:
+            raise type(self._closed)(*self._closed.args)
+        if len(self._arrived) >= MAX_QUEUED:
+            raise MailboxFullError(f"{item}: this client has {MAX_QUEUED:,} calls waiting to be sent: wait for some")
+        self._arrived.append(item)
+        if self._closed is not None:  # it closed at this very moment, and may have looked before
+            self._drop_arrived(self._closed)
+        elif not self._awake:  # one wake-up for all that is submitted until the loop looks
+            self._awake = True
+            self._tell(self._wake.set)
+
+    def open_pool(self, name: str, policy: Policy, *, fixed: Sequence[Member] | None = None) -> None:
+        """Watch who serves `name`, unless `fixed` tells it. Each needs its `close_pool`."""
+        self._tell(self._open_pool, name, policy, fixed)
+
+    def close_pool(self, name: str) -> None:
+        """Give a pool up; once all that were opened under its name are, its calls end."""
+        if self._closed is None and not self.loop.is_closed():
+            self._tell(self._close_pool, name)
+
+    def fail_waiting(self, name: str, error: Exception) -> None:
+        """End the calls of a pool that have not been sent."""
+        self._tell(self._fail_waiting, name, error)
+
+    def size(self, name: str) -> int:
+        """How many members are known to take calls."""
+        roster = self._rosters.get(name)
+        return roster.size if roster is not None else 0
+
+    def _tell(self, callback: Callable[..., object], *args: object) -> None:
+        if threading.get_ident() == self._thread:
+            self.loop.call_soon(callback, *args)
+            return
+        try:
+            self.loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError as error:
+            raise _closed() from error
+
+    # ---- on the loop ------------------------------------------------------------------------------------
+
+    async def roster(self, name: str) -> Roster:
+        """The roster of an open pool, once it is known. Raises the BusError that keeps it from being read."""
+        roster = self._rosters.get(name)
+        if roster is None:
+            raise ActorNotFoundError(f"the pool {name!r} was shut down")
+        await roster.wait_until(lambda: roster.known or roster.error is not None or self._closed is not None)
+        error = self._closed or (None if roster.known else roster.error)
+        if error is not None:
+            raise type(error)(*error.args)
+        return roster
+
+    def _start(self) -> None:
+        self._thread = threading.get_ident()
+        self._bus.on_disconnect(self._on_disconnect)
+        self._bus.on_reconnect(self._on_reconnect)
+        self._bus.spawn(self._run(), "calls")
+
+    async def _run(self) -> None:
+        error: Exception = _closed()
+        try:
+            await self._bus.subscribe(f"{self._inbox}.{subjects.ANY_TOKEN}", self._on_delivery)
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                await self._flush()
+        except Exception as unexpected:
+            error = unexpected
+            raise
+        finally:
+            self._close(error)
+
+    def _close(self, error: Exception) -> None:
+        self._closed = error
+        self._bus.off(self._on_disconnect)
+        self._bus.off(self._on_reconnect)
+        for task in self._watches.values():
+            task.cancel()
+        self._finish(self._desk.close(error), final=True)
+        held, self._held = self._held, deque()
+        self._finish((Done(item, ok=False, error=error) for _since, item in held), final=True)
+        self._drop_arrived(error)
+        for roster in self._rosters.values():
+            roster.tell(Known())
+
+    def _drop_arrived(self, error: Exception) -> None:
+        while self._arrived:
+            try:
+                item = self._arrived.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            _settle(Done(item, ok=False, error=error), error)
+
+    async def _flush(self) -> None:
+        self._awake = False  # before looking: who submits from here on wakes the loop again
+        arrived = self._take_arrived()
+        if not self._bus.connected:
+            self._hold(arrived)
+            return
+        items = [item for _since, item in self._held] + arrived
+        self._held.clear()
+        now = frames.now()
+        sends, done = self._desk.route(items, now) if items else ([], [])
+        moving, self._moving = self._moving, set()
+        for name in moving:
+            more_sends, more_done = self._desk.route_waiting(name, now)
+            sends += more_sends
+            done += more_done
+        self._finish(done)
+        for send in sends:
+            await self._publish(send)
+
+    def _take_arrived(self) -> list[Call | Broadcast]:
+        arrived = []
+        while self._arrived:
+            item = self._arrived.popleft()
+            if self._desk.bytes_out > _MAX_BYTES_OUT:
+                self._finish([_too_much_out(item)])
+                continue
+            if isinstance(item, Call) and item.deadline is not None and item.timer is None:
+                self._set_timer(item, item.deadline)
+            arrived.append(item)
+        return arrived
+
+    def _set_timer(self, call: Call, deadline: Moment) -> None:
+        call.timer = self.loop.call_later(frames.seconds_between(frames.now(), deadline), self._on_timeout, call)
+
+    async def _publish(self, send: Send) -> None:
+        self._set_deadlines(send)
+        first = send.calls[0]
+        token = first.method if len(send.calls) == 1 else frames.JOINED
+        if send.member is None:
+            subject = subjects.actor_all(self.namespace, send.pool, token)
+        else:
+            subject = subjects.method_of_member(send.member.address, token)
+        calls = send.calls if send.member is not None else send.calls[:1]  # a broadcast is one call for all
+        body = frames.encode_calls([(call.method, _plain(call.deadline), call.payload) for call in calls])
+        try:
+            await self._bus.publish(subject, body, reply=f"{self._inbox}.{send.number}")
+        except DisconnectedError:
+            self._hold(self._desk.take_back(send.number))
+        except MessageTooLargeError as error:
+            calls = self._desk.take_back(send.number)
+            if len(calls) <= 1 or send.member is None:
+                self._finish([Done(call, ok=False, error=error) for call in calls])
+                return
+            for call in calls:  # together they were too large
+                sends, done = self._desk.route([call], frames.now())
+                self._finish(done)
+                for each in sends:
+                    await self._publish(each)
+        except BusError as error:
+            self._finish([Done(call, ok=False, error=error) for call in self._desk.take_back(send.number)])
+
+    def _set_deadlines(self, send: Send) -> None:
+        """Calls that came without a timeout get the one that their method declares, as the registry tells it."""
+        for call in send.calls:
+            if call.timer is not None:
+                continue
+            if call.deadline is None:
+                members = [send.member] if send.member is not None else self._desk.members(send.pool)[:1]
+                timeouts = members[0].timeouts if members and call.timeout_s is None else None
+                if not timeouts or call.method not in timeouts:
+                    continue
+                call.timeout_s = timeouts[call.method]
+                call.deadline = frames.now().after(call.timeout_s)
+            self._set_timer(call, call.deadline)
+
+    # ---- what happens -----------------------------------------------------------------------------------
+
+    def _on_delivery(self, delivery: Delivery) -> None:
+        number = int(subjects.last_token(delivery.subject))
+        now = frames.now()
+        if delivery.headers is not None and delivery.status == _NO_RESPONDERS:
+            again, done = self._desk.on_no_responders(number, now)
+            self._finish(done)
+            for name in self._desk.paused():
+                self.loop.call_later(_PAUSE_S, self._resume, name)
+            if again:
+                self._arrived.extendleft(reversed(again))
+                self._wake.set()
+            return
+        try:
+            endpoint_id, replies = frames.decode_replies(delivery.data)
+        except InvalidMessageError as error:
+            log.warning("an answer was dropped: %s", error)
+            return
+        done = self._desk.on_reply(number, endpoint_id, replies, now)
+        self._finish(done)
+        if done:
+            self._move(done[0].call.pool)
+
+    def _move(self, name: str) -> None:
+        if self._desk.has_waiting(name):
+            self._moving.add(name)
+            self._wake.set()
+
+    def _resume(self, name: str) -> None:
+        self._desk.resume(name)
+        self._move(name)
+
+    def _on_timeout(self, call: Call) -> None:
+        self._desk.on_timeout(call)
+        self._finish(
+            [Done(call, ok=False, error=ActorTimeoutError(f"{call}: no answer within {call.timeout_s:g} s; it may have run"))]
+        )
+
+    def _on_disconnect(self) -> None:
+        self._finish(self._desk.on_disconnected())
+
+    def _on_reconnect(self) -> None:
+        self._desk.on_reconnected(frames.now())
+        self._wake.set()
+
+    def _hold(self, items: Iterable[Call | Broadcast]) -> None:
+        """Keep calls until there is a connection again, those without a deadline for a while only."""
+        now = self.loop.time()
+        for item in items:
+            if len(self._held) >= MAX_QUEUED:
+                error = MailboxFullError(f"{item}: there is no connection, and {MAX_QUEUED:,} calls wait for it already")
+                self._finish([Done(item, ok=False, error=error)])
+                continue
+            if not self._held:
+                self.loop.call_later(_HELD_FOR_S, self._drop_held)
+            self._held.append((now, item))
+
+    def _drop_held(self) -> None:
+        latest = self.loop.time() - _HELD_FOR_S
+        too_old = [item for since, item in self._held if since <= latest and item.deadline is None]
+        self._held = deque(held for held in self._held if held[0] > latest or held[1].deadline is not None)
+        self._finish(
+            Done(
+                item,
+                ok=False,
+                error=ConnectionLostError(f"{item}: no connection to the bus for {_HELD_FOR_S:g} s; it was not sent"),
+            )
+            for item in too_old
+        )
+        if self._held:
+            self.loop.call_later(max(self._held[0][0] - latest, 1.0), self._drop_held)
+
+    # ---- pools ------------------------------------------------------------------------------------------
+
+    def _open_pool(self, name: str, policy: Policy, fixed: Sequence[Member] | None) -> None:
+        roster = self._rosters.get(name)
+        if roster is None:
+            roster = self._rosters[name] = Roster(name, self._on_change)
+            self._desk.open_pool(name, policy)
+            if fixed is None:
+                self._watches[name] = self.loop.create_task(roster.watch(self._registry), name=f"members of {name}")
+            else:
+                for member in fixed:
+                    roster.tell(Joined(member))
+                roster.tell(Known())
+        roster.users += 1
+
+    def _close_pool(self, name: str) -> None:
+        roster = self._rosters.get(name)
+        if roster is None:
+            return
+        roster.users -= 1
+        if roster.users == 0:
+            del self._rosters[name]
+            watch = self._watches.pop(name, None)
+            if watch is not None:
+                watch.cancel()
+            self._finish(self._desk.close_pool(name, ActorNotFoundError(f"the pool {name!r} was shut down")))
+
+    def _on_change(self, name: str, change: Change) -> None:
+        if self._closed is not None:
+            return
+        match change:
+            case Joined(member):
+                self._finish(self._desk.on_member(name, member))
+            case Left(endpoint_id):
+                self._finish(self._desk.on_member_gone(name, endpoint_id))
+            case Known():
+                self._desk.on_known(name)
+            case Unknown(error):
+                self._fail_waiting(name, error)
+        self._move(name)
+
+    def _fail_waiting(self, name: str, error: Exception) -> None:
+        if name in self._rosters:
+            self._finish(self._desk.fail_waiting(name, error))
+
+    # ---- the end of a call ------------------------------------------------------------------------------
+
+    def _finish(self, done: Iterable[Done], *, final: bool = False) -> None:
+        unexplained = []
+        for each in done:
+            if isinstance(each.error, ActorNotFoundError) and not final:
+                unexplained.append(each)
+            else:
+                _settle(each, each.error)
+        if unexplained:
+            self._bus.spawn(self._explain(unexplained), "explanation")
+
+    async def _explain(self, done: list[Done]) -> None:
+        """End calls for which there is nobody with names that are near, and with what to do."""
+        try:
+            names = {endpoint.name for endpoint in await self._registry.list()}
+        except BusError as error:
+            log.info("the registry could not be read: %s", error)
+            names = set()
+        for each in done:
+            name = each.call.pool
+            hint = near(name, names) if name not in names else ""
+            _settle(each, ActorNotFoundError(f"{each.error}{hint or f'; wait for it: pool({name!r}).wait_for_size(1)'}"))
+
+
+def _settle(done: Done, error: Exception | None) -> None:
+    call = done.call
+    if isinstance(call, Broadcast):
+        call.fail(error or _closed())
+        return
+    if call.ticket.done():
+        return
+    call.over = True
+    if call.timer is not None:
+        call.timer.cancel()
+    if not call.begun and not call.ticket.set_running_or_notify_cancel():
+        return  # its caller took it back
+    call.begun = True
+    if error is not None:
+        call.ticket.set_exception(error)
+    else:
+        call.ticket.settle(done.ok, done.payload)
+
+
+def _too_much_out(item: Call | Broadcast) -> Done:
+    text = f"{item}: {_MAX_BYTES_OUT >> 30} GiB of this client's calls are not answered yet: wait for some of them"
+    return Done(item, ok=False, error=MailboxFullError(text))
+
+
+def _plain(deadline: Moment | None) -> tuple[str, float, float] | None:
+    return None if deadline is None else (deadline.boot, deadline.monotonic, deadline.wall)
+
+
+def _closed() -> ClosedError:
+    return ClosedError("the connection to the cluster was closed")
+
+
+def deadline_of(timeout_s: float | None) -> Moment | None:
+    """The moment at which nobody waits any more."""
+    return None if timeout_s is None or math.isinf(timeout_s) else frames.now().after(timeout_s)

@@ -1,0 +1,72 @@
+"""Calls, and what the desk says about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fluster.actors.frames import Moment
+from fluster.actors.futures import ActorFuture
+from fluster.actors.members import Member
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One call to one member: the one that the pool's policy chooses, unless `pinned` names it."""
+
+    pool: str
+    method: str
+    payload: bytes
+    ticket: ActorFuture[Any]
+    timeout_s: float | None = None
+    deadline: Moment | None = None
+    pinned: str | None = None  # the only endpoint that it may go to
+    # The desk's notes:
+    order: int = 0
+    tried: tuple[str, ...] = ()  # endpoints at which nobody listened
+    begun: bool = False  # was sent once: it cannot be cancelled any more
+    over: bool = False
+    number: int | None = None  # of the message in which it is out
+    # The shell's:
+    timer: Any = None
+
+    def __str__(self) -> str:
+        return f"{self.pool}.{self.method}"
+
+
+@dataclass(eq=False, slots=True)
+class Broadcast:
+    """A call to every member of a pool; `open` gives a ticket for each once it is known who they are."""
+
+    pool: str
+    method: str
+    payload: bytes
+    open: Callable[[Sequence[Member]], Sequence[ActorFuture[Any]]]
+    fail: Callable[[Exception], None]
+    timeout_s: float | None = None
+    deadline: Moment | None = None
+    order: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.pool}.{self.method}"
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """A message to publish: to one member, or to all of a pool when `member` is None."""
+
+    number: int
+    pool: str
+    member: Member | None
+    calls: list[Call]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A call that is over: answered with a payload, or ended by an error that was found out here."""
+
+    call: Call | Broadcast
+    ok: bool
+    payload: bytes = b""
+    error: Exception | None = None

@@ -1,0 +1,59 @@
+"""Where a method of an actor finds itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from fluster.cluster.identity import NAMESPACE, TaskIdentity
+from fluster_bus.messages import EndpointId, JobId, Namespace, WorkerId
+
+if TYPE_CHECKING:
+    from fluster.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class ActorContext:
+    """Who this actor is, where it runs, and which call it is handling.
+
+    Handed to a method whose first parameter is annotated with this class or named `ctx`; callers leave it out.
+    """
+
+    namespace: Namespace
+    actor_name: str | None = None
+    endpoint_id: EndpointId | None = None
+    job_id: JobId | None = None  # None, as what follows: it runs outside of any job
+    task: int = 0
+    num_tasks: int = 1
+    attempt: int = 0
+    worker_id: WorkerId | None = None
+    method: str | None = None
+    deadline: float | None = None  # by time.monotonic() of this process: nobody waits for the answer after it
+    _cluster: Cluster | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster that this actor belongs to."""
+        if self._cluster is not None:
+            return self._cluster
+        from fluster.cluster import current_cluster
+
+        return current_cluster()
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
+        """The context of this process's job; outside of any job only the namespace is known."""
+        identity = TaskIdentity.from_environment(environment)
+        if identity is None:
+            return cls(namespace=Namespace(environment.get(NAMESPACE) or "default"))
+        return cls(
+            namespace=identity.namespace,
+            job_id=identity.job_id,
+            task=identity.task,
+            num_tasks=identity.num_tasks,
+            attempt=identity.attempt,
+            worker_id=identity.worker_id,
+        )

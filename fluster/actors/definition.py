@@ -1,0 +1,210 @@
+"""What a class says about itself as an actor: its options, its methods and theirs."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+from fluster.actors.context import ActorContext
+from fluster_bus.messages import ResourceConfig
+from fluster_bus.names import check_name
+
+C = TypeVar("C", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
+
+MAX_CONCURRENCY = 1_000
+_ACTOR_MARK, _METHOD_MARK = "__fluster_actor__", "__fluster_method__"
+_CONTEXT_PARAMETER = "ctx"
+_RESOURCES = ResourceConfig(cpu=0, memory=256 << 20)  # an actor mostly waits
+
+
+@dataclass(frozen=True)
+class ActorOptions:
+    """What `@actor(…)` takes."""
+
+    name: str | None = None  # under which it is deployed; else the class's name
+    resources: ResourceConfig = _RESOURCES
+    max_concurrency: int = 1  # calls that run at the same time; 1 runs them in the order they were sent
+    timeout: float | None = None  # seconds; of calls that name none themselves
+    mailbox_calls: int = 10_000  # waiting; more are answered with MailboxFullError
+    mailbox_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if self.name is not None:
+            check_name("actor name", self.name)
+        if not isinstance(self.resources, ResourceConfig):
+            raise TypeError(f"resources={self.resources!r}: give a ResourceConfig, such as ResourceConfig.with_cpu(1)")
+        if not isinstance(self.max_concurrency, int) or not 1 <= self.max_concurrency <= MAX_CONCURRENCY:
+            raise ValueError(f"max_concurrency={self.max_concurrency!r}: give a number from 1 to {MAX_CONCURRENCY}")
+        for limit in ("mailbox_calls", "mailbox_bytes"):
+            if not isinstance(getattr(self, limit), int) or getattr(self, limit) < 1:
+                raise ValueError(f"{limit}={getattr(self, limit)!r}: give a number from 1 on")
+        check_timeout(self.timeout)
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """What `@method(…)` takes."""
+
+    timeout: float | None = None  # seconds; of calls that name none themselves
+
+    def __post_init__(self) -> None:
+        check_timeout(self.timeout)
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    """A method that can be called from outside."""
+
+    name: str
+    is_async: bool
+    takes_context: bool
+    timeout: float | None
+    signature: str
+    doc: str
+
+
+def check_timeout(timeout: float | None) -> float | None:
+    """Return `timeout` if it can be one. Raises ValueError, TypeError."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise TypeError(f"timeout={timeout!r}: give seconds as a number, or None to wait without end")
+    if not timeout > 0:
+        raise ValueError(f"timeout={timeout!r}: give a number of seconds above 0, or None to wait without end")
+    return timeout
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'this'?` when there is something like it among `known`, else what there is."""
+    names = sorted(known)
+    matches = difflib.get_close_matches(name, names, n=3)
+    if matches:
+        return f"; did you mean {' or '.join(repr(match) for match in matches)}?"
+    if not names:
+        return ""
+    return f"; there is {', '.join(names[:20])}{' …' if len(names) > 20 else ''}"
+
+
+def _options(kind: str, options_type: type[Any], options: dict[str, Any]) -> Any:
+    known = [field.name for field in dataclasses.fields(options_type)]
+    for name in options:
+        if name not in known:
+            raise TypeError(f"@{kind} has no option {name!r}{near(name, known)}")
+    return options_type(**options)
+
+
+@overload
+def actor(cls: C, /) -> C: ...
+@overload
+def actor(cls: None = None, /, **options: Any) -> Callable[[C], C]: ...
+def actor(cls: C | None = None, /, **options: Any) -> C | Callable[[C], C]:
+    """Give a class options for its life as an actor; bare `@actor` leaves all at their defaults.
+
+    The options are the fields of ActorOptions: name, resources, max_concurrency, timeout, mailbox_calls,
+    mailbox_bytes. Raises TypeError for any other, and for what is no class.
+    """
+    chosen = _options("actor", ActorOptions, options)
+
+    def mark(marked: C) -> C:
+        if not isinstance(marked, type):
+            raise TypeError(f"@actor stands above a class, not above {marked!r}")
+        setattr(marked, _ACTOR_MARK, chosen)
+        return marked
+
+    return mark if cls is None else mark(cls)
+
+
+@overload
+def method(function: F, /) -> F: ...
+@overload
+def method(function: None = None, /, **options: Any) -> Callable[[F], F]: ...
+def method(function: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
+    """Give a method of an actor options of its own: timeout (seconds). Raises TypeError for any other."""
+    chosen = _options("method", MethodOptions, options)
+
+    def mark(marked: F) -> F:
+        if not callable(marked) or isinstance(marked, type):
+            raise TypeError(f"@method stands above a method of a class, not above {marked!r}")
+        if marked.__name__.startswith("_"):
+            raise TypeError(f"@method above {marked.__name__!r}: names with a leading underscore are not callable")
+        setattr(marked, _METHOD_MARK, chosen)
+        return marked
+
+    return mark if function is None else mark(function)
+
+
+def options_of(cls: type) -> ActorOptions:
+    """The options of a class, inherited ones too; only its name is its own."""
+    options: ActorOptions = getattr(cls, _ACTOR_MARK, ActorOptions())
+    return options if _ACTOR_MARK in vars(cls) else dataclasses.replace(options, name=None)
+
+
+def name_of(cls: type) -> str:
+    """The name under which a class is deployed unless told otherwise."""
+    return check_name("actor name", options_of(cls).name or cls.__name__)
+
+
+def methods_of(cls: type) -> dict[str, MethodInfo]:
+    """The methods of a class that can be called from outside: those without a leading underscore."""
+    default = options_of(cls).timeout
+    found = {}
+    for name in dir(cls):
+        if name.startswith("_"):
+            continue
+        attribute = inspect.getattr_static(cls, name)
+        function = attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
+        if callable(function) and not isinstance(function, type):
+            found[name] = _method_info(name, attribute, function, default)
+    return found
+
+
+def _method_info(name: str, attribute: Any, function: Callable[..., Any], default: float | None) -> MethodInfo:
+    options = getattr(function, _METHOD_MARK, MethodOptions())
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some callables of C have none
+        signature = inspect.Signature()
+    parameters = list(signature.parameters.values())
+    if not isinstance(attribute, staticmethod):
+        parameters = parameters[1:]
+    takes_context = bool(parameters) and _is_context(parameters[0])
+    shown = signature.replace(parameters=parameters[1:] if takes_context else parameters)
+    return MethodInfo(
+        name=name,
+        is_async=inspect.iscoroutinefunction(inspect.unwrap(function)),
+        takes_context=takes_context,
+        timeout=options.timeout if options.timeout is not None else default,
+        signature=f"{name}{shown}",
+        doc=inspect.getdoc(function) or "",
+    )
+
+
+def _is_context(parameter: inspect.Parameter) -> bool:
+    annotation = parameter.annotation
+    if isinstance(annotation, str):  # as `from __future__ import annotations` leaves it
+        annotated = annotation.rpartition(".")[2] == ActorContext.__name__
+    else:
+        annotated = annotation is ActorContext
+    by_position = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    return by_position and (annotated or parameter.name == _CONTEXT_PARAMETER)
+
+
+def check_class(cls: object) -> type:
+    """Return `cls` if it can be deployed. Raises TypeError, which tells what to do instead."""
+    if isinstance(cls, type):
+        return cls
+    if callable(cls):
+        raise TypeError(
+            f"deploy() takes a class, not the function {cls!r}: use a WorkerPool to run functions, "
+            "or put it into a class as a method"
+        )
+    kind = type(cls).__name__
+    raise TypeError(
+        f"deploy() takes a class, not the {kind} {cls!r}: write deploy(cluster, {kind}, …) with the arguments of its "
+        "constructor, or serve this very object with ActorServer(cluster).register(name, instance)"
+    )

@@ -1,0 +1,431 @@
+"""Which call goes to which member, in which message, and what becomes of it: decided here, without any I/O.
+
+A call is in one place at a time: it waits in its pool (whose members are not known yet, or that is paused, or full),
+it is out in a numbered message, or it is over. The shell (caller.py) tells what happened; the desk answers with
+messages to send and with calls that are over.
+
+The answer "nobody listens" means that a call was not delivered, so it goes to the next member at once. In the time
+after a reconnect it does not mean that a member is gone: it may be on its way back as well, and is tried again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from fluster.actors import frames
+from fluster.actors.calls import Broadcast, Call, Done, Send
+from fluster.actors.frames import Moment, WireReply
+from fluster.actors.members import Member
+from fluster.actors.policies import Policy
+from fluster.errors import ActorDiedError, ActorNotFoundError, ConnectionLostError
+
+RECONNECT_GRACE_S = 5.0
+
+
+@dataclass(slots=True)
+class _Out:
+    """A message that is out."""
+
+    pool: _Pool
+    member: Member | None
+    sent_at: Moment
+    calls: dict[Any, Call]  # {index, or for a broadcast the endpoint id: call that was not answered yet}
+
+
+@dataclass(slots=True, eq=False)
+class _Pool:
+    name: str
+    policy: Policy
+    members: dict[str, Member] = field(default_factory=dict)  # {endpoint id: member}, the oldest first
+    out: dict[str, int] = field(default_factory=dict)  # {endpoint id: calls}
+    known: bool = False  # its members have been read
+    paused: bool = False
+    waiting: deque[Call | Broadcast] = field(default_factory=deque)
+
+    @property
+    def blocked(self) -> bool:
+        return self.paused or not self.known
+
+    def choices(self) -> list[Member]:
+        return [member for member in self.members.values() if not member.leaving]
+
+
+class Desk:
+    """The calls of one client."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, _Pool] = {}
+        self._out: dict[int, _Out] = {}
+        self._messages = 0
+        self._calls = 0
+        self._grace_until: Moment | None = None
+        self.bytes_out = 0  # payloads of calls that are out
+
+    # ---- pools ------------------------------------------------------------------------------------------
+
+    def open_pool(self, name: str, policy: Policy) -> None:
+        """Take calls for `name`; they wait until `on_known`."""
+        self._pools[name] = _Pool(name, policy)
+
+    def close_pool(self, name: str, error: Exception) -> list[Done]:
+        """Forget a pool; its calls that wait or are out end with `error`."""
+        done = self.fail_waiting(name, error)
+        pool = self._pools.pop(name)
+        for number in [number for number, out in self._out.items() if out.pool is pool]:
+            done += [self._over(call, error) for call in self._take_all(number)]
+        return done
+
+    def fail_waiting(self, name: str, error: Exception) -> list[Done]:
+        """End the calls of a pool that have not been sent."""
+        pool = self._pools[name]
+        waiting, pool.waiting = pool.waiting, deque()
+        return [self._over(item, error) for item in waiting if not (isinstance(item, Call) and item.over)]
+
+    def members(self, name: str) -> list[Member]:
+        """The members of a pool that take calls, the oldest first."""
+        return self._pools[name].choices()
+
+    def on_known(self, name: str) -> None:
+        """All members of a pool have been told."""
+        self._pools[name].known = True
+
+    def resume(self, name: str) -> None:
+        """Let the calls of a paused pool go on."""
+        if name in self._pools:
+            self._pools[name].paused = False
+
+    def on_member(self, name: str, member: Member) -> list[Done]:
+        """A member is new or has changed. Calls sent to it before it reconnected may be lost: they are over."""
+        pool = self._pools[name]
+        pool.members[member.endpoint_id] = member
+        connected_at = member.connected_at
+        if connected_at is None:
+            return []
+        return self._fail_out(
+            pool,
+            member.endpoint_id,
+            lambda out: frames.seconds_between(out.sent_at, connected_at) > 0,
+            lambda call: ConnectionLostError(
+                f"{call}: the actor lost its connection to the bus while the call was out; it may have run"
+            ),
+        )
+
+    def on_member_gone(self, name: str, endpoint_id: str) -> list[Done]:
+        """A member has ended: what is out there will not be answered."""
+        pool = self._pools[name]
+        pool.members.pop(endpoint_id, None)
+        done = self._fail_out(
+            pool,
+            endpoint_id,
+            lambda _out: True,
+            lambda call: ActorDiedError(f"{call}: the actor {endpoint_id} ended while the call was out; it may have run"),
+        )
+        pool.out.pop(endpoint_id, None)
+        return done
+
+    def _fail_out(
+        self, pool: _Pool, endpoint_id: str, concerns: Callable[[_Out], bool], error: Callable[[Call], Exception]
+    ) -> list[Done]:
+        done = []
+        for number, out in list(self._out.items()):
+            if out.pool is not pool or not concerns(out):
+                continue
+            for key in list(out.calls):
+                if endpoint_id == (key if out.member is None else out.member.endpoint_id):
+                    call = self._take(number, key)
+                    done += [self._over(call, error(call))] if call is not None else []
+        return done
+
+    # ---- on their way out -------------------------------------------------------------------------------
+
+    def route(self, items: Iterable[Call | Broadcast], now: Moment) -> tuple[list[Send], list[Done]]:
+        """Messages for calls, in order; those of one member that follow each other travel together.
+
+        A call that finds no member is over with ActorNotFoundError.
+        """
+        routing = _Routing(self, now)
+        for item in items:
+            routing.add(item)
+        return routing.finish()
+
+    def route_waiting(self, name: str, now: Moment) -> tuple[list[Send], list[Done]]:
+        """As `route`, for the calls that wait in a pool, as far as there is room for them."""
+        routing = _Routing(self, now)
+        if name in self._pools:
+            routing.add_waiting(self._pools[name])
+        return routing.finish()
+
+    def has_waiting(self, name: str) -> bool:
+        return name in self._pools and bool(self._pools[name].waiting)
+
+    def in_grace(self, now: Moment) -> bool:
+        """True for a while after a reconnect, when members may be missing that come back."""
+        return self._grace_until is not None and frames.seconds_between(now, self._grace_until) > 0
+
+    def take_back(self, number: int) -> list[Call]:
+        """The calls of a message that could not be sent, in order, to be routed again."""
+        out = self._out.get(number)
+        calls = []
+        for key in list(out.calls) if out is not None else ():
+            call = self._take(number, key)
+            if out is not None and call is not None:
+                call.pinned = key if out.member is None else call.pinned
+                calls.append(call)
+        return calls
+
+    # ---- on their way back ------------------------------------------------------------------------------
+
+    def on_reply(self, number: int, endpoint_id: str, replies: list[WireReply], now: Moment) -> list[Done]:
+        """Calls that were answered. Answers that nobody waits for any more are dropped."""
+        out = self._out.get(number)
+        if out is None:
+            return []
+        done = []
+        for index, ok, payload in replies:
+            call = self._take(number, endpoint_id if out.member is None else index)
+            if call is not None:
+                out.pool.policy.on_done(endpoint_id, now)
+                call.over = True
+                done.append(Done(call, ok, payload))
+        return done
+
+    def on_no_responders(self, number: int, now: Moment) -> tuple[list[Call], list[Done]]:
+        """Calls that were not delivered and are to be routed again, and those for which there is no other member.
+
+        In the time after a reconnect the latter wait in their pool, which is paused: the shell resumes it.
+        """
+        out = self._out.get(number)
+        if out is None:
+            return [], []
+        again: list[Call] = []
+        done: list[Done] = []
+        for key in list(out.calls):
+            call = self._take(number, key)
+            if call is None:
+                continue
+            if out.member is None:  # a broadcast: each member is asked by itself, and tells by itself
+                call.pinned = key
+                again.append(call)
+                continue
+            call.tried = (*call.tried, out.member.endpoint_id)
+            if call.pinned is None and any(each.endpoint_id not in call.tried for each in out.pool.choices()):
+                again.append(call)
+            elif self.in_grace(now):
+                self._pause(out.pool, call)
+            else:
+                done.append(self._over(call, _nobody_listens(call)))
+        return again, done
+
+    def _pause(self, pool: _Pool, call: Call) -> None:
+        call.tried = ()
+        pool.paused = True
+        # It was issued before some of those that wait already: they stay in the order in which they were issued.
+        pool.waiting = deque(sorted([*pool.waiting, call], key=lambda item: item.order))
+
+    def paused(self) -> list[str]:
+        return [pool.name for pool in self._pools.values() if pool.paused]
+
+    def on_timeout(self, call: Call) -> None:
+        """Nobody waits for this call any more."""
+        call.over = True  # where it waits it is passed over
+        out = self._out.get(call.number) if call.number is not None else None
+        if out is not None and call.number is not None:
+            self._take(call.number, next(key for key, each in out.calls.items() if each is call))
+
+    def on_disconnected(self) -> list[Done]:
+        """The connection is lost: what is out may never be answered."""
+        return [
+            self._over(
+                call,
+                ConnectionLostError(f"{call}: the connection to the bus was lost while the call was out; it may have run"),
+            )
+            for number in list(self._out)
+            for call in self._take_all(number)
+        ]
+
+    def on_reconnected(self, now: Moment) -> None:
+        """The connection is back; others may still be missing."""
+        self._grace_until = now.after(RECONNECT_GRACE_S)
+
+    def close(self, error: Exception) -> list[Done]:
+        """End everything."""
+        return [done for name in list(self._pools) for done in self.close_pool(name, error)]
+
+    @staticmethod
+    def _over(item: Call | Broadcast, error: Exception) -> Done:
+        if isinstance(item, Call):
+            item.over = True
+        return Done(item, ok=False, error=error)
+
+    def _take_all(self, number: int) -> Iterator[Call]:
+        out = self._out[number]
+        for key in list(out.calls):
+            call = self._take(number, key)
+            if call is not None:
+                yield call
+
+    def _take(self, number: int, key: Any) -> Call | None:
+        """A call, which is out no more."""
+        out = self._out.get(number)
+        call = out.calls.pop(key, None) if out is not None else None
+        if out is None or call is None:
+            return None
+        call.number = None
+        self.bytes_out -= len(call.payload)
+        if not out.calls:
+            del self._out[number]
+        endpoint_id = key if out.member is None else out.member.endpoint_id
+        if endpoint_id in out.pool.out:
+            out.pool.out[endpoint_id] -= 1
+        return call
+
+    def _send(self, pool: _Pool, member: Member | None, calls: dict[Any, Call], now: Moment) -> Send:
+        self._messages += 1
+        self._out[self._messages] = _Out(pool, member, now, calls)
+        for key, call in calls.items():
+            call.number = self._messages
+            self.bytes_out += len(call.payload)
+            endpoint_id = key if member is None else member.endpoint_id
+            pool.out[endpoint_id] = pool.out.get(endpoint_id, 0) + 1
+        return Send(self._messages, pool.name, member, list(calls.values()))
+
+    def _next_order(self) -> int:
+        self._calls += 1
+        return self._calls
+
+    # ---- what is where ----------------------------------------------------------------------------------
+
+    def out(self) -> list[Call]:
+        """The calls that are out."""
+        return [call for out in self._out.values() for call in out.calls.values()]
+
+    def waiting(self) -> list[Call | Broadcast]:
+        """The calls that wait in their pools, those that are over included."""
+        return [item for pool in self._pools.values() for item in pool.waiting]
+
+    def sanity_check(self) -> None:
+        """Raise AssertionError when the books do not agree with each other."""
+        counted: dict[tuple[str, str], int] = {}
+        for number, out in self._out.items():
+            if not out.calls:
+                raise AssertionError(f"message {number} is out without calls")
+            for key, call in out.calls.items():
+                if call.number != number or call.over:
+                    raise AssertionError(f"{call} is out in message {number} and says {call.number}, {call.over=}")
+                place = (out.pool.name, key if out.member is None else out.member.endpoint_id)
+                counted[place] = counted.get(place, 0) + 1
+        for pool in self._pools.values():
+            for endpoint_id, count in pool.out.items():
+                if count != counted.get((pool.name, endpoint_id), 0):
+                    raise AssertionError(f"{endpoint_id} of {pool.name} has {count} calls by the books: {counted}")
+            for item in pool.waiting:
+                if isinstance(item, Call) and item.number is not None:
+                    raise AssertionError(f"{item} waits and is out")
+
+
+class _Routing:
+    """One pass over calls, joining those of a member as long as nothing comes between that could be overtaken."""
+
+    def __init__(self, desk: Desk, now: Moment) -> None:
+        self._desk = desk
+        self._now = now
+        self._joining: dict[str, tuple[_Pool, Member, list[Call]]] = {}  # {endpoint id: its calls so far}
+        self._sends: list[Send] = []
+        self._done: list[Done] = []
+
+    def add(self, item: Call | Broadcast) -> None:
+        pool = self._desk._pools.get(item.pool)  # noqa: SLF001 - a part of the desk, in a class of its own
+        if item.order == 0:
+            item.order = self._desk._next_order()  # noqa: SLF001
+        if pool is None:
+            self._done.append(Desk._over(item, ActorNotFoundError(f"{item}: the pool was shut down")))  # noqa: SLF001
+        elif pool.waiting or not self._place(pool, item):
+            pool.waiting.append(item)  # also behind others that wait: none overtakes
+
+    def add_waiting(self, pool: _Pool) -> None:
+        while pool.waiting and self._place(pool, pool.waiting[0]):
+            pool.waiting.popleft()
+
+    def _place(self, pool: _Pool, item: Call | Broadcast) -> bool:
+        """True when the item does not have to wait: it goes out, or it is over."""
+        if pool.blocked:
+            return False
+        if isinstance(item, Broadcast):
+            return self._place_broadcast(pool, item)
+        if item.over:
+            return True
+        member: Member | None
+        if item.pinned is not None:
+            member = pool.members.get(item.pinned)
+            if member is None:
+                return self._refuse(item, ActorDiedError(f"{item}: the actor {item.pinned} ended; the call was not run"))
+        else:
+            choices = [each for each in pool.choices() if each.endpoint_id not in item.tried]
+            if not choices:
+                return not pool.policy.waits_for_members and self._refuse(item, _nobody_listens(item))
+            member = pool.policy.choose(choices, pool.out, self._now)
+            if member is None:
+                return False
+        if self._is_wanted(item):
+            self._joining.setdefault(member.endpoint_id, (pool, member, []))[2].append(item)
+            # Counted at once, so that the policy sees it when it chooses for the next call.
+            pool.out[member.endpoint_id] = pool.out.get(member.endpoint_id, 0) + 1
+        return True
+
+    def _place_broadcast(self, pool: _Pool, broadcast: Broadcast) -> bool:
+        members = pool.choices()
+        if not members:
+            return not pool.policy.waits_for_members and self._refuse(broadcast, _nobody_listens(broadcast))
+        calls = {}
+        for member, ticket in zip(members, broadcast.open(members), strict=True):
+            call = Call(
+                broadcast.pool,
+                broadcast.method,
+                broadcast.payload,
+                ticket,
+                timeout_s=broadcast.timeout_s,
+                deadline=broadcast.deadline,
+                order=broadcast.order,
+            )
+            if self._is_wanted(call):
+                calls[member.endpoint_id] = call
+        if self._desk.in_grace(self._now):
+            # One of many that misses the message would go unnoticed; asked by itself it is told.
+            for endpoint_id, call in calls.items():
+                call.pinned = endpoint_id
+                self._place(pool, call)
+        elif calls:
+            self._flush(pool)
+            self._sends.append(self._desk._send(pool, None, dict(calls), self._now))  # noqa: SLF001
+        return True
+
+    @staticmethod
+    def _is_wanted(call: Call) -> bool:
+        if not call.begun:
+            call.begun = call.ticket.set_running_or_notify_cancel()
+        return call.begun
+
+    def _refuse(self, item: Call | Broadcast, error: Exception) -> bool:
+        self._done.append(Desk._over(item, error))  # noqa: SLF001
+        return True
+
+    def _flush(self, of: _Pool | None = None) -> None:
+        for endpoint_id, (pool, member, calls) in list(self._joining.items()):
+            if of is None or of is pool:
+                del self._joining[endpoint_id]
+                pool.out[endpoint_id] -= len(calls)
+                for batch in frames.batches((len(call.payload), call) for call in calls):
+                    self._sends.append(self._desk._send(pool, member, dict(enumerate(batch)), self._now))  # noqa: SLF001
+
+    def finish(self) -> tuple[list[Send], list[Done]]:
+        self._flush()
+        return self._sends, self._done
+
+
+def _nobody_listens(item: Call | Broadcast) -> Exception:
+    if isinstance(item, Call) and item.pinned is not None:
+        return ActorDiedError(f"{item}: nobody listens at {item.pinned}: it has ended; the call was not run")
+    return ActorNotFoundError(f"{item}: nobody serves {item.pool!r}; the call was not run")

@@ -1,0 +1,73 @@
+"""Exceptions on their way from an actor to its caller."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import pickle
+import traceback as tracebacks
+
+from fluster.errors import RemoteError
+from fluster_bus import codec
+
+_MAX_TEXT = 64 << 10  # characters of a traceback or message; an exception never fills a message
+# What Python itself takes for a sign when it comes out of a future or a generator; SystemExit and its like, which
+# would end the caller's process, are no Exceptions to begin with.
+_NEVER_THEMSELVES = (StopIteration, StopAsyncIteration, concurrent.futures.CancelledError)
+_FIRST_FRAMES_KEPT, _LAST_KEPT = 8 << 10, 48 << 10
+
+
+def traceback_of(error: BaseException, *, skipped_frames: int = 0) -> str:
+    """The traceback as text, without the outermost frames, which are ours."""
+    frame = error.__traceback__
+    for _ in range(skipped_frames):
+        frame = frame.tb_next if frame is not None else None
+    return _shortened("".join(tracebacks.format_exception(type(error), error, frame)))
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _MAX_TEXT:
+        return text
+    return f"{text[:_FIRST_FRAMES_KEPT]}\n…\n{text[-_LAST_KEPT:]}"
+
+
+def type_name(error: BaseException) -> str:
+    """`ValueError`, `package.module.TheirError`."""
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def encode_failure(error: BaseException, *, skipped_frames: int = 0) -> bytes:
+    """An exception for the wire: as itself where it survives pickling, and always as text."""
+    text = traceback_of(error, skipped_frames=skipped_frames)
+    itself = _pickled(error) if isinstance(error, Exception) and not isinstance(error, _NEVER_THEMSELVES) else None
+    return pickle.dumps((type_name(error), _shortened(_message(error)), text, itself))
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"(its __str__ raised {type_name(broken)})"
+
+
+def _pickled(error: Exception) -> bytes | None:
+    """The exception's pickle, None when it has none that can be read: many fail only there."""
+    try:
+        data = codec.encode(error)
+        return data if len(data) <= 1 << 20 and isinstance(codec.decode(data), Exception) else None
+    except Exception:
+        return None
+
+
+def decode_failure(payload: bytes) -> Exception:
+    """The exception, with the remote traceback as a note; a RemoteError when it cannot be had as itself here."""
+    kind, message, text, itself = pickle.loads(payload)
+    error: Exception = RemoteError(kind, message, text)
+    if itself is not None:
+        try:
+            error = codec.decode(itself)
+        except Exception as broken:
+            error.add_note(f"it could not be read as itself here: {type_name(broken)}: {broken}")
+    if text:
+        error.add_note(f"raised at the actor:\n{text}")
+    return error

@@ -1,0 +1,107 @@
+"""Calls and replies as they travel: one message carries one call, or those that were issued together.
+
+    calls     pickle of [(method, deadline or None, payload), …]     to fluster.<ns>.actors.<name>.…
+    replies   pickle of (endpoint id, [(index, ok, payload), …])     to <the caller's inbox>.<number of the message>
+
+A payload is what the calling thread pickled: `(args, kwargs)`, and back the result, or a failure (failures.py). So
+no message is delayed by another's argument, and none is changed by what its caller does later. Moments are told by
+both clocks: the monotonic one counts where both ends run since the same boot, else the wall's.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from fluster_bus.errors import InvalidMessageError
+
+T = TypeVar("T")
+
+JOINED = "_calls"  # stands for the method in the subject of a message with several
+PING = "_ping"  # asks a member whether it is there; answered with True
+MAX_CALLS, MAX_BYTES = 64, 256 << 10  # of one message; a larger call travels alone
+
+
+class Moment(NamedTuple):
+    """A point in time that processes on other machines understand as well."""
+
+    boot: str
+    monotonic: float
+    wall: float
+
+    def after(self, seconds: float) -> Moment:
+        """The moment that many seconds later."""
+        return Moment(self.boot, self.monotonic + seconds, self.wall + seconds)
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:  # no Linux: the wall clock has to do
+        return ""
+
+
+_BOOT = _boot_id()
+
+
+def now() -> Moment:
+    """This moment, by both clocks."""
+    return Moment(_BOOT, time.monotonic(), time.time())
+
+
+def seconds_between(earlier: tuple[str, float, float], later: tuple[str, float, float]) -> float:
+    """How long after `earlier` the moment `later` is; negative when it is before."""
+    if earlier[0] and earlier[0] == later[0]:
+        return later[1] - earlier[1]
+    return later[2] - earlier[2]
+
+
+WireCall = tuple[str, tuple[str, float, float] | None, bytes]  # (method, deadline, payload)
+WireReply = tuple[Any, bool, bytes]  # (index, ok, payload)
+
+
+def encode_calls(calls: list[WireCall]) -> bytes:
+    return pickle.dumps(calls, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def decode_calls(data: bytes) -> list[WireCall]:
+    """The calls of a message. Raises InvalidMessageError."""
+    try:
+        calls = pickle.loads(data)
+    except Exception as error:
+        raise InvalidMessageError(f"no calls could be read from {len(data):,} bytes: {error}") from error
+    if not isinstance(calls, list) or not all(isinstance(call, tuple) and len(call) == 3 for call in calls):
+        raise InvalidMessageError(f"{type(calls).__name__} is no list of calls (method, deadline, payload)")
+    return calls
+
+
+def encode_replies(endpoint_id: str, replies: list[WireReply]) -> bytes:
+    return pickle.dumps((endpoint_id, replies), protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def decode_replies(data: bytes) -> tuple[str, list[WireReply]]:
+    """Who answers, and what. Raises InvalidMessageError."""
+    try:
+        endpoint_id, replies = pickle.loads(data)
+    except Exception as error:
+        raise InvalidMessageError(f"no replies could be read from {len(data):,} bytes: {error}") from error
+    if not isinstance(endpoint_id, str) or not isinstance(replies, list):
+        raise InvalidMessageError("what arrived is no list of replies (index, ok, payload)")
+    return endpoint_id, replies
+
+
+def batches(items: Iterable[tuple[int, T]]) -> Iterator[list[T]]:
+    """Items, each given with its size in bytes, in order, as many together as one message may carry."""
+    batch: list[T] = []
+    room = MAX_BYTES
+    for size, item in items:
+        if batch and (len(batch) == MAX_CALLS or size > room):
+            yield batch
+            batch, room = [], MAX_BYTES
+        batch.append(item)
+        room -= size
+    if batch:
+        yield batch

@@ -1,0 +1,103 @@
+"""The answer of an actor, when it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Generator
+from typing import Any, TypeVar
+
+from fluster.actors.failures import decode_failure
+from fluster.errors import ActorTimeoutError
+from fluster_bus import codec
+
+T = TypeVar("T")
+
+
+class ActorFuture(concurrent.futures.Future[T]):
+    """The result of a call: wait for it with `result(timeout)`, or await it.
+
+    `cancel()` takes a call back that has not been sent yet, and returns False for one that has. When `result`
+    runs into its timeout, the call goes on, and `result` may be asked again.
+    """
+
+    def __init__(self, call: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        super().__init__()
+        self._call = call  # calculator.add
+        self._loop = loop  # where answers arrive: whoever blocked there would wait for ever
+        self._payload: bytes | None = None
+
+    def __repr__(self) -> str:
+        state = "running" if self.running() else "cancelled" if self.cancelled() else "done" if self.done() else "new"
+        return f"<ActorFuture {self._call} {state}>"
+
+    def settle(self, ok: bool, payload: bytes) -> None:
+        """Take the reply. It is read by whoever asks for it: their classes may be slow to import."""
+        self._payload = payload
+        if ok:
+            self.set_result(_UNREAD)
+        else:
+            self.set_exception(_Unread())
+
+    def _wait(self, timeout: float | None) -> None:
+        if self.done():
+            return
+        if self._loop is not None and _running_loop() is self._loop:
+            raise RuntimeError(f"{self._call} is answered on this very event loop: `await` the future instead")
+        try:
+            super().exception(timeout)
+        except concurrent.futures.CancelledError:
+            return  # the caller asks the base class, which raises it again
+        except TimeoutError:
+            if not self.done():
+                raise ActorTimeoutError(
+                    f"{self._call} has not answered after {timeout:g} s; it goes on, and result() may be asked again"
+                ) from None
+
+    def result(self, timeout: float | None = None) -> T:
+        """What the method returned; what it raised is raised.
+
+        Raises ActorTimeoutError (a TimeoutError) after `timeout` seconds, and CancelledError.
+        """
+        self._wait(timeout)
+        self._read()
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What the method raised, None if it returned. Raises as `result` does."""
+        self._wait(timeout)
+        self._read()
+        return super().exception(0)
+
+    def _read(self) -> None:
+        if self._payload is None:
+            return
+        with self._condition:  # two threads may ask at the same time: both get the same object
+            payload, self._payload = self._payload, None
+            if payload is None:
+                return
+            try:
+                if self._exception is None:
+                    self._result = codec.decode(payload)
+                else:
+                    self._exception = decode_failure(payload)
+            except Exception as error:
+                error.add_note(f"the answer of {self._call} has arrived, but cannot be read in this process")
+                self._exception = error
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return asyncio.wrap_future(self).__await__()
+
+
+class _Unread(Exception):  # noqa: N818 - stands in for an exception that has not been read yet
+    pass
+
+
+_UNREAD: Any = object()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,0 +1,227 @@
+"""An actor in this process: takes calls from its mailbox and runs them, one at a time unless it says otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from inspect import iscoroutine
+from typing import Any
+
+from fluster.actors import frames
+from fluster.actors.context import ActorContext
+from fluster.actors.definition import MethodInfo, methods_of, near, options_of
+from fluster.actors.failures import encode_failure, traceback_of, type_name
+from fluster.actors.mailbox import Mailbox
+from fluster.actors.outbox import Outbox, Reply
+from fluster.errors import ActorDiedError, ActorTimeoutError, MailboxFullError
+from fluster_bus import codec, subjects
+from fluster_bus.bus import ERROR_CODE_HEADER, ERROR_HEADER, Delivery
+from fluster_bus.errors import InvalidMessageError, MessageTooLargeError
+from fluster_bus.services_api import EndpointCounts
+
+log = logging.getLogger(__name__)
+
+_FRAME_OVERHEAD = 4096  # of a reply around its payload, amply
+_MAX_HEADER = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A call in the mailbox."""
+
+    reply: str
+    index: int
+    method: str
+    deadline: tuple[str, float, float] | None
+    payload: bytes
+    is_json: bool = False
+
+
+class HostedActor:
+    """An instance of a user's class and the threads that run its methods.
+
+    `actor_loop` gives the event loop for asynchronous methods; it is asked when there are any. `accept` is called on
+    the connection's loop; user code never runs there.
+    """
+
+    def __init__(
+        self,
+        instance: object,
+        context: ActorContext,
+        *,
+        outbox: Outbox,
+        max_reply: int,
+        actor_loop: Callable[[], asyncio.AbstractEventLoop],
+    ) -> None:
+        self.context = context
+        self.methods: Mapping[str, MethodInfo] = methods_of(type(instance))
+        self.counts: dict[str, EndpointCounts] = {name: EndpointCounts() for name in self.methods}
+        self._options = options_of(type(instance))
+        self._outbox = outbox
+        self._max_reply = max_reply - _FRAME_OVERHEAD
+        self._kind = type(instance).__name__
+        self._functions: dict[str, Callable[..., Any]] = {name: getattr(instance, name) for name in self.methods}
+        self._functions[frames.PING] = lambda: True
+        self._mailbox: Mailbox[_Job] = Mailbox(
+            max_items=self._options.mailbox_calls, max_bytes=self._options.mailbox_bytes
+        )
+        has_async = any(method.is_async for method in self.methods.values())
+        has_sync = not all(method.is_async for method in self.methods.values())
+        self._actor_loop = actor_loop
+        # A synchronous call keeps a thread, an asynchronous one only a slot: then threads alone do not bound them.
+        at_once = self._options.max_concurrency
+        self._slots = threading.Semaphore(at_once) if has_async and at_once > 1 else None
+        self._lanes = [
+            threading.Thread(target=self._run_lane, name=f"{context.actor_name}-{number}", daemon=True)
+            for number in range(at_once if has_sync else 1)
+        ]
+
+    def start(self) -> None:
+        for lane in self._lanes:
+            lane.start()
+
+    # ---- on the connection's loop -----------------------------------------------------------------------
+
+    def accept(self, delivery: Delivery) -> None:
+        """Take the calls of a message into the mailbox; those that cannot be are answered at once."""
+        if delivery.reply and not subjects.is_inbox(delivery.reply):
+            log.warning("refused a call to %s: its reply subject %s is no inbox", delivery.subject, delivery.reply)
+            return
+        if not codec.is_pickle(delivery.data):
+            method = subjects.last_token(delivery.subject)
+            self._admit(_Job(delivery.reply, 0, method, None, delivery.data, is_json=True))
+            return
+        try:
+            calls = frames.decode_calls(delivery.data)
+        except InvalidMessageError as error:
+            self._fail(_Job(delivery.reply, 0, "", None, b""), error)
+            return
+        for index, (method, deadline, payload) in enumerate(calls):
+            self._admit(_Job(delivery.reply, index, method, deadline, payload))
+
+    def _admit(self, job: _Job) -> None:
+        if job.method not in self._functions:
+            self._fail(job, AttributeError(f"{self._kind} has no method {job.method!r}{near(job.method, self.methods)}"))
+        elif not self._mailbox.put(job, len(job.payload)):
+            text = (
+                f"{self.context.actor_name} has {len(self._mailbox):,} calls waiting: "
+                "send less at a time, or add members to its pool"
+            )
+            self._fail(job, MailboxFullError(text))
+
+    async def drain(self, timeout_s: float) -> None:
+        """Finish what is in the mailbox, then end the threads. After `timeout_s` what waits is told that it was not run."""
+        loop = asyncio.get_running_loop()
+        idle = asyncio.Event()
+        self._mailbox.when_idle(lambda: loop.call_soon_threadsafe(idle.set))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await idle.wait()
+        except TimeoutError:
+            log.warning("%s was still busy after %g s", self.context.actor_name, timeout_s)
+        for job in self._mailbox.close(len(self._lanes)):
+            self._fail(job, ActorDiedError(f"{self.context.actor_name} was shut down; the call was not run"))
+
+    # ---- on the actor's threads -------------------------------------------------------------------------
+
+    def _run_lane(self) -> None:
+        while True:
+            if self._slots is not None:
+                self._slots.acquire()
+            job = self._mailbox.take()
+            if job is None:
+                return
+            self._run(job)
+
+    def _run(self, job: _Job) -> None:
+        started_ns = time.perf_counter_ns()
+        try:
+            if job.deadline is not None and frames.seconds_between(job.deadline, frames.now()) > 0:
+                raise ActorTimeoutError(f"{self.context.actor_name}.{job.method} arrived too late; it was not run")
+            args, kwargs = codec.decode_json_call(job.payload) if job.is_json else codec.decode(job.payload)
+            info = self.methods.get(job.method)
+            if info is not None and info.takes_context:
+                args = (self._context_of(job), *args)
+            result = self._functions[job.method](*args, **kwargs)
+        except BaseException as error:
+            self._finish(job, started_ns, None, error)
+            return
+        if not iscoroutine(result):
+            self._finish(job, started_ns, result, None)
+            return
+        running = asyncio.run_coroutine_threadsafe(_outcome(result), self._actor_loop())
+        if self._slots is None:
+            self._finish(job, started_ns, *running.result())
+        else:
+            running.add_done_callback(lambda done: self._finish(job, started_ns, *done.result()))
+
+    def _context_of(self, job: _Job) -> ActorContext:
+        left_s = None if job.deadline is None else frames.seconds_between(frames.now(), job.deadline)
+        deadline = None if left_s is None else time.monotonic() + left_s
+        return dataclasses.replace(self.context, method=job.method, deadline=deadline)
+
+    def _finish(self, job: _Job, started_ns: int, result: Any, error: BaseException | None) -> None:
+        if error is None:
+            error = self._answer(job, result)
+        if error is not None:
+            self._fail(job, error)
+        counts = self.counts.get(job.method)
+        if counts is not None:
+            counts.requests += 1
+            counts.processing_ns += time.perf_counter_ns() - started_ns
+        self._mailbox.done(len(job.payload))
+        if self._slots is not None:
+            self._slots.release()
+
+    # ---- answers ----------------------------------------------------------------------------------------
+
+    def _answer(self, job: _Job, result: Any) -> Exception | None:
+        """Send the result; return what is wrong with it."""
+        if not job.reply:
+            return None
+        try:
+            payload = codec.encode_json_result(result) if job.is_json else codec.encode(result)
+        except TypeError as error:
+            return error
+        if len(payload) > self._max_reply:
+            return MessageTooLargeError(
+                f"the result of {self.context.actor_name}.{job.method} has {len(payload):,} bytes, over the "
+                f"server's limit of {self._max_reply:,}: return less, or the path of a file"
+            )
+        self._send(job, ok=True, payload=payload)
+        return None
+
+    def _fail(self, job: _Job, error: BaseException) -> None:
+        counts = self.counts.get(job.method)
+        if counts is not None:
+            counts.errors += 1
+            counts.last_error = f"{type_name(error)}: {error}"[:200]
+        if not isinstance(error, Exception):
+            log.error("%s.%s raised %s", self.context.actor_name, job.method, type_name(error), exc_info=error)
+        if not job.reply:
+            log.warning("%s.%s failed, and nobody waits for it: %s", self.context.actor_name, job.method, error)
+        elif not job.is_json:
+            self._send(job, ok=False, payload=encode_failure(error, skipped_frames=1))
+        else:
+            kind, text = type_name(error), str(error)
+            one_line = " ".join(text.split())[:_MAX_HEADER] or kind
+            headers = {ERROR_CODE_HEADER: kind, ERROR_HEADER: one_line}
+            body = codec.encode_json_error(kind, text, traceback_of(error, skipped_frames=1))
+            self._outbox.add(Reply(job.reply, "", 0, ok=False, payload=body, headers=headers))
+
+    def _send(self, job: _Job, *, ok: bool, payload: bytes) -> None:
+        endpoint_id = "" if job.is_json else str(self.context.endpoint_id)
+        self._outbox.add(Reply(job.reply, endpoint_id, job.index, ok, payload))
+
+
+async def _outcome(method: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+    """What a coroutine returns or raises; never an exception, since some of them would end the loop."""
+    try:
+        return await method, None
+    except BaseException as error:
+        return None, error

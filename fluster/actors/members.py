@@ -1,0 +1,59 @@
+"""Who stands behind a name, as the registry tells it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from fluster.actors.frames import Moment
+from fluster_bus import subjects
+from fluster_bus.messages import Endpoint, EndpointId, JobId, WorkerId
+
+# What an actor's server tells pools in its endpoint's metadata, beside what the user put there.
+LEAVING = "fluster.leaving"  # it finishes what it has and takes no more
+CONNECTED_AT = "fluster.connected-at"  # it lost its connection; what was sent to it before this may be lost
+TIMEOUTS = "fluster.timeouts"  # JSON, {method: seconds}
+
+
+@dataclass(frozen=True)
+class Member:
+    """One actor of a pool."""
+
+    endpoint_id: EndpointId
+    name: str
+    address: str
+    job_id: JobId | None = None  # None: served by a process outside of any job
+    task: int = 0
+    attempt: int = 0
+    worker_id: WorkerId | None = None
+    metadata: Mapping[str, str] | None = None
+    leaving: bool = False
+    connected_at: Moment | None = None
+    timeouts: Mapping[str, float] | None = None
+
+    @classmethod
+    def of(cls, endpoint: Endpoint) -> Self:
+        """The member that an endpoint of the registry tells of."""
+        metadata = dict(endpoint.metadata)
+        connected_at = metadata.pop(CONNECTED_AT, None)
+        timeouts = metadata.pop(TIMEOUTS, None)
+        return cls(
+            endpoint_id=endpoint.endpoint_id,
+            name=endpoint.name,
+            address=endpoint.address,
+            job_id=endpoint.job_id,
+            task=endpoint.task,
+            attempt=endpoint.attempt,
+            worker_id=endpoint.worker_id,
+            leaving=metadata.pop(LEAVING, None) is not None,
+            connected_at=None if connected_at is None else Moment(*json.loads(connected_at)),
+            timeouts=None if timeouts is None else json.loads(timeouts),
+            metadata=metadata,
+        )
+
+    @classmethod
+    def at(cls, name: str, address: str) -> Self:
+        """The member that listens at a fixed address."""
+        return cls(endpoint_id=EndpointId(subjects.last_token(address)), name=name, address=address)

@@ -1,0 +1,95 @@
+"""Replies on their way from an actor: those that are ready at the same time travel together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from typing import NamedTuple
+
+from fluster.actors import frames
+from fluster.actors.frames import WireReply
+from fluster_bus.bus import Bus
+from fluster_bus.errors import BusError, ClosedError, DisconnectedError
+
+log = logging.getLogger(__name__)
+
+
+class Reply(NamedTuple):
+    """One reply of the actor at `endpoint_id`; one without is JSON, and is sent as it stands."""
+
+    subject: str
+    endpoint_id: str
+    index: int
+    ok: bool
+    payload: bytes
+    headers: dict[str, str] | None = None
+
+
+class Outbox:
+    """Takes replies from any thread and publishes them. While the connection is lost it keeps them."""
+
+    def __init__(self, bus: Bus, loop: asyncio.AbstractEventLoop) -> None:
+        self._bus = bus
+        self._loop = loop
+        self._ready: deque[Reply] = deque()
+        self._awake = False
+        self._wake = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._lock = threading.Lock()
+
+    def add(self, reply: Reply) -> None:
+        self._ready.append(reply)
+        if not self._awake:  # one wake-up for all that gets ready until the loop looks
+            self._awake = True
+            try:
+                self._loop.call_soon_threadsafe(self._wake.set)
+            except RuntimeError:
+                log.info("the connection was closed before %s was answered", reply.subject)
+
+    async def run(self) -> None:
+        """Publish what is ready, until cancelled or until the connection is closed."""
+        while True:
+            self._empty.set()
+            await self._wake.wait()
+            self._wake.clear()
+            self._empty.clear()
+            self._awake = False  # before looking: who adds from here on wakes the loop again
+            try:
+                await self._publish_ready()
+            except ClosedError:
+                return
+
+    async def wait_empty(self) -> None:
+        """Return when all replies so far are with the server."""
+        await asyncio.sleep(0)  # a wake-up that is on its way comes first
+        await self._empty.wait()
+        await self._bus.flush()
+
+    async def _publish_ready(self) -> None:
+        joined: dict[tuple[str, str], list[tuple[int, WireReply]]] = {}  # {(subject, endpoint id): (size, reply)}
+        while self._ready:
+            reply = self._ready.popleft()
+            if reply.endpoint_id:
+                wire = (reply.index, reply.ok, reply.payload)
+                joined.setdefault((reply.subject, reply.endpoint_id), []).append((len(reply.payload), wire))
+            else:
+                await self._publish(reply.subject, reply.payload, reply.headers)
+        for (subject, endpoint_id), replies in joined.items():
+            for batch in frames.batches(replies):
+                await self._publish(subject, frames.encode_replies(endpoint_id, batch))
+
+    async def _publish(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> None:
+        while True:
+            try:
+                await self._bus.publish(subject, data, headers=headers)
+                return
+            except DisconnectedError:
+                await self._bus.wait_connected()
+            except ClosedError:
+                raise
+            except BusError as error:
+                log.warning("a reply to %s was lost: %s", subject, error)
+                return

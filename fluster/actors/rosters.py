@@ -1,0 +1,114 @@
+"""The members of the pools that a client uses, kept up by watching the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from fluster.actors.members import Member
+from fluster_bus import subjects
+from fluster_bus.errors import BusError
+from fluster_bus.feeds import CaughtUp
+from fluster_bus.registry import Registry
+from fluster_bus.tables import Deleted
+
+log = logging.getLogger(__name__)
+
+_PAUSE_AFTER_ERROR_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A member is new or has changed."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A member has ended."""
+
+    endpoint_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """All members there are have been told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """The registry cannot be read."""
+
+    error: BusError
+
+
+Change = Joined | Left | Known | Unknown
+
+
+@dataclass
+class Roster:
+    """The members of one name. Its task tells `on_change` what happens, and wakes who waits."""
+
+    name: str
+    on_change: Callable[[str, Change], None]
+    members: dict[str, Member] = field(default_factory=dict)  # {endpoint id: member}
+    known: bool = False
+    users: int = 0  # pools that need it
+    error: BusError | None = None
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def size(self) -> int:
+        """How many members take calls."""
+        return sum(not member.leaving for member in self.members.values())
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Return as soon as `condition()`, which is asked after every change."""
+        while not condition():
+            await self._changed.wait()
+
+    def tell(self, change: Change) -> None:
+        match change:
+            case Joined(member):
+                if self.members.get(member.endpoint_id) == member:
+                    return  # a lease was renewed
+                self.members[member.endpoint_id] = member
+            case Left(endpoint_id):
+                if self.members.pop(endpoint_id, None) is None:
+                    return
+            case Known():
+                self.known, self.error = True, None
+            case Unknown(error):
+                self.error = error
+        self.on_change(self.name, change)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def watch(self, registry: Registry) -> None:
+        """Keep up with the registry until cancelled."""
+        while True:
+            try:
+                await self._follow(registry)
+            except BusError as error:
+                log.info("the members of %s cannot be read: %s", self.name, error)
+                self.tell(Unknown(error))
+                await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
+
+    async def _follow(self, registry: Registry) -> None:
+        keys = subjects.endpoints_named(self.name)
+        async with aclosing(registry.table.watch(keys)) as changes:
+            async for change in changes:
+                if isinstance(change, CaughtUp):
+                    # Who ended while the connection was lost, and whose mark of it is gone, is told by nobody.
+                    there = {subjects.last_token(row.key) for row in await registry.table.rows(keys)}
+                    for endpoint_id in self.members.keys() - there if self.members else ():
+                        self.tell(Left(endpoint_id))
+                    self.tell(Known())
+                elif isinstance(change, Deleted):
+                    self.tell(Left(subjects.last_token(change.key)))
+                else:
+                    self.tell(Joined(Member.of(change.value)))

@@ -1,0 +1,152 @@
+"""Capacity: what a task takes, whether it fits, and the classes under which tasks are offered.
+
+A class is (device, variant, count, CPU level, memory level), the levels being powers of two. A worker listens on
+every class that its free capacity covers, so NATS hands an offer to one with room. A task that lies between two
+levels is offered on the class above it, and if nobody listens there, by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fluster_bus import subjects
+from fluster_bus.messages import Capacity, ResourceConfig
+from fluster_bus.messages.resources import MIB
+
+ANY_VARIANT = "any"
+_CPU_LEVELS = (0.0, 0.25, 0.5, *(float(1 << power) for power in range(13)))  # up to 4096
+_MEMORY_LEVELS = tuple(128 * MIB << power for power in range(16))  # 128 MiB to 4 TiB
+_COUNT_LEVELS = (1, 2, 4, 8, 16, 32, 64)
+_DECIMALS = 3  # of a CPU: sums of fractions must come out even
+
+
+@dataclass(frozen=True, order=True)
+class CapacityClass:
+    """A subject on which tasks of one size are offered."""
+
+    device: str
+    variant: str
+    count: int
+    cpu: float
+    memory: int
+
+    @property
+    def subject(self) -> str:
+        cpu = f"c{round(self.cpu * 1000)}m"
+        return subjects.dispatch(self.device, self.variant, self.count, cpu, f"m{self.memory // MIB}")
+
+
+def needed(resources: ResourceConfig) -> Capacity:
+    """What one task takes from a worker."""
+    device = resources.device
+    return Capacity(
+        cpu=resources.cpu,
+        memory=resources.memory,
+        disk=resources.disk,
+        device=device.kind,
+        variant=device.variant,
+        devices=0 if device.kind == "cpu" else device.count,
+    )
+
+
+def fits(need: Capacity, free: Capacity) -> bool:
+    """True when a worker with `free` has room for `need`."""
+    return (
+        need.cpu <= free.cpu
+        and need.memory <= free.memory
+        and need.disk <= free.disk
+        and (need.devices == 0 or (need.devices <= free.devices and _same_device(need, free)))
+    )
+
+
+def _same_device(need: Capacity, free: Capacity) -> bool:
+    return need.device == free.device and need.variant in (free.variant, ANY_VARIANT)
+
+
+def minus(free: Capacity, need: Capacity) -> Capacity:
+    """What is left when `need` is given away."""
+    return _changed(free, need, -1)
+
+
+def plus(free: Capacity, need: Capacity) -> Capacity:
+    """What there is when `need` has come back."""
+    return _changed(free, need, 1)
+
+
+def _changed(free: Capacity, need: Capacity, sign: int) -> Capacity:
+    return free.model_copy(
+        update={
+            "cpu": round(free.cpu + sign * need.cpu, _DECIMALS),
+            "memory": free.memory + sign * need.memory,
+            "disk": free.disk + sign * need.disk,
+            "devices": free.devices + sign * need.devices,
+        }
+    )
+
+
+def class_of(need: Capacity) -> CapacityClass | None:
+    """The smallest class that covers `need`; None when it is beyond all levels, or asks for disk.
+
+    Disk is in no class, so such a task is offered by name alone.
+    """
+    cpu = _at_least(_CPU_LEVELS, need.cpu)
+    memory = _at_least(_MEMORY_LEVELS, need.memory)
+    count = 0 if need.devices == 0 else _at_least(_COUNT_LEVELS, need.devices)
+    if cpu is None or memory is None or count is None or need.disk:
+        return None
+    device, variant = ("cpu", "none") if need.devices == 0 else (need.device, need.variant)
+    return CapacityClass(device, variant, int(count), cpu, int(memory))
+
+
+def is_between_levels(need: Capacity, offered: CapacityClass) -> bool:
+    """True when a worker may have room for `need` and yet not for the class above it."""
+    return (need.cpu, need.memory, need.devices) != (offered.cpu, offered.memory, offered.count)
+
+
+def _at_least(levels: tuple[float, ...] | tuple[int, ...], value: float) -> float | None:
+    return next((level for level in levels if level >= value), None)
+
+
+def classes_covered(free: Capacity) -> frozenset[CapacityClass]:
+    """Every class that a worker with `free` has room for."""
+    return frozenset(_covered(free))
+
+
+def _covered(free: Capacity) -> Iterator[CapacityClass]:
+    kinds: list[tuple[str, str, int]] = [("cpu", "none", 0)]
+    if free.devices:
+        variants = {free.variant, ANY_VARIANT}
+        kinds += [
+            (free.device, variant, count) for variant in variants for count in _COUNT_LEVELS if count <= free.devices
+        ]
+    for device, variant, count in kinds:
+        for cpu in _CPU_LEVELS:
+            for memory in _MEMORY_LEVELS:
+                if cpu <= free.cpu and memory <= free.memory:
+                    yield CapacityClass(device, variant, count, cpu, memory)
+
+
+def describe(need: Capacity) -> str:
+    """`2 CPUs, 4.0 GiB memory, 1 x gpu h100`, for a person."""
+    cpu = f"{need.cpu:g} CPU{'' if need.cpu == 1 else 's'}"
+    parts = [cpu, f"{describe_bytes(need.memory)} memory"]
+    if need.disk:
+        parts.append(f"{describe_bytes(need.disk)} disk")
+    if need.devices:
+        parts.append(f"{need.devices} x {need.device} {need.variant}")
+    return ", ".join(parts)
+
+
+def describe_bytes(size: int) -> str:
+    """`1.5 GiB`."""
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    power = min(int(math.log(size, 1024)), len(units) - 1) if size > 0 else 0
+    return f"{size / 1024**power:.4g} {units[power]}"
+
+
+def misfit(need: Capacity, totals: list[tuple[str, Capacity]]) -> str:
+    """Why no worker of `totals` (names and whole capacities) could ever run a task that needs `need`."""
+    largest_name, largest = max(totals, key=lambda each: (each[1].devices, each[1].cpu, each[1].memory))
+    return f"needs {describe(need)}; the largest worker, {largest_name}, has {describe(largest)}"

@@ -1,0 +1,31 @@
+"""How the daemons are set up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Who is given how long. Seconds, each measured by the observer's own monotonic clock.
+
+    A worker counts `fence_after_s` from sending its last acknowledged heartbeat; the controller gives its tasks away
+    after `worker_timeout_s`, which is longer by the grace that ending them takes.
+    """
+
+    heartbeat_s: float = 5.0
+    fence_after_s: float = 90.0
+    worker_timeout_s: float = 120.0
+    kill_grace_s: float = 10.0
+    unschedulable_after_s: float = 60.0  # a job that fits no registered worker is given up after this time
+
+    def __post_init__(self) -> None:
+        if self.worker_timeout_s < self.fence_after_s + self.heartbeat_s:
+            raise ValueError(
+                f"worker_timeout_s={self.worker_timeout_s:g} must be at least fence_after_s + heartbeat_s = "
+                f"{self.fence_after_s + self.heartbeat_s:g}: else a task runs twice when its worker is cut off"
+            )
+
+
+# Everything is on one machine: a process that is silent for seconds is gone.
+LOCAL_TIMING = Timing(heartbeat_s=1.0, fence_after_s=10.0, worker_timeout_s=15.0, unschedulable_after_s=5.0)

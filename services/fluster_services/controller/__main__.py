@@ -1,0 +1,35 @@
+"""`python -m fluster_services.controller`: a controller for the cluster that FLUSTER_CLUSTER_ADDRESS names."""
+
+from __future__ import annotations
+
+import os
+
+from fluster_bus.address import BusAddress
+from fluster_bus.messages import Namespace
+from fluster_services.controller.controller import Controller, ControllerConfig
+from fluster_services.daemon import run_daemon
+
+
+def main() -> None:
+    namespaces = os.environ.get("FLUSTER_NAMESPACES", "default").split(",")
+    config = ControllerConfig(
+        address=BusAddress.from_environment(),
+        namespaces=tuple(Namespace(name.strip()) for name in namespaces),
+        controller_id=os.environ.get("FLUSTER_CONTROLLER_ID", f"controller-{os.getpid()}"),
+    )
+    run_controller(config)
+
+
+def run_controller(config: ControllerConfig, *, ready_fd: int | None = None, owner_fd: int | None = None) -> None:
+    """Serve until SIGTERM or Ctrl-C, or until the owner is gone."""
+    run_daemon(
+        lambda bus, ready: Controller(bus, config).run(ready),
+        address=config.address,
+        name=config.controller_id,
+        ready_fd=ready_fd,
+        owner_fd=owner_fd,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What the controller knows: an index over the records, kept up as they change. Rebuilt by reading them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from fluster_bus import subjects
+from fluster_bus.messages import JobId, JobRecord, Namespace, TaskRecord, WorkerId
+from fluster_bus.tables import Row
+from fluster_services import lifecycle
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class JobKey:
+    """A job of the cluster."""
+
+    namespace: Namespace
+    job_id: JobId
+
+
+@dataclass
+class JobEntry:
+    """A job with its tasks. `job` is None while only records of its tasks have been seen."""
+
+    job: Row[JobRecord] | None = None
+    tasks: dict[int, Row[TaskRecord]] = field(default_factory=dict)  # {task: its record}
+
+    def task_records(self) -> list[TaskRecord]:
+        return [row.value for row in self.tasks.values()]
+
+
+class Books:
+    """All jobs, with the newest revision of each record."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[JobKey, JobEntry] = {}
+        self._children: dict[JobKey, set[JobKey]] = {}  # {parent: its jobs}
+        self._held: dict[WorkerId, set[tuple[JobKey, int]]] = {}  # {worker: the tasks it holds}
+
+    def apply(self, row: Row[JobRecord] | Row[TaskRecord] | Row[JobRecord | TaskRecord]) -> JobKey | None:
+        """Take in a record; returns its job, or None when a newer one is known already."""
+        record = row.value
+        key = JobKey(record.namespace, record.job_id)
+        entry = self._jobs.setdefault(key, JobEntry())
+        if isinstance(record, TaskRecord):
+            known = entry.tasks.get(record.task)
+            if known is not None and known.revision >= row.revision:
+                return None
+            self._index_held(key, known.value if known else None, record)
+            entry.tasks[record.task] = Row(row.key, record, row.revision)
+        else:
+            if entry.job is not None and entry.job.revision >= row.revision:
+                return None
+            entry.job = Row(row.key, record, row.revision)
+            if record.request.parent is not None:
+                self._children.setdefault(JobKey(key.namespace, record.request.parent), set()).add(key)
+        return key
+
+    def _index_held(self, key: JobKey, before: TaskRecord | None, after: TaskRecord) -> None:
+        place = (key, after.task)
+        if before is not None and before.worker_id is not None:
+            self._held.get(before.worker_id, set()).discard(place)
+        if lifecycle.is_held(after) and after.worker_id is not None:
+            self._held.setdefault(after.worker_id, set()).add(place)
+
+    def get(self, key: JobKey) -> JobEntry | None:
+        """The job, once its own record has been seen."""
+        entry = self._jobs.get(key)
+        return entry if entry is not None and entry.job is not None else None
+
+    def children(self, key: JobKey) -> frozenset[JobKey]:
+        return frozenset(self._children.get(key, ()))
+
+    def held_by(self, worker_id: WorkerId) -> list[tuple[JobKey, Row[TaskRecord]]]:
+        """The tasks that a worker holds."""
+        return [(key, self._jobs[key].tasks[task]) for key, task in self._held.get(worker_id, ())]
+
+    def holders(self) -> list[WorkerId]:
+        """The workers that hold something."""
+        return [worker_id for worker_id, held in self._held.items() if held]
+
+    def newest(self, namespace: Namespace) -> Iterator[JobEntry]:
+        """The namespace's jobs, in the order opposite to their submission."""
+        entries = [
+            (entry.job.value.order, key.job_id, entry)
+            for key, entry in self._jobs.items()
+            if key.namespace == namespace and entry.job is not None
+        ]
+        return (entry for _, _, entry in sorted(entries, key=lambda each: each[:2], reverse=True))
+
+    def keys(self) -> list[JobKey]:
+        return list(self._jobs)
+
+    def sanity_check(self) -> None:
+        """Raise AssertionError when the index contradicts the records."""
+        for worker_id, held in self._held.items():
+            for key, task in held:
+                record = self._jobs[key].tasks[task].value
+                assert record.worker_id == worker_id  # noqa: S101
+                assert lifecycle.is_held(record)  # noqa: S101
+
+
+def record_key(record: JobRecord | TaskRecord) -> str:
+    """Where a record stands in its namespace's bucket."""
+    return subjects.task_key(record.job_id, record.task) if isinstance(record, TaskRecord) else record.job_id

@@ -1,0 +1,210 @@
+"""The controller: keeps its view of the records up to date and writes what follows from them.
+
+It keeps nothing that it cannot rebuild by reading, so it may be killed at any moment. What it does lies beside it, one
+module each: taking in submissions, offering tasks, judging workers, sweeping the registry, answering requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from fluster_bus import subjects
+from fluster_bus.address import BusAddress
+from fluster_bus.bus import Bus
+from fluster_bus.errors import BusError, DisconnectedError, RevisionConflictError
+from fluster_bus.feeds import CaughtUp
+from fluster_bus.messages import JobRecord, JobStatus, Look, Namespace, TaskRecord, WorkerId, WorkerInfo
+from fluster_bus.streams import ensure_namespace, ensure_system, records_table, workers_table
+from fluster_bus.tables import Row
+from fluster_services import capacity, lifecycle
+from fluster_services.config import Timing
+from fluster_services.controller.books import Books, JobKey, record_key
+from fluster_services.controller.event_log import EventLog
+from fluster_services.controller.intake import Intake
+from fluster_services.controller.judge import Judge
+from fluster_services.controller.offers import Offers
+from fluster_services.controller.reconcile import next_records
+from fluster_services.controller.registry_sweep import RegistrySweep
+from fluster_services.controller.scheduler import Place
+from fluster_services.controller.service import ControllerService
+
+log = logging.getLogger(__name__)
+
+_RECONCILED_AT_ONCE = 32
+_PAUSE_AFTER_ERROR_S = 0.2
+
+
+@dataclass(frozen=True)
+class ControllerConfig:
+    """What a controller needs to know."""
+
+    address: BusAddress
+    namespaces: tuple[Namespace, ...] = (Namespace("default"),)
+    timing: Timing = field(default_factory=Timing)
+    controller_id: str = "controller"
+
+
+class Controller:
+    """One controller on one connection; `run` serves until it is cancelled."""
+
+    def __init__(self, bus: Bus, config: ControllerConfig) -> None:
+        self.bus = bus
+        self.config = config
+        self.books = Books()
+        self.records = {namespace: records_table(bus, namespace) for namespace in config.namespaces}
+        self.workers_table = workers_table(bus)
+        self.workers: dict[WorkerId, WorkerInfo] = {}  # those that have registered
+        self.events = EventLog(bus)
+        self.intake = Intake(self)
+        self.offers = Offers(self)
+        self.judge = Judge(self)
+        self.registry = RegistrySweep(self)
+        self._service = ControllerService(self)
+        self._dirty: asyncio.Queue[JobKey] = asyncio.Queue()
+        self._queued: set[JobKey] = set()
+        self._busy: set[JobKey] = set()
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Serve; `ready` is called once requests are answered."""
+        await ensure_system(self.bus)
+        for namespace in self.config.namespaces:
+            await ensure_namespace(self.bus, namespace)
+            await self.events.load(namespace)
+        async with asyncio.TaskGroup() as tasks:
+            watches = [self._watch_workers, *(self._records_watch(namespace) for namespace in self.config.namespaces)]
+            read = []
+            for watch in watches:
+                read.append(asyncio.Event())
+                tasks.create_task(watch(read[-1]))
+            for event in read:
+                await event.wait()
+            for loop in (self.events.publish, self.judge.run, self.offers.run, self.intake.run):
+                tasks.create_task(loop())
+            for namespace in self.config.namespaces:
+                tasks.create_task(self.registry.run(namespace))
+            for _ in range(_RECONCILED_AT_ONCE):
+                tasks.create_task(self._reconcile_forever())
+            await self._service.serve()
+            ready()
+
+    # ---- reading ----------------------------------------------------------------------------------------
+
+    def _records_watch(self, namespace: Namespace) -> Callable[[asyncio.Event], Coroutine[Any, Any, None]]:
+        async def watch(read: asyncio.Event) -> None:
+            async with aclosing(self.records[namespace].watch()) as changes:
+                async for change in changes:
+                    if isinstance(change, Row):
+                        self.apply(change)
+                    elif isinstance(change, CaughtUp):
+                        read.set()
+
+        return watch
+
+    async def _watch_workers(self, read: asyncio.Event) -> None:
+        async with aclosing(self.workers_table.watch()) as changes:
+            async for change in changes:
+                if isinstance(change, CaughtUp):
+                    read.set()
+                elif isinstance(change, Row):
+                    self.workers[change.value.worker_id] = change.value
+                    self.judge.on_registered(change.value)
+                else:
+                    self.workers.pop(WorkerId(change.key), None)
+
+    def apply(self, row: Row[JobRecord | TaskRecord]) -> None:
+        """Take in a record as it was read or written, with everything that follows from it."""
+        key = self.books.apply(row)
+        if key is None:
+            return
+        record = row.value
+        self.events.on_record(record)
+        if isinstance(record, TaskRecord):
+            self._apply_task(key, record)
+        elif record.state.finished():
+            for child in self.books.children(key):
+                self.mark(child)
+        self.mark(key)
+        self.registry.on_job_changed(key)
+        self.intake.on_job_changed(key)
+
+    def _apply_task(self, key: JobKey, task: TaskRecord) -> None:
+        if lifecycle.is_held(task) and task.worker_id is not None:
+            self.judge.on_held(task.worker_id)
+        if task.state.finished():
+            self.offers.on_room()
+        if task.state is JobStatus.PENDING and task.kill_requested is None:
+            self.offers.add(Place(task.order, task.task, key), capacity.needed(task.resources))
+        else:
+            self.offers.remove(key, task.task)
+
+    # ---- writing ----------------------------------------------------------------------------------------
+
+    def mark(self, key: JobKey) -> None:
+        """Have a job looked at: what follows from its records is written."""
+        if key not in self._queued:
+            self._queued.add(key)
+            self._dirty.put_nowait(key)
+
+    async def _reconcile_forever(self) -> None:
+        while True:
+            key = await self._dirty.get()
+            if key in self._busy:  # whoever has it looks again when done: `key` is still queued
+                continue
+            self._queued.discard(key)
+            self._busy.add(key)
+            try:
+                await self._reconcile(key)
+            finally:
+                self._busy.discard(key)
+                if key in self._queued:
+                    self._dirty.put_nowait(key)
+
+    async def _reconcile(self, key: JobKey) -> None:
+        entry = self.books.get(key)
+        if entry is None or entry.job is None:
+            return
+        parent_id = entry.job.value.request.parent
+        parent = self.books.get(JobKey(key.namespace, parent_id)) if parent_id is not None else None
+        parent_record = parent.job.value if parent is not None and parent.job is not None else None
+        for record in next_records(entry, now=time.time(), parent=parent_record):
+            await self.write(record)
+
+    async def write(self, record: JobRecord | TaskRecord) -> bool:
+        """Replace the present record by `record`, decided from it; False when somebody else was first.
+
+        Then nothing is lost: the other's record arrives, and the job is looked at again.
+        """
+        key = JobKey(record.namespace, record.job_id)
+        entry = self.books.get(key)
+        row = None if entry is None else entry.tasks.get(record.task) if isinstance(record, TaskRecord) else entry.job
+        if row is None:
+            return False
+        try:
+            revision = await self.records[record.namespace].update(record_key(record), record, row.revision)
+        except RevisionConflictError:
+            return False
+        except BusError as error:
+            log.warning("%s could not be written, and is tried again: %s", record_key(record), error)
+            await self.bus.wait_connected()
+            await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
+            self.mark(key)
+            return False
+        self.apply(Row(row.key, record, revision))
+        if isinstance(record, TaskRecord) and record.kill_requested is not None and lifecycle.is_held(record):
+            await self._tell_worker(record)
+        return True
+
+    async def _tell_worker(self, task: TaskRecord) -> None:
+        if task.worker_id is None:
+            return
+        look = Look(namespace=task.namespace, job_id=task.job_id, task=task.task)
+        try:
+            await self.bus.publish(subjects.worker_verb(task.worker_id, "look"), look.to_json())
+        except DisconnectedError:
+            log.info("%s reads its claims again when it is back", task.worker_id)

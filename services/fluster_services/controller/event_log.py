@@ -1,0 +1,97 @@
+"""Publishes each transition of a record once, in order, whatever is restarted in between.
+
+A record carries its last transitions, numbered. What the stream already has is known from the stream itself: after a
+restart the events of its last minutes are read, and only what is missing is added. The server drops what is published
+twice within two minutes, by the message id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import timedelta
+
+from fluster_bus import subjects
+from fluster_bus.bus import Bus
+from fluster_bus.errors import BusError
+from fluster_bus.feeds import Feed
+from fluster_bus.messages import Event, JobId, JobRecord, JobStatus, Namespace, TaskRecord, Transition
+from fluster_bus.streams import append
+from fluster_services.controller.books import record_key
+
+log = logging.getLogger(__name__)
+
+# Transitions bear the time of whoever wrote them: clocks may differ by as much and nothing is lost.
+_MARGIN = timedelta(minutes=5)
+_PAUSE_S = 0.2
+
+
+class EventLog:
+    """The event streams of all namespaces."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._seen: dict[tuple[Namespace, str], int] = {}  # {record: the last transition that is queued or published}
+        self._stored_until: dict[Namespace, float] = {}  # older transitions are in the stream
+        self._queue: asyncio.Queue[tuple[Namespace, Event]] = asyncio.Queue()
+
+    async def load(self, namespace: Namespace) -> None:
+        """Learn what the namespace's stream has."""
+        feed = Feed(
+            self._bus,
+            subjects.events_stream(namespace),
+            subject=subjects.events_of_all(namespace),
+            watch=subjects.watch_events(namespace),
+        )
+        last = await feed.last()
+        if last is None:
+            return
+        since = last.time - _MARGIN
+        self._stored_until[namespace] = since.timestamp()
+        async for entry in feed.stored(since=since):
+            event = Event.from_json(entry.data)
+            key = (namespace, _key(event))
+            self._seen[key] = max(self._seen.get(key, 0), event.transition.number)
+
+    def on_record(self, record: JobRecord | TaskRecord) -> None:
+        """Queue the transitions of a record that are not published yet."""
+        key = (record.namespace, record_key(record))
+        seen = self._seen.get(key, 0)
+        stored_until = self._stored_until.get(record.namespace, 0.0)
+        for transition in record.transitions:
+            if transition.number > seen:
+                self._seen[key] = transition.number
+                if transition.time > stored_until:
+                    task = record.task if isinstance(record, TaskRecord) else None
+                    self._put(record.namespace, Event(job_id=record.job_id, task=task, transition=transition))
+
+    def refuse(self, namespace: Namespace, event: Event) -> None:
+        """Queue the word that a submission was not taken."""
+        self._put(namespace, event)
+
+    def _put(self, namespace: Namespace, event: Event) -> None:
+        self._queue.put_nowait((namespace, event))
+
+    async def publish(self) -> None:
+        """Publish what is queued, until cancelled."""
+        while True:
+            namespace, event = await self._queue.get()
+            message_id = f"{namespace}.{_key(event)}.{event.transition.number}"
+            while True:
+                try:
+                    await append(self._bus, subjects.events(namespace, event.job_id), event, message_id=message_id)
+                    break
+                except BusError as error:
+                    log.warning("event %s waits: %s", message_id, error)
+                    await self._bus.wait_connected()
+                    await asyncio.sleep(_PAUSE_S)
+
+
+def _key(event: Event) -> str:
+    return event.job_id if event.task is None else subjects.task_key(event.job_id, event.task)
+
+
+def refusal(sequence: int, job_id: str, reason: str, *, now: float) -> Event:
+    """The event of a submission that was not taken; its number is its place in the submit stream."""
+    transition = Transition(number=sequence, state=JobStatus.FAILED, time=now, reason=f"refused: {reason}")
+    return Event(job_id=JobId(job_id), transition=transition)

@@ -1,0 +1,143 @@
+"""Takes in what was submitted: records it, or says why not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import OrderedDict
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from fluster_bus.errors import BusError, FlusterError, InvalidMessageError, KeyExistsError
+from fluster_bus.messages import JobId, JobRecord, JobRequest, Namespace, RefusedJob, TaskRecord
+from fluster_bus.names import MAX_NAME_LENGTH, check_name
+from fluster_bus.submissions import Submission, submissions
+from fluster_bus.tables import Row
+from fluster_services import lifecycle
+from fluster_services.controller.books import JobKey, record_key
+from fluster_services.controller.event_log import refusal
+
+if TYPE_CHECKING:
+    from fluster_services.controller.controller import Controller
+
+log = logging.getLogger(__name__)
+
+_RECORDED_AT_ONCE = 64
+_REMEMBERED = 50_000  # submissions whose fate is known without a look at the records
+
+
+class Intake:
+    """The submit stream's reader."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._looked_at: OrderedDict[int, RefusedJob | None] = OrderedDict()  # {sequence: why it was refused}
+        self._changed = asyncio.Condition()
+        self._waiters: dict[JobKey | int, list[asyncio.Future[None]]] = {}
+
+    async def run(self) -> None:
+        """Record what is submitted, until cancelled."""
+        room = asyncio.Semaphore(_RECORDED_AT_ONCE)
+        async with asyncio.TaskGroup() as tasks, aclosing(submissions(self._controller.bus)) as submitted:
+            async for submission in submitted:
+                await room.acquire()
+                task = tasks.create_task(self._take(submission))
+                task.add_done_callback(lambda _task: room.release())
+
+    async def _take(self, submission: Submission) -> None:
+        refused: RefusedJob | None = None
+        try:
+            try:
+                await self._record(submission)
+            except (InvalidMessageError, KeyExistsError, UnknownNamespaceError) as error:
+                refused = self._refused(submission, str(error))
+                await submission.refuse()
+            else:
+                await submission.done()
+        except BusError as error:
+            # The stream delivers it again; creating its records twice does no harm.
+            log.warning("submission %d waits: %s", submission.sequence, error)
+            return
+        self._remember(submission.sequence, refused)
+
+    async def _record(self, submission: Submission) -> None:
+        table = self._controller.records.get(Namespace(submission.namespace))
+        if table is None:
+            raise UnknownNamespaceError(
+                f"the cluster has no namespace {submission.namespace!r}; it has "
+                f"{', '.join(sorted(self._controller.records))}"
+            )
+        request = JobRequest.from_json(submission.data)
+        job_id = request.job_id or JobId(f"{request.name[: MAX_NAME_LENGTH - 20]}-{submission.sequence}")
+        namespace = Namespace(submission.namespace)
+        now = time.time()
+        job = lifecycle.new_job(namespace, job_id, request, order=submission.sequence, now=now)
+        try:
+            await self._create(job)
+        except KeyExistsError as error:
+            known = await table.get(job_id)
+            if known is None or known.value.order != submission.sequence:
+                raise KeyExistsError(
+                    f"job {job_id!r} exists already in namespace {namespace!r}: leave job_id out, or choose another"
+                ) from error
+            job = known.value if isinstance(known.value, JobRecord) else job
+        for task in lifecycle.new_tasks(job):
+            try:
+                await self._create(task)
+            except KeyExistsError:
+                continue  # written before this controller, or the one before it, was stopped
+
+    async def _create(self, record: JobRecord | TaskRecord) -> None:
+        key = record_key(record)
+        revision = await self._controller.records[record.namespace].create(key, record)
+        self._controller.apply(Row(key, record, revision))
+
+    def _refused(self, submission: Submission, reason: str) -> RefusedJob:
+        log.warning("submission %d to %s is refused: %s", submission.sequence, submission.namespace, reason)
+        job_id = _claimed_id(submission.data)
+        if Namespace(submission.namespace) in self._controller.records:
+            event = refusal(submission.sequence, job_id or "refused", reason, now=time.time())
+            self._controller.events.refuse(Namespace(submission.namespace), event)
+        return RefusedJob(sequence=submission.sequence, job_id=job_id, reason=reason[:10_000])
+
+    # ---- who waits for a submission ---------------------------------------------------------------------
+
+    def _remember(self, sequence: int, refused: RefusedJob | None) -> None:
+        self._looked_at[sequence] = refused
+        while len(self._looked_at) > _REMEMBERED:
+            self._looked_at.popitem(last=False)
+        self._wake(sequence)
+
+    def on_job_changed(self, key: JobKey) -> None:
+        self._wake(key)
+
+    def _wake(self, what: JobKey | int) -> None:
+        for future in self._waiters.pop(what, ()):
+            if not future.done():
+                future.set_result(None)
+
+    async def wait_looked_at(self, job: JobKey, sequence: int) -> RefusedJob | None:
+        """Why the submission was refused, None once it is recorded."""
+        while sequence not in self._looked_at:
+            if self._controller.books.get(job) is not None:
+                return None
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            for what in (job, sequence):
+                self._waiters.setdefault(what, []).append(future)
+            await future
+        return self._looked_at[sequence]
+
+
+class UnknownNamespaceError(FlusterError):
+    """The cluster was not set up with that namespace."""
+
+
+def _claimed_id(data: bytes) -> JobId | None:
+    """The id or name that a refused message gave itself, if it can be read at all."""
+    try:
+        message = json.loads(data)
+        return JobId(check_name("job id", message.get("job_id") or message.get("name")))
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return None

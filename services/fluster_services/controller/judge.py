@@ -1,0 +1,114 @@
+"""Judges workers by their heartbeats, and tasks that no worker could ever run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from fluster_bus import subjects
+from fluster_bus.messages import Capacity, Heartbeat, HeartbeatReply, WorkerId, WorkerInfo, WorkerStatus
+from fluster_services import capacity, lifecycle
+from fluster_services.controller.liveness import Liveness
+
+if TYPE_CHECKING:
+    from fluster_services.controller.controller import Controller
+
+log = logging.getLogger(__name__)
+
+
+class Judge:
+    """Whom the controller believes to live."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._timing = controller.config.timing
+        self._liveness = Liveness(self._timing.worker_timeout_s)
+        self._misfit_since: dict[Capacity, float] = {}  # {need: since when no worker could ever cover it}
+
+    async def run(self) -> None:
+        """Judge at each beat's interval, until cancelled."""
+        bus = self._controller.bus
+        bus.on_reconnect(lambda: self._liveness.on_interruption(now=time.monotonic()))
+        await bus.serve(
+            subjects.heartbeats(), Heartbeat, self._on_heartbeat, queue=subjects.CONTROLLER_QUEUE, concurrency=256
+        )
+        await bus.subscribe(subjects.capacity(), lambda _delivery: self._controller.offers.on_room())
+        while True:
+            started = time.monotonic()
+            await asyncio.sleep(self._timing.heartbeat_s)
+            if time.monotonic() - started > self._timing.heartbeat_s + self._timing.fence_after_s / 2:
+                # This process itself was stopped, or the machine slept: it heard nobody, and may judge nobody for it.
+                self._liveness.on_interruption(now=time.monotonic())
+            if bus.connected:
+                await self._judge_workers()
+                await self._give_up_misfits()
+
+    # ---- workers ----------------------------------------------------------------------------------------
+
+    async def _on_heartbeat(self, beat: Heartbeat, _subject: str) -> HeartbeatReply:
+        if self._liveness.on_beat(beat.worker_id, now=time.monotonic(), free=beat.free):
+            self._controller.offers.on_room()
+        return HeartbeatReply(registered=beat.worker_id in self._controller.workers)
+
+    def on_registered(self, info: WorkerInfo) -> None:
+        """A worker is in the table."""
+        self._liveness.expect(info.worker_id, now=time.monotonic())
+
+    def on_held(self, worker_id: WorkerId) -> None:
+        """A record says that the worker holds a task."""
+        self._liveness.expect(worker_id, now=time.monotonic())
+
+    async def _judge_workers(self) -> None:
+        for worker_id in self._liveness.take_lost(now=time.monotonic()):
+            held = self._controller.books.held_by(worker_id)
+            log.warning("worker %s is lost, with %d tasks", worker_id, len(held))
+            reason = f"worker {worker_id} was not heard for {self._timing.worker_timeout_s:g} s"
+            for _, row in held:
+                lost = lifecycle.lose_worker(row.value, worker_id=worker_id, now=time.time(), reason=reason)
+                if lost is not None:
+                    await self._controller.write(lost)
+            if worker_id in self._controller.workers:
+                await self._controller.workers_table.delete(worker_id)
+
+    def alive(self) -> list[WorkerId]:
+        return self._liveness.alive()
+
+    def free(self, worker_id: WorkerId) -> Capacity:
+        return self._liveness.free(worker_id)
+
+    def statuses(self) -> list[WorkerStatus]:
+        """The registered workers, by name."""
+        now = time.monotonic()
+        return [
+            WorkerStatus(
+                info=info,
+                free=self._liveness.free(worker_id),
+                alive=self._liveness.is_alive(worker_id),
+                silent_for_s=round(self._liveness.silent_for_s(worker_id, now=now), 3),
+                running=len(self._controller.books.held_by(worker_id)),
+            )
+            for worker_id, info in sorted(self._controller.workers.items())
+        ]
+
+    # ---- tasks that never fit ---------------------------------------------------------------------------
+
+    async def _give_up_misfits(self) -> None:
+        scheduler = self._controller.offers.scheduler
+        totals = [(worker_id, info.total) for worker_id, info in sorted(self._controller.workers.items())]
+        now = time.monotonic()
+        misfits = [
+            need for need in scheduler.needs() if totals and not any(capacity.fits(need, total) for _, total in totals)
+        ]
+        self._misfit_since = {need: self._misfit_since.get(need, now) for need in misfits}
+        for need, since in self._misfit_since.items():
+            if now - since < self._timing.unschedulable_after_s:
+                continue
+            reason = capacity.misfit(need, [(str(worker_id), total) for worker_id, total in totals])
+            for key, task in scheduler.waiting_for(need):
+                entry = self._controller.books.get(key)
+                row = entry.tasks.get(task) if entry is not None else None
+                given_up = lifecycle.give_up(row.value, now=time.time(), reason=reason) if row is not None else None
+                if given_up is not None:
+                    await self._controller.write(given_up)

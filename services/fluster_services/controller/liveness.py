@@ -1,0 +1,80 @@
+"""Which workers live, judged by the controller's own clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fluster_bus.messages import Capacity, WorkerId
+
+
+@dataclass
+class _Worker:
+    heard_at: float
+    free: Capacity
+    judged_lost: bool = False
+
+
+class Liveness:
+    """When each worker was last heard. Times are seconds of a monotonic clock."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._workers: dict[WorkerId, _Worker] = {}
+
+    def on_beat(self, worker_id: WorkerId, *, now: float, free: Capacity) -> bool:
+        """A worker lives. Returns True when it has more room than it said before, or is new or back."""
+        known = self._workers.get(worker_id)
+        self._workers[worker_id] = _Worker(now, free)
+        return known is None or known.judged_lost or _has_more(free, known.free)
+
+    def expect(self, worker_id: WorkerId, *, now: float) -> None:
+        """A worker is known from the records: it has its full time to be heard."""
+        if worker_id not in self._workers:
+            self._workers[worker_id] = _Worker(now, Capacity())
+
+    def on_interruption(self, *, now: float) -> None:
+        """The bus or the controller was away, so nobody could be heard: all have their full time again."""
+        for worker in self._workers.values():
+            if not worker.judged_lost:
+                worker.heard_at = now
+
+    def take_lost(self, *, now: float) -> list[WorkerId]:
+        """The workers that have been silent for too long, each once."""
+        lost = [
+            worker_id
+            for worker_id, worker in self._workers.items()
+            if not worker.judged_lost and now - worker.heard_at >= self._timeout_s
+        ]
+        for worker_id in lost:
+            self._workers[worker_id].judged_lost = True
+        return lost
+
+    def forget(self, worker_id: WorkerId) -> None:
+        self._workers.pop(worker_id, None)
+
+    def next_deadline(self) -> float | None:
+        """When the next worker would be lost if nothing is heard."""
+        times = [worker.heard_at for worker in self._workers.values() if not worker.judged_lost]
+        return min(times) + self._timeout_s if times else None
+
+    def is_alive(self, worker_id: WorkerId) -> bool:
+        worker = self._workers.get(worker_id)
+        return worker is not None and not worker.judged_lost
+
+    def silent_for_s(self, worker_id: WorkerId, *, now: float) -> float:
+        worker = self._workers.get(worker_id)
+        return now - worker.heard_at if worker is not None else 0.0
+
+    def free(self, worker_id: WorkerId) -> Capacity:
+        """What the worker said it has left; approximate by the time it is read."""
+        worker = self._workers.get(worker_id)
+        return worker.free if worker is not None else Capacity()
+
+    def alive(self) -> list[WorkerId]:
+        return sorted(worker_id for worker_id, worker in self._workers.items() if not worker.judged_lost)
+
+
+def _has_more(free: Capacity, before: Capacity) -> bool:
+    return (
+        free.cpu > before.cpu or free.memory > before.memory or free.disk > before.disk or free.devices > before.devices
+    )

@@ -1,0 +1,129 @@
+"""Removes endpoints that nobody stands behind any more."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fluster_bus.errors import BusError
+from fluster_bus.feeds import CaughtUp
+from fluster_bus.messages import Endpoint, JobId, Namespace
+from fluster_bus.registry import Registry
+from fluster_bus.tables import Deleted, Row
+from fluster_services.controller.books import JobKey
+from fluster_services.controller.reconcile import is_stale
+
+if TYPE_CHECKING:
+    from fluster_services.controller.controller import Controller
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 1.0
+# A watcher that was away this long has met the dead endpoint by calling it, so it needs no mark of the deletion.
+_MARK_KEPT_S = 600.0
+
+
+@dataclass
+class _Namespace:
+    registry: Registry
+    endpoints: dict[str, tuple[Endpoint, float]] = field(default_factory=dict)  # {key: (endpoint, last written at)}
+    marks: deque[tuple[float, Deleted]] = field(default_factory=deque)  # of deletions, the oldest first
+    by_job: dict[JobId, set[str]] = field(default_factory=dict)
+    stale: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+
+
+class RegistrySweep:
+    """The registries of all namespaces, as far as removal goes."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._namespaces = {
+            namespace: _Namespace(Registry(controller.bus, namespace)) for namespace in controller.config.namespaces
+        }
+
+    def registry(self, namespace: Namespace) -> Registry:
+        return self._namespaces[namespace].registry
+
+    async def run(self, namespace: Namespace) -> None:
+        """Keep a namespace's registry clean, until cancelled."""
+        state = self._namespaces[namespace]
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch(namespace, state))
+            tasks.create_task(self._remove_stale(state))
+            tasks.create_task(self._tick(state))
+
+    async def _watch(self, namespace: Namespace, state: _Namespace) -> None:
+        async with aclosing(state.registry.table.watch()) as changes:
+            async for change in changes:
+                if isinstance(change, CaughtUp):
+                    continue
+                if isinstance(change, Deleted):
+                    self._forget(state, change.key)
+                    state.marks.append((time.monotonic(), change))
+                    continue
+                self._learn(namespace, state, change)
+
+    def _learn(self, namespace: Namespace, state: _Namespace, row: Row[Endpoint]) -> None:
+        endpoint = row.value
+        state.endpoints[row.key] = (endpoint, time.monotonic())
+        if endpoint.job_id is not None:
+            state.by_job.setdefault(endpoint.job_id, set()).add(row.key)
+            self.on_job_changed(JobKey(namespace, endpoint.job_id))
+
+    def _forget(self, state: _Namespace, key: str) -> None:
+        known = state.endpoints.pop(key, None)
+        if known is not None and known[0].job_id is not None:
+            keys = state.by_job.get(known[0].job_id, set())
+            keys.discard(key)
+            if not keys:
+                state.by_job.pop(known[0].job_id, None)
+
+    def on_job_changed(self, key: JobKey) -> None:
+        """A job's records changed: those of its endpoints that have no living attempt go."""
+        state = self._namespaces[key.namespace]
+        for endpoint_key in state.by_job.get(key.job_id, ()):
+            if is_stale(state.endpoints[endpoint_key][0], self._controller.books.get(key)):
+                state.stale.put_nowait(endpoint_key)
+
+    async def _remove_stale(self, state: _Namespace) -> None:
+        while True:
+            key = await state.stale.get()
+            known = state.endpoints.get(key)
+            if known is None:
+                continue
+            try:
+                await state.registry.unregister(known[0])
+            except BusError as error:
+                log.warning("endpoint %s is removed later: %s", key, error)
+                await self._controller.bus.wait_connected()
+                await asyncio.sleep(_TICK_S)
+                state.stale.put_nowait(key)
+            else:
+                self._forget(state, key)
+
+    async def _tick(self, state: _Namespace) -> None:
+        """Leases and old marks go by time. Both are counted from when this controller saw them, by its own clock."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now = time.monotonic()
+            if not self._controller.bus.connected:
+                # Nobody could renew: all have their full time again.
+                state.endpoints = {key: (endpoint, now) for key, (endpoint, _) in state.endpoints.items()}
+                continue
+            for key, (endpoint, written_at) in list(state.endpoints.items()):
+                if endpoint.lease_s is not None and now - written_at > endpoint.lease_s:
+                    state.stale.put_nowait(key)
+            while state.marks and now - state.marks[0][0] > _MARK_KEPT_S:
+                _, deleted = state.marks.popleft()
+                await self._forget_mark(state, deleted)
+
+    async def _forget_mark(self, state: _Namespace, deleted: Deleted) -> None:
+        try:
+            await state.registry.table.forget_deleted(deleted)
+        except BusError as error:
+            log.info("the mark of the deleted endpoint %s stays: %s", deleted.key, error)

@@ -1,0 +1,181 @@
+"""Answers what clients ask the controller."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+from typing import TYPE_CHECKING
+
+from fluster_bus import subjects
+from fluster_bus.bus import Request
+from fluster_bus.errors import ServiceError
+from fluster_bus.messages import (
+    Done,
+    Endpoint,
+    EndpointList,
+    EndpointQuery,
+    JobInfo,
+    ListReply,
+    ListRequest,
+    Namespace,
+    RefusedJob,
+    StatusReply,
+    StatusRequest,
+    TerminateReply,
+    TerminateRequest,
+    UnregisterRequest,
+    WorkerList,
+)
+from fluster_bus.messages.model import Message
+from fluster_bus.services_api import Announcement, ServedEndpoint
+from fluster_services import lifecycle
+from fluster_services.controller.books import JobEntry, JobKey
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from fluster_services.controller.controller import Controller
+
+_RECORDED_TIMEOUT_S = 4.0  # below the client's own, so that it hears which jobs are not recorded yet
+
+
+class ControllerService:
+    """The controller's services, in every namespace."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    async def serve(self) -> None:
+        """Begin to answer, and to be listed among the services."""
+        every = subjects.ANY_TOKEN
+        await self._serve(subjects.jobs_verb(every, "status"), StatusRequest, self._status)
+        await self._serve(subjects.jobs_verb(every, "list"), ListRequest, self._list)
+        await self._serve(subjects.jobs_verb(every, "terminate"), TerminateRequest, self._terminate)
+        await self._serve(subjects.ensure_namespace(every), Done, self._ensure)
+        await self._serve(subjects.workers_list(every), Done, self._workers)
+        await self._serve(subjects.endpoints_verb(every, "register"), Endpoint, self._register)
+        await self._serve(subjects.endpoints_verb(every, "unregister"), UnregisterRequest, self._unregister)
+        await self._serve(subjects.endpoints_verb(every, "lookup"), EndpointQuery, self._lookup)
+        await self._serve(subjects.endpoints_verb(every, "list"), EndpointQuery, self._lookup)
+        await self._announce()
+
+    async def _serve(
+        self,
+        subject: str,
+        request: type[Request],
+        answer: Callable[[Namespace, Request], Awaitable[Message]],
+    ) -> None:
+        async def handler(message: Request, asked: str) -> Message:
+            namespace = Namespace(subjects.namespace_of(asked))
+            if namespace not in self._controller.records:
+                raise ServiceError(
+                    "NamespaceNotFound",
+                    f"the cluster has no namespace {namespace!r}; it has "
+                    f"{', '.join(sorted(self._controller.records))}: start it with that namespace",
+                )
+            return await answer(namespace, message)
+
+        await self._controller.bus.serve(subject, request, handler, queue=subjects.CONTROLLER_QUEUE)
+
+    async def _announce(self) -> None:
+        every = subjects.ANY_TOKEN
+        endpoints = [
+            ServedEndpoint(f"jobs-{verb}", subjects.jobs_verb(every, verb), subjects.CONTROLLER_QUEUE)
+            for verb in ("status", "list", "terminate")
+        ]
+        endpoints += [
+            ServedEndpoint(f"endpoints-{verb}", subjects.endpoints_verb(every, verb), subjects.CONTROLLER_QUEUE)
+            for verb in subjects.ENDPOINT_VERBS
+        ]
+        announcement = Announcement(
+            "fluster-controller",
+            self._controller.config.controller_id,
+            importlib.metadata.version("fluster"),
+            description="Jobs and endpoints of a Fluster cluster",
+            endpoints=endpoints,
+        )
+        await announcement.serve(self._controller.bus)
+
+    # ---- jobs -------------------------------------------------------------------------------------------
+
+    async def _status(self, namespace: Namespace, request: StatusRequest) -> StatusReply:
+        keys = [JobKey(namespace, job_id) for job_id in request.job_ids]
+        refused = await self._looked_at(keys, request.submissions)
+        infos = {key: self._info(key) for key in keys}
+        return StatusReply(
+            jobs=tuple(info for info in infos.values() if info is not None),
+            unknown=tuple(key.job_id for key, info in infos.items() if info is None),
+            refused=refused,
+        )
+
+    async def _looked_at(self, keys: list[JobKey], submissions: tuple[int, ...]) -> tuple[RefusedJob, ...]:
+        waits = [
+            self._controller.intake.wait_looked_at(key, sequence)
+            for key, sequence in zip(keys, submissions, strict=False)
+        ]
+        try:
+            async with asyncio.timeout(_RECORDED_TIMEOUT_S):
+                results = await asyncio.gather(*waits)
+        except TimeoutError:
+            return ()  # the reply names as unknown what is not recorded yet
+        return tuple(result for result in results if result is not None)
+
+    def _info(self, key: JobKey) -> JobInfo | None:
+        entry = self._controller.books.get(key)
+        return _job_info(entry) if entry is not None else None
+
+    async def _list(self, namespace: Namespace, request: ListRequest) -> ListReply:
+        found: list[JobInfo] = []
+        for entry in self._controller.books.newest(namespace):
+            info = _job_info(entry)
+            if info is not None and (not request.states or info.status in request.states):
+                found.append(info)
+                if len(found) == request.limit:
+                    break
+        return ListReply(jobs=tuple(found))
+
+    async def _terminate(self, namespace: Namespace, request: TerminateRequest) -> TerminateReply:
+        key = JobKey(namespace, request.job_id)
+        while True:
+            entry = self._controller.books.get(key)
+            if entry is None or entry.job is None:
+                raise ServiceError(
+                    "JobNotFoundError", f"no job {request.job_id!r} in namespace {namespace!r}: `fluster ps` lists them"
+                )
+            wanted = lifecycle.request_job_kill(entry.job.value, reason=request.reason)
+            if wanted is None or await self._controller.write(wanted):
+                return TerminateReply(job=lifecycle.job_info(entry.job.value, entry.task_records()))
+            newer = await self._controller.records[namespace].get(request.job_id)
+            if newer is not None:
+                self._controller.apply(newer)
+
+    # ---- the rest ---------------------------------------------------------------------------------------
+
+    async def _ensure(self, _namespace: Namespace, _request: Done) -> Done:
+        return Done()  # every namespace that is known has its buckets and streams
+
+    async def _workers(self, _namespace: Namespace, _request: Done) -> WorkerList:
+        return WorkerList(workers=tuple(self._controller.judge.statuses()))
+
+    async def _register(self, namespace: Namespace, endpoint: Endpoint) -> Endpoint:
+        if endpoint.namespace != namespace:
+            raise ServiceError(
+                "WrongNamespace", f"endpoint of namespace {endpoint.namespace!r}, sent to {namespace!r}: send it there"
+            )
+        return await self._controller.registry.registry(namespace).register(endpoint)
+
+    async def _unregister(self, namespace: Namespace, request: UnregisterRequest) -> Done:
+        registry = self._controller.registry.registry(namespace)
+        endpoint = await registry.find(request.endpoint_id)
+        if endpoint is not None:
+            await registry.unregister(endpoint)
+        return Done()
+
+    async def _lookup(self, namespace: Namespace, query: EndpointQuery) -> EndpointList:
+        registry = self._controller.registry.registry(namespace)
+        found = await (registry.lookup(query.name) if query.name is not None else registry.list(query.prefix))
+        return EndpointList(endpoints=tuple(found))
+
+
+def _job_info(entry: JobEntry) -> JobInfo | None:
+    return lifecycle.job_info(entry.job.value, entry.task_records()) if entry.job is not None else None

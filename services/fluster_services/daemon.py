@@ -1,0 +1,106 @@
+"""What every daemon does: connect, serve, tell that it is ready, and leave cleanly when asked or left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fluster_bus.address import BusAddress
+from fluster_bus.bus import Bus
+from fluster_bus.errors import ConnectError, CredentialsError, FlusterError
+from fluster_bus.retries import retried
+
+log = logging.getLogger(__name__)
+
+_CONNECT_TIMEOUT_S = 60.0
+_LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def run_daemon(
+    serve: Callable[[Bus, Callable[[], None]], Coroutine[Any, Any, None]],
+    *,
+    address: BusAddress,
+    name: str,
+    ready_fd: int | None = None,
+    owner_fd: int | None = None,
+) -> None:
+    """Run `serve(bus, ready)` until SIGTERM, Ctrl-C, or the end of the pipe `owner_fd`: its owner is gone.
+
+    A byte is written to `ready_fd` when `serve` calls `ready`. Exits with status 1 and one line when it cannot go on.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_main(serve, address, name, ready_fd, owner_fd))
+    except* FlusterError as errors:
+        for error in errors.exceptions:
+            log.error("%s", error)  # noqa: TRY400 - the reason is in the message; a traceback would hide it
+        sys.exit(1)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if sys.platform == "win32":
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop
+
+
+async def _main(
+    serve: Callable[[Bus, Callable[[], None]], Coroutine[Any, Any, None]],
+    address: BusAddress,
+    name: str,
+    ready_fd: int | None,
+    owner_fd: int | None,
+) -> None:
+    loop = asyncio.get_running_loop()
+    leaving = asyncio.Event()
+    for number in _LEAVE_SIGNALS:
+        loop.add_signal_handler(number, leaving.set)
+    if owner_fd is not None:
+        loop.add_reader(owner_fd, leaving.set)  # nothing is ever written there: it can only end
+    bus = await _connect(address, name, leaving)
+    if bus is None:
+        return
+
+    def ready() -> None:
+        log.info("%s is ready at %s", name, address)
+        if ready_fd is not None:
+            os.write(ready_fd, b"\n")
+            os.close(ready_fd)
+
+    serving = asyncio.create_task(serve(bus, ready))
+    leave = asyncio.create_task(leaving.wait())
+    try:
+        await asyncio.wait({serving, leave}, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            await serving
+    finally:
+        leave.cancel()
+        serving.cancel()
+        await asyncio.gather(serving, leave, return_exceptions=True)
+        await bus.close()
+    log.info("%s has left", name)
+
+
+async def _connect(address: BusAddress, name: str, leaving: asyncio.Event) -> Bus | None:
+    """A connection, however long the server takes to come up; None when asked to leave meanwhile."""
+
+    async def attempt(_left_s: float) -> Bus | None:
+        if leaving.is_set():
+            return None
+        try:
+            return await Bus.connect(address, name=name)
+        except CredentialsError as error:
+            raise _RefusedError(str(error)) from error
+
+    return await retried(attempt, on=(ConnectError,), timeout_s=_CONNECT_TIMEOUT_S)
+
+
+class _RefusedError(FlusterError):
+    """Wrong credentials stay wrong: there is no use in trying again."""

@@ -1,0 +1,287 @@
+"""The life of a task and of a job, as pure functions: a record, what happened and when in; the new record out.
+
+    state          event                       new state        who writes it
+    PENDING        claimed by a worker         BUILDING         the worker
+    BUILDING       its process runs            RUNNING          the worker
+    BUILDING/
+    RUNNING        ended with exit code 0      SUCCEEDED        the worker
+                   ended otherwise             FAILED           the worker
+                   stopped by request          KILLED           the worker
+                   its worker is lost          WORKER_FAILED    the controller
+    PENDING        stopped by request          KILLED           the controller
+                   fits no worker, for long    UNSCHEDULABLE    the controller
+    FAILED         failure budget left         PENDING, n + 1   the controller
+    WORKER_FAILED  preemption budget left      PENDING, n + 1   the controller
+
+A function returns None when the event does not apply to the record any more: it is late, doubled, or about an attempt
+that was superseded. Then nothing is written. Every other state than those on the left is final.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from fluster_bus.messages import (
+    JobId,
+    JobInfo,
+    JobRecord,
+    JobRequest,
+    JobStatus,
+    Namespace,
+    TaskError,
+    TaskRecord,
+    TaskStatus,
+    Transition,
+    WorkerId,
+)
+from fluster_bus.messages.records import KEPT_TRANSITIONS
+
+Record = TypeVar("Record", TaskRecord, JobRecord)
+
+_HELD = (JobStatus.BUILDING, JobStatus.RUNNING)  # a worker has it
+_UNHAPPY = (JobStatus.FAILED, JobStatus.KILLED, JobStatus.WORKER_FAILED, JobStatus.UNSCHEDULABLE)
+
+
+# ---- records come into being ----------------------------------------------------------------------------
+
+
+def new_job(namespace: Namespace, job_id: JobId, request: JobRequest, *, order: int, now: float) -> JobRecord:
+    """The record of a job as it is submitted."""
+    first = Transition(number=1, state=JobStatus.PENDING, time=now, reason="submitted")
+    return JobRecord(
+        job_id=job_id, namespace=namespace, request=request, order=order, submitted_at=now, transitions=(first,)
+    )
+
+
+def new_tasks(job: JobRecord) -> list[TaskRecord]:
+    """The records of a job's tasks, all waiting."""
+    request = job.request
+    first = Transition(number=1, state=JobStatus.PENDING, time=job.submitted_at, reason="submitted", attempt=1)
+    return [
+        TaskRecord(
+            job_id=job.job_id,
+            namespace=job.namespace,
+            task=task,
+            order=job.order,
+            resources=request.resources,
+            max_retries_failure=request.max_retries_failure,
+            max_retries_preemption=request.max_retries_preemption,
+            transitions=(first,),
+        )
+        for task in range(request.replicas)
+    ]
+
+
+# ---- a task ---------------------------------------------------------------------------------------------
+
+
+def claim(task: TaskRecord, *, attempt: int, worker_id: WorkerId, now: float) -> TaskRecord | None:
+    """`worker_id` takes the attempt that was offered to it."""
+    if task.state is not JobStatus.PENDING or task.attempt != attempt or task.kill_requested is not None:
+        return None
+    return _moved(task, JobStatus.BUILDING, now, f"claimed by {worker_id}", worker_id=worker_id, started_at=now)
+
+
+def run(task: TaskRecord, *, attempt: int, worker_id: WorkerId, now: float) -> TaskRecord | None:
+    """The attempt's process runs."""
+    if task.state is not JobStatus.BUILDING or not _holds(task, attempt, worker_id):
+        return None
+    return _moved(task, JobStatus.RUNNING, now, "started", started_at=now)
+
+
+def end(
+    task: TaskRecord,
+    *,
+    attempt: int,
+    worker_id: WorkerId,
+    now: float,
+    state: JobStatus,
+    reason: str,
+    exit_code: int | None = None,
+    error: TaskError | None = None,
+) -> TaskRecord | None:
+    """The attempt ended at its worker: SUCCEEDED, FAILED, KILLED, or WORKER_FAILED when it was not its own fault."""
+    if task.state not in _HELD or not _holds(task, attempt, worker_id):
+        return None
+    return _moved(
+        task,
+        state,
+        now,
+        reason,
+        exit_code=exit_code,
+        error=error,
+        finished_at=now,
+        failures=task.failures + (state is JobStatus.FAILED),
+        preemptions=task.preemptions + (state is JobStatus.WORKER_FAILED),
+    )
+
+
+def lose_worker(task: TaskRecord, *, worker_id: WorkerId, now: float, reason: str) -> TaskRecord | None:
+    """The worker that held the task is gone; what it cost is charged to the preemption budget."""
+    return end(task, attempt=task.attempt, worker_id=worker_id, now=now, state=JobStatus.WORKER_FAILED, reason=reason)
+
+
+def request_kill(task: TaskRecord, *, now: float, reason: str) -> TaskRecord | None:
+    """Somebody wants it stopped: done at once when nobody holds it, else its worker is asked through the record."""
+    if is_final(task) or task.kill_requested is not None:
+        return None
+    wanted = task.model_copy(update={"kill_requested": reason})
+    if task.state in _HELD:
+        return wanted
+    return _moved(wanted, JobStatus.KILLED, now, reason, finished_at=now)
+
+
+def give_up(task: TaskRecord, *, now: float, reason: str) -> TaskRecord | None:
+    """It will never fit."""
+    if task.state is not JobStatus.PENDING:
+        return None
+    return _moved(task, JobStatus.UNSCHEDULABLE, now, reason, finished_at=now)
+
+
+def retry(task: TaskRecord, *, now: float) -> TaskRecord | None:
+    """The next attempt, when the newest one failed and its budget has something left."""
+    if not _may_retry(task):
+        return None
+    used, budget = (
+        (task.failures, task.max_retries_failure)
+        if task.state is JobStatus.FAILED
+        else (task.preemptions, task.max_retries_preemption)
+    )
+    reason = f"retry {used} of {budget} after {task.state}"
+    return _moved(
+        task,
+        JobStatus.PENDING,
+        now,
+        reason,
+        attempt=task.attempt + 1,
+        worker_id=None,
+        exit_code=None,
+        error=None,
+        started_at=None,
+        finished_at=None,
+    )
+
+
+def _may_retry(task: TaskRecord) -> bool:
+    if task.kill_requested is not None:
+        return False
+    if task.state is JobStatus.FAILED:
+        return task.failures <= task.max_retries_failure
+    return task.state is JobStatus.WORKER_FAILED and task.preemptions <= task.max_retries_preemption
+
+
+def is_final(task: TaskRecord) -> bool:
+    """True when the task will not change any more."""
+    return task.state.finished() and not _may_retry(task)
+
+
+def is_held(task: TaskRecord) -> bool:
+    """True while a worker has it."""
+    return task.state in _HELD
+
+
+def _holds(task: TaskRecord, attempt: int, worker_id: WorkerId) -> bool:
+    return task.attempt == attempt and task.worker_id == worker_id
+
+
+# ---- a job ----------------------------------------------------------------------------------------------
+
+
+def request_job_kill(job: JobRecord, *, reason: str) -> JobRecord | None:
+    """The job is to be stopped; its tasks are stopped one by one after this is written."""
+    if job.state.finished() or job.kill_requested is not None:
+        return None
+    return job.model_copy(update={"kill_requested": reason})
+
+
+def finish_job(job: JobRecord, tasks: Iterable[TaskRecord], *, now: float) -> JobRecord | None:
+    """The job's end, once all its tasks have ended: SUCCEEDED if all did, KILLED if that was asked for, else the
+    worst that happened to one, with its error.
+    """
+    tasks = list(tasks)
+    if job.state.finished() or not tasks or not all(is_final(task) for task in tasks):
+        return None
+    state = _joined_state(job, tasks)
+    culprit = next((task for task in tasks if task.state is state), None) if state is not JobStatus.SUCCEEDED else None
+    message = ""
+    if culprit is not None:
+        message = culprit.transitions[-1].reason if culprit.transitions else ""
+        if len(tasks) > 1:
+            message = f"task {culprit.task}: {message}"
+    started = [task.started_at for task in tasks if task.started_at is not None]
+    return _moved(
+        job,
+        state,
+        now,
+        message or "all tasks succeeded",
+        error_message=message,
+        error=culprit.error if culprit else None,
+        started_at=min(started, default=None),
+        finished_at=now,
+    )
+
+
+def _joined_state(job: JobRecord, tasks: list[TaskRecord]) -> JobStatus:
+    states = {task.state for task in tasks}
+    if states == {JobStatus.SUCCEEDED}:
+        return JobStatus.SUCCEEDED
+    if job.kill_requested is not None and JobStatus.KILLED in states:
+        return JobStatus.KILLED
+    order = (JobStatus.FAILED, JobStatus.UNSCHEDULABLE, JobStatus.WORKER_FAILED, JobStatus.KILLED)
+    return next(state for state in order if state in states)
+
+
+def job_info(job: JobRecord, tasks: Iterable[TaskRecord]) -> JobInfo:
+    """The job as users see it. Before its end its tasks tell how it stands."""
+    tasks = sorted(tasks, key=lambda task: task.task)
+    started = [task.started_at for task in tasks if task.started_at is not None]
+    return JobInfo(
+        job_id=job.job_id,
+        name=job.request.name,
+        namespace=job.namespace,
+        status=job.state if job.state.finished() else _present_state(tasks),
+        submitted_at=job.submitted_at,
+        started_at=job.started_at or min(started, default=None),
+        finished_at=job.finished_at,
+        error_message=job.error_message,
+        error=job.error,
+        parent=job.request.parent,
+        tasks=tuple(_task_status(task) for task in tasks),
+    )
+
+
+def _present_state(tasks: list[TaskRecord]) -> JobStatus:
+    if any(task.state is JobStatus.RUNNING or task.state.finished() for task in tasks):
+        return JobStatus.RUNNING
+    return JobStatus.BUILDING if any(task.state is JobStatus.BUILDING for task in tasks) else JobStatus.PENDING
+
+
+def _task_status(task: TaskRecord) -> TaskStatus:
+    return TaskStatus(
+        task=task.task,
+        status=task.state,
+        attempt=task.attempt,
+        worker_id=task.worker_id,
+        exit_code=task.exit_code,
+        error_message=task.transitions[-1].reason if task.transitions and task.state in _UNHAPPY else "",
+        started_at=task.started_at,
+        finished_at=task.finished_at,
+        failures=task.failures,
+        preemptions=task.preemptions,
+    )
+
+
+def _moved(record: Record, state: JobStatus, now: float, reason: str, **changes: object) -> Record:
+    """`record` in a new state, with the transition that led there."""
+    changed = record.model_copy(update={**changes, "state": state})
+    last = record.transitions[-1].number if record.transitions else 0
+    transition = Transition(
+        number=last + 1,
+        state=state,
+        time=now,
+        reason=reason,
+        attempt=getattr(changed, "attempt", 0),
+        worker_id=getattr(changed, "worker_id", None),
+    )
+    return changed.model_copy(update={"transitions": (*record.transitions, transition)[-KEPT_TRANSITIONS:]})

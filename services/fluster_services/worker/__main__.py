@@ -1,0 +1,49 @@
+"""`python -m fluster_services.worker`: a worker for the cluster that FLUSTER_CLUSTER_ADDRESS names."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from fluster_bus.address import BusAddress
+from fluster_bus.messages import Namespace, WorkerId
+from fluster_services.daemon import run_daemon
+from fluster_services.worker.detection import detect_capacity
+from fluster_services.worker.process_runtime import ProcessRuntime
+from fluster_services.worker.template import start_template
+from fluster_services.worker.worker import Worker, WorkerConfig
+
+
+def main() -> None:
+    state_dir = Path(os.environ.get("FLUSTER_STATE_DIR", Path.home() / ".fluster" / "worker"))
+    namespaces = [Namespace(name.strip()) for name in os.environ.get("FLUSTER_NAMESPACES", "default").split(",")]
+    credentials = {
+        namespace: BusAddress.parse(os.environ[f"FLUSTER_JOB_CREDENTIALS_{namespace.upper().replace('-', '_')}"])
+        for namespace in namespaces
+    }
+    config = WorkerConfig(
+        address=BusAddress.from_environment(),
+        worker_id=WorkerId(os.environ.get("FLUSTER_WORKER_ID", socket.gethostname().replace(".", "-"))),
+        state_dir=state_dir,
+        total=detect_capacity(),
+        job_credentials=credentials,
+    )
+    run_worker(config)
+
+
+def run_worker(config: WorkerConfig, *, ready_fd: int | None = None, owner_fd: int | None = None) -> None:
+    """Serve until SIGTERM or Ctrl-C, or until the owner is gone. Tasks go on under their keepers."""
+    config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    template = start_template(owner_fd=owner_fd)  # before there is an event loop or a connection to inherit
+    run_daemon(
+        lambda bus, ready: Worker(bus, config, ProcessRuntime(config.state_dir / "attempts", template)).run(ready),
+        address=config.address,
+        name=config.worker_id,
+        ready_fd=ready_fd,
+        owner_fd=owner_fd,
+    )
+
+
+if __name__ == "__main__":
+    main()

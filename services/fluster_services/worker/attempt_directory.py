@@ -1,0 +1,160 @@
+"""The directory of one attempt: what is to run, and how it ended. It is all that a worker's restart has to go by.
+
+<state>/<name>.<random>.new   being prepared; whoever finds it after a crash may delete it: nothing was started
+<state>/<name>/               a keeper was started for it
+    spec.json                 the LaunchSpec
+    payload.pickle            the pickled (function, args, kwargs), if it is no command
+    s                         the keeper's socket
+    keeper.json               who runs there
+    log                       the output (spool.py)
+    keeper.log                complaints of the keeper itself
+    error.json                the exception that ended a callable
+    exit.json                 the ExitRecord, once all is over
+    work/                     the working directory, unless the spec names another
+<state>/<name>.gone           being deleted
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+SPEC_FILE = "spec.json"
+PAYLOAD_FILE = "payload.pickle"
+SOCKET_FILE = "s"
+KEEPER_FILE = "keeper.json"
+LOG_FILE = "log"
+KEEPER_LOG_FILE = "keeper.log"
+ERROR_FILE = "error.json"
+EXIT_FILE = "exit.json"
+WORK_FOLDER = "work"
+
+NEW_SUFFIX = ".new"
+GONE_SUFFIX = ".gone"
+
+# Set for every task; its children that outlive a killed keeper are found by it.
+DIRECTORY_VARIABLE = "FLUSTER_ATTEMPT_DIRECTORY"
+
+ExitReason = Literal["exited", "killed", "fenced", "owner_gone", "keeper_died"]
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """What a runtime needs to know to run one attempt: a command, or the file of a pickled callable."""
+
+    key: str  # <ns>.<job>.<task>.<attempt>
+    command: list[str] | None = None
+    payload_file: str | None = (
+        None  # pickled (function, args, kwargs); relative to the attempt's directory, or absolute
+    )
+    env: dict[str, str] = field(default_factory=dict)  # on top of the few variables that the worker's own gives
+    working_dir: str | None = None
+    python_path: list[str] = field(default_factory=list)
+    kill_grace_s: float = 10.0  # between SIGTERM and SIGKILL when the keeper itself has to stop the task
+    fence_after_s: float | None = None  # the task is stopped when this passes without a renewal
+    max_log_bytes: int = 64 * 1024 * 1024  # per stream, as stored
+    max_line_bytes: int = 64 * 1024
+    keep_s: float = 3600.0  # how long the keeper waits for somebody to ask how it ended
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            raise ValueError("a LaunchSpec needs a key: <namespace>.<job>.<task>.<attempt>")
+        if self.command is not None and (not self.command or self.payload_file is not None):
+            raise ValueError(
+                f"{self.key}: give a non-empty command or a payload_file, got {self.command!r} and {self.payload_file!r}"
+            )
+        if self.max_line_bytes < 16 or self.max_log_bytes < 0:
+            raise ValueError(
+                f"{self.key}: max_line_bytes={self.max_line_bytes} must be >= 16, max_log_bytes={self.max_log_bytes} >= 0"
+            )
+
+
+@dataclass(frozen=True)
+class TaskError:
+    """The exception that ended a callable, or why a command could not be started."""
+
+    type: str
+    message: str
+    traceback: str = ""
+    pickled: str | None = None  # base64; None if it cannot be pickled, or is too large
+
+
+@dataclass(frozen=True)
+class ExitRecord:
+    """How an attempt ended."""
+
+    exit_code: int | None  # None if a signal ended it, or if it is not known
+    signal: int | None
+    reason: ExitReason
+    kill_reason: str | None = None
+    error: TaskError | None = None
+    stderr_tail: list[str] = field(default_factory=list)
+    started_at: float | None = None  # wall clock
+    finished_at: float | None = None
+    oom: bool | None = None  # True: killed while the machine was out of memory; None: not known
+    log_end: int = 0  # the offset behind the last record of the log
+    dropped_bytes: int = 0  # output that did not fit into the log's cap
+    surviving_pids: list[int] = field(default_factory=list)  # could not be killed
+
+
+_Data = TypeVar("_Data", LaunchSpec, TaskError, ExitRecord)
+
+
+def from_json(kind: type[_Data], data: Mapping[str, Any]) -> _Data:
+    """Return the dataclass that `data` describes; fields that this version does not know are passed over."""
+    known = {each.name for each in dataclasses.fields(kind)}
+    values = {name: value for name, value in data.items() if name in known}
+    if kind is ExitRecord and values.get("error") is not None:
+        values["error"] = from_json(TaskError, values["error"])
+    return kind(**values)
+
+
+def to_json(data: LaunchSpec | TaskError | ExitRecord) -> dict[str, Any]:
+    """Return `data` as what json.dumps takes."""
+    return dataclasses.asdict(data)
+
+
+def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
+    """Write `data` so that a reader sees all of it or nothing. Raises OSError."""
+    draft = Path(f"{path}.draft")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        json.dump(data, file)
+    draft.replace(path)
+
+
+def read_json(path: str | Path) -> dict[str, Any] | None:
+    """Return what `write_json` wrote there; None if there is nothing, or a power cut left it empty or torn."""
+    try:
+        data = json.loads(Path(path).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def directory_name(key: str) -> str:
+    """Return the name of the directory of `key`: short, since a socket's path may have 107 bytes only."""
+    return hashlib.blake2s(key.encode(), digest_size=8).hexdigest()
+
+
+def discard(directory: Path) -> bool:
+    """Delete an attempt's directory; whether it was there. Cut short, it leaves something that is recognised as rubbish."""
+    gone = directory.with_name(directory.name + GONE_SUFFIX)
+    try:
+        directory.rename(gone)
+    except FileNotFoundError:
+        return False
+    delete_tree(gone)
+    return True
+
+
+def delete_tree(path: Path) -> None:
+    """Delete as much of `path` as the task left deletable; the next start of a worker tries the rest again."""
+    shutil.rmtree(path, ignore_errors=True)

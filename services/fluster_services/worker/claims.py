@@ -1,0 +1,141 @@
+"""Changes that a worker makes to the records of tasks, each a compare-and-set that is repeated until it is settled."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from fluster_bus import subjects
+from fluster_bus.bus import Bus
+from fluster_bus.errors import BusError, RevisionConflictError
+from fluster_bus.messages import JobRecord, JobStatus, Namespace, Offer, TaskError, TaskRecord, WorkerId
+from fluster_bus.streams import jobs_table, records_table, tasks_table
+from fluster_bus.tables import Row
+from fluster_services import lifecycle
+
+log = logging.getLogger(__name__)
+
+_PAUSE_S = 0.2
+
+
+class Claims:
+    """The records that one worker holds, or wants to."""
+
+    def __init__(self, bus: Bus, worker_id: WorkerId, namespaces: tuple[Namespace, ...]) -> None:
+        self._bus = bus
+        self._worker_id = worker_id
+        self._tasks = {namespace: tasks_table(bus, namespace) for namespace in namespaces}
+        self._jobs = {namespace: jobs_table(bus, namespace) for namespace in namespaces}
+        self._records = {namespace: records_table(bus, namespace) for namespace in namespaces}
+
+    async def look(self, namespace: Namespace, job_id: str, task: int) -> Row[TaskRecord] | None:
+        """The task's record as it is now; None when there is none, or no such namespace here."""
+        table = self._tasks.get(namespace)
+        return await table.get(subjects.task_key(job_id, task)) if table is not None else None
+
+    async def job(self, namespace: Namespace, job_id: str) -> JobRecord | None:
+        """The record of a job."""
+        row = await self._jobs[namespace].get(job_id)
+        return row.value if row is not None else None
+
+    async def claim(self, row: Row[TaskRecord], offer: Offer) -> Row[TaskRecord] | None:
+        """Take the task that was offered; None when it is not to be had any more.
+
+        Raises BusError when it is not known whether that succeeded: the record tells, once it can be read.
+        """
+        claimed = lifecycle.claim(row.value, attempt=offer.attempt, worker_id=self._worker_id, now=time.time())
+        if claimed is None:
+            return None
+        try:
+            revision = await self._tasks[offer.namespace].update(row.key, claimed, row.revision)
+        except RevisionConflictError:
+            return None
+        return Row(row.key, claimed, revision)
+
+    def is_mine(self, record: TaskRecord, attempt: int) -> bool:
+        """True while the attempt is this worker's and not ended."""
+        return record.attempt == attempt and record.worker_id == self._worker_id and lifecycle.is_held(record)
+
+    async def change(
+        self, row: Row[TaskRecord], decide: Callable[[TaskRecord], TaskRecord | None]
+    ) -> Row[TaskRecord] | None:
+        """The record as `decide` changes it, written; None when it does not apply any more.
+
+        Does not give up while the bus is away: an end that happened must be told.
+        """
+        namespace = row.value.namespace
+        current: Row[TaskRecord] | None = row
+        wanted_state: JobStatus | None = None
+        while current is not None:
+            wanted = decide(current.value)
+            if wanted is None:
+                # A write that was not acknowledged may have been done all the same.
+                done = current.value.state is wanted_state and current.value.worker_id == self._worker_id
+                return current if done and current.value.attempt == row.value.attempt else None
+            try:
+                revision = await self._tasks[namespace].update(row.key, wanted, current.revision)
+                return Row(row.key, wanted, revision)
+            except RevisionConflictError:
+                pass
+            except BusError as error:
+                log.info("the record of %s waits: %s", row.key, error)
+                wanted_state = wanted.state
+                await self._bus.wait_connected()
+                await asyncio.sleep(_PAUSE_S)
+            current = await self._read_again(namespace, row.key)
+        return None
+
+    async def end(
+        self,
+        row: Row[TaskRecord],
+        state: JobStatus,
+        reason: str,
+        *,
+        exit_code: int | None = None,
+        error: TaskError | None = None,
+    ) -> bool:
+        """Write how the attempt of `row` ended; False when it was superseded meanwhile."""
+        attempt, now = row.value.attempt, time.time()
+        ended = await self.change(
+            row,
+            lambda task: lifecycle.end(
+                task,
+                attempt=attempt,
+                worker_id=self._worker_id,
+                now=now,
+                state=state,
+                reason=reason,
+                exit_code=exit_code,
+                error=error,
+            ),
+        )
+        return ended is not None
+
+    async def run(self, row: Row[TaskRecord]) -> Row[TaskRecord]:
+        """Write that the attempt of `row` runs; returns the record as it then is, or as it was."""
+        attempt, now = row.value.attempt, time.time()
+        running = await self.change(
+            row, lambda task: lifecycle.run(task, attempt=attempt, worker_id=self._worker_id, now=now)
+        )
+        return running or row
+
+    async def _read_again(self, namespace: Namespace, key: str) -> Row[TaskRecord] | None:
+        while True:
+            try:
+                return await self._tasks[namespace].get(key)
+            except BusError as error:
+                log.info("the record of %s cannot be read: %s", key, error)
+                await self._bus.wait_connected()
+                await asyncio.sleep(_PAUSE_S)
+
+    async def held(self) -> list[Row[TaskRecord]]:
+        """All tasks that this worker holds by their records. Reads every record, so not for every day."""
+        found: list[Row[TaskRecord]] = []
+        for table in self._records.values():
+            for row in await table.rows():
+                record = row.value
+                if isinstance(record, TaskRecord) and self.is_mine(record, record.attempt):
+                    found.append(Row(row.key, record, row.revision))
+        return found

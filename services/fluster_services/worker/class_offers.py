@@ -1,0 +1,38 @@
+"""Listens on the capacity classes that a worker's free capacity covers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from fluster_bus import subjects
+from fluster_bus.bus import Bus, Subscription
+from fluster_bus.messages import Capacity, Offer, OfferReply
+from fluster_services.capacity import CapacityClass, classes_covered
+
+
+class ClassOffers:
+    """The subscriptions of one worker, changed as its free capacity changes."""
+
+    def __init__(self, bus: Bus, on_offer: Callable[[Offer, str], Awaitable[OfferReply]]) -> None:
+        self._bus = bus
+        self._on_offer = on_offer
+        self._subscriptions: dict[CapacityClass, Subscription] = {}
+        self._changing = asyncio.Lock()
+
+    async def cover(self, free: Callable[[], Capacity]) -> None:
+        """Return when the bus knows which classes `free()` covers.
+
+        A class is left by draining: an offer that is on its way is still answered, if only by declining it.
+        """
+        async with self._changing:
+            wanted = classes_covered(free())  # read here: it may have changed while another change was under way
+            leaving = [self._subscriptions.pop(each) for each in list(self._subscriptions) if each not in wanted]
+            joining = [each for each in wanted if each not in self._subscriptions]
+            for each in joining:
+                self._subscriptions[each] = await self._bus.serve(
+                    each.subject, Offer, self._on_offer, queue=subjects.DISPATCH_QUEUE
+                )
+            if joining:
+                await self._bus.flush()
+            await asyncio.gather(*(subscription.drain() for subscription in leaving))

@@ -1,0 +1,376 @@
+"""The keeper: the small process that one attempt runs under. It outlives the worker.
+
+It spools the output, records the end, keeps the fence, and sees to it that nothing of the task is left. What it and the worker say to
+each other is in worker_link.py.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fluster_services.worker.attempt_directory import (
+    ERROR_FILE,
+    EXIT_FILE,
+    KEEPER_FILE,
+    KEEPER_LOG_FILE,
+    LOG_FILE,
+    ExitReason,
+    ExitRecord,
+    LaunchSpec,
+    TaskError,
+    discard,
+    from_json,
+    read_json,
+    to_json,
+    write_json,
+)
+from fluster_services.worker.processes import (
+    KEEPER_SIGNALS,
+    become_subreaper,
+    boot_id,
+    close_fds_except,
+    descendants,
+    oom_kill_count,
+    reset_signals,
+    seconds_since_boot,
+    set_process_name,
+)
+from fluster_services.worker.spool import LineCutter, SpoolWriter, Stream
+from fluster_services.worker.task_process import run_task
+from fluster_services.worker.timers import Timers
+from fluster_services.worker.worker_link import Standing, WorkerLink
+
+_READ_BYTES = 64 * 1024
+_TAIL_LINES = 20
+_TAIL_LINE_BYTES = 2000
+_FIRST_SWEEP_INTERVAL_S = 0.01
+_LAST_SWEEP_INTERVAL_S = 1.0
+_GIVE_UP_AFTER_S = 30.0  # a process that SIGKILL does not end by then hangs in the kernel
+_RECORD_RETRY_S = 5.0
+# What is still in a pipe when all its writers are dead. A stranger that holds it open may go on writing for ever.
+_MAX_DRAIN_BYTES = 2 * 1024 * 1024
+
+
+def run_keeper(spec: LaunchSpec, listener: socket.socket, directory: Path, *, owner_fd: int | None, umask: int) -> None:
+    """Be the keeper of the attempt in `directory`, which is the working directory, until nobody needs it any more.
+
+    To be called in a freshly forked process with all signals blocked.
+    """
+    os.setsid()
+    set_process_name("fluster-keeper")
+    _take_descriptors({listener.fileno(), *(() if owner_fd is None else (owner_fd,))})
+    keeper = _Keeper(spec, listener, directory)
+    try:
+        keeper.run(owner_fd, umask)
+    except BaseException:
+        keeper.kill_all()
+        raise
+
+
+def _take_descriptors(kept: set[int]) -> None:
+    log = os.open(KEEPER_LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    close_fds_except({0, 1, 2, *kept})
+
+
+class _Keeper:
+    def __init__(self, spec: LaunchSpec, listener: socket.socket, directory: Path) -> None:
+        self._spec = spec
+        self._directory = directory
+        self._selector = selectors.DefaultSelector()
+        self._timers = Timers()
+        self._is_over = False
+
+        self._task_pid = 0
+        self._started_at = 0.0
+        self._status: int | None = None  # of the main process, once it ended
+        self._has_children = True
+        self._oom_kills: int | None = None
+
+        self._reason: ExitReason = "exited"
+        self._kill_reason: str | None = None
+        self._has_terminated = False  # SIGTERM was sent
+        self._sweep_interval_s: float | None = None  # set once SIGKILL was sent
+        self._has_given_up = False
+        self._is_abandoned = False
+        self._record: ExitRecord | None = None
+
+        self._spool = SpoolWriter(LOG_FILE, spec.max_log_bytes)
+        self._cutters: dict[Stream, LineCutter] = {}
+        self._pipes: dict[Stream, int] = {}
+        self._stderr_tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
+
+        self._link = WorkerLink(listener, self._selector, self._timers, self._obey)
+
+    def run(self, owner_fd: int | None, umask: int) -> None:
+        become_subreaper()
+        self._watch_signals()
+        if owner_fd is not None:
+            self._watch(owner_fd, lambda: self._on_owner(owner_fd))
+        self._start_task(umask)
+        self._link.listen()
+        while not self._is_over:
+            for key, _ in self._selector.select(self._timers.timeout(time.monotonic())):
+                if key.fd in self._selector.get_map():  # an earlier one of this round may have closed it
+                    key.data()
+            self._timers.fire(time.monotonic())
+            if self._record is None and self._status is not None and (not self._has_children or self._has_given_up):
+                self._finish(self._status)
+            self._link.tell(self._standing())
+
+    def _standing(self) -> Standing:
+        return Standing(self._task_pid, self._started_at, self._spool.end, self._record)
+
+    def _watch(self, fd: int, action: Callable[[], object]) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, action)
+
+    # The task
+
+    def _start_task(self, umask: int) -> None:
+        ends: dict[Stream, int] = {}
+        for stream in ("stdout", "stderr"):
+            self._pipes[stream], ends[stream] = os.pipe()
+            os.set_blocking(self._pipes[stream], False)
+            self._cutters[stream] = LineCutter(self._spec.max_line_bytes)
+            self._watch(self._pipes[stream], partial(self._on_output, stream))
+        if self._spec.fence_after_s is not None:
+            self._timers.set("fence", time.monotonic() + self._spec.fence_after_s, self._on_fence)
+        self._started_at = time.time()
+        started_since_boot_s = seconds_since_boot()
+        # Blocked, so that a SIGTERM to the young task waits until it no longer has this process's handlers.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        self._task_pid = os.fork()
+        if self._task_pid == 0:
+            run_task(self._spec, self._directory, stdout_fd=ends["stdout"], stderr_fd=ends["stderr"], umask=umask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        for fd in ends.values():
+            os.close(fd)
+        known = {
+            "keeper_pid": os.getpid(),
+            "task_pid": self._task_pid,
+            "started_at": self._started_at,
+            "started_since_boot_s": started_since_boot_s,
+            "boot_id": boot_id(),
+        }
+        try:
+            write_json(KEEPER_FILE, known)
+        except OSError as error:  # only missed if this process is killed
+            self._complain(f"{KEEPER_FILE} cannot be written: {error}")
+        self._oom_kills = oom_kill_count()
+
+    def _on_output(self, stream: Stream) -> int:
+        """Spool what one read gives; return how much that was."""
+        fd = self._pipes[stream]
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return 0
+        if data:
+            self._spool_pieces(stream, self._cutters[stream].feed(data))
+        else:
+            self._close_pipe(stream)
+        return len(data)
+
+    def _close_pipe(self, stream: Stream) -> None:
+        self._spool_pieces(stream, self._cutters[stream].finish())
+        fd = self._pipes.pop(stream)
+        self._selector.unregister(fd)
+        os.close(fd)
+
+    def _spool_pieces(self, stream: Stream, pieces: list[tuple[bytes, bool]]) -> None:
+        self._spool.append(stream, pieces, time.time())
+        if stream == "stderr":
+            self._stderr_tail.extend(text[:_TAIL_LINE_BYTES] for text, _ in pieces[-_TAIL_LINES:])
+
+    # Signals and deaths
+
+    def _watch_signals(self) -> None:
+        reset_signals(KEEPER_SIGNALS)
+        read_end, write_end = os.pipe()
+        for fd in (read_end, write_end):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        self._watch(read_end, lambda: self._on_signal(read_end))
+
+    def _on_signal(self, fd: int) -> None:
+        if signal.SIGTERM in os.read(fd, 4096):
+            self._kill(self._spec.kill_grace_s, "killed", "its keeper was asked to stop (SIGTERM)")
+        self._reap()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self._has_children = False
+                break
+            if pid == 0:
+                break
+            if pid == self._task_pid:
+                self._status = status
+                self._timers.cancel("fence")
+        is_in_grace = self._timers.at("sigkill") is not None
+        if self._status is not None and self._has_children and not is_in_grace:
+            self._sweep()
+
+    def _kill(self, grace_s: float, reason: ExitReason, why: str | None) -> None:
+        if self._record is not None or (self._status is not None and self._reason == "exited"):
+            return  # it ended by itself first
+        if self._reason == "exited":
+            self._reason, self._kill_reason = reason, why
+        if grace_s <= 0:
+            self._sweep()
+            return
+        if self._sweep_interval_s is not None:
+            return
+        if not self._has_terminated:
+            self._has_terminated = True
+            self._signal_group(signal.SIGTERM)
+            self._signal_group(signal.SIGCONT)  # a stopped process would sleep through its grace
+        deadline = time.monotonic() + grace_s
+        previous = self._timers.at("sigkill")
+        self._timers.set("sigkill", deadline if previous is None else min(deadline, previous), self._sweep)
+
+    def _signal_group(self, number: int) -> None:
+        try:
+            os.killpg(self._task_pid, number)
+        except ProcessLookupError:
+            # Between fork and setsid the group is not there yet.
+            if self._status is None:
+                os.kill(self._task_pid, number)
+        except PermissionError:  # how macOS answers when all of the group are zombies
+            return
+
+    def _sweep(self) -> None:
+        """SIGKILL whatever is left, again and again until there is nothing: one may have forked while we looked."""
+        now = time.monotonic()
+        self._timers.cancel("sigkill")
+        if self._sweep_interval_s is None:
+            self._sweep_interval_s = _FIRST_SWEEP_INTERVAL_S
+            self._timers.set("give_up", now + _GIVE_UP_AFTER_S, self._on_give_up)
+        # With the main process reaped its group's number may be another's, but where nobody is a subreaper there is nothing better.
+        if self._status is None or not sys.platform.startswith("linux"):
+            self._signal_group(signal.SIGKILL)
+        self.kill_all()
+        self._timers.set("sweep", now + self._sweep_interval_s, self._sweep)
+        self._sweep_interval_s = min(2 * self._sweep_interval_s, _LAST_SWEEP_INTERVAL_S)
+
+    def kill_all(self) -> None:
+        """SIGKILL all descendants that are there at this moment."""
+        for pid in descendants(os.getpid()):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):  # it ended; or it is another user's, and the record names it
+                continue
+
+    def _on_give_up(self) -> None:
+        self._has_given_up = True
+        if self._status is None:
+            self._status = signal.SIGKILL
+
+    def _on_fence(self) -> None:
+        self._kill(self._spec.kill_grace_s, "fenced", "the lease was not renewed in time")
+
+    def _on_owner(self, fd: int) -> None:
+        if not os.read(fd, 4096):
+            self._selector.unregister(fd)
+            self._abandon()
+
+    def _abandon(self) -> None:
+        self._is_abandoned = True
+        if self._record is not None:
+            self._leave_no_trace()
+        else:
+            self._kill(0, "owner_gone", "the cluster's owner is gone")
+
+    # The end
+
+    def _finish(self, status: int) -> None:
+        self._timers.cancel("fence", "sigkill", "sweep", "give_up")
+        survivors = descendants(os.getpid()) if self._has_children else []
+        for stream in tuple(self._pipes):
+            drained = 0
+            while stream in self._pipes and drained < _MAX_DRAIN_BYTES and (read := self._on_output(stream)):
+                drained += read
+            if stream in self._pipes:
+                self._close_pipe(stream)
+        code = os.waitstatus_to_exitcode(status)
+        number = -code if code < 0 else None
+        error = read_json(ERROR_FILE)
+        self._record = ExitRecord(
+            exit_code=code if code >= 0 else None,
+            signal=number,
+            reason=self._reason,
+            kill_reason=self._kill_reason,
+            error=None if error is None else from_json(TaskError, error),
+            stderr_tail=[line.decode("utf-8", "replace") for line in self._stderr_tail],
+            started_at=self._started_at,
+            finished_at=time.time(),
+            oom=self._was_out_of_memory(number),
+            log_end=self._spool.end,
+            dropped_bytes=self._spool.dropped_bytes,
+            surviving_pids=survivors,
+        )
+        self._spool.close()
+        self._timers.set("keep", time.monotonic() + self._spec.keep_s, self._on_kept_long_enough)
+        self._write_record(self._record)
+        if self._is_abandoned:
+            self._link.tell(self._standing())
+            self._leave_no_trace()
+
+    def _complain(self, what: str) -> None:
+        sys.stderr.write(f"{self._spec.key}: {what}\n")
+
+    def _was_out_of_memory(self, number: int | None) -> bool | None:
+        if number != signal.SIGKILL or self._reason != "exited":
+            return False
+        count = oom_kill_count()
+        return None if count is None or self._oom_kills is None else count > self._oom_kills
+
+    def _write_record(self, record: ExitRecord) -> None:
+        try:
+            write_json(EXIT_FILE, to_json(record))
+        except OSError as error:  # a full disk: the connected worker is told anyhow
+            self._complain(f"the record of its end cannot be written: {error}")
+            self._timers.set("record", time.monotonic() + _RECORD_RETRY_S, lambda: self._write_record(record))
+
+    def _on_kept_long_enough(self) -> None:
+        self._is_over = True
+
+    def _leave_no_trace(self) -> None:
+        discard(self._directory)
+        self._is_over = True
+
+    # The worker
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        if "kill" in message:
+            self._kill(float(message["kill"]), "killed", message.get("reason"))
+        if "renew" in message and self._status is None and self._reason == "exited":
+            if message["renew"] is None:
+                self._timers.cancel("fence")
+            else:
+                # Counted from the sending: a renewal that lay about while this process was stopped renews nothing.
+                sent_at = min(float(message.get("sent_at", time.monotonic())), time.monotonic())
+                self._timers.set("fence", sent_at + float(message["renew"]), self._on_fence)
+        if "forget" in message and self._record is not None:
+            self._leave_no_trace()
+        if "abandon" in message:
+            self._abandon()

@@ -1,0 +1,85 @@
+"""Makes of a task's record what a runtime can start: environment, ports, credentials, working folder."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from fluster.cluster.identity import CONTROLLER_ADDRESS, PORT_PREFIX, TaskIdentity
+from fluster_bus.address import ADDRESS_VARIABLE, CREDENTIALS_VARIABLE, BusAddress
+from fluster_bus.messages import JobRecord, Namespace, TaskRecord, WorkerId
+from fluster_bus.subjects import attempt_key
+from fluster_services.config import Timing
+from fluster_services.worker.attempt_directory import LaunchSpec
+
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What all attempts at one worker have in common."""
+
+    worker_id: WorkerId
+    credentials: Mapping[Namespace, BusAddress]  # of the role "job"
+    credentials_dir: Path
+    timing: Timing
+    working_dir: Path | None = None  # None: a fresh folder for each attempt
+    python_path: tuple[str, ...] = ()
+
+    def prepare(self) -> None:
+        """Write each namespace's credentials where its tasks, and nobody else, find them."""
+        self.credentials_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for namespace, address in self.credentials.items():
+            address.save(self._credentials_file(namespace))
+
+    def _credentials_file(self, namespace: Namespace) -> Path:
+        return self.credentials_dir / f"{namespace}.json"
+
+    def spec(self, task: TaskRecord, job: JobRecord) -> tuple[LaunchSpec, bytes | None]:
+        """What is to be started, and the pickled callable when it is no command. Raises OSError without free ports."""
+        request = job.request
+        command = request.entrypoint.command
+        identity = TaskIdentity(
+            job_id=task.job_id,
+            task=task.task,
+            num_tasks=request.replicas,
+            attempt=task.attempt,
+            worker_id=self.worker_id,
+            namespace=task.namespace,
+        )
+        bus_url = ",".join(self.credentials[task.namespace].servers)
+        environment = {
+            "PYTHONUNBUFFERED": "1",  # what a program prints is in its log when it prints it
+            **request.environment.env_vars,
+            **identity.to_environment(),
+            **{f"{PORT_PREFIX}{_variable(name)}": str(port) for name, port in _free_ports(request.ports).items()},
+            ADDRESS_VARIABLE: bus_url,
+            CONTROLLER_ADDRESS: bus_url,
+            CREDENTIALS_VARIABLE: str(self._credentials_file(task.namespace)),
+        }
+        spec = LaunchSpec(
+            key=attempt_key(task.namespace, task.job_id, task.task, task.attempt),
+            command=list(command) if command is not None else None,
+            env=environment,
+            working_dir=str(self.working_dir) if self.working_dir is not None else None,
+            python_path=list(self.python_path),
+            kill_grace_s=self.timing.kill_grace_s,
+            fence_after_s=self.timing.fence_after_s,
+        )
+        return spec, request.entrypoint.pickled
+
+
+def _variable(name: str) -> str:
+    return name.upper().replace("-", "_")
+
+
+def _free_ports(names: tuple[str, ...]) -> dict[str, int]:
+    """A port for each name; all are held until all are known, so no two are the same."""
+    with ExitStack() as stack:
+        sockets = {name: stack.enter_context(socket.socket()) for name in names}
+        for each in sockets.values():
+            each.bind((_LOOPBACK, 0))
+        return {name: each.getsockname()[1] for name, each in sockets.items()}

@@ -1,0 +1,38 @@
+"""What a worker has given away. Only the worker decides; what others believe about it is a plan."""
+
+from __future__ import annotations
+
+from fluster_bus.messages import Capacity
+from fluster_services.capacity import fits, minus, plus
+
+
+class Ledger:
+    """A worker's capacity: never more is reserved than there is."""
+
+    def __init__(self, total: Capacity) -> None:
+        self.total = total
+        self.free = total
+        self._reserved: dict[str, Capacity] = {}  # {attempt: what it has}
+
+    def __contains__(self, attempt: str) -> bool:
+        return attempt in self._reserved
+
+    def reserve(self, attempt: str, need: Capacity) -> bool:
+        """Give `need` to an attempt; False when it does not fit, or has something already."""
+        if attempt in self._reserved or not fits(need, self.free):
+            return False
+        self.hold(attempt, need)
+        return True
+
+    def hold(self, attempt: str, need: Capacity) -> None:
+        """Note what an attempt has that runs already, whether or not it still fits."""
+        self._reserved[attempt] = need
+        self.free = minus(self.free, need)
+
+    def release(self, attempt: str) -> bool:
+        """Take back what an attempt had; False when it had nothing."""
+        need = self._reserved.pop(attempt, None)
+        if need is None:
+            return False
+        self.free = plus(self.free, need)
+        return True

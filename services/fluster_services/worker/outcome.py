@@ -1,0 +1,78 @@
+"""How an attempt ended, read from what its runtime recorded."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import signal
+from dataclasses import dataclass
+
+from fluster_bus.messages import JobStatus, TaskError
+from fluster_services.worker.attempt_directory import ExitRecord
+from fluster_services.worker.log_pump import LogPump
+from fluster_services.worker.runtime import Exited, RunningTask
+
+log = logging.getLogger(__name__)
+
+_MESSAGE_LINES = 10  # of stderr, in the message of a command that failed
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended, in the words of its record."""
+
+    state: JobStatus
+    reason: str
+    exit_code: int | None = None
+    error: TaskError | None = None
+
+
+async def follow(running: RunningTask, pump: LogPump) -> Outcome:
+    """Carry an attempt's output off until it ends; returns how that was, once the last line is in the stream."""
+    exit_record: ExitRecord | None = None
+    async for event in running.events():
+        await pump.publish()
+        if isinstance(event, Exited):
+            exit_record = event.record
+    return outcome(exit_record) if exit_record is not None else Outcome(JobStatus.WORKER_FAILED, "its end is not known")
+
+
+def outcome(record: ExitRecord) -> Outcome:
+    """What the end of a process means for its task."""
+    error = None
+    if record.error is not None:
+        error = TaskError(
+            type=record.error.type,
+            message=record.error.message,
+            traceback=record.error.traceback,
+            pickled=base64.b64decode(record.error.pickled) if record.error.pickled is not None else None,
+        )
+    if record.reason == "killed":
+        return Outcome(JobStatus.KILLED, record.kill_reason or "killed", record.exit_code, error)
+    if record.reason == "fenced":
+        return Outcome(JobStatus.WORKER_FAILED, "stopped by the fence: its worker was cut off from the bus")
+    if record.reason in {"keeper_died", "owner_gone"}:
+        return Outcome(JobStatus.WORKER_FAILED, "its keeper was killed")
+    if record.exit_code == 0:
+        return Outcome(JobStatus.SUCCEEDED, "exit code 0", 0)
+    return Outcome(JobStatus.FAILED, _failure(record), record.exit_code, error)
+
+
+def _failure(record: ExitRecord) -> str:
+    if record.error is not None:
+        return f"{record.error.type}: {record.error.message}"
+    if record.signal is not None:
+        how = f"killed by {_signal_name(record.signal)}"
+        if record.oom:
+            how += " while the machine was out of memory"
+    else:
+        how = f"exit code {record.exit_code}"
+    tail = "\n".join(record.stderr_tail[-_MESSAGE_LINES:])
+    return f"{how}; its last words:\n{tail}" if tail else how
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

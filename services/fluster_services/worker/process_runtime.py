@@ -1,0 +1,375 @@
+"""The runtime that uses plain processes of this machine, each under its keeper."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import fcntl
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from fluster_services.worker.attempt_directory import (
+    DIRECTORY_VARIABLE,
+    EXIT_FILE,
+    GONE_SUFFIX,
+    KEEPER_FILE,
+    KEEPER_LOG_FILE,
+    LOG_FILE,
+    NEW_SUFFIX,
+    PAYLOAD_FILE,
+    SOCKET_FILE,
+    SPEC_FILE,
+    ExitRecord,
+    LaunchSpec,
+    TaskError,
+    delete_tree,
+    directory_name,
+    discard,
+    from_json,
+    read_json,
+    to_json,
+    write_json,
+)
+from fluster_services.worker.processes import boot_id, leftovers
+from fluster_services.worker.runtime import AlreadyStartedError, Exited, LaunchError, Spooled
+from fluster_services.worker.spool import SpoolRecord, read_spool
+from fluster_services.worker.template import TemplateHandle
+
+_log = logging.getLogger(__name__)
+
+_MAX_SOCKET_PATH_BYTES = 103  # macOS; Linux has 107
+_MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+_MAX_UNSENT_BYTES = 64 * 1024
+_FORGET_TIMEOUT_S = 60.0
+_LEFTOVERS_TIMEOUT_S = 10.0
+_LEFTOVERS_INTERVAL_S = 0.01
+_KEEPER_LOG_TAIL_BYTES = 4000
+
+
+class ProcessTask:
+    """An attempt under a keeper of this machine."""
+
+    def __init__(self, spec: LaunchSpec, directory: Path, siblings: set[ProcessTask]) -> None:
+        self.spec = spec
+        self.pid: int | None = None
+        self.started_at: float | None = None
+        self._directory = directory
+        self._siblings = siblings  # of the runtime; holds this one until it is forgotten
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._record: ExitRecord | None = None
+        self._is_forgotten = False
+        self._is_detached = False
+        siblings.add(self)
+
+    @property
+    def key(self) -> str:
+        return self.spec.key
+
+    async def events(self) -> AsyncIterator[Spooled | Exited]:
+        while self._record is None:
+            message = await self._next_message()
+            if message is None and self._is_detached:
+                return
+            if message is None:
+                # Only a socket that nobody listens on proves it dead; what is left of its task is killed for it.
+                if not await self.connect():
+                    self._record = await self._record_without_keeper()
+            elif "exited" in message:
+                self._record = from_json(ExitRecord, message["exited"])
+            elif "spooled" in message:
+                yield Spooled(int(message["spooled"]))
+        yield Exited(self._record)
+
+    def read_log(self, start_offset: int = 0, *, max_bytes: int = 1024 * 1024) -> tuple[list[SpoolRecord], int]:
+        try:
+            return read_spool(self._directory / LOG_FILE, start_offset, max_bytes=max_bytes)
+        except FileNotFoundError:
+            if self._is_forgotten:
+                raise
+            return [], start_offset  # its keeper died before it could make one
+
+    def kill(self, grace_s: float, reason: str) -> None:
+        self._send({"kill": grace_s, "reason": reason})
+
+    def renew(self, fence_after_s: float | None) -> None:
+        if self._writer is not None and self._writer.transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
+            return  # its keeper is stopped and will find the lease expired whatever is sent
+        self._send({"renew": fence_after_s, "sent_at": time.monotonic()})
+
+    async def forget(self) -> None:
+        if self._record is None:
+            raise RuntimeError(f"{self.key} cannot be forgotten yet: wait for Exited in its events()")
+        self._is_forgotten = True
+        if self._reader is not None:
+            self._send({"forget": True})
+            await self._wait_keeper_gone(self._reader)  # it deletes the directory, which may be large, and ends
+        await self._disconnect()
+        if self._directory.exists():
+            await asyncio.to_thread(discard, self._directory)
+        self._siblings.discard(self)
+
+    async def connect(self) -> bool:
+        """Connect to the keeper; whether there is one."""
+        await self._disconnect()
+        connection = socket.socket(socket.AF_UNIX)
+        connection.setblocking(False)
+        try:
+            _connect(connection, self._directory)
+        except (FileNotFoundError, ConnectionRefusedError):
+            connection.close()
+            return False
+        except BaseException:
+            connection.close()
+            raise
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=connection, limit=_MAX_MESSAGE_BYTES)
+        return True
+
+    async def wait_started(self) -> None:
+        """Return when the main process runs, or its keeper is gone."""
+        while self.pid is None and await self._next_message() is not None:
+            pass
+
+    async def abandon(self) -> None:
+        """Have it killed at once and all traces of it deleted, without waiting for that."""
+        self._send({"abandon": True})
+        await self.detach()
+        self._siblings.discard(self)
+
+    async def detach(self) -> None:
+        """Let go of the keeper: events() ends."""
+        self._is_detached = True
+        await self._disconnect()
+
+    def look_up(self) -> None:
+        """Learn from the directory what is known without a keeper."""
+        known = read_json(self._directory / KEEPER_FILE) or {}
+        self.pid = known.get("task_pid")
+        self.started_at = known.get("started_at")
+
+    def _send(self, message: dict[str, Any]) -> None:
+        # With the keeper gone there is nobody to tell, and events() says so.
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(json.dumps(message).encode() + b"\n")
+
+    async def _next_message(self) -> dict[str, Any] | None:
+        if self._reader is None:
+            return None
+        try:
+            line = await self._reader.readline()
+        except ConnectionResetError:
+            return None
+        if not line.endswith(b"\n"):
+            return None
+        message: dict[str, Any] = json.loads(line)
+        if "started" in message:
+            self.pid = int(message["started"]["pid"])
+            self.started_at = float(message["started"]["started_at"])
+        return message
+
+    async def _wait_keeper_gone(self, reader: asyncio.StreamReader) -> None:
+        try:
+            async with asyncio.timeout(_FORGET_TIMEOUT_S):
+                while await reader.read(65536):
+                    pass
+        except ConnectionResetError:  # it left without reading all that was sent
+            return
+        except TimeoutError as cause:
+            raise TimeoutError(
+                f"{self.key}: its keeper did not delete {self._directory} within {_FORGET_TIMEOUT_S} s"
+            ) from cause
+
+    async def _record_without_keeper(self) -> ExitRecord:
+        data = read_json(self._directory / EXIT_FILE)
+        if data is not None:
+            return from_json(ExitRecord, data)
+        await self._kill_leftovers()
+        message = "the keeper of this attempt died, and its processes with it"
+        complaint = _tail(self._directory / KEEPER_LOG_FILE)
+        if complaint:
+            message = f"{message}; its last words: {complaint}"
+        return ExitRecord(
+            exit_code=None,
+            signal=None,
+            reason="keeper_died",
+            error=TaskError(type="KeeperDied", message=message),
+            started_at=self.started_at,
+            finished_at=time.time(),
+            log_end=_size(self._directory / LOG_FILE),
+        )
+
+    async def _kill_leftovers(self) -> None:
+        # The kernel ends the main process with its keeper, but not the children of that.
+        known = read_json(self._directory / KEEPER_FILE)
+        if known is None or known["boot_id"] != boot_id():
+            return
+        mark = f"{DIRECTORY_VARIABLE}={self._directory}"
+        deadline = time.monotonic() + _LEFTOVERS_TIMEOUT_S
+        while pids := leftovers(known["task_pid"], known["started_since_boot_s"], mark):
+            for pid in pids:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            if time.monotonic() > deadline:
+                _log.error("%s: processes %s survive SIGKILL", self.key, pids)
+                return
+            await asyncio.sleep(_LEFTOVERS_INTERVAL_S)  # they are no children of ours: nothing tells when they are gone
+
+    async def _disconnect(self) -> None:
+        writer, self._reader, self._writer = self._writer, None, None
+        if writer is not None:
+            writer.close()
+            try:
+                await writer.wait_closed()
+            except (BrokenPipeError, ConnectionResetError):
+                return
+
+
+class ProcessRuntime:
+    """Runs attempts as processes of this machine, each under a keeper that the template forks."""
+
+    def __init__(self, state_dir: Path, template: TemplateHandle) -> None:
+        """Take hold of `state_dir`, which is made if need be. Raises RuntimeError if another runtime has it."""
+        self._state_dir = state_dir.absolute()
+        self._template = template
+        self._tasks: set[ProcessTask] = set()  # also those that are over, until they are forgotten
+        self._abandonments: set[asyncio.Task[None]] = set()
+        longest = os.fsencode(self._state_dir / directory_name("") / SOCKET_FILE)
+        if len(longest) > _MAX_SOCKET_PATH_BYTES and not sys.platform.startswith("linux"):
+            raise RuntimeError(
+                f"the state folder {self._state_dir} is too deep for sockets by {len(longest) - _MAX_SOCKET_PATH_BYTES} bytes: "
+                "choose one with a shorter path"
+            )
+        self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock_fd = os.open(self._state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as cause:
+            os.close(self._lock_fd)
+            raise RuntimeError(
+                f"another worker uses {self._state_dir}: stop it, or give this one a folder of its own"
+            ) from cause
+
+    async def start(self, spec: LaunchSpec, payload: bytes | None = None) -> ProcessTask:
+        launch = asyncio.ensure_future(self._launch(spec, payload))
+        try:
+            return await asyncio.shield(launch)
+        except asyncio.CancelledError:
+            # The template may have the request already: what comes of it is taken back.
+            abandonment = asyncio.ensure_future(_abandon(launch))
+            self._abandonments.add(abandonment)
+            abandonment.add_done_callback(self._abandonments.discard)
+            raise
+
+    async def adopt(self) -> list[ProcessTask]:
+        for path in self._state_dir.iterdir():
+            if path.name.endswith(NEW_SUFFIX):
+                # By renaming: of this and a template that still has the request, one comes first.
+                await asyncio.to_thread(discard, path)
+            elif path.name.endswith(GONE_SUFFIX):
+                await asyncio.to_thread(delete_tree, path)
+        # Looked for afterwards, so that none is missed that became a directory of its own meanwhile.
+        directories = [path for path in sorted(self._state_dir.iterdir()) if path.is_dir() and "." not in path.name]
+        adopted = await asyncio.gather(*map(self._adopt, directories))
+        return [task for task in adopted if task is not None]
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._abandonments)
+        for task in tuple(self._tasks):
+            await task.detach()
+        self._tasks.clear()
+        os.close(self._lock_fd)
+
+    async def _adopt(self, directory: Path) -> ProcessTask | None:
+        data = read_json(directory / SPEC_FILE)
+        if data is None:
+            _log.error("%s is deleted: its %s is missing or was lost in a crash of the machine", directory, SPEC_FILE)
+            await asyncio.to_thread(discard, directory)
+            return None
+        task = ProcessTask(from_json(LaunchSpec, data), directory, self._tasks)
+        task.look_up()
+        await task.connect()
+        return task
+
+    async def _launch(self, spec: LaunchSpec, payload: bytes | None) -> ProcessTask:
+        if payload is not None:
+            spec = dataclasses.replace(spec, payload_file=PAYLOAD_FILE)
+        elif spec.command is None and spec.payload_file is None:
+            raise LaunchError(f"{spec.key} has nothing to run: give a command, a payload_file or a payload")
+        directory = self._state_dir / directory_name(spec.key)
+        draft = directory.with_name(f"{directory.name}.{secrets.token_hex(4)}{NEW_SUFFIX}")
+        failure: LaunchError | None = None
+        try:
+            _write_draft(draft, spec, payload)
+            await self._template.fork_keeper(draft, directory)
+        except OSError as cause:
+            discard(draft)
+            raise LaunchError(f"{spec.key} cannot be written to {draft}: {cause}") from cause
+        except AlreadyStartedError as cause:
+            discard(draft)
+            raise AlreadyStartedError(f"{spec.key} was started here already, and is not forgotten") from cause
+        except LaunchError as cause:
+            failure = cause
+        if failure is not None and discard(draft):
+            raise failure
+        # No draft left, so the template started it before it failed us, if it did.
+        task = ProcessTask(spec, directory, self._tasks)
+        if not await task.connect() and failure is not None:
+            self._tasks.discard(task)
+            await asyncio.to_thread(discard, directory)
+            raise failure
+        await task.wait_started()
+        return task
+
+
+async def _abandon(launch: asyncio.Future[ProcessTask]) -> None:
+    try:
+        task = await launch
+    except LaunchError:
+        return
+    await task.abandon()
+
+
+def _write_draft(draft: Path, spec: LaunchSpec, payload: bytes | None) -> None:
+    draft.mkdir(mode=0o700)
+    write_json(draft / SPEC_FILE, to_json(spec))
+    if payload is not None:
+        fd = os.open(draft / PAYLOAD_FILE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(payload)
+
+
+def _connect(connection: socket.socket, directory: Path) -> None:
+    path = directory / SOCKET_FILE
+    if len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES:
+        connection.connect(str(path))
+        return
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        connection.connect(f"/proc/self/fd/{fd}/{SOCKET_FILE}")
+    finally:
+        os.close(fd)
+
+
+def _tail(path: Path) -> str:
+    try:
+        return path.read_bytes()[-_KEEPER_LOG_TAIL_BYTES:].decode("utf-8", "replace").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

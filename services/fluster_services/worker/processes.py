@@ -1,0 +1,181 @@
+"""What the kernel knows about processes: who descends from whom, who dies with whom. Outside Linux most of it is a no-op."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+_IS_LINUX = sys.platform.startswith("linux")
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+# Loaded at import, so that a freshly forked process does not have to.
+_LIBC = ctypes.CDLL(None, use_errno=True) if _IS_LINUX else None
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip() if _IS_LINUX else None
+
+
+def _prctl(option: int, argument: int | bytes) -> None:
+    if _LIBC is None:
+        return
+    value = ctypes.c_char_p(argument) if isinstance(argument, bytes) else ctypes.c_ulong(argument)
+    if _LIBC.prctl(option, value, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({option}): {os.strerror(error)}")
+
+
+def become_subreaper() -> None:
+    """Become the parent of every orphaned descendant, so that none of them gets out of sight."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(signal_number: int) -> None:
+    """Have the kernel send this process `signal_number` when its parent dies."""
+    _prctl(_PR_SET_PDEATHSIG, signal_number)
+
+
+def set_process_name(name: str) -> None:
+    """Show this process as `name` (15 bytes at most) in ps and top."""
+    _prctl(_PR_SET_NAME, name.encode()[:15])
+
+
+def close_fds_except(kept: Collection[int]) -> None:
+    """Close every file descriptor of this process that is not in `kept`."""
+    for name in os.listdir("/proc/self/fd" if _IS_LINUX else "/dev/fd"):  # noqa: PTH208 - it is the names that count
+        fd = int(name)
+        if fd not in kept:
+            try:
+                os.close(fd)
+            except OSError:  # the descriptor of the listing itself, closed by now
+                continue
+
+
+# What template and keeper handle in ways of their own; nothing else is, so that copies need not look at all of them.
+KEEPER_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def reset_signals(numbers: Iterable[int], *, is_python: bool = True) -> None:
+    """Forget the inherited handlers of these signals, for those that a fresh interpreter has, or for none at all."""
+    signal.set_wakeup_fd(-1)
+    for number in numbers:
+        signal.signal(number, signal.SIG_DFL)
+    if is_python:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+
+def handled_signals() -> list[int]:
+    """Return the signals whose handling is not the default one."""
+    return [number for number in signal.valid_signals() if signal.getsignal(number) not in (signal.SIG_DFL, None)]
+
+
+def descendants(root: int) -> list[int]:
+    """Return the processes that descend from `root` at this moment.
+
+    One that forks meanwhile can be missed: whoever wants them all gone asks again until there are none.
+    """
+    if not _IS_LINUX:
+        return []
+    children_of = _children if _kernel_lists_children() else _ChildrenByScan()
+    found: list[int] = []
+    waiting = [root]
+    while waiting:
+        children = children_of(waiting.pop())
+        found.extend(children)
+        waiting.extend(children)
+    return found
+
+
+def _kernel_lists_children() -> bool:
+    return Path(f"/proc/self/task/{os.getpid()}/children").exists()
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found.extend(map(int, (thread / "children").read_text().split()))
+    except (FileNotFoundError, ProcessLookupError):  # it ended while we looked
+        return found
+    return found
+
+
+class _ChildrenByScan:
+    """The same where the kernel was built without the children files: one look at every process."""
+
+    def __init__(self) -> None:
+        self._by_parent: dict[int, list[int]] = {}  # {parent: [pid]}
+        for pid in _all_pids():
+            stat = _stat(pid)
+            if stat is not None:
+                self._by_parent.setdefault(int(stat[1]), []).append(pid)
+
+    def __call__(self, pid: int) -> list[int]:
+        return self._by_parent.get(pid, [])
+
+
+def _all_pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Return the fields of /proc/<pid>/stat from the state on: [state, ppid, pgrp, session, …]."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return text.rpartition(")")[2].split()  # the name before it may hold anything, also brackets
+
+
+def seconds_since_boot() -> float:
+    """Return the clock by which the kernel notes when processes start."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if _IS_LINUX else time.monotonic()
+
+
+def boot_id() -> str | None:
+    """Return what tells this boot of the machine from all others."""
+    return _BOOT_ID
+
+
+def oom_kill_count() -> int | None:
+    """Return how many processes the kernel has killed for want of memory since boot."""
+    try:
+        text = Path("/proc/vmstat").read_text()
+    except FileNotFoundError:
+        return None
+    for line in text.splitlines():
+        if line.startswith("oom_kill "):
+            return int(line.split()[1])
+    return None
+
+
+def leftovers(task_pid: int, task_started_s: float, environment_mark: str) -> list[int]:
+    """Return the living processes of a task whose keeper is dead; `task_started_s` is in seconds since boot.
+
+    They are told by the task's session, or by `environment_mark` ("NAME=value") in the environment they were executed with.
+    """
+    if not _IS_LINUX:
+        return []
+    leader = _stat(task_pid)
+    # A leader that started much later is a stranger that was given the same number.
+    session_is_ours = leader is None or int(leader[19]) / os.sysconf("SC_CLK_TCK") < task_started_s + 1
+    mark = environment_mark.encode()
+    found = []
+    for pid in _all_pids():
+        stat = _stat(pid)
+        if stat is None or stat[0] in "ZX" or pid == os.getpid():
+            continue
+        if (session_is_ours and int(stat[3]) == task_pid) or mark in _environment(pid):
+            found.append(pid)
+    return found
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # it ended, or belongs to another user and so is none of ours
+        return []

@@ -1,0 +1,85 @@
+"""The contract that every kind of runtime keeps: how a worker runs attempts, and finds them again after its restart."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fluster_services.worker.attempt_directory import ExitRecord, LaunchSpec
+from fluster_services.worker.spool import SpoolRecord
+
+
+class LaunchError(RuntimeError):
+    """The attempt could not be started; nothing of it is left."""
+
+
+class AlreadyStartedError(LaunchError):
+    """That attempt was started, and is running or not forgotten."""
+
+
+@dataclass(frozen=True)
+class Spooled:
+    """The log can be read up to `offset`."""
+
+    offset: int
+
+
+@dataclass(frozen=True)
+class Exited:
+    """The attempt is over; its whole output can be read."""
+
+    record: ExitRecord
+
+
+class RunningTask(Protocol):
+    """One attempt that was started here and is not forgotten. It may be over."""
+
+    @property
+    def spec(self) -> LaunchSpec: ...
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def pid(self) -> int | None:
+        """The task's main process, if there is one and it is known."""
+
+    @property
+    def started_at(self) -> float | None:
+        """The wall clock when it started, if it did and that is known."""
+
+    def events(self) -> AsyncIterator[Spooled | Exited]:
+        """What happens, for one reader at a time. `Exited` is the last; asked again, it comes at once. Steps may be skipped."""
+
+    def read_log(self, start_offset: int = 0, *, max_bytes: int = 1024 * 1024) -> tuple[list[SpoolRecord], int]:
+        """Records from `start_offset` on, and the offset to go on from. Raises FileNotFoundError once it is forgotten."""
+
+    def kill(self, grace_s: float, reason: str) -> None:
+        """Have it stopped: politely, and by force after `grace_s`. `Exited` tells when that is done."""
+
+    def renew(self, fence_after_s: float | None) -> None:
+        """Have it stopped unless this is called again within that time; None: never."""
+
+    async def forget(self) -> None:
+        """Delete all that is kept about it. Raises RuntimeError if `events` has not told its end."""
+
+
+class Runtime(Protocol):
+    """What runs attempts. They outlive it: the next runtime over the same state adopts them."""
+
+    async def start(self, spec: LaunchSpec, payload: bytes | None = None) -> RunningTask:
+        """Start an attempt; `payload` is the pickled (function, args, kwargs), if it is not in the spec's `payload_file`.
+
+        Raises AlreadyStartedError if one with that key is there, LaunchError if it cannot be started. A command that does not exist
+        is no error here but an end, with exit code 127. Cancelled, it starts nothing that lasts.
+        """
+
+    async def adopt(self) -> Sequence[RunningTask]:
+        """All attempts that an earlier runtime started and nobody has forgotten, whether running or over.
+
+        To be called once, before the first `start`.
+        """
+
+    async def close(self) -> None:
+        """Let go of the attempts without touching them."""

@@ -1,0 +1,189 @@
+"""The spool: a task's output on disk, in the format that Kubernetes' runtimes write (CRI).
+
+One line is one record:
+
+    2026-03-01T12:00:00.123456Z stdout F the text
+    2026-03-01T12:00:00.123456Z stderr P the first piece of a line that was too long
+
+`F` is a full line or the last piece of one, `P` a piece whose line goes on in the stream's next record. The text is kept byte for
+byte, and decoded by who reads it. Records are only ever appended, so the offset behind any of them is a place to go on from.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, NamedTuple, cast
+
+Stream = Literal["stdout", "stderr"]
+
+_DEFAULT_READ_BYTES = 1024 * 1024
+
+
+class SpoolError(Exception):
+    """The spool does not hold what was asked of it."""
+
+
+class SpoolRecord(NamedTuple):
+    """One line of output, or a piece of one."""
+
+    offset: int  # of the record's first byte
+    time: float  # wall clock, when the keeper read it
+    stream: Stream
+    text: str  # without its newline
+    is_partial: bool  # its line goes on in the stream's next record
+
+
+class LineCutter:
+    """Cuts a stream of bytes into lines, and lines that are too long into pieces; keeps less than one line in memory."""
+
+    def __init__(self, max_line_bytes: int) -> None:
+        self._max_line_bytes = max_line_bytes
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[tuple[bytes, bool]]:
+        """Return the (text, is_partial) that `data` completes."""
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()
+        pieces: list[tuple[bytes, bool]] = []
+        for line in lines:
+            pieces.append((self._cut(line, pieces) if len(line) > self._max_line_bytes else line, False))
+        if len(self._rest) > self._max_line_bytes:
+            self._rest = self._cut(self._rest, pieces)
+        return pieces
+
+    def finish(self) -> list[tuple[bytes, bool]]:
+        """Return what is left when the stream has ended without a newline."""
+        rest, self._rest = self._rest, b""
+        return [(rest, False)] if rest else []
+
+    def _cut(self, line: bytes, pieces: list[tuple[bytes, bool]]) -> bytes:
+        start = 0
+        while len(line) - start > self._max_line_bytes:
+            end = _character_boundary(line, start + self._max_line_bytes)
+            pieces.append((line[start:end], True))
+            start = end
+        return line[start:]
+
+
+def _character_boundary(line: bytes, end: int) -> int:
+    """Return the last place up to `end` that splits no UTF-8 character."""
+    for candidate in range(end, end - 4, -1):
+        if line[candidate] & 0xC0 != 0x80:
+            return candidate
+    return end  # not UTF-8
+
+
+class SpoolWriter:
+    """Appends to a spool. It never raises for want of room: what cannot be stored is counted, and a mark says so in its place."""
+
+    def __init__(self, path: str | Path, max_log_bytes: int) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._max_log_bytes = max_log_bytes
+        self._stored: dict[Stream, int] = {"stdout": 0, "stderr": 0}
+        self._is_capped: dict[Stream, bool] = {"stdout": False, "stderr": False}
+        self._lost_bytes = 0  # since the last mark, for want of disk space
+        self._lost_because = ""
+        self.end = os.fstat(self._fd).st_size
+        self.dropped_bytes = 0
+
+    def append(self, stream: Stream, pieces: Sequence[tuple[bytes, bool]], now: float) -> None:
+        """Store (text, is_partial) of one stream, all read at `now`."""
+        if not pieces:
+            return
+        if self._is_capped[stream]:
+            self.dropped_bytes += _size(pieces)
+            return
+        records = _encode(stream, pieces, now)
+        room = self._max_log_bytes - self._stored[stream]
+        fitting = len(records)
+        if sum(map(len, records)) > room:
+            fitting, total = 0, 0
+            while total + len(records[fitting]) <= room:
+                total += len(records[fitting])
+                fitting += 1
+        self._store(stream, records[:fitting], _size(pieces[:fitting]), now)
+        if fitting < len(records):
+            self._is_capped[stream] = True
+            self.dropped_bytes += _size(pieces[fitting:])
+            mark = f"[fluster: output above {self._max_log_bytes} bytes was dropped]"
+            self._write(b"".join(_encode(stream, [(mark.encode(), False)], now)))
+
+    def close(self) -> None:
+        """Close the file; what was appended is there."""
+        os.close(self._fd)
+
+    def _store(self, stream: Stream, records: list[bytes], text_bytes: int, now: float) -> None:
+        block = b"".join(records)
+        self._stored[stream] += len(block)
+        if self._lost_bytes:
+            mark = f"[fluster: {self._lost_bytes} bytes of output were lost: {self._lost_because}]"
+            block = b"".join(_encode("stderr", [(mark.encode(), False)], now)) + block
+        if self._write(block):
+            self._lost_bytes = 0
+        else:
+            self._lost_bytes += text_bytes
+            self.dropped_bytes += text_bytes
+
+    def _write(self, block: bytes) -> bool:
+        view = memoryview(block)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError as error:  # a full disk must not end the task; half a record must not stay
+            self._lost_because = error.strerror or str(error)
+            os.ftruncate(self._fd, self.end)
+            return False
+        self.end += len(block)
+        return True
+
+
+def _size(pieces: Sequence[tuple[bytes, bool]]) -> int:
+    return sum(len(text) + (not is_partial) for text, is_partial in pieces)
+
+
+def _encode(stream: Stream, pieces: Sequence[tuple[bytes, bool]], now: float) -> list[bytes]:
+    stamp = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    full, partial = (f"{stamp} {stream} {tag} ".encode() for tag in "FP")
+    return [(partial if is_partial else full) + text + b"\n" for text, is_partial in pieces]
+
+
+def read_spool(
+    path: str | Path, start_offset: int = 0, *, max_bytes: int = _DEFAULT_READ_BYTES
+) -> tuple[list[SpoolRecord], int]:
+    """Return records from `start_offset` on and the offset to go on from; nothing new is an empty list and the same offset.
+
+    About `max_bytes` are read, at least one whole record if there is one. A record that is still being written is left for the
+    next time. Raises SpoolError if `start_offset` is not one that was returned earlier, FileNotFoundError if there is no spool.
+    """
+    with Path(path).open("rb", buffering=0) as file:
+        if start_offset > 0:
+            file.seek(start_offset - 1)
+            if file.read(1) != b"\n":
+                raise SpoolError(
+                    f"{path}: no record begins at offset {start_offset}; go on from an offset that was returned"
+                )
+        block = file.read(max_bytes)
+        while (last := block.rfind(b"\n")) < 0:
+            more = file.read(max_bytes)
+            if not more:
+                return [], start_offset
+            block += more
+    records: list[SpoolRecord] = []
+    offset = start_offset
+    stamp, moment = b"", 0.0
+    for line in block[:last].split(b"\n"):
+        try:
+            line_stamp, stream, tag, text = line.split(b" ", 3)
+            if line_stamp != stamp:
+                stamp, moment = line_stamp, datetime.fromisoformat(line_stamp.decode()).timestamp()
+            record = SpoolRecord(
+                offset, moment, cast("Stream", stream.decode("ascii")), text.decode("utf-8", "replace"), tag == b"P"
+            )
+        except ValueError as cause:
+            raise SpoolError(f"{path}: {line[:80]!r} at offset {offset} is no record") from cause
+        records.append(record)
+        offset += len(line) + 1
+    return records, offset

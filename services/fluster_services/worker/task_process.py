@@ -1,0 +1,302 @@
+"""The task itself, between the keeper's fork and the user's code: a process as fresh as a forked one can be."""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import builtins
+import gc
+import importlib
+import logging
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+import traceback
+import types
+import warnings
+from pathlib import Path
+from typing import Any, NoReturn
+
+import cloudpickle  # type: ignore[import-untyped, unused-ignore]
+
+from fluster_services.worker.attempt_directory import (
+    DIRECTORY_VARIABLE,
+    ERROR_FILE,
+    WORK_FOLDER,
+    LaunchSpec,
+    TaskError,
+    to_json,
+    write_json,
+)
+from fluster_services.worker.processes import (
+    KEEPER_SIGNALS,
+    close_fds_except,
+    die_with_parent,
+    handled_signals,
+    reset_signals,
+    set_process_name,
+)
+
+EXIT_NOT_EXECUTABLE = 126  # as shells have it
+EXIT_NOT_FOUND = 127
+
+_MAX_PICKLED_ERROR_BYTES = 256 * 1024
+_MAX_TRACEBACK_CHARACTERS = 64 * 1024
+_MAX_MESSAGE_CHARACTERS = 16 * 1024
+
+# All that a task gets of the worker's own environment, which may hold the cluster's credentials.
+_INHERITED_VARIABLES = frozenset(
+    {
+        *(
+            "PATH",
+            "HOME",
+            "USER",
+            "LOGNAME",
+            "SHELL",
+            "LANG",
+            "LANGUAGE",
+            "TZ",
+            "TMPDIR",
+            "VIRTUAL_ENV",
+            "LD_LIBRARY_PATH",
+        ),
+        *(
+            "SSL_CERT_FILE",
+            "SSL_CERT_DIR",
+            "http_proxy",
+            "https_proxy",
+            "no_proxy",
+            "HTTP_PROXY",
+            "HTTPS_PROXY",
+            "NO_PROXY",
+        ),
+        *("CUDA_HOME", "NVIDIA_VISIBLE_DEVICES"),
+    }
+)
+
+# The objects that a task replaces live on: their end would close descriptors whose numbers are the task's by then.
+_replaced: list[object] = []
+
+
+def run_task(spec: LaunchSpec, directory: Path, *, stdout_fd: int, stderr_fd: int, umask: int) -> NoReturn:
+    """Become the task, in a child that its keeper has just forked; never returns."""
+    exit_code = 1
+    try:
+        keeper_pid = os.getppid()
+        os.setsid()
+        die_with_parent(signal.SIGKILL)
+        if os.getppid() != keeper_pid:  # it died before the kernel was told
+            os._exit(1)
+        set_process_name("fluster-task")
+        _take_descriptors(stdout_fd, stderr_fd)
+        reset_signals(KEEPER_SIGNALS if spec.command is None else handled_signals(), is_python=spec.command is None)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.umask(umask)
+        environment = _environment(spec, directory)
+        payload = b"" if spec.command is not None else _read_payload(spec, directory)
+        _enter_folder(spec, directory)
+        if spec.command is not None:
+            _execute(spec.command, environment)
+        exit_code = _run_callable(payload, spec, directory, environment)
+    except _CannotStartError as error:
+        _complain(directory, error)
+        exit_code = error.exit_code
+    except BaseException:
+        # Ours, not the user's: it must be seen, and must not climb into the keeper's own stack.
+        os.write(2, traceback.format_exc().encode(errors="replace"))
+    finally:
+        os._exit(exit_code)
+
+
+class _CannotStartError(Exception):
+    """The task's code was never reached."""
+
+    def __init__(self, kind: str, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.exit_code = exit_code
+
+
+def _complain(directory: Path, error: _CannotStartError) -> None:
+    os.write(2, f"fluster: {error}\n".encode(errors="replace"))
+    write_json(directory / ERROR_FILE, to_json(TaskError(type=error.kind, message=str(error))))
+
+
+def _take_descriptors(stdout_fd: int, stderr_fd: int) -> None:
+    stdin_fd = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((stdin_fd, 0), (stdout_fd, 1), (stderr_fd, 2)):
+        os.dup2(source, target)
+    close_fds_except((0, 1, 2))
+
+
+def _environment(spec: LaunchSpec, directory: Path) -> dict[str, str]:
+    environment = {
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",  # or a command's output would be seen when it ends
+        DIRECTORY_VARIABLE: str(directory),
+        **spec.env,
+    }
+    if spec.python_path:
+        after = [environment["PYTHONPATH"]] if environment.get("PYTHONPATH") else []
+        environment["PYTHONPATH"] = os.pathsep.join([*spec.python_path, *after])
+    return environment
+
+
+def _enter_folder(spec: LaunchSpec, directory: Path) -> None:
+    folder = directory / WORK_FOLDER if spec.working_dir is None else Path(spec.working_dir)
+    try:
+        if spec.working_dir is None:
+            folder.mkdir()
+        os.chdir(folder)
+    except OSError as cause:
+        raise _CannotStartError(
+            type(cause).__name__,
+            f"the working directory {str(folder)!r} cannot be entered: {cause.strerror}",
+            EXIT_NOT_EXECUTABLE,
+        ) from cause
+
+
+def _execute(command: list[str], environment: dict[str, str]) -> NoReturn:
+    try:
+        os.execvpe(command[0], command, environment)
+    except FileNotFoundError as cause:
+        if "/" in command[0] and Path(command[0]).exists():
+            message = f"command {command[0]!r} is there, but the interpreter that its first line names is not"
+        else:
+            message = f"command {command[0]!r} was not found (PATH is {environment['PATH']!r})"
+        raise _CannotStartError(type(cause).__name__, message, EXIT_NOT_FOUND) from cause
+    except (OSError, ValueError) as cause:
+        reason = getattr(cause, "strerror", None) or str(cause)
+        message = f"command {command[0]!r} cannot be executed: {reason}"
+        raise _CannotStartError(type(cause).__name__, message, EXIT_NOT_EXECUTABLE) from cause
+
+
+def _read_payload(spec: LaunchSpec, directory: Path) -> bytes:
+    path = directory / (spec.payload_file or "")
+    try:
+        return path.read_bytes()
+    except OSError as cause:
+        message = f"the payload {str(path)!r} cannot be read: {cause.strerror}"
+        raise _CannotStartError(type(cause).__name__, message, EXIT_NOT_EXECUTABLE) from cause
+
+
+def _run_callable(payload: bytes, spec: LaunchSpec, directory: Path, environment: dict[str, str]) -> int:
+    sys.path[:] = [*spec.python_path, *(entry for entry in sys.path if entry not in ("", *spec.python_path))]
+    os.environ.clear()
+    os.environ.update(environment)
+    random.seed()
+    numpy_random: Any = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    gc.enable()
+    try:
+        exit_code = _call(payload, directory)
+        # What the interpreter does when it ends, as multiprocessing does it.
+        threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001
+        atexit._run_exitfuncs()  # noqa: SLF001
+    except BaseException as error:
+        exit_code = _exit_code_of(error, directory)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            exit_code = exit_code or 120  # as the interpreter has it
+    if exit_code == -signal.SIGINT:  # so that who waits sees an interrupt, as with any Python program
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    return exit_code
+
+
+def _call(payload: bytes, directory: Path) -> int:
+    try:
+        function, args, kwargs = pickle.loads(payload)
+        function(*args, **kwargs)
+    except BaseException as error:
+        return _exit_code_of(error, directory)
+    return 0
+
+
+def _exit_code_of(error: BaseException, directory: Path) -> int:
+    """Report `error` as the interpreter would, and return the exit code that it would have."""
+    if isinstance(error, SystemExit):
+        if error.code is None or isinstance(error.code, int):
+            return (error.code or 0) & 0xFF
+        sys.stderr.write(f"{error.code}\n")
+        return 1
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next  # the first frame is ours
+    sys.excepthook(type(error), error, error.__traceback__)
+    write_json(directory / ERROR_FILE, to_json(_describe(error)))
+    return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _describe(error: BaseException) -> TaskError:
+    kind = type(error)
+    name = (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+    try:
+        message = str(error)
+    except Exception as broken:
+        message = f"<str() of it raised {type(broken).__name__}>"
+    text = "".join(traceback.format_exception(error))
+    return TaskError(
+        type=name,
+        message=message[:_MAX_MESSAGE_CHARACTERS],
+        traceback=text[-_MAX_TRACEBACK_CHARACTERS:],  # the end says what happened
+        pickled=_pickle(error),
+    )
+
+
+def _pickle(error: BaseException) -> str | None:
+    try:
+        data: bytes = cloudpickle.dumps(error)
+        if len(data) > _MAX_PICKLED_ERROR_BYTES:
+            return None
+        pickle.loads(data)  # many exceptions pickle and then cannot be made again
+    except Exception:
+        return None
+    return base64.b64encode(data).decode()
+
+
+def freshen_interpreter() -> None:
+    """Make this process what tasks shall be copies of: as if the interpreter had just started, but for what is imported.
+
+    Done once, in the template: in each copy it would touch, and so copy, hundreds of pages.
+    """
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    replaced_streams = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
+    _replaced.extend((sys.modules["__main__"], *replaced_streams))
+    sys.modules["__main__"] = main
+    # On the numbers, whatever they lead to in each copy.
+    sys.stdin = sys.__stdin__ = os.fdopen(0, encoding="utf-8", closefd=False)  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = _line_buffered(1)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _line_buffered(2)  # type: ignore[misc]
+    sys.excepthook = sys.__excepthook__
+    sys.argv = ["fluster-task"]
+    importlib.invalidate_caches()
+    environment = {
+        name: value for name, value in os.environ.items() if name in _INHERITED_VARIABLES or name.startswith("LC_")
+    }
+    os.environ.clear()
+    os.environ.update({"PATH": os.defpath, **environment})
+    logging.root.handlers.clear()
+    logging.root.setLevel(logging.WARNING)
+    logging.disable(logging.NOTSET)
+    _reset_warnings()
+
+
+def _line_buffered(fd: int) -> Any:
+    # A print of an odd character must not end a job of days.
+    return os.fdopen(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _reset_warnings() -> None:
+    warnings.resetwarnings()
+    for category in (ResourceWarning, ImportWarning, PendingDeprecationWarning, DeprecationWarning):
+        warnings.simplefilter("ignore", category)
+    warnings.filterwarnings("default", category=DeprecationWarning, module="__main__")

@@ -1,0 +1,260 @@
+"""The template: a single-threaded copy of the worker, made before its event loop, that forks a keeper in a millisecond or three.
+
+    worker ──{"id", "draft", "directory"}──► template ──fork──► keeper ──fork──► task
+           ◄──{"id", "pid" | "error"}───────
+
+The socketpair between them is also the leash: its end ends the template. Keepers live on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import itertools
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fluster_services.worker import keeper
+from fluster_services.worker.attempt_directory import SOCKET_FILE, SPEC_FILE, LaunchSpec, from_json
+from fluster_services.worker.processes import close_fds_except, handled_signals, reset_signals, set_process_name
+from fluster_services.worker.runtime import AlreadyStartedError, LaunchError
+from fluster_services.worker.task_process import freshen_interpreter
+
+# With more requests out than this, the socket's buffer could fill up and block the worker.
+_MAX_REQUESTS_OUT = 64
+
+
+class TemplateDiedError(LaunchError):
+    """The template process is gone: only a new worker process can have a new one."""
+
+
+def start_template(*, owner_fd: int | None = None) -> TemplateHandle:
+    """Fork the template and return the worker's end of it.
+
+    To be called early in a worker's main, with everything imported that tasks shall have, before any thread or event loop is
+    started and before secrets are read: a callable task runs in a copy of this process. `owner_fd` is the read end of a pipe whose
+    other end belongs to the cluster's owner; at its end of file keepers kill their tasks, delete what they wrote, and go.
+    Raises RuntimeError if threads are running.
+    """
+    if threading.active_count() > 1:
+        names = ", ".join(repr(thread.name) for thread in threading.enumerate())
+        raise RuntimeError(f"start the template before any thread: a fork copies only one, and these run: {names}")
+    ours, theirs = socket.socketpair()
+    for stream in (sys.stdout, sys.stderr):  # or the copy would write out what is buffered a second time
+        stream.flush()
+    pid = os.fork()
+    if pid == 0:
+        _run_apart(lambda: _Template(theirs, owner_fd).run())
+    theirs.close()
+    return TemplateHandle(ours, pid)
+
+
+def _run_apart(body: Callable[[], object]) -> NoReturn:
+    """Run `body` as all that a forked child does: neither its end nor its failure reaches the frames that it was forked in."""
+    exit_code = 1
+    try:
+        body()
+        exit_code = 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(exit_code)
+
+
+class TemplateHandle:
+    """The worker's end of the template. Used by one event loop at a time."""
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self.pid = pid
+        self._socket = connection
+        self._socket.setblocking(False)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ids = itertools.count(1)
+        self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}  # {request id: reply}
+        self._room = asyncio.Semaphore(_MAX_REQUESTS_OUT)
+        self._received = b""
+        self._is_dead = False
+
+    async def fork_keeper(self, draft: Path, directory: Path) -> int:
+        """Return the pid of a new keeper for what `draft` holds, which is now called `directory`; its socket accepts connections.
+
+        Raises AlreadyStartedError if `directory` is there, LaunchError if no keeper could be forked. Cancelled, it may have one.
+        """
+        self._attach()
+        async with self._room:
+            if self._is_dead:
+                raise TemplateDiedError(
+                    f"the template process {self.pid} is gone; restart the worker, it adopts its keepers"
+                )
+            request_id = next(self._ids)
+            reply = self._replies[request_id] = asyncio.get_running_loop().create_future()
+            request = {"id": request_id, "draft": str(draft), "directory": str(directory)}
+            try:
+                self._socket.send(json.dumps(request).encode() + b"\n")
+            except BrokenPipeError:
+                self._on_dead()
+            try:
+                answer = await reply
+            finally:
+                self._replies.pop(request_id, None)
+        if "pid" in answer:
+            return int(answer["pid"])
+        if answer.get("errno") in (errno.ENOTEMPTY, errno.EEXIST):
+            raise AlreadyStartedError(
+                f"{directory} is there already: that attempt runs, or its end was not yet taken notice of"
+            )
+        raise LaunchError(f"no keeper could be started for {directory}: {answer['error']}")
+
+    def close(self) -> None:
+        """End the template. Its keepers live on."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._socket)
+        self._is_dead = True
+        self._socket.close()
+        try:
+            os.waitpid(self.pid, 0)
+        except ChildProcessError:  # somebody else waits for all children of this process
+            return
+
+    def _attach(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop = loop
+            self._room = asyncio.Semaphore(_MAX_REQUESTS_OUT)
+            loop.add_reader(self._socket, self._on_readable)
+
+    def _on_readable(self) -> None:
+        try:
+            data = self._socket.recv(65536)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self._on_dead()
+            return
+        *lines, self._received = (self._received + data).split(b"\n")
+        for line in lines:
+            answer = json.loads(line)
+            reply = self._replies.get(answer["id"])
+            if reply is not None and not reply.done():
+                reply.set_result(answer)
+
+    def _on_dead(self) -> None:
+        self._is_dead = True
+        if self._loop is not None:
+            self._loop.remove_reader(self._socket)
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(
+                    TemplateDiedError(
+                        f"the template process {self.pid} died; restart the worker, it adopts its keepers"
+                    )
+                )
+
+
+class _Template:
+    def __init__(self, connection: socket.socket, owner_fd: int | None) -> None:
+        self._socket = connection
+        self._owner_fd = owner_fd
+        self._received = b""
+        self._is_over = False
+
+    def run(self) -> None:
+        set_process_name("fluster-templ")
+        reset_signals(handled_signals())
+        freshen_interpreter()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # The leash decides. A drained worker gets these too, and its last tasks are still to start.
+            signal.signal(number, signal.SIG_IGN)
+        close_fds_except({0, 1, 2, self._socket.fileno(), *(() if self._owner_fd is None else (self._owner_fd,))})
+        umask = os.umask(0o077)
+        os.chdir("/")
+        gc.collect()
+        gc.disable()
+        gc.freeze()  # so that collections in the copies do not touch, and so copy, every page
+        self._umask = umask
+        wake_read, wake_write = os.pipe()
+        for fd in (wake_read, wake_write):
+            os.set_blocking(fd, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        selector = selectors.DefaultSelector()
+        selector.register(self._socket, selectors.EVENT_READ, self._on_request)
+        selector.register(wake_read, selectors.EVENT_READ, lambda: self._reap(wake_read))
+        if self._owner_fd is not None:
+            selector.register(self._owner_fd, selectors.EVENT_READ, self._on_owner_gone)
+        while not self._is_over:
+            for key, _ in selector.select():
+                key.data()
+
+    def _on_owner_gone(self) -> None:
+        self._is_over = True
+
+    def _reap(self, wake_fd: int) -> None:
+        os.read(wake_fd, 4096)
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+
+    def _on_request(self) -> None:
+        data = self._socket.recv(65536)
+        if not data:
+            self._is_over = True
+            return
+        *lines, self._received = (self._received + data).split(b"\n")
+        for line in lines:
+            request = json.loads(line)
+            try:
+                answer: dict[str, Any] = {"pid": self._fork_keeper(Path(request["draft"]), Path(request["directory"]))}
+            except OSError as error:
+                answer = {"error": str(error), "errno": error.errno}
+            try:
+                self._socket.sendall(json.dumps({"id": request["id"], **answer}).encode() + b"\n")
+            except (BrokenPipeError, ConnectionResetError):  # the worker died; its successor finds the directory
+                self._is_over = True
+                return
+
+    def _fork_keeper(self, draft: Path, directory: Path) -> int:
+        # Read here, not by the keeper: what this process does often costs the copy nothing.
+        spec = from_json(LaunchSpec, json.loads((draft / SPEC_FILE).read_bytes()))
+        # Relative to the directory, since a socket's path may have 107 bytes only.
+        os.chdir(draft)
+        try:
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(SOCKET_FILE)
+                listener.listen(8)
+                # From here on a worker's restart takes it for started; before, for never started. One rename, so never both.
+                draft.rename(directory)
+                signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+                try:
+                    pid = os.fork()
+                    if pid == 0:
+                        _run_apart(
+                            lambda: keeper.run_keeper(
+                                spec, listener, directory, owner_fd=self._owner_fd, umask=self._umask
+                            )
+                        )
+                except OSError:
+                    directory.rename(draft)
+                    raise
+                finally:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+                return pid
+        finally:
+            os.chdir("/")

@@ -1,0 +1,339 @@
+"""The worker: owns a machine's capacity, claims tasks that fit, and sees each attempt to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import logging
+import os
+import platform
+import socket
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fluster_bus import subjects
+from fluster_bus.address import BusAddress
+from fluster_bus.bus import Bus, Delivery
+from fluster_bus.errors import BusError
+from fluster_bus.messages import (
+    Capacity,
+    Heartbeat,
+    HeartbeatReply,
+    JobStatus,
+    Look,
+    Namespace,
+    Offer,
+    OfferReply,
+    TaskRecord,
+    WorkerId,
+    WorkerInfo,
+)
+from fluster_bus.registry import Registry
+from fluster_bus.services_api import Announcement, ServedEndpoint
+from fluster_bus.streams import workers_table
+from fluster_bus.tables import Row
+from fluster_services.capacity import needed
+from fluster_services.config import Timing
+from fluster_services.worker.claims import Claims
+from fluster_services.worker.class_offers import ClassOffers
+from fluster_services.worker.launch import Launcher
+from fluster_services.worker.ledger import Ledger
+from fluster_services.worker.log_pump import LogPump
+from fluster_services.worker.outcome import Outcome, follow
+from fluster_services.worker.runtime import LaunchError, RunningTask, Runtime
+
+log = logging.getLogger(__name__)
+
+_ADOPTION_PAUSE_S = 0.5
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """What a worker needs to know."""
+
+    address: BusAddress  # with the credentials of the role "service"
+    worker_id: WorkerId
+    state_dir: Path  # a worker that comes back with the same folder and id adopts what it started
+    total: Capacity
+    job_credentials: Mapping[Namespace, BusAddress]
+    timing: Timing = field(default_factory=Timing)
+    working_dir: Path | None = None
+    python_path: tuple[str, ...] = ()
+
+
+class Worker:
+    """One worker on one connection; `run` serves until it is cancelled. Its tasks outlive it."""
+
+    def __init__(self, bus: Bus, config: WorkerConfig, runtime: Runtime) -> None:
+        self._bus = bus
+        self._config = config
+        self._runtime = runtime
+        self._worker_id = config.worker_id
+        namespaces = tuple(config.job_credentials)
+        self._claims = Claims(bus, config.worker_id, namespaces)
+        self._registries = {namespace: Registry(bus, namespace) for namespace in namespaces}
+        self._ledger = Ledger(config.total)
+        self._classes = ClassOffers(bus, self._on_offer)
+        self._attempts: dict[str, RunningTask] = {}  # {attempt key: what runs}
+        self._launcher = Launcher(
+            worker_id=config.worker_id,
+            credentials=config.job_credentials,
+            credentials_dir=config.state_dir / "credentials",
+            timing=config.timing,
+            working_dir=config.working_dir,
+            python_path=config.python_path,
+        )
+        self._tasks = asyncio.TaskGroup()
+        self._review = asyncio.Event()
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Serve; `ready` is called once offers are taken."""
+        self._launcher.prepare()
+        try:
+            async with self._tasks:
+                await self._register()
+                self._bus.on_reconnect(self._review.set)
+                await self._adopt()
+                await self._bus.subscribe(subjects.worker_verb(self._worker_id, "look"), self._on_look)
+                await self._bus.serve(subjects.worker_verb(self._worker_id, "offer"), Offer, self._on_offer)
+                await self._announce()
+                await self._cover()
+                self._spawn(self._beat_forever())
+                self._spawn(self._review_forever())
+                ready()
+        finally:
+            await self._runtime.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.create_task(work)
+
+    # ---- being known ------------------------------------------------------------------------------------
+
+    async def _register(self) -> None:
+        info = WorkerInfo(
+            worker_id=self._worker_id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            total=self._config.total,
+            version=importlib.metadata.version("fluster"),
+            python=platform.python_version(),
+            started_at=time.time(),
+        )
+        await workers_table(self._bus).put(self._worker_id, info)
+
+    async def _announce(self) -> None:
+        offers = ServedEndpoint("offer", subjects.worker_verb(self._worker_id, "offer"))
+        await Announcement(
+            "fluster-worker",
+            self._worker_id,
+            importlib.metadata.version("fluster"),
+            description="Runs tasks of a Fluster cluster",
+            endpoints=[offers],
+        ).serve(self._bus)
+
+    async def _beat_forever(self) -> None:
+        """Tell that this worker lives. What it runs is fenced from the sending of the last beat that was heard."""
+        timing = self._config.timing
+        subject = subjects.heartbeats(self._worker_id)
+        while True:
+            sent = time.monotonic()
+            beat = Heartbeat(worker_id=self._worker_id, free=self._ledger.free, attempts=tuple(self._attempts))
+            try:
+                answer = await self._bus.request(subject, beat.to_json(), timeout_s=timing.heartbeat_s)
+                if not HeartbeatReply.from_json(answer.data).registered:
+                    await self._register()
+            except BusError as error:
+                log.info("a heartbeat was not heard: %s", error)
+            else:
+                fence_in_s = timing.fence_after_s - (time.monotonic() - sent)
+                for running in self._attempts.values():
+                    running.renew(fence_in_s)
+            await asyncio.sleep(max(0.0, timing.heartbeat_s - (time.monotonic() - sent)))
+
+    async def _cover(self) -> None:
+        await self._classes.cover(lambda: self._ledger.free)
+
+    async def _cover_when_possible(self) -> None:
+        try:
+            await self._cover()
+        except BusError as error:
+            # Subscriptions that stand come back with the connection; the rest is set right then.
+            log.info("the offers listened to are changed later: %s", error)
+            self._review.set()
+
+    # ---- claiming ---------------------------------------------------------------------------------------
+
+    async def _on_offer(self, offer: Offer, _subject: str) -> OfferReply:
+        refusal = await self._take(offer)
+        return OfferReply(worker_id=self._worker_id, accepted=refusal is None, reason=refusal or "")
+
+    async def _take(self, offer: Offer) -> str | None:
+        """Reserve, then claim: None when the task is this worker's, else why not."""
+        row = await self._claims.look(offer.namespace, offer.job_id, offer.task)
+        if row is None or row.revision < offer.revision:
+            return "no such record here"
+        key = subjects.attempt_key(offer.namespace, offer.job_id, offer.task, offer.attempt)
+        if not self._ledger.reserve(key, needed(row.value.resources)):
+            return "no room"
+        try:
+            claimed = await self._claims.claim(row, offer)
+        except BusError:
+            # Claimed or not: the record tells when it can be read again. Until then the capacity stays reserved.
+            self._spawn(self._settle(offer, key))
+            raise
+        if claimed is None:
+            await self._give_back(key)
+            return "somebody else has it, or it is not wanted any more"
+        self._spawn(self._start(claimed, key))
+        return None
+
+    async def _settle(self, offer: Offer, key: str) -> None:
+        row = await self._until_known(lambda: self._claims.look(offer.namespace, offer.job_id, offer.task))
+        if row is not None and self._claims.is_mine(row.value, offer.attempt):
+            await self._start(row, key)
+        else:
+            await self._give_back(key)
+
+    async def _until_known(
+        self, read: Callable[[], Coroutine[Any, Any, Row[TaskRecord] | None]]
+    ) -> Row[TaskRecord] | None:
+        while True:
+            try:
+                return await read()
+            except BusError as error:
+                log.info("a record cannot be read yet: %s", error)
+                await self._bus.wait_connected()
+                await asyncio.sleep(_ADOPTION_PAUSE_S)
+
+    async def _give_back(self, key: str) -> None:
+        """The capacity is free again, and offers for it are listened to."""
+        if self._ledger.release(key):
+            await self._cover_when_possible()
+
+    # ---- running ----------------------------------------------------------------------------------------
+
+    async def _start(self, row: Row[TaskRecord], key: str) -> None:
+        self._spawn(self._cover_when_possible())
+        record = row.value
+        try:
+            job = await self._claims.job(record.namespace, record.job_id)
+            if job is None:
+                raise LaunchError(f"job {record.job_id} has no record any more")
+            spec, payload = self._launcher.spec(record, job)
+            running = await self._runtime.start(spec, payload)
+        except (LaunchError, BusError, OSError) as error:
+            log.warning("%s could not be started: %s", key, error)
+            await self._end_unstarted(row, key, Outcome(_blame(error), f"could not be started: {error}"))
+            return
+        await self._see_through(row, key, running, adopted=False)
+
+    async def _see_through(self, row: Row[TaskRecord], key: str, running: RunningTask, *, adopted: bool) -> None:
+        self._attempts[key] = running
+        pump = LogPump(self._bus, row.value, running)
+        if adopted:
+            await pump.resume()
+        if row.value.kill_requested is not None:
+            running.kill(self._config.timing.kill_grace_s, row.value.kill_requested)
+        row = await self._claims.run(row)
+        outcome = await follow(running, pump)
+        del self._attempts[key]
+        await self._remove_endpoints(row.value)
+        # Joined before the end is written: whoever reads the end and offers the next task finds somebody listening.
+        await self._give_back(key)
+        if not await self._claims.end(
+            row, outcome.state, outcome.reason, exit_code=outcome.exit_code, error=outcome.error
+        ):
+            log.info("%s ended as %s, and is not this worker's any more", key, outcome.state)
+        await running.forget()
+
+    async def _end_unstarted(self, row: Row[TaskRecord], key: str, outcome: Outcome) -> None:
+        await self._give_back(key)
+        await self._claims.end(row, outcome.state, outcome.reason)
+
+    async def _remove_endpoints(self, record: TaskRecord) -> None:
+        """Whatever the attempt registered is gone with it; callers learn of it at once."""
+        registry = self._registries[record.namespace]
+        keys = subjects.endpoints_of_attempt(record.job_id, record.task, record.attempt)
+        try:
+            for row in await registry.table.rows(keys):
+                await registry.table.delete(row.key)
+        except BusError as error:
+            log.info("endpoints of %s are left to the controller: %s", record.job_id, error)
+
+    # ---- wishes and second looks ------------------------------------------------------------------------
+
+    async def _on_look(self, delivery: Delivery) -> None:
+        look = Look.from_json(delivery.data)
+        row = await self._claims.look(look.namespace, look.job_id, look.task)
+        if row is not None:
+            self._obey(row.value)
+
+    def _obey(self, record: TaskRecord) -> None:
+        """Stop what the record says is to be stopped: a wish, or an attempt that is not the newest any more."""
+        grace_s = self._config.timing.kill_grace_s
+        for number in range(1, record.attempt + 1):
+            running = self._attempts.get(subjects.attempt_key(record.namespace, record.job_id, record.task, number))
+            if running is None:
+                continue
+            if not self._claims.is_mine(record, number):
+                running.kill(0.0, "superseded by a newer attempt")
+            elif record.kill_requested is not None:
+                running.kill(grace_s, record.kill_requested)
+
+    async def _review_forever(self) -> None:
+        """Read the records of what runs again after each reconnect, and now and then: a message may be lost."""
+        while True:
+            try:
+                async with asyncio.timeout(self._config.timing.fence_after_s / 3):
+                    await self._review.wait()
+            except TimeoutError:
+                pass  # now and then
+            self._review.clear()
+            try:
+                await self._cover()
+                for key in list(self._attempts):
+                    namespace, job_id, task, _attempt = key.split(".")
+                    row = await self._claims.look(Namespace(namespace), job_id, int(task))
+                    if row is not None:
+                        self._obey(row.value)
+            except BusError as error:
+                log.info("claims are read again later: %s", error)
+                await self._bus.wait_connected()
+                await asyncio.sleep(_ADOPTION_PAUSE_S)
+                self._review.set()
+
+    # ---- coming back ------------------------------------------------------------------------------------
+
+    async def _adopt(self) -> None:
+        """Take up what an earlier run of this worker started, and give up what it claimed and never started."""
+        adopted = {running.key: running for running in await self._runtime.adopt()}
+        for key, running in adopted.items():
+            namespace, job_id, task, attempt = key.split(".")
+            row = await self._claims.look(Namespace(namespace), job_id, int(task))
+            if row is not None and self._claims.is_mine(row.value, int(attempt)):
+                log.info("adopted %s", key)
+                self._ledger.hold(key, needed(row.value.resources))
+                self._spawn(self._see_through(row, key, running, adopted=True))
+            else:
+                log.info("%s was superseded while this worker was away", key)
+                self._spawn(_discard(running))
+        for row in await self._claims.held():
+            record = row.value
+            if subjects.attempt_key(record.namespace, record.job_id, record.task, record.attempt) not in adopted:
+                reason = f"worker {self._worker_id} was restarted before it was started"
+                await self._claims.end(row, JobStatus.WORKER_FAILED, reason)
+
+
+async def _discard(running: RunningTask) -> None:
+    running.kill(0.0, "superseded by a newer attempt")
+    async for _ in running.events():
+        pass  # the last one is its end
+    await running.forget()
+
+
+def _blame(error: Exception) -> JobStatus:
+    """Whose fault it is that an attempt could not be started: nobody's, when the bus was away."""
+    return JobStatus.WORKER_FAILED if isinstance(error, BusError) else JobStatus.FAILED

@@ -1,0 +1,424 @@
+"""What each role may and may not do, tried at a real server with clients that know nothing of Fluster."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+
+import nats
+import nats.errors
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from fluster_bus import streams, subjects
+from fluster_bus.address import BusAddress
+from fluster_bus.bus import Bus
+from fluster_bus.roles import Role, User
+from fluster_bus.server import EmbeddedServer
+
+pytestmark = pytest.mark.anyio
+
+OURS, THEIRS = "default", "other"
+TIMEOUT_S = 5
+
+
+class Peer:
+    """A plain client, and what the server refused it."""
+
+    def __init__(self, client: Client, refusals: list[str]) -> None:
+        self.client = client
+        self._refusals = refusals
+
+    async def refusals(self) -> list[str]:
+        """What was refused since the last time; the server answers in order, so after a flush all of it is here."""
+        for _ in range(2):  # nats-py sends a flush's ping ahead of what it still holds back; that is out at the second
+            await self.client.flush(TIMEOUT_S)
+        refused, self._refusals[:] = list(self._refusals), []
+        return refused
+
+    async def ask(self, subject: str, data: bytes = b"", headers: dict[str, str] | None = None) -> Msg:
+        return await self.client.request(subject, data, TIMEOUT_S, headers=headers)
+
+    async def listen(self, subject: str, queue: str = "") -> asyncio.Queue[Msg]:
+        heard: asyncio.Queue[Msg] = asyncio.Queue()
+        await self.client.subscribe(subject, queue, cb=heard.put)
+        assert await self.refusals() == []
+        return heard
+
+
+Connect = Callable[..., Awaitable[Peer]]
+
+
+async def _connect(address: BusAddress) -> Peer:
+    refusals: list[str] = []
+
+    async def on_error(error: Exception) -> None:
+        refusals.append(str(error))
+
+    client = Client()
+    try:
+        await client.connect(
+            servers=address.servers,
+            user=address.user,
+            password=address.password,
+            inbox_prefix=address.inbox_prefix.encode(),
+            error_cb=on_error,
+            connect_timeout=TIMEOUT_S,
+            allow_reconnect=False,
+        )
+    except nats.errors.Error:
+        await client.close()  # which a refused connect leaves to its caller
+        raise
+    return Peer(client, refusals)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedServer]:
+    """Two namespaces with their buckets and streams, and a record in each bucket."""
+    with EmbeddedServer(namespaces=(OURS, THEIRS)) as server:
+        asyncio.run(_furnish(server))
+        yield server
+
+
+async def _furnish(server: EmbeddedServer) -> None:
+    bus = await Bus.connect(server.credentials(Role.SERVICE), name="test")
+    await streams.ensure_system(bus)
+    for namespace in (OURS, THEIRS):
+        await streams.ensure_namespace(bus, namespace)
+        for key in (_record(namespace), _entry(namespace)):
+            await bus.request(key, b'"untouched"')
+    await bus.close()
+
+
+def _record(namespace: str) -> str:
+    return subjects.bucket_key(subjects.jobs_bucket(namespace), "train-1")
+
+
+def _entry(namespace: str, name: str = "calculator") -> str:
+    return subjects.bucket_key(subjects.endpoints_bucket(namespace), f"{name}.-.0.0.e1")
+
+
+@pytest.fixture
+async def connect(server: EmbeddedServer) -> AsyncIterator[Connect]:
+    """Makes clients by role, and closes them."""
+    async with AsyncExitStack() as stack:
+
+        async def make(role: Role, namespace: str | None = None) -> Peer:
+            peer = await _connect(server.credentials(role, namespace))
+            stack.push_async_callback(peer.client.close)
+            return peer
+
+        yield make
+
+
+async def _stored(operator: Peer, bucket: str, subject: str) -> bytes:
+    return (await operator.ask(f"{subjects.direct_get(subjects.bucket_stream(bucket))}.{subject}")).data
+
+
+# ---- at the door ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("user", "password"), [(None, None), ("operator", "wrong"), ("nobody", "wrong"), ("operator", ""), ("job_new", "")]
+)
+async def test_who_has_no_credentials_is_refused(
+    server: EmbeddedServer, user: str | None, password: str | None
+) -> None:
+    with pytest.raises(nats.errors.Error, match=r"(?i)authorization"):
+        await _connect(BusAddress(f"nats://127.0.0.1:{server.port}", user, password))
+
+
+async def test_a_password_is_good_for_one_user_only(server: EmbeddedServer) -> None:
+    job = server.credentials(Role.JOB, OURS)
+    with pytest.raises(nats.errors.Error, match=r"(?i)authorization"):
+        await _connect(BusAddress(job.url, "operator", job.password))
+
+
+# ---- what is forbidden ----------------------------------------------------------------------------------
+
+RECORDS = subjects.bucket_stream(subjects.jobs_bucket(OURS))
+REGISTRY = subjects.bucket_stream(subjects.endpoints_bucket(OURS))
+THEIR_REGISTRY = subjects.bucket_stream(subjects.endpoints_bucket(THEIRS))
+
+# Neither a job nor a client may send there.
+NOT_TO_SEND = [
+    # the other namespace
+    subjects.jobs_submit(THEIRS),
+    subjects.jobs_verb(THEIRS, "terminate"),
+    subjects.ensure_namespace(THEIRS),
+    subjects.endpoints_verb(THEIRS, "register"),
+    subjects.workers_list(THEIRS),
+    subjects.actor_any(THEIRS, "calculator", "add"),
+    subjects.actor_one(THEIRS, "calculator", "e1", "add"),
+    subjects.actor_all(THEIRS, "calculator", "add"),
+    _entry(THEIRS),
+    _record(THEIRS),
+    f"{subjects.direct_get(THEIR_REGISTRY)}.{_entry(THEIRS)}",
+    subjects.direct_get(THEIR_REGISTRY),
+    subjects.direct_get(subjects.logs_stream(THEIRS)),
+    f"{User(Role.JOB, THEIRS).inbox[:-1]}token",
+    f"{User(Role.CLIENT, THEIRS).inbox[:-1]}token",
+    # the cluster's own
+    subjects.worker_verb("w1", "look"),
+    subjects.heartbeats("w1"),
+    subjects.capacity(),
+    subjects.dispatch("cpu", "any", 0, "c1", "m1024"),
+    subjects.bucket_key(subjects.WORKERS_BUCKET, "w1"),
+    f"{User(Role.SERVICE).inbox[:-1]}token",
+    # records, history and what is said of them in its own namespace
+    _record(OURS),
+    f"{subjects.direct_get(RECORDS)}.{_record(OURS)}",
+    subjects.logs(OURS, "train-1", "0", "1", "stdout"),
+    subjects.events(OURS, "train-1"),
+    subjects.watch_jobs(OURS, "train-1"),
+    subjects.watch_endpoints(OURS, "calculator.-.0.0.e1"),
+    # JetStream beyond direct reads: consumers can make it send to any subject
+    "$JS.API.INFO",
+    f"$JS.API.STREAM.INFO.{REGISTRY}",
+    f"$JS.API.STREAM.CREATE.{REGISTRY}",
+    f"$JS.API.STREAM.UPDATE.{REGISTRY}",
+    f"$JS.API.STREAM.DELETE.{REGISTRY}",
+    f"$JS.API.STREAM.PURGE.{REGISTRY}",
+    f"$JS.API.STREAM.MSG.GET.{RECORDS}",
+    subjects.message_delete(REGISTRY),
+    f"$JS.API.CONSUMER.CREATE.{REGISTRY}",
+    f"$JS.API.CONSUMER.CREATE.{REGISTRY}.spy",
+    f"$JS.API.CONSUMER.DURABLE.CREATE.{REGISTRY}.spy",
+    f"$JS.API.CONSUMER.MSG.NEXT.{subjects.SUBMIT_STREAM}.{subjects.SUBMIT_CONSUMER}",
+    f"$JS.ACK.{subjects.SUBMIT_STREAM}.{subjects.SUBMIT_CONSUMER}.1.1.1.1.1",
+]
+
+# Nor listen there.
+NOT_TO_HEAR = [
+    ">",
+    "*.>",
+    "fluster.>",
+    "fluster.*.actors.>",
+    "fluster.*.watch.>",
+    f"fluster.{OURS}.>",
+    subjects.actors_of(THEIRS),
+    subjects.actor_any(THEIRS, "calculator"),
+    subjects.watch_any(THEIRS),
+    subjects.watch_workers(),
+    subjects.jobs_submit(OURS),
+    subjects.jobs_verb(OURS, "*"),
+    subjects.endpoints_verb(OURS, "lookup"),
+    subjects.logs_of_job(OURS, "*"),
+    "fluster.sys.>",
+    subjects.worker_verb("w1", "look"),
+    "_INBOX.>",
+    "_INBOX.*",
+    "*.*.*",
+    User(Role.SERVICE).inbox,
+    User(Role.OPERATOR).inbox,
+    User(Role.JOB, THEIRS).inbox,
+    User(Role.CLIENT, THEIRS).inbox,
+    "$KV.>",
+    "$JS.>",
+    "$JS.API.>",
+    "$JS.EVENT.>",
+    "$SYS.>",
+]
+
+
+@pytest.mark.parametrize("role", [Role.JOB, Role.CLIENT])
+async def test_what_tenants_may_not_send(connect: Connect, role: Role) -> None:
+    peer = await connect(role, OURS)
+    for subject in NOT_TO_SEND:
+        await peer.client.publish(subject, b"{}")
+        (refusal,) = await peer.refusals() or ["allowed"]
+        assert f'publish to "{subject.lower()}"' in refusal.lower(), subject
+
+
+@pytest.mark.parametrize("role", [Role.JOB, Role.CLIENT])
+@pytest.mark.parametrize("queue", ["", "controllers"])
+async def test_what_tenants_may_not_hear(connect: Connect, role: Role, queue: str) -> None:
+    peer = await connect(role, OURS)
+    theirs = User(Role.CLIENT if role is Role.JOB else Role.JOB, OURS).inbox
+    for subject in (*NOT_TO_HEAR, theirs):
+        await peer.client.subscribe(subject, queue)
+        (refusal,) = await peer.refusals() or ["allowed"]
+        assert f'subscription to "{subject.lower()}"' in refusal.lower(), subject
+
+
+async def test_a_client_serves_nothing(connect: Connect) -> None:
+    client = await connect(Role.CLIENT, OURS)
+    for subject in (subjects.actors_of(OURS), subjects.service_verb("PING")):
+        await client.client.subscribe(subject)
+        assert len(await client.refusals()) == 1
+    await client.client.publish(_entry(OURS), b"{}")
+    assert len(await client.refusals()) == 1
+
+
+async def test_services_hear_no_inbox_but_their_own(connect: Connect) -> None:
+    service = await connect(Role.SERVICE)
+    for subject in (">", "_INBOX.>", User(Role.OPERATOR).inbox, User(Role.JOB, OURS).inbox):
+        await service.client.subscribe(subject)
+        assert len(await service.refusals()) == 1, subject
+
+
+# ---- holes that permissions leave -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rollup", ["all", "sub"])
+async def test_a_rollup_does_not_wipe_the_others_from_the_registry(connect: Connect, rollup: str) -> None:
+    job, operator = await connect(Role.JOB, OURS), await connect(Role.OPERATOR)
+    answer = json.loads((await job.ask(_entry(OURS, "mine"), b"{}", {"Nats-Rollup": rollup})).data)
+    assert "rollup not permitted" in answer["error"]["description"]
+    assert await _stored(operator, subjects.endpoints_bucket(OURS), _entry(OURS)) == b'"untouched"'
+
+
+@pytest.mark.parametrize(
+    "target",
+    [_record(OURS), _record(THEIRS), _entry(THEIRS), f"$JS.API.STREAM.DELETE.{RECORDS}"],
+)
+@pytest.mark.parametrize(
+    "asked",
+    [
+        subjects.jobs_submit(OURS),
+        _entry(OURS, "mine"),
+        subjects.direct_get(REGISTRY),
+        f"{subjects.direct_get(REGISTRY)}.{_entry(OURS)}",
+    ],
+)
+async def test_no_answer_of_the_server_writes_where_the_asker_may_not(
+    connect: Connect, asked: str, target: str
+) -> None:
+    job, operator = await connect(Role.JOB, OURS), await connect(Role.OPERATOR)
+    seen = await operator.listen(target)
+    await job.client.publish(asked, b'{"seq": 1}', reply=target)
+    assert await job.refusals() == []
+    # The answer itself does arrive, at whoever subscribes: it is the streams that it must not reach.
+    await asyncio.wait_for(seen.get(), TIMEOUT_S)
+    for namespace in (OURS, THEIRS):
+        assert await _stored(operator, subjects.jobs_bucket(namespace), _record(namespace)) == b'"untouched"'
+        assert await _stored(operator, subjects.endpoints_bucket(namespace), _entry(namespace)) == b'"untouched"'
+
+
+# ---- what is allowed ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("role", "namespace"), [(Role.JOB, OURS), (Role.CLIENT, OURS), (Role.OPERATOR, None), (Role.SERVICE, None)]
+)
+async def test_an_actor_of_a_job_is_called(connect: Connect, role: Role, namespace: str | None) -> None:
+    actor, caller = await connect(Role.JOB, OURS), await connect(role, namespace)
+    subject = subjects.actor_any(OURS, f"echo-{role}", "say")
+
+    async def answer(message: Msg) -> None:
+        await message.respond(b"said " + message.data)
+
+    await actor.client.subscribe(subject, "pool", cb=answer)
+    assert await actor.refusals() == []
+    if role is Role.SERVICE:  # which only asks what cannot answer to it
+        await caller.client.publish(subject, b"hi")
+        assert await caller.refusals() == []
+    else:
+        assert (await caller.ask(subject, b"hi")).data == b"said hi"
+        assert await actor.refusals() == []
+
+
+async def test_the_plain_command_with_the_operators_url_calls_and_watches(
+    server: EmbeddedServer, connect: Connect
+) -> None:
+    actor = await connect(Role.JOB, OURS)
+    subject = subjects.actor_any(OURS, "plain", "say")
+
+    async def answer(message: Msg) -> None:
+        await message.respond(b"said")
+
+    await actor.client.subscribe(subject, cb=answer)
+    assert await actor.refusals() == []
+    client = await nats.connect(server.credentials(Role.OPERATOR).to_url())
+    try:
+        assert (await client.request(subject, b"", TIMEOUT_S)).data == b"said"
+        bucket = await client.jetstream().key_value(subjects.endpoints_bucket(OURS))
+        watcher = await bucket.watchall()
+        await actor.ask(_entry(OURS, "last"), b"{}")
+        keys: list[str] = []
+        while "last.-.0.0.e1" not in keys:
+            entry = await watcher.updates(TIMEOUT_S)
+            keys += [entry.key] if entry is not None else []  # None where nats-py believes that all is read
+        assert "calculator.-.0.0.e1" in keys
+        assert len(keys) == len(set(keys))
+    finally:
+        await client.close()
+
+
+async def test_a_job_keeps_its_registry_and_watches_it(connect: Connect) -> None:
+    job, client = await connect(Role.JOB, OURS), await connect(Role.CLIENT, OURS)
+    seen = await client.listen(subjects.watch_endpoints(OURS))
+    subject = _entry(OURS, "watched")
+    assert json.loads((await job.ask(subject, b"one")).data)["stream"] == REGISTRY
+    for peer in (job, client):
+        assert (await peer.ask(f"{subjects.direct_get(REGISTRY)}.{subject}")).data == b"one"
+    assert (await asyncio.wait_for(seen.get(), TIMEOUT_S)).data == b"one"
+
+
+@pytest.mark.parametrize("role", [Role.JOB, Role.CLIENT])
+async def test_a_submit_is_acknowledged_and_delivered(connect: Connect, role: Role) -> None:
+    peer, service = await connect(role, OURS), await connect(Role.SERVICE)
+    sequence = json.loads((await peer.ask(subjects.jobs_submit(OURS), b"{}")).data)["seq"]
+    consumer = await service.client.jetstream().pull_subscribe(
+        subjects.jobs_submit("*"), durable=subjects.SUBMIT_CONSUMER, stream=subjects.SUBMIT_STREAM
+    )
+    delivered = 0
+    while delivered < sequence:
+        for message in await consumer.fetch(10, TIMEOUT_S):
+            await message.ack_sync(TIMEOUT_S)
+            delivered = message.metadata.sequence.stream
+    info = await service.client.jetstream().consumer_info(subjects.SUBMIT_STREAM, subjects.SUBMIT_CONSUMER)
+    assert (info.num_ack_pending, info.num_pending) == (0, 0)
+
+
+async def test_a_service_answers_a_tenant(connect: Connect) -> None:
+    service, job = await connect(Role.SERVICE), await connect(Role.JOB, OURS)
+
+    async def answer(message: Msg) -> None:
+        await message.respond(b"[]")
+
+    await service.client.subscribe(subjects.jobs_verb("*", "list"), subjects.CONTROLLER_QUEUE, cb=answer)
+    assert await service.refusals() == []
+    assert (await job.ask(subjects.jobs_verb(OURS, "list"))).data == b"[]"
+
+
+async def test_tenants_read_logs_and_events_without_a_consumer(connect: Connect) -> None:
+    service, job, client = await connect(Role.SERVICE), await connect(Role.JOB, OURS), await connect(Role.CLIENT, OURS)
+    subject = subjects.logs(OURS, "train-1", "0", "1", "stdout")
+    live = await client.listen(subjects.watch_logs(OURS))
+    for line in (b"one", b"two"):
+        assert "seq" in json.loads((await service.ask(subject, line)).data)
+    assert "seq" in json.loads((await service.ask(subjects.events(OURS, "train-1"), b"{}")).data)
+    assert [(await asyncio.wait_for(live.get(), TIMEOUT_S)).data for _ in range(2)] == [b"one", b"two"]
+    for peer in (job, client):
+        inbox = peer.client.new_inbox()
+        batch = await peer.listen(inbox)
+        request = json.dumps({"seq": 1, "batch": 10, "next_by_subj": subject}).encode()
+        await peer.client.publish(subjects.direct_get(subjects.logs_stream(OURS)), request, reply=inbox)
+        assert [(await asyncio.wait_for(batch.get(), TIMEOUT_S)).data for _ in range(3)] == [b"one", b"two", b""]
+        last = await peer.ask(f"{subjects.direct_get(subjects.events_stream(OURS))}.{subjects.events(OURS, 'train-1')}")
+        assert last.data == b"{}"
+
+
+async def test_an_actor_is_a_micro_service(connect: Connect) -> None:
+    job, operator = await connect(Role.JOB, OURS), await connect(Role.OPERATOR)
+    asked = await job.listen(subjects.service_verb("PING"))
+    await job.listen(subjects.service_verb("INFO", "calculator"))
+    answer = asyncio.create_task(operator.ask(subjects.service_verb("PING")))
+    message = await asyncio.wait_for(asked.get(), TIMEOUT_S)
+    await message.respond(b"pong")
+    assert (await answer).data == b"pong"
+
+
+async def test_what_nobody_stores_is_said_at_once(connect: Connect) -> None:
+    operator = await connect(Role.OPERATOR)
+    for subject in (
+        subjects.bucket_key("none", "key"),
+        subjects.direct_get("none"),
+        f"{subjects.direct_get('none')}.k",
+    ):
+        with pytest.raises(nats.errors.NoRespondersError):
+            await operator.ask(subject)

@@ -1,0 +1,97 @@
+"""The permission lists as data, and the configuration that is made of them."""
+
+from pathlib import Path
+
+import pytest
+
+from fluster_bus import roles, subjects
+from fluster_bus.errors import InvalidNameError
+from fluster_bus.roles import Role, User
+
+ROOT = Path(__file__).parents[2]
+NAMESPACES = ("default", "team-a")
+TENANTS = [user for user in roles.users(NAMESPACES) if user.role.is_tenant]
+
+
+def test_each_namespace_has_a_client_and_a_job() -> None:
+    assert [user.name for user in roles.users(NAMESPACES)] == [
+        "service",
+        "operator",
+        "client_default",
+        "job_default",
+        "client_team-a",
+        "job_team-a",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("role", "namespace"),
+    [(Role.SERVICE, "default"), (Role.OPERATOR, "default"), (Role.JOB, None), (Role.JOB, "sys"), (Role.JOB, "a.b")],
+)
+def test_a_user_that_cannot_be_is_refused(role: Role, namespace: str | None) -> None:
+    with pytest.raises(InvalidNameError):
+        User(role, namespace)
+
+
+@pytest.mark.parametrize("user", TENANTS, ids=lambda user: user.name)
+def test_tenants_reach_their_own_namespace_only(user: User) -> None:
+    allowed = roles.permissions(user, NAMESPACES)
+    others = set(NAMESPACES) - {user.namespace}
+    for subject in (*allowed.publish, *allowed.subscribe):
+        first, _, rest = subject.partition(".")
+        if first == "fluster":
+            assert rest.startswith(f"{user.namespace}."), subject
+        assert not any(other in subject for other in others), subject
+
+
+@pytest.mark.parametrize("user", TENANTS, ids=lambda user: user.name)
+def test_tenants_hear_their_own_inbox_only_and_never_send_to_the_services(user: User) -> None:
+    allowed = roles.permissions(user, NAMESPACES)
+    assert [subject for subject in allowed.subscribe if subjects.is_inbox(subject)] == [user.inbox]
+    assert User(Role.SERVICE).inbox not in allowed.publish
+    assert User(Role.OPERATOR).inbox in allowed.publish
+
+
+@pytest.mark.parametrize("user", TENANTS, ids=lambda user: user.name)
+def test_tenants_ask_jetstream_for_nothing_but_direct_reads(user: User) -> None:
+    asked = [subject for subject in roles.permissions(user, NAMESPACES).publish if subject.startswith("$JS.")]
+    assert asked
+    assert all(subject.startswith(subjects.direct_get("")) for subject in asked)
+
+
+def test_a_client_serves_nothing_and_writes_no_registry() -> None:
+    client = roles.permissions(User(Role.CLIENT, "default"), NAMESPACES)
+    job = roles.permissions(User(Role.JOB, "default"), NAMESPACES)
+    assert set(job.publish) - set(client.publish) == {"$KV.fluster_endpoints_default.>"}
+    assert set(client.subscribe) == {"_INBOX_client_default.>", "fluster.default.watch.>"}
+    assert "fluster.default.actors.>" in job.subscribe
+
+
+def test_services_answer_every_user() -> None:
+    publish = roles.permissions(User(Role.SERVICE), NAMESPACES).publish
+    assert {user.inbox for user in roles.users(NAMESPACES)} < set(publish)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("plain", '"plain"'), ('a"b\\c', '"a\\"b\\\\c"'), ("$HOME", '"$HOME"'), ("a\nb", '"a\\nb"')]
+)
+def test_quoting(text: str, expected: str) -> None:
+    assert roles.quoted(text) == expected
+
+
+def test_the_production_configuration_is_what_the_roles_make() -> None:
+    file = ROOT / "bus/nats-server.conf"
+    remedy = "run `python -m fluster_bus.roles > bus/nats-server.conf`"
+    assert file.read_text(encoding="utf-8") == roles.production_configuration(), remedy
+
+
+def test_the_production_configuration_holds_no_password() -> None:
+    text = roles.production_configuration(NAMESPACES)
+    passwords = [line.split(": ")[1] for line in text.splitlines() if line.strip().startswith("password:")]
+    assert passwords == [f"${user.password_variable}" for user in roles.users(NAMESPACES)]
+    assert "FLUSTER_JOB_TEAM_A_PASSWORD" in text
+
+
+def test_namespaces_that_would_share_a_password_are_refused() -> None:
+    with pytest.raises(InvalidNameError, match="a-b, a_b share the variable FLUSTER_CLIENT_A_B_PASSWORD"):
+        roles.production_configuration(("a-b", "a_b"))

@@ -1,0 +1,844 @@
+"""The process runtime with real processes, signals and deaths."""
+
+import base64
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import cloudpickle
+import psutil
+import pytest
+
+from fluster_services.worker.attempt_directory import ExitRecord, LaunchSpec
+from fluster_services.worker.process_runtime import ProcessRuntime, ProcessTask
+from fluster_services.worker.runtime import AlreadyStartedError, Exited, LaunchError
+from fluster_services.worker.spool import SpoolRecord
+from fluster_services.worker.template import TemplateDiedError, TemplateHandle
+from tests.waiting import wait_until, wait_until_async
+
+pytestmark = pytest.mark.anyio
+
+MARK = "FLUSTER_TEST_MARK"
+PATIENCE_S = 30
+
+# An executed template, where a worker forks one: the test process may have threads.
+TEMPLATE = """
+import socket, sys
+import cloudpickle
+from fluster_services.worker.template import _Template
+_Template(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]) if len(sys.argv) > 2 else None).run()
+"""
+
+WORKER = """
+import asyncio, json, sys
+from pathlib import Path
+from fluster_services.worker.attempt_directory import LaunchSpec
+from fluster_services.worker.process_runtime import ProcessRuntime
+from fluster_services.worker.template import start_template
+
+async def main(template):
+    runtime = ProcessRuntime(Path(sys.argv[1]), template)
+    spec = LaunchSpec(**json.loads(sys.argv[2]))
+    task = await runtime.start(spec)
+    print(task.pid, flush=True)
+    while True:
+        task.renew(spec.fence_after_s)
+        await asyncio.sleep(0.05)
+
+asyncio.run(main(start_template()))
+"""
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The living processes that were executed with `mark` in their environment, or copied from one that was."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return found
+
+
+@dataclass
+class Site:
+    """A state folder, a template, and a runtime over them; all of its processes are marked."""
+
+    state_dir: Path
+    mark: str
+    template: TemplateHandle
+    runtime: ProcessRuntime
+
+    def spec(self, key: str = "ns.job.0.1", **fields: Any) -> LaunchSpec:
+        return LaunchSpec(key=key, env={MARK: self.mark, **fields.pop("env", {})}, **fields)
+
+    async def call(self, function: Callable[..., object], *args: object, **fields: Any) -> ProcessTask:
+        return await self.runtime.start(self.spec(**fields), cloudpickle.dumps((function, args, {})))
+
+    async def command(self, *command: str, **fields: Any) -> ProcessTask:
+        return await self.runtime.start(self.spec(command=list(command), **fields))
+
+    def entries(self) -> list[str]:
+        return sorted(path.name for path in self.state_dir.iterdir())
+
+    def processes(self) -> list[psutil.Process]:
+        return [process for process in marked(self.mark) if process.pid != self.template.pid]
+
+    async def wait_all_gone(self) -> None:
+        await wait_until_async(lambda: not self.processes(), PATIENCE_S, self.processes)
+
+
+class Templates:
+    """Starts templates, and ends them with the test."""
+
+    def __init__(self) -> None:
+        self._started: list[tuple[TemplateHandle, subprocess.Popen[bytes]]] = []
+
+    def start(self, mark: str, owner_fd: int | None = None) -> TemplateHandle:
+        ours, theirs = socket.socketpair()
+        fds = [theirs.fileno(), *([] if owner_fd is None else [owner_fd])]
+        command = [sys.executable, "-c", TEMPLATE, *map(str, fds)]
+        environment = {**os.environ, MARK: mark, "PYTHONPATH": os.pathsep.join(sys.path)}
+        process = subprocess.Popen(command, pass_fds=fds, env=environment)
+        theirs.close()
+        handle = TemplateHandle(ours, process.pid)
+        self._started.append((handle, process))
+        return handle
+
+    def close(self) -> None:
+        for handle, process in self._started:
+            handle.close()
+            process.wait(PATIENCE_S)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _pickled_by_value() -> Iterator[None]:
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture(scope="module")
+def templates() -> Iterator[Templates]:
+    templates = Templates()
+    yield templates
+    templates.close()
+
+
+@pytest.fixture(scope="module")
+def shared_template(templates: Templates) -> tuple[TemplateHandle, str]:
+    mark = uuid.uuid4().hex
+    return templates.start(mark), mark
+
+
+@pytest.fixture
+async def site(tmp_path: Path, shared_template: tuple[TemplateHandle, str]) -> AsyncIterator[Site]:
+    template, mark = shared_template
+    site = Site(tmp_path / "state", mark, template, ProcessRuntime(tmp_path / "state", template))
+    yield site
+    for task in tuple(site.runtime._tasks):
+        task.kill(0, "the test is over")
+        await end_of(task)
+        await task.forget()
+    await site.runtime.close()
+    await site.wait_all_gone()
+    assert site.entries() == ["lock"]
+
+
+async def end_of(task: ProcessTask) -> ExitRecord:
+    with anyio.fail_after(PATIENCE_S):
+        async for event in task.events():
+            if isinstance(event, Exited):
+                return event.record
+    raise AssertionError(f"{task.key} was detached")
+
+
+def read_all(task: ProcessTask, offset: int = 0) -> list[SpoolRecord]:
+    records: list[SpoolRecord] = []
+    while True:
+        more, offset = task.read_log(offset)
+        if not more:
+            return records
+        records += more
+
+
+def texts(task: ProcessTask, stream: str = "stdout") -> list[str]:
+    return [record.text for record in read_all(task) if record.stream == stream]
+
+
+async def wait_for_line(task: ProcessTask, text: str) -> None:
+    with anyio.fail_after(PATIENCE_S):
+        async for _ in task.events():
+            if any(text in record.text for record in read_all(task)):
+                return
+    raise AssertionError(f"{task.key} ended without {text!r}: {read_all(task)}")
+
+
+def peak_memory_kib(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")[2].split()[0])
+
+
+# Callables
+
+
+def say(*lines: str) -> None:
+    for line in lines:
+        print(line)
+
+
+class OddError(Exception):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} is odd")
+
+
+async def test_a_callable_runs_and_its_output_is_there_when_its_end_is_told(site: Site) -> None:
+    task = await site.call(say, "one", "two")
+    record = await end_of(task)
+    assert (record.exit_code, record.signal, record.reason, record.error) == (0, None, "exited", None)
+    assert record.started_at is not None
+    assert record.finished_at is not None
+    assert record.started_at <= record.finished_at
+    assert texts(task) == ["one", "two"]
+    assert task.read_log()[1] == record.log_end
+
+
+async def test_an_exception_is_printed_and_can_be_raised_again(site: Site) -> None:
+    def fail() -> None:
+        raise ValueError("no such luck")
+
+    task = await site.call(fail)
+    record = await end_of(task)
+    assert (record.exit_code, record.reason) == (1, "exited")
+    assert record.error is not None
+    assert (record.error.type, record.error.message) == ("ValueError", "no such luck")
+    assert 'raise ValueError("no such luck")' in record.error.traceback
+    assert "task_process.py" not in record.error.traceback
+    assert record.stderr_tail[-1] == "ValueError: no such luck"
+    assert texts(task, "stderr") == record.stderr_tail
+    assert record.error.pickled is not None
+    assert isinstance(pickle.loads(base64.b64decode(record.error.pickled)), ValueError)
+
+
+async def test_an_exception_that_cannot_be_made_again_comes_as_text(site: Site) -> None:
+    def fail() -> None:
+        raise OddError(1, 2)
+
+    record = await end_of(await site.call(fail))
+    assert record.error is not None
+    assert record.error.message == "1 is odd"
+    assert record.error.pickled is None
+
+
+@pytest.mark.parametrize(
+    ("argument", "exit_code", "stderr"), [(3, 3, []), (None, 0, []), ("good bye", 1, ["good bye"]), (-2, 254, [])]
+)
+async def test_sys_exit_means_what_it_means_in_a_program(
+    site: Site, argument: object, exit_code: int, stderr: list[str]
+) -> None:
+    task = await site.call(sys.exit, argument)
+    record = await end_of(task)
+    assert (record.exit_code, record.error) == (exit_code, None)
+    assert texts(task, "stderr") == stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV, signal.SIGTERM, signal.SIGINT])
+async def test_death_by_signal_is_told_as_such(site: Site, number: signal.Signals) -> None:
+    def die(number: int) -> None:
+        print("before")
+        os.kill(os.getpid(), number)
+
+    task = await site.call(die, int(number))
+    record = await end_of(task)
+    assert (record.exit_code, record.signal, record.reason) == (None, number, "exited")
+    assert texts(task) == ["before"]
+
+
+async def test_a_callable_finds_a_fresh_process(site: Site, tmp_path: Path) -> None:
+    def look() -> None:
+        main = sys.modules["__main__"]
+        print([name for name in vars(main) if not name.startswith("__")])
+        print(sys.argv)
+        print(Path.cwd())
+        print(os.environ["GIVEN"], os.environ.get("PYTEST_CURRENT_TEST"), "HOME" in os.environ)
+        print(sys.path[0])
+        print(sys.stdin.read() == "")
+        print(sorted(fd for path in Path("/proc/self/fd").iterdir() if (fd := int(path.name)) > 2)[1:])
+        print([number for number in signal.valid_signals() if signal.getsignal(number) not in (None, signal.SIG_DFL)])
+        print(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        print(threading.current_thread() is threading.main_thread(), os.getsid(0) == os.getpid())
+        print(oct(os.umask(0)))
+
+    task = await site.call(look, env={"GIVEN": "yes"}, working_dir=str(tmp_path), python_path=["/somewhere"])
+    assert (await end_of(task)).exit_code == 0
+    umask = os.umask(0o022)
+    os.umask(umask)
+    assert texts(task) == [
+        "[]",
+        "['fluster-task']",
+        str(tmp_path),
+        "yes None True",
+        "/somewhere",
+        "True",
+        "[]",
+        str([signal.SIGINT, signal.SIGPIPE]),
+        "set()",
+        "True True",
+        oct(umask),
+    ]
+
+
+async def test_random_numbers_differ_from_task_to_task(site: Site) -> None:
+    def draw() -> None:
+        import random
+
+        print(random.random())
+
+    tasks = [await site.call(draw, key=f"ns.job.{index}.1") for index in range(3)]
+    for task in tasks:
+        await end_of(task)
+    assert len({texts(task)[0] for task in tasks}) == 3
+
+
+async def test_threads_are_waited_for_and_exit_handlers_run(site: Site) -> None:
+    def leave_a_thread() -> None:
+        import atexit
+
+        gate = threading.Event()
+        atexit.register(print, "handler")
+
+        def finish() -> None:
+            gate.wait()
+            print("thread")
+
+        threading.Thread(target=finish).start()
+        print("main")
+        gate.set()
+
+    task = await site.call(leave_a_thread)
+    assert (await end_of(task)).exit_code == 0
+    assert sorted(texts(task)) == ["handler", "main", "thread"]
+    assert texts(task)[-1] == "handler"
+
+
+async def test_a_payload_that_cannot_be_unpickled_fails_like_the_callable(site: Site) -> None:
+    task = await site.runtime.start(site.spec(), b"nonsense")
+    record = await end_of(task)
+    assert record.exit_code == 1
+    assert record.error is not None
+    assert record.error.type == "_pickle.UnpicklingError"
+
+
+# Commands
+
+
+async def test_a_command_gets_its_environment_and_python_path(site: Site, tmp_path: Path) -> None:
+    program = "import os, sys; print(os.environ['GIVEN'], os.getcwd(), sys.path[1], sys.stdin.read() == '')"
+    task = await site.command(
+        sys.executable, "-c", program, env={"GIVEN": "yes"}, working_dir=str(tmp_path), python_path=["/somewhere"]
+    )
+    assert (await end_of(task)).exit_code == 0
+    assert texts(task) == [f"yes {tmp_path} /somewhere True"]
+
+
+@pytest.mark.parametrize(
+    ("command", "working_dir", "exit_code", "message"),
+    [
+        ("no-such-command", None, 127, "command 'no-such-command' was not found"),
+        ("/no/such/command", None, 127, "command '/no/such/command' was not found"),
+        ("/etc/passwd", None, 126, "command '/etc/passwd' cannot be executed: Permission denied"),
+        ("true", "/no/such/folder", 126, "the working directory '/no/such/folder' cannot be entered"),
+    ],
+)
+async def test_a_command_that_cannot_be_started_says_why(
+    site: Site, command: str, working_dir: str | None, exit_code: int, message: str
+) -> None:
+    record = await end_of(await site.command(command, working_dir=working_dir))
+    assert (record.exit_code, record.reason) == (exit_code, "exited")
+    assert record.error is not None
+    assert message in record.error.message
+    assert message in record.stderr_tail[0]
+
+
+async def test_the_last_lines_of_stderr_are_in_the_record(site: Site) -> None:
+    task = await site.command("sh", "-c", "for n in $(seq 100); do echo line $n >&2; done; echo out; exit 5")
+    record = await end_of(task)
+    assert record.exit_code == 5
+    assert record.stderr_tail == [f"line {number}" for number in range(81, 101)]
+    assert len(texts(task, "stderr")) == 100
+
+
+async def test_a_spec_that_names_nothing_to_run_is_refused(site: Site) -> None:
+    with pytest.raises(LaunchError, match=r"ns\.job\.0\.1 has nothing to run"):
+        await site.runtime.start(site.spec())
+
+
+# Ends that are asked for
+
+
+async def test_who_ignores_sigterm_is_killed_after_the_grace(site: Site) -> None:
+    task = await site.command("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done")
+    await wait_for_line(task, "ready")
+    task.kill(0.3, "enough")
+    record = await end_of(task)
+    assert (record.exit_code, record.signal, record.reason, record.kill_reason) == (None, 9, "killed", "enough")
+
+
+async def test_who_heeds_sigterm_has_the_time_it_needs(site: Site) -> None:
+    task = await site.command("sh", "-c", "trap 'echo saving; exit 7' TERM; echo ready; while :; do sleep 0.1; done")
+    await wait_for_line(task, "ready")
+    task.kill(PATIENCE_S, "enough")
+    record = await end_of(task)
+    assert (record.exit_code, record.reason) == (7, "killed")
+    assert texts(task) == ["ready", "saving"]
+
+
+async def test_the_grace_is_for_the_children_too(site: Site) -> None:
+    child = "trap 'sleep 0.3; echo saved; exit' TERM; echo ready; while :; do sleep 0.1; done"
+    task = await site.command("sh", "-c", f'sh -c "{child}" & wait')
+    await wait_for_line(task, "ready")
+    task.kill(PATIENCE_S, "enough")
+    record = await end_of(task)
+    assert (record.signal, record.reason) == (signal.SIGTERM, "killed")
+    assert texts(task) == ["ready", "saved"]
+
+
+async def test_a_kill_right_after_the_start_is_not_lost(site: Site) -> None:
+    for number in range(10):
+        task = await site.command("sleep", "1000", key=f"ns.job.{number}.1")
+        task.kill(PATIENCE_S, "changed my mind")
+        record = await end_of(task)
+        assert (record.signal, record.reason) == (signal.SIGTERM, "killed")
+
+
+async def test_a_stopped_task_can_be_killed(site: Site) -> None:
+    task = await site.command("sh", "-c", "echo ready; kill -STOP $$; sleep 1000")
+    await wait_for_line(task, "ready")
+    task.kill(PATIENCE_S, "stuck")
+    assert (await end_of(task)).signal == signal.SIGTERM
+
+
+def leave_a_runaway() -> None:
+    """Leaves a grandchild in a session of its own, which holds the pipes open."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            print("runaway", os.getpid())
+            signal.pause()
+        os._exit(0)
+    os.wait()
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_a_grandchild_in_its_own_session_ends_with_the_task(site: Site, is_killed: bool) -> None:
+    def run(is_killed: bool) -> None:
+        leave_a_runaway()
+        print("left")
+        if is_killed:
+            signal.pause()
+
+    task = await site.call(run, is_killed)
+    if is_killed:
+        await wait_for_line(task, "runaway")
+        task.kill(0, "enough")
+    record = await end_of(task)
+    assert record.reason == ("killed" if is_killed else "exited")
+    assert record.surviving_pids == []
+    (runaway,) = (line for line in texts(task) if line.startswith("runaway"))
+    assert not psutil.pid_exists(int(runaway.split()[1]))
+
+
+# Fences
+
+
+async def test_a_lease_that_is_not_renewed_ends_the_task(site: Site) -> None:
+    record = await end_of(await site.command("sleep", "1000", fence_after_s=0.3))
+    assert (record.signal, record.reason) == (signal.SIGTERM, "fenced")
+
+
+async def test_a_renewed_lease_lets_it_run(site: Site) -> None:
+    task = await site.command("sleep", "0.8", fence_after_s=0.5)
+    task.renew(PATIENCE_S)
+    record = await end_of(task)
+    assert (record.exit_code, record.reason) == (0, "exited")
+
+
+async def test_a_lease_can_be_lifted(site: Site) -> None:
+    task = await site.command("sleep", "0.8", fence_after_s=0.5)
+    task.renew(None)
+    assert (await end_of(task)).reason == "exited"
+
+
+async def test_a_renewal_that_lay_about_renews_nothing(site: Site) -> None:
+    task = await site.command("sleep", "1000", fence_after_s=PATIENCE_S)
+    task._send({"renew": 5, "sent_at": time.monotonic() - 6})
+    assert (await end_of(task)).reason == "fenced"
+
+
+# The output
+
+
+async def test_a_line_without_end_is_cut_and_does_not_pile_up(site: Site) -> None:
+    def flood() -> None:
+        for _ in range(50):
+            os.write(1, b"x" * 1_000_000)
+
+    task = await site.call(flood)
+    assert task.pid is not None
+    keeper = psutil.Process(task.pid).parent()
+    assert keeper is not None
+    record = await end_of(task)
+    records = read_all(task)
+    assert all(each.is_partial for each in records[:-1])
+    assert not records[-1].is_partial
+    assert sum(len(each.text) for each in records) == 50_000_000
+    assert max(len(each.text) for each in records) == 64 * 1024
+    assert record.dropped_bytes == 0
+    peak_kib = peak_memory_kib(keeper.pid)
+    template_kib = psutil.Process(site.template.pid).memory_info().rss // 1024
+    assert peak_kib < template_kib + 8 * 1024
+
+
+async def test_200_000_lines(site: Site) -> None:
+    def count() -> None:
+        sys.stdout.write("".join(f"line {number} of a chatty program\n" for number in range(200_000)))
+
+    task = await site.call(count)
+    record = await end_of(task)
+    assert texts(task) == [f"line {number} of a chatty program" for number in range(200_000)]
+    assert record.dropped_bytes == 0
+
+
+async def test_odd_bytes_do_no_harm(site: Site) -> None:
+    def mumble() -> None:
+        os.write(1, b"\xff\xfe broken\n\x1b[2J\x00\nno newline at the end")
+
+    task = await site.call(mumble)
+    await end_of(task)
+    assert texts(task) == ["\ufffd\ufffd broken", "\x1b[2J\x00", "no newline at the end"]
+
+
+async def test_what_is_above_the_cap_is_dropped_and_said(site: Site) -> None:
+    task = await site.command(
+        "sh", "-c", "for n in $(seq 1000); do echo line $n; done; echo fine >&2", max_log_bytes=999
+    )
+    record = await end_of(task)
+    assert texts(task)[-1] == "[fluster: output above 999 bytes was dropped]"
+    assert texts(task)[:-1] == [f"line {number}" for number in range(1, len(texts(task)))]
+    assert texts(task, "stderr") == ["fine"]
+    assert record.dropped_bytes > 0
+
+
+async def test_a_worker_that_does_not_read_holds_nothing_up(site: Site) -> None:
+    gate = site.state_dir.parent / "gate"
+    os.mkfifo(gate)
+    task = await site.command("sh", "-c", f"for n in $(seq 20000); do echo line $n; done; echo > {gate}")
+    await anyio.to_thread.run_sync(gate.read_bytes)
+    await end_of(task)
+    assert len(texts(task)) == 20000
+
+
+# The bookkeeping
+
+
+async def test_a_key_is_started_once(site: Site) -> None:
+    results: list[str] = []
+
+    async def start() -> None:
+        try:
+            await site.command("sleep", "1000")
+            results.append("started")
+        except AlreadyStartedError as error:
+            results.append(str(error))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(5):
+            group.start_soon(start)
+    assert set(results) == {"started", "ns.job.0.1 was started here already, and is not forgotten"}
+    assert results.count("started") == 1
+
+
+async def test_a_forgotten_key_can_be_started_again(site: Site) -> None:
+    for _ in range(2):
+        task = await site.command("true")
+        await end_of(task)
+        await task.forget()
+        with pytest.raises(FileNotFoundError):
+            task.read_log()
+
+
+async def test_what_runs_is_not_forgotten(site: Site) -> None:
+    task = await site.command("sleep", "1000")
+    with pytest.raises(RuntimeError, match="cannot be forgotten yet"):
+        await task.forget()
+
+
+async def test_files_are_private(site: Site) -> None:
+    task = await site.call(say, "secret")
+    await end_of(task)
+    (directory,) = (path for path in site.state_dir.iterdir() if path.is_dir())
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert {path.name for path in directory.iterdir() if path.is_file() and path.stat().st_mode & 0o077} == set()
+    assert site.state_dir.stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_second_runtime_over_the_same_state_is_refused(site: Site) -> None:
+    with pytest.raises(RuntimeError, match="another worker uses"):
+        ProcessRuntime(site.state_dir, site.template)
+
+
+async def test_a_cancelled_start_leaves_nothing(site: Site) -> None:
+    for number in range(20):
+        with anyio.move_on_after(number / 5000) as scope:
+            task = await site.command("sleep", "1000", key=f"ns.job.{number}.1")
+        if not scope.cancelled_caught:
+            task.kill(0, "it was faster")
+            await end_of(task)
+            await task.forget()
+    await site.wait_all_gone()
+    await wait_until_async(lambda: site.entries() == ["lock"], PATIENCE_S, site.entries)
+
+
+async def test_a_state_folder_may_lie_deep(tmp_path: Path, shared_template: tuple[TemplateHandle, str]) -> None:
+    template, mark = shared_template
+    state_dir = tmp_path / ("deep" * 30) / "state"
+    site = Site(state_dir, mark, template, ProcessRuntime(state_dir, template))
+    task = await site.command("true")
+    assert (await end_of(task)).exit_code == 0
+    await task.forget()
+    await site.runtime.close()
+
+
+async def test_many_at_once(site: Site) -> None:
+    async def run(number: int) -> None:
+        task = await site.call(say, f"line {number}", key=f"ns.job.{number}.1")
+        assert (await end_of(task)).exit_code == 0
+        assert texts(task) == [f"line {number}"]
+        await task.forget()
+
+    async with anyio.create_task_group() as group:
+        for number in range(30):
+            group.start_soon(run, number)
+
+
+# Deaths of others
+
+
+async def test_a_killed_keeper_takes_its_task_along(site: Site) -> None:
+    task = await site.command("sh", "-c", "sleep 1000 & setsid sleep 1000 & echo ready; wait", env={"A": "1"})
+    await wait_for_line(task, "ready")
+    assert task.pid is not None
+    keeper = psutil.Process(task.pid).parent()
+    assert keeper is not None
+    keeper.kill()
+    record = await end_of(task)
+    assert (record.reason, record.exit_code, record.signal) == ("keeper_died", None, None)
+    assert record.error is not None
+    assert "the keeper of this attempt died" in record.error.message
+    assert texts(task) == ["ready"]
+    assert site.processes() == []
+
+
+async def test_a_dead_template_is_named_with_the_remedy(tmp_path: Path, templates: Templates) -> None:
+    mark = uuid.uuid4().hex
+    template = templates.start(mark)
+    site = Site(tmp_path, mark, template, ProcessRuntime(tmp_path, template))
+    task = await site.command("sleep", "1000")
+    psutil.Process(template.pid).kill()
+    for number in range(2):
+        with pytest.raises(TemplateDiedError, match="restart the worker"):
+            await site.command("true", key=f"ns.job.{number}.2")
+    task.kill(0, "over")
+    assert (await end_of(task)).reason == "killed"
+    await task.forget()
+    await site.runtime.close()
+    assert site.entries() == ["lock"]
+
+
+async def test_with_the_owner_gone_everything_is(tmp_path: Path, templates: Templates) -> None:
+    mark = uuid.uuid4().hex
+    read_end, write_end = os.pipe()
+    template = templates.start(mark, read_end)
+    site = Site(tmp_path, mark, template, ProcessRuntime(tmp_path, template))
+    running = await site.command("sh", "-c", "trap '' TERM; setsid sleep 1000 & echo ready; wait; wait")
+    await wait_for_line(running, "ready")
+    over = await site.command("true", key="ns.job.1.1")
+    await end_of(over)
+    os.close(write_end)
+    assert (await end_of(running)).reason in ("owner_gone", "keeper_died")
+    await wait_until_async(lambda: not marked(mark), PATIENCE_S, lambda: marked(mark))
+    assert site.entries() == ["lock"]
+    await site.runtime.close()
+    os.close(read_end)
+
+
+# Restarts of the worker
+
+
+@dataclass
+class Worker:
+    """A worker in a process of its own, with one task."""
+
+    process: subprocess.Popen[str]
+    task_pid: int
+    spec: LaunchSpec
+    mark: str
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        self.kill()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def start_worker(tmp_path: Path) -> Iterator[Callable[..., Worker]]:
+    workers: list[Worker] = []
+
+    def start(script: str, **fields: Any) -> Worker:
+        import json
+
+        mark = uuid.uuid4().hex
+        spec = {"key": "ns.job.0.1", "command": ["sh", "-c", script], "env": {MARK: mark}, **fields}
+        process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(tmp_path / "state"), json.dumps(spec)],
+            env={**os.environ, MARK: mark, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        workers.append(Worker(process, int(process.stdout.readline()), LaunchSpec(**spec), mark))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.close()
+        wait_until(lambda worker=worker: not marked(worker.mark), PATIENCE_S, lambda worker=worker: marked(worker.mark))  # type: ignore[misc]
+
+
+def wait_worker_gone(worker: Worker) -> None:
+    """Return when the worker and its template are gone."""
+    wait_until(lambda: not any(each.name().startswith("fluster-templ") for each in marked(worker.mark)), PATIENCE_S)
+
+
+async def test_a_restarted_worker_adopts_what_runs(
+    site: Site, tmp_path: Path, start_worker: Callable[..., Worker]
+) -> None:
+    await site.runtime.close()
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    script = f"echo one >> {tmp_path}/runs; seq 1000; cat {gate}; seq 1001 2000; exit 3"
+    worker = start_worker(script)
+    worker.kill()
+    wait_worker_gone(worker)
+
+    site.runtime = ProcessRuntime(site.state_dir, site.template)
+    (task,) = await site.runtime.adopt()
+    assert (task.spec, task.pid) == (worker.spec, worker.task_pid)
+    assert psutil.pid_exists(worker.task_pid)
+    await wait_for_line(task, "1000")
+    before, offset = task.read_log()
+    await anyio.to_thread.run_sync(gate.write_text, "")
+    record = await end_of(task)
+    assert (record.exit_code, record.reason) == (3, "exited")
+    lines = [*before, *read_all(task, offset)]
+    assert [each.text for each in lines] == [str(number) for number in range(1, 2001)]
+    assert (tmp_path / "runs").read_text() == "one\n"
+
+
+async def test_a_restarted_worker_hears_what_ended_meanwhile(site: Site, start_worker: Callable[..., Worker]) -> None:
+    await site.runtime.close()
+    worker = start_worker("echo done; sleep 0.2; exit 4", keep_s=0)
+    worker.kill()
+    await wait_until_async(lambda: not marked(worker.mark), PATIENCE_S)  # its keeper, too
+    site.runtime = ProcessRuntime(site.state_dir, site.template)
+    (task,) = await site.runtime.adopt()
+    record = await end_of(task)
+    assert (record.exit_code, record.reason) == (4, "exited")
+    assert texts(task) == ["done"]
+
+
+async def test_a_restarted_worker_hears_it_from_the_keeper_that_waits(
+    site: Site, start_worker: Callable[..., Worker]
+) -> None:
+    await site.runtime.close()
+    worker = start_worker("exit 4")
+    worker.kill()
+    site.runtime = ProcessRuntime(site.state_dir, site.template)
+    (task,) = await site.runtime.adopt()
+    assert (await end_of(task)).exit_code == 4
+
+
+async def test_a_restarted_worker_finds_the_keeper_dead(site: Site, start_worker: Callable[..., Worker]) -> None:
+    await site.runtime.close()
+    worker = start_worker("setsid sleep 1000 & echo ready; wait")
+    keeper = psutil.Process(worker.task_pid).parent()
+    assert keeper is not None
+    worker.kill()
+    keeper.kill()
+    keeper.wait(PATIENCE_S)
+    site.runtime = ProcessRuntime(site.state_dir, site.template)
+    (task,) = await site.runtime.adopt()
+    assert (await end_of(task)).reason == "keeper_died"
+    assert marked(worker.mark) == []
+
+
+async def test_a_killed_worker_does_not_keep_the_fence_from_falling(
+    site: Site, start_worker: Callable[..., Worker]
+) -> None:
+    await site.runtime.close()
+    worker = start_worker("sleep 1000", fence_after_s=0.5)
+    worker.kill()
+    site.runtime = ProcessRuntime(site.state_dir, site.template)
+    (task,) = await site.runtime.adopt()
+    assert (await end_of(task)).reason == "fenced"
+
+
+async def test_a_stopped_worker_does_not_keep_the_fence_from_falling(
+    site: Site, start_worker: Callable[..., Worker]
+) -> None:
+    await site.runtime.close()
+    worker = start_worker("sleep 1000", fence_after_s=0.5)
+    worker.process.send_signal(signal.SIGSTOP)
+    await wait_until_async(lambda: not psutil.pid_exists(worker.task_pid), PATIENCE_S)
+    worker.kill()
+    site.runtime = ProcessRuntime(site.state_dir, site.template)
+    (task,) = await site.runtime.adopt()
+    assert (await end_of(task)).reason == "fenced"
+
+
+async def test_what_was_being_prepared_was_never_started(site: Site, tmp_path: Path) -> None:
+    await site.runtime.close()
+    draft = site.state_dir / "0123456789abcdef.00000000.new"
+    draft.mkdir()
+    (draft / "spec.json").write_text("{}")
+    site.runtime = ProcessRuntime(site.state_dir, site.template)
+    assert await site.runtime.adopt() == []
+    assert not draft.exists()
+
+
+async def test_a_closed_runtime_leaves_its_tasks_alone(site: Site) -> None:
+    first = await site.command("sleep", "1000")
+    await site.runtime.close()
+    assert [event async for event in first.events()] == []
+    site.runtime = ProcessRuntime(site.state_dir, site.template)
+    (task,) = await site.runtime.adopt()
+    assert task.pid == first.pid
+    assert replace(task.spec) == first.spec
+    assert first.pid is not None
+    assert psutil.pid_exists(first.pid)
