@@ -18,7 +18,7 @@ from fluster.actors.frames import Moment
 from fluster.actors.members import Member
 from fluster.actors.policies import Policy
 from fluster.actors.rosters import Change, Joined, Known, Left, Roster, Unknown
-from fluster.cluster.client import AsyncCluster
+from fluster.cluster import AsyncCluster
 from fluster.errors import ActorNotFoundError, ActorTimeoutError, ConnectionLostError, MailboxFullError
 from fluster_bus import subjects
 from fluster_bus.bus import Bus, Delivery
@@ -104,7 +104,7 @@ class Caller:
     def size(self, name: str) -> int:
         """How many members are known to take calls."""
         roster = self._rosters.get(name)
-        return roster.size if roster is not None else 0
+        return len(roster.present()) if roster is not None else 0
 
     def _tell(self, callback: Callable[..., object], *args: object) -> None:
         if threading.get_ident() == self._thread:
@@ -122,7 +122,9 @@ class Caller:
         roster = self._rosters.get(name)
         if roster is None:
             raise ActorNotFoundError(f"the pool {name!r} was shut down")
-        await roster.wait_until(lambda: roster.known or roster.error is not None or self._closed is not None)
+        async for _members in roster.changes():
+            if roster.known or roster.error is not None or self._closed is not None:
+                break
         error = self._closed or (None if roster.known else roster.error)
         if error is not None:
             raise type(error)(*error.args)

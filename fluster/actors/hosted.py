@@ -64,7 +64,7 @@ class HostedActor:
         self._options = options_of(type(instance))
         self._outbox = outbox
         self._max_reply = max_reply - _FRAME_OVERHEAD
-        self._kind = type(instance).__name__
+        self.kind = type(instance).__name__
         self._functions: dict[str, Callable[..., Any]] = {name: getattr(instance, name) for name in self.methods}
         self._functions[frames.PING] = lambda: True
         self._mailbox: Mailbox[_Job] = Mailbox(
@@ -106,7 +106,7 @@ class HostedActor:
 
     def _admit(self, job: _Job) -> None:
         if job.method not in self._functions:
-            self._fail(job, AttributeError(f"{self._kind} has no method {job.method!r}{near(job.method, self.methods)}"))
+            self._fail(job, AttributeError(f"{self.kind} has no method {job.method!r}{near(job.method, self.methods)}"))
         elif not self._mailbox.put(job, len(job.payload)):
             text = (
                 f"{self.context.actor_name} has {len(self._mailbox):,} calls waiting: "

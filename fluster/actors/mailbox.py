@@ -20,7 +20,7 @@ class Mailbox(Generic[T]):
         self._lock = threading.Lock()
         self._items = 0
         self._bytes = 0
-        self._on_idle: Callable[[], None] | None = None
+        self._on_idle: Callable[[], object] | None = None
 
     def put(self, item: T, size: int) -> bool:
         """Add an item; False when there is no room. One that is larger than all room is taken when it is alone."""
@@ -45,7 +45,7 @@ class Mailbox(Generic[T]):
         if idle and self._on_idle is not None:
             self._on_idle()
 
-    def when_idle(self, callback: Callable[[], None]) -> None:
+    def when_idle(self, callback: Callable[[], object]) -> None:
         """Have `callback` run, in whichever thread, once nothing waits and nothing is being done."""
         self._on_idle = callback
         with self._lock:

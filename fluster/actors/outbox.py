@@ -21,7 +21,7 @@ class Reply(NamedTuple):
 
     subject: str
     endpoint_id: str
-    index: int
+    place: int  # of the call in its message
     ok: bool
     payload: bytes
     headers: dict[str, str] | None = None
@@ -73,7 +73,7 @@ class Outbox:
         while self._ready:
             reply = self._ready.popleft()
             if reply.endpoint_id:
-                wire = (reply.index, reply.ok, reply.payload)
+                wire = (reply.place, reply.ok, reply.payload)
                 joined.setdefault((reply.subject, reply.endpoint_id), []).append((len(reply.payload), wire))
             else:
                 await self._publish(reply.subject, reply.payload, reply.headers)

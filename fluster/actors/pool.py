@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, NoReturn, TypeVar, cast
 
-from fluster.actors import frames
 from fluster.actors.broadcast import Answers, AsyncBroadcastResult, BroadcastResult
 from fluster.actors.caller import Caller, deadline_of
 from fluster.actors.calls import Broadcast, Call
@@ -15,8 +14,7 @@ from fluster.actors.definition import MethodInfo, check_timeout, methods_of, nea
 from fluster.actors.futures import ActorFuture
 from fluster.actors.members import Member
 from fluster.actors.policies import Policy, RoundRobin
-from fluster.cluster.blocking import Cluster
-from fluster.cluster.client import AsyncCluster
+from fluster.cluster import AsyncCluster, Cluster
 from fluster.cluster.portal import blocking
 from fluster.errors import ActorTimeoutError
 from fluster_bus import codec
@@ -52,7 +50,8 @@ class AsyncActorPool(Generic[T]):
         self.actor_class = actor_class
         self._caller = Caller.of(cluster, loop or asyncio.get_running_loop())
         self._methods: Mapping[str, MethodInfo] | None = None if actor_class is None else methods_of(actor_class)
-        self._caller.open_pool(name, policy or RoundRobin(), fixed=fixed)
+        self._policy = policy or RoundRobin()
+        self._caller.open_pool(name, self._policy, fixed=fixed)
         self._closing = weakref.finalize(self, self._caller.close_pool, name)
         self._closing.atexit = False  # the connection is closed by then, and all with it
 
@@ -133,29 +132,33 @@ class AsyncActorPool(Generic[T]):
 
     async def members(self) -> list[Member]:
         """Who takes calls now, the oldest first."""
-        roster = await self._caller.roster(self.name)
-        return [member for member in roster.members.values() if not member.leaving]
+        return (await self._caller.roster(self.name)).present()
 
     async def wait_for_size(self, size: int, timeout: float | None = 60.0) -> None:
         """Return as soon as there are `size` members. Raises ActorTimeoutError after `timeout` seconds."""
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise ValueError(f"wait_for_size({size!r}): give a number of members")
+        await self.wait_for_members(size, timeout=timeout)
+
+    async def wait_for_members(
+        self, size: int, *, job_id: JobId | None = None, timeout: float | None = None
+    ) -> list[Member]:
+        """The first `size` members or more, of one job if it is given, as soon as there are as many."""
         check_timeout(timeout)
+        found: list[Member] = []
         try:
             async with asyncio.timeout(timeout):
                 roster = await self._caller.roster(self.name)
-                await roster.wait_until(lambda: roster.size >= size)
+                async for members in roster.changes():
+                    found = [member for member in members if job_id in (None, member.job_id)]
+                    if len(found) >= size:
+                        break
         except TimeoutError as error:
             raise ActorTimeoutError(
-                f"pool {self.name!r} has {self.size} of {size} members after {timeout:g} s: "
-                f"is there room for them on the cluster? `fluster ps` tells"
+                f"pool {self.name!r} has {len(found)} of {size} members after {timeout:g} s: "
+                "is there room for them on the cluster? `fluster ps` tells"
             ) from error
-
-    async def ping(self) -> None:
-        """Return when every member has answered."""
-        members = await self.members()
-        empty = codec.encode(((), {}))
-        await asyncio.gather(*(self.submit_to(member.endpoint_id, frames.PING, empty) for member in members))
+        return found
 
     async def shutdown(self) -> None:
         """End the actors, if `deploy` started them, and wait until they have; then give the pool up.
@@ -166,6 +169,15 @@ class AsyncActorPool(Generic[T]):
             await self.cluster.terminate(self.job_id, reason=f"pool {self.name} was shut down")
             await self.cluster.wait(self.job_id)
         self._closing()
+
+    async def give_up(self) -> None:
+        """Let the pool go; what waits or is out ends. The actors go on."""
+        self._closing()
+
+    def refuse(self, error: Exception) -> None:
+        """End the calls that wait for a member, and refuse those to come: there will be no members."""
+        self._policy.waits_for_members = False
+        self._caller.fail_waiting(self.name, error)
 
 
 class ActorPool(Generic[T]):

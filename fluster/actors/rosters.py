@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -61,15 +61,16 @@ class Roster:
     error: BusError | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    @property
-    def size(self) -> int:
-        """How many members take calls."""
-        return sum(not member.leaving for member in self.members.values())
+    def present(self) -> list[Member]:
+        """Who takes calls, the oldest first."""
+        return [member for member in self.members.values() if not member.leaving]
 
-    async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Return as soon as `condition()`, which is asked after every change."""
-        while not condition():
-            await self._changed.wait()
+    async def changes(self) -> AsyncIterator[list[Member]]:
+        """Who takes calls, now and after every change."""
+        while True:
+            changed = self._changed
+            yield self.present()
+            await changed.wait()
 
     def tell(self, change: Change) -> None:
         match change:

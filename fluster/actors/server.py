@@ -1,128 +1,146 @@
-"""Serves actors of this process to the cluster."""
+"""Serving actors of this process to the cluster."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import importlib.metadata
-import json
-import logging
 import signal
 import threading
-from collections.abc import Callable, Mapping
-from types import FrameType
-from typing import Any
+from collections.abc import Mapping
+from queue import SimpleQueue
 
-from fluster.actors import frames
 from fluster.actors.context import ActorContext
+from fluster.actors.definition import methods_of
+from fluster.actors.host import Host, Served
 from fluster.actors.hosted import HostedActor
-from fluster.actors.intake import Intake
-from fluster.actors.members import CONNECTED_AT, LEAVING, TIMEOUTS
-from fluster.actors.outbox import Outbox
-from fluster.cluster.blocking import Cluster
-from fluster.cluster.client import AsyncCluster
+from fluster.cluster import Cluster
 from fluster.cluster.portal import Portal
-from fluster_bus import subjects
-from fluster_bus.bus import Subscription
-from fluster_bus.errors import BusError, ClosedError
-from fluster_bus.messages import Endpoint, EndpointId
+from fluster_bus.messages import EndpointId
 from fluster_bus.names import check_name
-from fluster_bus.registry import LEASE_S, new_endpoint_id
-from fluster_bus.retries import retried
-from fluster_bus.services_api import Announcement, ServedEndpoint
-
-log = logging.getLogger(__name__)
+from fluster_bus.registry import new_endpoint_id
 
 SHUTDOWN_TIMEOUT_S = 30.0
-_POOL_QUEUE = "members"
-_REANNOUNCE_TIMEOUT_S = 60.0
 _RESERVED = "fluster."
 
 
 class ActorServer:
     """Serves actors: `register` them, then `serve()` until told to end, or `serve_background()` and go on.
 
-    In a job's process its actors belong to the job: whoever stops it ends them. Elsewhere they are known as long as
-    this process lives and for some seconds after it died without a `shutdown`.
+    In a job's process the actors belong to the job, and end with it. Elsewhere they are known as long as this
+    process lives, and for some seconds more when it dies without a `shutdown`.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         if not isinstance(cluster, Cluster):
             raise TypeError(f"ActorServer takes a Cluster, not {cluster!r}")
         self._cluster = cluster
-        self._host = _Host(cluster.asynchronous, self._loop_of_actors)
-        self._actors: list[_Served] = []
-        self._portal_of_actors: Portal | None = None
-        self._lock = threading.Lock()
+        self._host: Host = cluster.portal.run(_host_of, cluster)
+        self._actors: list[Served] = []
         self._serving = False
-        self._ended = threading.Event()
+        self._closed = False
+        self._lock = threading.RLock()  # over all that changes who is served
+        self._ends: SimpleQueue[None] = SimpleQueue()  # a signal's handler may put into it at any moment
+        self._portal_of_actors: Portal | None = None
+        self._portal_lock = threading.Lock()
 
     def register(self, name: str, instance: object, metadata: Mapping[str, str] | None = None) -> EndpointId:
         """Serve `instance` under `name`, as one more member of that pool; the id of its endpoint.
 
-        It takes calls from `serve` on, or at once if this server serves already. `metadata` is shown to whoever
+        It takes calls from `serve` on, at once when this server serves already. `metadata` is shown to whoever
         looks at the pool's members.
         """
         check_name("actor name", name)
-        if isinstance(instance, type):
-            raise TypeError(
-                f"register({name!r}, {instance.__name__}) got the class: pass an instance, {instance.__name__}(…), "
-                "or have the cluster make one with deploy()"
-            )
+        _check_instance(name, instance)
         for key in metadata or {}:
             if key.startswith(_RESERVED):
-                raise ValueError(f"metadata {key!r} begins with {_RESERVED!r}, which is kept for Fluster")
-        if self._ended.is_set():
-            raise RuntimeError("this ActorServer was shut down: make another")
-        served = self._host.make(name, instance, metadata or {}, self._cluster)
+                raise ValueError(f"metadata {key!r} begins with {_RESERVED!r}, which is kept for Fluster's own")
+        endpoint_id = new_endpoint_id()
+        context = dataclasses.replace(
+            ActorContext.from_environment(),
+            namespace=self._cluster.namespace,
+            actor_name=name,
+            endpoint_id=endpoint_id,
+            _cluster=self._cluster,
+        )
+        actor = HostedActor(
+            instance,
+            context,
+            outbox=self._host.outbox,
+            max_reply=self._cluster.asynchronous.bus.max_payload,
+            actor_loop=self._loop_of_actors,
+        )
         with self._lock:
+            if self._closed:
+                raise RuntimeError("this ActorServer was shut down: make another")
+            served = Served(actor, self._host.endpoint(name, endpoint_id, actor, metadata or {}))
+            if self._serving:
+                self._cluster.portal.run(self._host.open, served)
             self._actors.append(served)
-            serving = self._serving
-        if serving:
-            self._cluster.portal.run(self._host.open, served)
-        return served.endpoint.endpoint_id
+        return endpoint_id
 
     def serve_background(self) -> None:
         """Begin to serve and return; calls are handled on threads of their own."""
         with self._lock:
-            if self._serving:
-                return
-            self._serving = True
-            actors = list(self._actors)
-        self._cluster.portal.run(self._host.start)
-        for served in actors:
-            self._cluster.portal.run(self._host.open, served)
+            if self._closed:
+                raise RuntimeError("this ActorServer was shut down: make another")
+            if not self._serving:
+                self._serving = True
+                for served in self._actors:
+                    self._cluster.portal.run(self._host.open, served)
 
     def serve(self) -> None:
-        """Serve until `shutdown`, SIGTERM or Ctrl-C; then finish what has arrived, and return.
+        """Serve until `shutdown`, SIGTERM or Ctrl-C; then finish what has arrived.
 
         Signals are heard in the main thread only.
         """
-        if threading.current_thread() is not threading.main_thread():
-            self.serve_background()
-            self._ended.wait()
-            return
-        told = threading.Event()
-
-        def on_signal(_number: int, _frame: FrameType | None) -> None:
-            told.set()
-
-        previous = signal.signal(signal.SIGTERM, on_signal)
+        self.serve_background()
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        previous = signal.signal(signal.SIGTERM, lambda *_: self._ends.put(None)) if in_main_thread else None
         try:
-            self.serve_background()
-            self._ended_or(told)
+            self._ends.get()
+            self._ends.put(None)  # for others who serve
         finally:
-            signal.signal(signal.SIGTERM, previous)
+            if in_main_thread:
+                signal.signal(signal.SIGTERM, previous)
             self.shutdown()
 
-    def _ended_or(self, told: threading.Event) -> None:
-        # One event for both: a signal's handler sets it, and `shutdown` does through this.
-        self._ended = _Either(self._ended, told)
-        told.wait()
-
     def shutdown(self, timeout: float = SHUTDOWN_TIMEOUT_S) -> None:
-        """Take no more calls, finish those that have arrived, and leave the pools. Without effect the second time.
+        """Take no more calls, finish those that have arrived, and leave the pools. Nothing happens the second time.
 
-        After `timeout` seconds, calls that still wait are told that they were not run, and those that run are
-        given up.
+        After `timeout` seconds, calls that still wait are told that they were not run, and those that run are left
+        without an answer.
         """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._ends.put(None)
+            if not self._cluster.portal.loop.is_closed():
+                self._cluster.portal.run(self._host.close, timeout)
+            if self._portal_of_actors is not None:
+                self._portal_of_actors.close()
+
+    def _loop_of_actors(self) -> asyncio.AbstractEventLoop:
+        """The loop for asynchronous methods: a thread of its own, so that user code never holds up the connection."""
+        with self._portal_lock:
+            if self._portal_of_actors is None:
+                self._portal_of_actors = Portal("fluster-actors")
+            return self._portal_of_actors.loop
+
+
+async def _host_of(cluster: Cluster) -> Host:
+    return Host(cluster.asynchronous)
+
+
+def _check_instance(name: str, instance: object) -> None:
+    if isinstance(instance, type):
+        kind = instance.__name__
+        raise TypeError(
+            f"register({name!r}, {kind}) got the class: pass an instance, {kind}(…), or have the cluster make one "
+            f"with deploy(cluster, {kind}, …)"
+        )
+    if not methods_of(type(instance)):
+        raise TypeError(
+            f"register({name!r}, {instance!r}): {type(instance).__name__} has no method that could be called: "
+            "give it one whose name has no leading underscore"
+        )

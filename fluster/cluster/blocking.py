@@ -51,6 +51,10 @@ class Cluster:
         """The URL with credentials that FLUSTER_CLUSTER_ADDRESS takes."""
         return self.asynchronous.address
 
+    @property
+    def closed(self) -> bool:
+        return self not in _open
+
     def close(self) -> None:
         """Leave the cluster; jobs go on."""
         if self in _open:

@@ -8,6 +8,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from typing import Any
 
 from fluster_bus.address import BusAddress
@@ -18,6 +20,7 @@ from fluster_bus.retries import retried
 log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 60.0
+_LOG_BYTES = 10 << 20  # then the file is set aside, and the one before it dropped
 _LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -28,12 +31,13 @@ def run_daemon(
     name: str,
     ready_fd: int | None = None,
     owner_fd: int | None = None,
+    log_file: Path | None = None,
 ) -> None:
     """Run `serve(bus, ready)` until SIGTERM, Ctrl-C, or the end of the pipe `owner_fd`: its owner is gone.
 
     A byte is written to `ready_fd` when `serve` calls `ready`. Exits with status 1 and one line when it cannot go on.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+    _set_up_logging(log_file)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_main(serve, address, name, ready_fd, owner_fd))
@@ -41,6 +45,14 @@ def run_daemon(
         for error in errors.exceptions:
             log.error("%s", error)  # noqa: TRY400 - the reason is in the message; a traceback would hide it
         sys.exit(1)
+
+
+def _set_up_logging(log_file: Path | None) -> None:
+    handler: logging.Handler = logging.StreamHandler()
+    if log_file is not None:
+        handler = RotatingFileHandler(log_file, maxBytes=_LOG_BYTES, backupCount=1)
+    text = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=text, handlers=[handler], force=True)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -1,6 +1,7 @@
 """The process runtime with real processes, signals and deaths."""
 
 import base64
+import json
 import os
 import pickle
 import signal
@@ -11,21 +12,22 @@ import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import cloudpickle
 import psutil
 import pytest
+from anyio.abc import Process
 
-from fluster_services.worker.attempt_directory import ExitRecord, LaunchSpec
+from fluster_services.worker.attempt_directory import ExitRecord, LaunchSpec, to_json
 from fluster_services.worker.process_runtime import ProcessRuntime, ProcessTask
 from fluster_services.worker.runtime import AlreadyStartedError, Exited, LaunchError
 from fluster_services.worker.spool import SpoolRecord
 from fluster_services.worker.template import TemplateDiedError, TemplateHandle
-from tests.waiting import wait_until, wait_until_async
+from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -72,6 +74,16 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
+class Worker(NamedTuple):
+    process: Process
+    spec: LaunchSpec
+    task_pid: int
+
+    async def kill(self) -> None:
+        self.process.kill()
+        await self.process.wait()
+
+
 @dataclass
 class Site:
     """A state folder, a template, and a runtime over them; all of its processes are marked."""
@@ -80,6 +92,7 @@ class Site:
     mark: str
     template: TemplateHandle
     runtime: ProcessRuntime
+    workers: list[Process] = field(default_factory=list)
 
     def spec(self, key: str = "ns.job.0.1", **fields: Any) -> LaunchSpec:
         return LaunchSpec(key=key, env={MARK: self.mark, **fields.pop("env", {})}, **fields)
@@ -95,6 +108,26 @@ class Site:
 
     def processes(self) -> list[psutil.Process]:
         return [process for process in marked(self.mark) if process.pid != self.template.pid]
+
+    async def start_worker(self, script: str, **fields: Any) -> Worker:
+        """A worker in a process of its own that runs the script as its one task; this site's own runtime is closed for it."""
+        await self.runtime.close()
+        spec = self.spec(command=["sh", "-c", script], **fields)
+        process = await anyio.open_process(
+            [sys.executable, "-c", WORKER, str(self.state_dir), json.dumps(to_json(spec))],
+            env={**os.environ, MARK: self.mark, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stderr=None,
+        )
+        assert process.stdout is not None
+        self.workers.append(process)
+        with anyio.fail_after(PATIENCE_S):
+            return Worker(process, spec, int(await process.stdout.receive()))
+
+    async def adopt(self) -> ProcessTask:
+        """The one task that the worker before left."""
+        self.runtime = ProcessRuntime(self.state_dir, self.template)
+        (task,) = await self.runtime.adopt()
+        return task
 
     async def wait_all_gone(self) -> None:
         await wait_until_async(lambda: not self.processes(), PATIENCE_S, self.processes)
@@ -149,6 +182,8 @@ async def site(tmp_path: Path, shared_template: tuple[TemplateHandle, str]) -> A
     template, mark = shared_template
     site = Site(tmp_path / "state", mark, template, ProcessRuntime(tmp_path / "state", template))
     yield site
+    for worker in site.workers:
+        await worker.aclose()
     for task in tuple(site.runtime._tasks):
         task.kill(0, "the test is over")
         await end_of(task)
@@ -687,68 +722,15 @@ async def test_with_the_owner_gone_everything_is(tmp_path: Path, templates: Temp
 # Restarts of the worker
 
 
-@dataclass
-class Worker:
-    """A worker in a process of its own, with one task."""
-
-    process: subprocess.Popen[str]
-    task_pid: int
-    spec: LaunchSpec
-    mark: str
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(PATIENCE_S)
-
-    def close(self) -> None:
-        self.kill()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-
-@pytest.fixture
-def start_worker(tmp_path: Path) -> Iterator[Callable[..., Worker]]:
-    workers: list[Worker] = []
-
-    def start(script: str, **fields: Any) -> Worker:
-        import json
-
-        mark = uuid.uuid4().hex
-        spec = {"key": "ns.job.0.1", "command": ["sh", "-c", script], "env": {MARK: mark}, **fields}
-        process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(tmp_path / "state"), json.dumps(spec)],
-            env={**os.environ, MARK: mark, "PYTHONPATH": os.pathsep.join(sys.path)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None
-        workers.append(Worker(process, int(process.stdout.readline()), LaunchSpec(**spec), mark))
-        return workers[-1]
-
-    yield start
-    for worker in workers:
-        worker.close()
-        wait_until(lambda worker=worker: not marked(worker.mark), PATIENCE_S, lambda worker=worker: marked(worker.mark))  # type: ignore[misc]
-
-
-def wait_worker_gone(worker: Worker) -> None:
-    """Return when the worker and its template are gone."""
-    wait_until(lambda: not any(each.name().startswith("fluster-templ") for each in marked(worker.mark)), PATIENCE_S)
-
-
-async def test_a_restarted_worker_adopts_what_runs(
-    site: Site, tmp_path: Path, start_worker: Callable[..., Worker]
-) -> None:
-    await site.runtime.close()
+async def test_a_restarted_worker_adopts_what_runs(site: Site, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     script = f"echo one >> {tmp_path}/runs; seq 1000; cat {gate}; seq 1001 2000; exit 3"
-    worker = start_worker(script)
-    worker.kill()
-    wait_worker_gone(worker)
+    worker = await site.start_worker(script)
+    await worker.kill()
+    await wait_until_async(lambda: "fluster-templ" not in [each.name() for each in site.processes()], PATIENCE_S)
 
-    site.runtime = ProcessRuntime(site.state_dir, site.template)
-    (task,) = await site.runtime.adopt()
+    task = await site.adopt()
     assert (task.spec, task.pid) == (worker.spec, worker.task_pid)
     assert psutil.pid_exists(worker.task_pid)
     await wait_for_line(task, "1000")
@@ -761,64 +743,47 @@ async def test_a_restarted_worker_adopts_what_runs(
     assert (tmp_path / "runs").read_text() == "one\n"
 
 
-async def test_a_restarted_worker_hears_what_ended_meanwhile(site: Site, start_worker: Callable[..., Worker]) -> None:
-    await site.runtime.close()
-    worker = start_worker("echo done; sleep 0.2; exit 4", keep_s=0)
-    worker.kill()
-    await wait_until_async(lambda: not marked(worker.mark), PATIENCE_S)  # its keeper, too
-    site.runtime = ProcessRuntime(site.state_dir, site.template)
-    (task,) = await site.runtime.adopt()
+async def test_a_restarted_worker_hears_what_ended_meanwhile(site: Site) -> None:
+    worker = await site.start_worker("echo done; sleep 0.2; exit 4", keep_s=0)
+    await worker.kill()
+    await wait_until_async(lambda: not site.processes(), PATIENCE_S)  # its keeper is gone, too
+    task = await site.adopt()
     record = await end_of(task)
     assert (record.exit_code, record.reason) == (4, "exited")
     assert texts(task) == ["done"]
 
 
-async def test_a_restarted_worker_hears_it_from_the_keeper_that_waits(
-    site: Site, start_worker: Callable[..., Worker]
-) -> None:
-    await site.runtime.close()
-    worker = start_worker("exit 4")
-    worker.kill()
-    site.runtime = ProcessRuntime(site.state_dir, site.template)
-    (task,) = await site.runtime.adopt()
+async def test_a_restarted_worker_hears_it_from_the_keeper_that_waits(site: Site) -> None:
+    worker = await site.start_worker("exit 4")
+    await worker.kill()
+    task = await site.adopt()
     assert (await end_of(task)).exit_code == 4
 
 
-async def test_a_restarted_worker_finds_the_keeper_dead(site: Site, start_worker: Callable[..., Worker]) -> None:
-    await site.runtime.close()
-    worker = start_worker("setsid sleep 1000 & echo ready; wait")
+async def test_a_restarted_worker_finds_the_keeper_dead(site: Site) -> None:
+    worker = await site.start_worker("setsid sleep 1000 & echo ready; wait")
     keeper = psutil.Process(worker.task_pid).parent()
     assert keeper is not None
-    worker.kill()
+    await worker.kill()
     keeper.kill()
-    keeper.wait(PATIENCE_S)
-    site.runtime = ProcessRuntime(site.state_dir, site.template)
-    (task,) = await site.runtime.adopt()
+    task = await site.adopt()
     assert (await end_of(task)).reason == "keeper_died"
-    assert marked(worker.mark) == []
+    assert site.processes() == []
 
 
-async def test_a_killed_worker_does_not_keep_the_fence_from_falling(
-    site: Site, start_worker: Callable[..., Worker]
-) -> None:
-    await site.runtime.close()
-    worker = start_worker("sleep 1000", fence_after_s=0.5)
-    worker.kill()
-    site.runtime = ProcessRuntime(site.state_dir, site.template)
-    (task,) = await site.runtime.adopt()
+async def test_a_killed_worker_does_not_keep_the_fence_from_falling(site: Site) -> None:
+    worker = await site.start_worker("sleep 1000", fence_after_s=0.5)
+    await worker.kill()
+    task = await site.adopt()
     assert (await end_of(task)).reason == "fenced"
 
 
-async def test_a_stopped_worker_does_not_keep_the_fence_from_falling(
-    site: Site, start_worker: Callable[..., Worker]
-) -> None:
-    await site.runtime.close()
-    worker = start_worker("sleep 1000", fence_after_s=0.5)
+async def test_a_stopped_worker_does_not_keep_the_fence_from_falling(site: Site) -> None:
+    worker = await site.start_worker("sleep 1000", fence_after_s=0.5)
     worker.process.send_signal(signal.SIGSTOP)
     await wait_until_async(lambda: not psutil.pid_exists(worker.task_pid), PATIENCE_S)
-    worker.kill()
-    site.runtime = ProcessRuntime(site.state_dir, site.template)
-    (task,) = await site.runtime.adopt()
+    await worker.kill()
+    task = await site.adopt()
     assert (await end_of(task)).reason == "fenced"
 
 
@@ -836,9 +801,10 @@ async def test_a_closed_runtime_leaves_its_tasks_alone(site: Site) -> None:
     first = await site.command("sleep", "1000")
     await site.runtime.close()
     assert [event async for event in first.events()] == []
-    site.runtime = ProcessRuntime(site.state_dir, site.template)
-    (task,) = await site.runtime.adopt()
+    with pytest.raises(RuntimeError, match="is closed"):
+        await site.command("true", key="ns.job.1.1")
+    task = await site.adopt()
     assert task.pid == first.pid
-    assert replace(task.spec) == first.spec
+    assert task.spec == first.spec
     assert first.pid is not None
     assert psutil.pid_exists(first.pid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from fluster_bus.address import BusAddress
 from fluster_bus.messages import Namespace
@@ -20,7 +21,9 @@ def main() -> None:
     run_controller(config)
 
 
-def run_controller(config: ControllerConfig, *, ready_fd: int | None = None, owner_fd: int | None = None) -> None:
+def run_controller(
+    config: ControllerConfig, *, ready_fd: int | None = None, owner_fd: int | None = None, log_file: Path | None = None
+) -> None:
     """Serve until SIGTERM or Ctrl-C, or until the owner is gone."""
     run_daemon(
         lambda bus, ready: Controller(bus, config).run(ready),
@@ -28,6 +31,7 @@ def run_controller(config: ControllerConfig, *, ready_fd: int | None = None, own
         name=config.controller_id,
         ready_fd=ready_fd,
         owner_fd=owner_fd,
+        log_file=log_file,
     )
 
 

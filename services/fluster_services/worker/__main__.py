@@ -32,7 +32,9 @@ def main() -> None:
     run_worker(config)
 
 
-def run_worker(config: WorkerConfig, *, ready_fd: int | None = None, owner_fd: int | None = None) -> None:
+def run_worker(
+    config: WorkerConfig, *, ready_fd: int | None = None, owner_fd: int | None = None, log_file: Path | None = None
+) -> None:
     """Serve until SIGTERM or Ctrl-C, or until the owner is gone. Tasks go on under their keepers."""
     config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     template = start_template(owner_fd=owner_fd)  # before there is an event loop or a connection to inherit
@@ -42,6 +44,7 @@ def run_worker(config: WorkerConfig, *, ready_fd: int | None = None, owner_fd: i
         name=config.worker_id,
         ready_fd=ready_fd,
         owner_fd=owner_fd,
+        log_file=log_file,
     )
 
 

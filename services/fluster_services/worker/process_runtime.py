@@ -251,16 +251,19 @@ class ProcessRuntime:
                 "choose one with a shorter path"
             )
         self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock_fd = os.open(self._state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock_fd = os.open(self._state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = os.fdopen(lock_fd, "wb")
         try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as cause:
-            os.close(self._lock_fd)
+            self._lock.close()
             raise RuntimeError(
                 f"another worker uses {self._state_dir}: stop it, or give this one a folder of its own"
             ) from cause
 
     async def start(self, spec: LaunchSpec, payload: bytes | None = None) -> ProcessTask:
+        if self._lock.closed:
+            raise RuntimeError(f"this runtime over {self._state_dir} is closed: make a new one")
         launch = asyncio.ensure_future(self._launch(spec, payload))
         try:
             return await asyncio.shield(launch)
@@ -288,7 +291,7 @@ class ProcessRuntime:
         for task in tuple(self._tasks):
             await task.detach()
         self._tasks.clear()
-        os.close(self._lock_fd)
+        self._lock.close()
 
     async def _adopt(self, directory: Path) -> ProcessTask | None:
         data = read_json(directory / SPEC_FILE)

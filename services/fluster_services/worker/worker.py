@@ -17,7 +17,7 @@ from typing import Any
 from fluster_bus import subjects
 from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus, Delivery
-from fluster_bus.errors import BusError
+from fluster_bus.errors import BusError, StreamNotFoundError
 from fluster_bus.messages import (
     Capacity,
     Heartbeat,
@@ -32,6 +32,7 @@ from fluster_bus.messages import (
     WorkerInfo,
 )
 from fluster_bus.registry import Registry
+from fluster_bus.retries import retried
 from fluster_bus.services_api import Announcement, ServedEndpoint
 from fluster_bus.streams import workers_table
 from fluster_bus.tables import Row
@@ -48,6 +49,7 @@ from fluster_services.worker.runtime import LaunchError, RunningTask, Runtime
 log = logging.getLogger(__name__)
 
 _ADOPTION_PAUSE_S = 0.5
+_CONTROLLER_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,11 @@ class Worker:
             python=platform.python_version(),
             started_at=time.time(),
         )
-        await workers_table(self._bus).put(self._worker_id, info)
+        table = workers_table(self._bus)
+        # On a new cluster the controller is making the table at this moment.
+        await retried(
+            lambda _left_s: table.put(self._worker_id, info), on=(StreamNotFoundError,), timeout_s=_CONTROLLER_TIMEOUT_S
+        )
 
     async def _announce(self) -> None:
         offers = ServedEndpoint("offer", subjects.worker_verb(self._worker_id, "offer"))

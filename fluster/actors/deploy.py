@@ -1,0 +1,211 @@
+"""Having the cluster run a class as actors."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Coroutine, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, overload
+
+from fluster.actors import frames
+from fluster.actors.definition import check_class, methods_of, name_of, options_of
+from fluster.actors.hosting import host
+from fluster.actors.pool import ActorPool, AsyncActorPool
+from fluster.cluster import AsyncCluster, Cluster
+from fluster.errors import ActorDiedError, ActorNameTakenError, JobFailedError, RemoteError
+from fluster_bus import codec, subjects
+from fluster_bus.messages import (
+    Entrypoint,
+    EnvironmentConfig,
+    JobId,
+    JobRequest,
+    ResourceConfig,
+    TaskError,
+    TaskRecord,
+)
+from fluster_bus.names import check_name
+from fluster_bus.streams import tasks_table
+from fluster_bus.tables import Row
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_LONG_S = 10.0  # after this a deployment says what it is waiting for
+
+
+@overload
+def deploy(
+    cluster: Cluster, actor_class: type[T], /, *args: Any, name: str | None = None, replicas: int = 1, **kwargs: Any
+) -> ActorPool[T]: ...
+@overload
+def deploy(
+    cluster: AsyncCluster,
+    actor_class: type[T],
+    /,
+    *args: Any,
+    name: str | None = None,
+    replicas: int = 1,
+    **kwargs: Any,
+) -> Coroutine[Any, Any, AsyncActorPool[T]]: ...
+def deploy(
+    cluster: Cluster | AsyncCluster,
+    actor_class: type[T],
+    /,
+    *args: Any,
+    name: str | None = None,
+    replicas: int = 1,
+    **kwargs: Any,
+) -> ActorPool[T] | Coroutine[Any, Any, AsyncActorPool[T]]:
+    """A pool of `replicas` actors, each an instance `actor_class(*args, **kwargs)` in a process of its own.
+
+    Returns when all have answered; with an AsyncCluster it is awaited. `name` is the class's unless given; resources
+    and the like stand in `@actor(…)`. Called from within a job, the actors end with it; else they live until
+    `pool.shutdown()`.
+
+    Raises what a constructor raised, ActorNameTakenError, JobRefusedError, and JobFailedError when the actors could
+    not be run; then nothing of them is left. What is no class, or arguments that it does not take, is a TypeError.
+    """
+    deployment = Deployment.of(actor_class, args, kwargs, name=name, replicas=replicas)
+    if isinstance(cluster, AsyncCluster):
+        return deployment.run(cluster)
+    if not isinstance(cluster, Cluster):
+        raise TypeError(f"deploy() takes a cluster first, not {cluster!r}: write deploy(cluster, {actor_class!r}, …)")
+    asynchronous = cluster.portal.run(deployment.run, cluster.asynchronous)
+    return ActorPool(cluster, asynchronous.name, actor_class=actor_class, job_id=asynchronous.job_id)
+
+
+@dataclass(frozen=True)
+class Deployment(Generic[T]):
+    """A class on its way to be actors."""
+
+    actor_class: type[T]
+    request: JobRequest
+
+    @classmethod
+    def of(
+        cls,
+        actor_class: type[T],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        name: str | None = None,
+        replicas: int = 1,
+        resources: ResourceConfig | None = None,
+        environment: EnvironmentConfig | None = None,
+    ) -> Deployment[T]:
+        """Checked, and pickled as it is now. Raises TypeError, ValueError."""
+        check_class(actor_class)
+        if not methods_of(actor_class):
+            raise TypeError(f"{actor_class.__name__} has no method that could be called: no name without underscore")
+        _check_arguments(actor_class, args, kwargs)
+        chosen = check_name("actor name", name) if name is not None else name_of(actor_class)
+        request = JobRequest(
+            name=chosen,
+            entrypoint=Entrypoint(callable=host, args=(chosen, actor_class, args, dict(kwargs))),
+            resources=resources or options_of(actor_class).resources,
+            environment=environment or EnvironmentConfig(),
+            replicas=replicas,
+        )
+        return cls(actor_class, request)
+
+    async def run(self, cluster: AsyncCluster) -> AsyncActorPool[T]:
+        """The pool, once all its actors have answered."""
+        name = self.request.name
+        pool = AsyncActorPool(cluster, name, actor_class=self.actor_class)
+        taken = await pool.members()
+        if taken:
+            by = f"job {taken[0].job_id}" if taken[0].job_id else "a process outside of any job"
+            raise ActorNameTakenError(
+                f"{name!r} is served already, by {len(taken)} of {by}: choose another with deploy(…, name=…), or end "
+                f"those first"
+            )
+        pool.job_id = job_id = await cluster.launch(self.request)
+        try:
+            await _first(_all_answered(pool, self.request.replicas), _raise_failure(cluster, job_id))
+        except BaseException:
+            await asyncio.shield(asyncio.ensure_future(pool.shutdown()))
+            raise
+        return pool
+
+
+async def _all_answered(pool: AsyncActorPool[Any], replicas: int) -> None:
+    try:
+        members = await pool.wait_for_members(replicas, job_id=pool.job_id, timeout=_LONG_S)
+    except TimeoutError as late:
+        log.warning("still waiting for actors: %s", late)
+        members = await pool.wait_for_members(replicas, job_id=pool.job_id)
+    nothing = codec.encode(((), {}))
+    for answer in [pool.submit_to(member.endpoint_id, frames.PING, nothing) for member in members]:
+        await answer
+
+
+async def _raise_failure(cluster: AsyncCluster, job_id: JobId) -> None:
+    """Wait until a task of the job has ended, or all of it, and raise why."""
+    await _first(_end_of_a_task(cluster, job_id), _end_of_job(cluster, job_id))
+
+
+async def _end_of_a_task(cluster: AsyncCluster, job_id: JobId) -> None:
+    table = tasks_table(cluster.bus, cluster.namespace)
+    async with aclosing(table.watch(f"{job_id}.{subjects.ANY_TOKEN}")) as changes:
+        async for change in changes:
+            if isinstance(change, Row) and change.value.state.finished():
+                raise _failure_of(change.value)
+
+
+async def _end_of_job(cluster: AsyncCluster, job_id: JobId) -> None:
+    raise JobFailedError(await cluster.wait(job_id))
+
+
+def _failure_of(task: TaskRecord) -> Exception:
+    if task.error is not None:
+        return exception_of(task.error)
+    return ActorDiedError(
+        f"task {task.task} of job {task.job_id} ended as {task.state} before its actor answered "
+        f"(exit code {task.exit_code}): `fluster logs {task.job_id}` shows what it wrote"
+    )
+
+
+def exception_of(error: TaskError) -> Exception:
+    """What a task raised, as itself where that can be had, with the traceback as a note."""
+    found: Exception = RemoteError(error.type, error.message, error.traceback)
+    if error.pickled is not None:
+        try:
+            itself = codec.decode(error.pickled)
+            found = itself if isinstance(itself, Exception) else found
+        except Exception as broken:
+            found.add_note(f"it could not be read as itself here: {broken}")
+    if error.traceback:
+        found.add_note(f"raised in the actor's process:\n{error.traceback}")
+    return found
+
+
+async def _first(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Run side by side until one has ended; raise what it raised, and end the others."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in tasks:
+        if task in done:
+            task.result()
+
+
+def _check_arguments(actor_class: type[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise TypeError here, rather than in a process far away, when the constructor does not take them."""
+    try:
+        signature = inspect.signature(actor_class)
+    except (TypeError, ValueError):  # some classes of C have none
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        options = sorted(kwargs.keys() & {"resources", "max_concurrency", "timeout", "environment"})
+        hint = f"; {', '.join(options)} belongs into @actor(…) above the class" if options else ""
+        raise TypeError(f"{actor_class.__name__}{signature} cannot be made from these arguments: {error}{hint}") from error

@@ -1,0 +1,151 @@
+"""The actors of one process on the bus: subscribed, announced, registered, and taken away again."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fluster.actors import frames
+from fluster.actors.hosted import HostedActor
+from fluster.actors.intake import Intake
+from fluster.actors.members import CONNECTED_AT, LEAVING, TIMEOUTS
+from fluster.actors.outbox import Outbox
+from fluster.cluster import AsyncCluster
+from fluster_bus import subjects
+from fluster_bus.bus import Subscription
+from fluster_bus.errors import BusError
+from fluster_bus.messages import Endpoint, EndpointId
+from fluster_bus.registry import LEASE_S
+from fluster_bus.retries import retried
+from fluster_bus.services_api import Announcement, ServedEndpoint
+
+log = logging.getLogger(__name__)
+
+_POOL_QUEUE = "members"
+_REGISTER_TIMEOUT_S = 30.0
+
+
+@dataclass(eq=False)
+class Served:
+    """An actor and where it stands in the registry."""
+
+    actor: HostedActor
+    endpoint: Endpoint
+    subscriptions: list[Subscription] = field(default_factory=list)
+    renewals: asyncio.Task[None] | None = None
+
+    def note(self, **notes: str) -> None:
+        """Tell pools something, from the next registration on."""
+        self.endpoint = self.endpoint.model_copy(update={"metadata": {**self.endpoint.metadata, **notes}})
+
+
+class Host:
+    """Takes calls off the bus for actors. Lives on the loop of the cluster's connection."""
+
+    def __init__(self, cluster: AsyncCluster) -> None:
+        self._cluster = cluster
+        self._bus = cluster.bus
+        self._loop = asyncio.get_running_loop()
+        self._open: list[Served] = []
+        self.outbox = Outbox(self._bus, self._loop)
+        self._replies = asyncio.create_task(self.outbox.run(), name="replies of actors")
+        self._bus.on_reconnect(self._on_reconnect)
+
+    def endpoint(
+        self, name: str, endpoint_id: EndpointId, actor: HostedActor, metadata: Mapping[str, str]
+    ) -> Endpoint:
+        """What the registry will tell of an actor."""
+        address = subjects.actor_member(self._cluster.namespace, name, endpoint_id)
+        timeouts = {method.name: method.timeout for method in actor.methods.values() if method.timeout is not None}
+        notes = {TIMEOUTS: json.dumps(timeouts)} if timeouts else {}
+        return self._cluster.new_endpoint(name, address, endpoint_id=endpoint_id, metadata={**metadata, **notes})
+
+    async def open(self, served: Served) -> None:
+        """Take calls: listen first, then be known, so that whoever finds the actor reaches it."""
+        namespace, name = self._cluster.namespace, served.endpoint.name
+        served.actor.start()
+        intake = Intake(served.actor.accept, self._loop)
+        to_one = subjects.actor_one(namespace, name, served.endpoint.endpoint_id)
+        served.subscriptions += [
+            await self._bus.subscribe(subjects.actor_any(namespace, name), intake.on_call, queue=_POOL_QUEUE),
+            await self._bus.subscribe(to_one, intake.on_call),
+            await self._bus.subscribe(subjects.actor_all(namespace, name), intake.on_broadcast),
+            *await _announcement(served, namespace).serve(self._bus),
+        ]
+        await self._bus.flush()
+        await self._cluster.registry.register(served.endpoint)
+        self._open.append(served)
+        if served.endpoint.lease_s is not None:
+            served.renewals = asyncio.create_task(self._renew(served), name=f"lease of {name}")
+
+    async def _renew(self, served: Served) -> None:
+        while True:
+            await asyncio.sleep(LEASE_S / 3)
+            try:
+                await self._cluster.registry.register(served.endpoint)
+            except BusError as error:
+                log.info("the lease of %s was not renewed: %s", served.endpoint.name, error)
+
+    def _on_reconnect(self) -> None:
+        moment = frames.now()
+        for served in self._open:
+            served.note(**{CONNECTED_AT: json.dumps(moment)})
+            self._bus.spawn(self._register_again(served), f"registration of {served.endpoint.name}")
+
+    async def _register_again(self, served: Served) -> None:
+        try:
+            await retried(
+                lambda _left_s: self._cluster.registry.register(served.endpoint),
+                on=(BusError,),
+                timeout_s=_REGISTER_TIMEOUT_S,
+            )
+        except BusError:
+            log.exception("%s could not be registered again", served.endpoint.name)
+
+    async def close(self, timeout_s: float) -> None:
+        """Leave the pools, finish what has arrived, and be known no more."""
+        self._bus.off(self._on_reconnect)
+        actors, self._open = self._open, []
+        await asyncio.gather(*(self._close(served, timeout_s) for served in actors))
+        self._replies.cancel()
+
+    async def _close(self, served: Served, timeout_s: float) -> None:
+        if served.renewals is not None:
+            served.renewals.cancel()
+        try:
+            # Known as leaving before it stops to listen: callers choose others, and still wait for what they sent.
+            served.note(**{LEAVING: "yes"})
+            await self._cluster.registry.register(served.endpoint)
+            await asyncio.gather(*(subscription.drain() for subscription in served.subscriptions))
+            await served.actor.drain(timeout_s)
+            await self.outbox.wait_empty()
+            await self._cluster.registry.unregister(served.endpoint)
+        except BusError as error:
+            log.warning("%s was ended without a word to its pool: %s", served.endpoint.name, error)
+            await served.actor.drain(timeout_s)
+
+
+def _announcement(served: Served, namespace: str) -> Announcement:
+    """What plain NATS tools are told about an actor."""
+    endpoint, kind = served.endpoint, served.actor.kind
+    return Announcement(
+        endpoint.name,
+        endpoint.endpoint_id,
+        importlib.metadata.version("fluster"),
+        description=f"actors of class {kind} in namespace {namespace}",
+        endpoints=[
+            ServedEndpoint(
+                name=method.name,
+                subject=subjects.actor_any(namespace, endpoint.name, method.name),
+                queue=_POOL_QUEUE,
+                metadata={"signature": method.signature, "doc": method.doc},
+            )
+            for method in served.actor.methods.values()
+        ],
+        counts=lambda: served.actor.counts,
+        metadata={"namespace": namespace, "class": kind},
+    )

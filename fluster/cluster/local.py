@@ -1,0 +1,165 @@
+"""A whole cluster on this machine, for as long as its owner lives."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+from fluster.cluster.blocking import Cluster
+from fluster.cluster.client import DEFAULT_NAMESPACE
+from fluster.cluster.identity import NAMESPACE
+from fluster.cluster.local_setup import SUPERVISOR_MODULE, LocalSetup, LocalStarted
+from fluster.errors import ClusterStartError
+from fluster_bus.messages import parse_size
+
+_START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 30.0
+_LOGICAL_CPUS, _LOGICAL_CPUS_PER_CORE = 16, 4  # tasks on a laptop mostly wait; nothing is enforced there
+
+
+class LocalCluster(Cluster):
+    """A nats-server, a controller and workers on this machine, started by this process and gone with it.
+
+    `namespace` is the one that this object works in, `namespaces` are further ones that the cluster shall have.
+    `cpu` and `memory` are what all workers offer together: by default 16 CPUs or four for each core, and the machine's
+    memory. They are logical, nothing is enforced. With `store_dir` the records, logs and registry stay there, and the
+    next LocalCluster with the same folder goes on with them.
+
+    Raises ClusterStartError with the reason when it does not come up.
+    """
+
+    def __init__(
+        self,
+        namespace: str | None = None,
+        workers: int = 1,
+        *,
+        cpu: float | None = None,
+        memory: int | str | None = None,
+        store_dir: str | Path | None = None,
+        port: int = 0,
+        namespaces: Sequence[str] = (),
+    ) -> None:
+        chosen = namespace or os.environ.get(NAMESPACE) or DEFAULT_NAMESPACE
+        setup = LocalSetup(
+            namespaces=(chosen, *namespaces),
+            workers=workers,
+            cpu=cpu if cpu is not None else max(_LOGICAL_CPUS, _LOGICAL_CPUS_PER_CORE * (os.cpu_count() or 1)),
+            memory=parse_size(memory) if memory is not None else _machine_memory(),
+            store_dir=str(Path(store_dir).absolute()) if store_dir is not None else None,
+            port=port,
+            working_dir=str(Path.cwd()),
+            python_path=tuple(str(Path(entry or ".").absolute()) for entry in sys.path),
+        )
+        self._supervisor = _Supervisor(setup)
+        started = self._supervisor.wait_started()
+        self.store_dir = Path(started.store_dir)
+        try:
+            super().__init__(started.address, chosen)
+        except BaseException:
+            self._supervisor.stop()
+            raise
+
+    def shutdown(self) -> None:
+        """End everything that the cluster runs, and return when it is gone."""
+        try:
+            super().close()
+        finally:
+            self._supervisor.stop()
+
+    def close(self) -> None:
+        """The same as `shutdown`: nobody else could use the cluster any more."""
+        self.shutdown()
+
+
+class _Supervisor:
+    """The process that starts the daemons. Its standard input is the leash: when that ends, so does the cluster."""
+
+    def __init__(self, setup: LocalSetup) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", SUPERVISOR_MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C at the terminal is for the owner, which then lets go of the leash
+        )
+        _leashes.add(self)
+        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
+        try:
+            self._process.stdin.write(setup.to_json() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it died at once: `wait_started` tells why
+
+    def wait_started(self) -> LocalStarted:
+        """What the supervisor reports. Raises ClusterStartError; then nothing is left running."""
+        try:
+            line = self._read_line(time.monotonic() + _START_TIMEOUT_S)
+        except BaseException:
+            self.stop()
+            raise
+        if not line:
+            self.stop()
+            raise ClusterStartError(
+                f"the cluster's supervisor ended with status {self._process.returncode} before anything was up"
+            )
+        started = LocalStarted.model_validate(json.loads(line))
+        if started.error:
+            self.stop()
+            raise ClusterStartError(started.error)
+        return started
+
+    def _read_line(self, deadline: float) -> bytes:
+        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
+        found = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while not found.endswith(b"\n"):
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise ClusterStartError(f"the cluster was not up within {_START_TIMEOUT_S:g} s")
+                part = os.read(self._process.stdout.fileno(), 65_536)
+                if not part:
+                    break
+                found += part
+        return found
+
+    def let_go(self) -> None:
+        """Close this process's end of the leash without waiting."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # the setup was never read: the supervisor is gone already
+                self._process.stdin.close()
+
+    def stop(self) -> None:
+        """End the cluster and wait until it is gone."""
+        self.let_go()
+        try:
+            self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # its daemons and tasks end with it
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        _leashes.discard(self)
+
+
+_leashes: weakref.WeakSet[_Supervisor] = weakref.WeakSet()
+
+
+def _drop_leashes() -> None:
+    for supervisor in list(_leashes):
+        supervisor.let_go()
+
+
+# A forked child must not hold its parent's clusters: they end with the parent alone.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drop_leashes)
+
+
+def _machine_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,340 @@
+"""`python -m fluster_services.supervisor`: a cluster on this machine, for its owner.
+
+The owner writes a LocalSetup as one line to standard input and reads a LocalStarted as one line from standard output.
+Standard input is the leash: when it ends, because the owner closed it or died in whatever way, everything ends. A daemon
+that dies is started again, on the same port and the same store, so that clients and actors go on without being told.
+
+Single-threaded, without an event loop: the daemons are forked from here with everything imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import selectors
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+import fluster  # noqa: F401 - imported here, it is there at once in every task that is forked from a worker's template
+from fluster.cluster.local_setup import LocalSetup, LocalStarted
+from fluster_bus.errors import FlusterError, InvalidMessageError
+from fluster_bus.messages import Capacity, Namespace, WorkerId
+from fluster_bus.roles import Role
+from fluster_bus.server import EmbeddedServer
+from fluster_services.config import LOCAL_TIMING
+from fluster_services.controller.__main__ import run_controller
+from fluster_services.controller.controller import ControllerConfig
+from fluster_services.worker.__main__ import run_worker
+from fluster_services.worker.worker import WorkerConfig
+
+_START_TIMEOUT_S = 45.0
+_LEAVE_TIMEOUT_S = 5.0
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 5.0  # before a daemon that died is started again
+_SETTLED_S = 10.0  # one that ran for so long may be started again at once
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+@dataclass
+class Daemon:
+    """A process that is forked from here, and forked again when it ends."""
+
+    name: str
+    body: Callable[[int, int], None]  # (ready_fd, owner_fd) -> runs until it ends
+    pid: int = 0
+    started_at: float = 0.0
+    pause_s: float = _FIRST_PAUSE_S
+    restart_at: float | None = None
+
+
+@dataclass
+class Supervisor:
+    """The daemons of one cluster, and the server below them."""
+
+    setup: LocalSetup
+    store_dir: Path
+    server: EmbeddedServer
+    daemons: list[Daemon] = field(default_factory=list)
+    server_restart_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.life_end, self._life = os.pipe()  # whoever holds the first reads the end of this process
+        self._wake_end, self._wake = os.pipe()
+        os.set_blocking(self._wake_end, False)
+        os.set_blocking(self._wake, False)
+        self._selector = selectors.DefaultSelector()
+
+    # ---- starting ---------------------------------------------------------------------------------------
+
+    def start(self) -> str:
+        """Start everything; the operator's address once requests are answered. Raises FlusterError."""
+        signal.set_wakeup_fd(self._wake)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)  # the wake-up pipe tells
+        _become_subreaper()
+        self.server.start()
+        self.daemons = [
+            Daemon("controller", self._run_controller),
+            *(Daemon(f"worker-{number}", self._worker_body(number)) for number in range(self.setup.workers)),
+        ]
+        ready = [(daemon, self._fork(daemon)) for daemon in self.daemons]
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        for daemon, ready_fd in ready:
+            self._wait_ready(daemon, ready_fd, deadline)
+        return self.server.credentials(Role.OPERATOR).to_url()
+
+    def _wait_ready(self, daemon: Daemon, ready_fd: int, deadline: float) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(ready_fd, selectors.EVENT_READ)
+            told = selector.select(max(0.0, deadline - time.monotonic()))
+        word = os.read(ready_fd, 1) if told else b""
+        os.close(ready_fd)
+        if not word:
+            how = "ended" if told else f"was not ready within {_START_TIMEOUT_S:g} s"
+            raise FlusterError(f"the {daemon.name} {how}: {self._last_words(daemon)}")
+
+    def _last_words(self, daemon: Daemon) -> str:
+        for suffix in ("err", "log"):
+            file = self._log_file(daemon, suffix)
+            lines = file.read_text(errors="replace").strip().splitlines() if file.exists() else []
+            if lines:
+                return lines[-1]
+        return f"see {self._log_file(daemon, 'log')}"
+
+    def _log_file(self, daemon: Daemon, suffix: str) -> Path:
+        return self.store_dir / "logs" / f"{daemon.name}.{suffix}"
+
+    def _fork(self, daemon: Daemon) -> int:
+        """Start a daemon; returns the descriptor on which it says that it is ready."""
+        ready_end, ready = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(ready_end)
+            self._become(daemon, ready)
+        os.close(ready)
+        daemon.pid, daemon.started_at, daemon.restart_at = pid, time.monotonic(), None
+        return ready_end
+
+    def _become(self, daemon: Daemon, ready: int) -> NoReturn:
+        """In the child: be the daemon, holding nothing of the supervisor but the pipe that tells its end."""
+        status = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            self._selector.close()
+            for descriptor in (self._life, self._wake, self._wake_end):
+                os.close(descriptor)
+            errors = os.open(self._log_file(daemon, "err"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            null = os.open(os.devnull, os.O_RDWR)
+            for source, target in ((null, 0), (errors, 1), (errors, 2)):
+                os.dup2(source, target)
+            os.close(errors)
+            os.close(null)
+            daemon.body(ready, self.life_end)
+            status = 0
+        except SystemExit as leaving:
+            status = leaving.code if isinstance(leaving.code, int) else 1
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+
+    # ---- what runs --------------------------------------------------------------------------------------
+
+    def _namespaces(self) -> tuple[Namespace, ...]:
+        return tuple(Namespace(name) for name in self.setup.namespaces)
+
+    def _run_controller(self, ready_fd: int, owner_fd: int) -> None:
+        config = ControllerConfig(
+            address=self.server.credentials(Role.SERVICE), namespaces=self._namespaces(), timing=LOCAL_TIMING
+        )
+        run_controller(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=self.store_dir / "logs/controller.log")
+
+    def _worker_body(self, number: int) -> Callable[[int, int], None]:
+        name = f"worker-{number}"
+
+        def body(ready_fd: int, owner_fd: int) -> None:
+            config = WorkerConfig(
+                address=self.server.credentials(Role.SERVICE),
+                worker_id=WorkerId(name),
+                state_dir=self.store_dir / name,
+                total=self._share(),
+                job_credentials={
+                    namespace: self.server.credentials(Role.JOB, namespace) for namespace in self._namespaces()
+                },
+                timing=LOCAL_TIMING,
+                working_dir=Path(self.setup.working_dir),
+                python_path=self.setup.python_path,
+            )
+            run_worker(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=self.store_dir / f"logs/{name}.log")
+
+        return body
+
+    def _share(self) -> Capacity:
+        workers = self.setup.workers
+        return Capacity(cpu=round(self.setup.cpu / workers, 3), memory=self.setup.memory // workers)
+
+    # ---- watching ---------------------------------------------------------------------------------------
+
+    def watch(self, leash: int) -> None:
+        """Start again what dies, until the leash ends or SIGTERM comes."""
+        self._selector.register(leash, selectors.EVENT_READ, "leash")
+        self._selector.register(self._wake_end, selectors.EVENT_READ, "signal")
+        self._selector.register(self.server, selectors.EVENT_READ, "server")
+        while True:
+            for key, _ in self._selector.select(self._pause()):
+                if key.data == "leash" and not os.read(leash, 4096):
+                    return
+                if key.data == "signal" and self._on_signal():
+                    return
+                if key.data == "server":
+                    self._selector.unregister(key.fileobj)
+                    self.server_restart_at = time.monotonic()
+            self._restart_due()
+
+    def _pause(self) -> float | None:
+        times = [daemon.restart_at for daemon in self.daemons if daemon.restart_at is not None]
+        if self.server_restart_at is not None:
+            times.append(self.server_restart_at)
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _on_signal(self) -> bool:
+        """Take in who ended; True when this process is asked to leave."""
+        numbers = os.read(self._wake_end, 4096)
+        self._reap()
+        return any(number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) for number in numbers)
+
+    def _reap(self) -> None:
+        """Take in every child that ended: daemons, and keepers whose worker is gone. The server's own handle copes."""
+        now = time.monotonic()
+        while pid := _next_ended():
+            for daemon in self.daemons:
+                if daemon.pid == pid:
+                    settled = now - daemon.started_at >= _SETTLED_S
+                    daemon.pause_s = _FIRST_PAUSE_S if settled else min(daemon.pause_s * 2, _LAST_PAUSE_S)
+                    daemon.pid, daemon.restart_at = 0, now + daemon.pause_s
+
+    def _restart_due(self) -> None:
+        now = time.monotonic()
+        if self.server_restart_at is not None and self.server_restart_at <= now:
+            self._restart_server(now)
+        for daemon in self.daemons:
+            if daemon.restart_at is not None and daemon.restart_at <= now:
+                os.close(self._fork(daemon))
+
+    def _restart_server(self, now: float) -> None:
+        try:
+            self.server.start()
+        except FlusterError as error:
+            sys.stderr.write(f"nats-server could not be started again: {error}\n")
+            self.server_restart_at = now + _LAST_PAUSE_S
+        else:
+            self.server_restart_at = None
+            self._selector.register(self.server, selectors.EVENT_READ, "server")
+
+    # ---- ending -----------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End everything, and return when no process is left."""
+        for daemon in self.daemons:
+            if daemon.pid:
+                os.kill(daemon.pid, signal.SIGTERM)
+        # The end of this pipe stops the keepers, and with them the tasks; a daemon that hangs is ended below.
+        os.close(self._life)
+        self.server.stop()
+        deadline = time.monotonic() + _LEAVE_TIMEOUT_S
+        while not _no_children():
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._wake_end, selectors.EVENT_READ)
+                if selector.select(max(0.0, deadline - time.monotonic())):
+                    os.read(self._wake_end, 4096)
+            if time.monotonic() >= deadline:
+                for daemon in self.daemons:
+                    if daemon.pid and _is_child(daemon.pid):
+                        os.kill(daemon.pid, signal.SIGKILL)
+                deadline = time.monotonic() + _LEAVE_TIMEOUT_S
+
+
+def _next_ended() -> int:
+    """A child that ended, taken in; 0 when there is none."""
+    try:
+        return os.waitpid(-1, os.WNOHANG)[0]
+    except ChildProcessError:
+        return 0
+
+
+def _no_children() -> bool:
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                return False
+        except ChildProcessError:
+            return True
+
+
+def _is_child(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == 0
+    except ChildProcessError:
+        return False
+
+
+def _become_subreaper() -> None:
+    """Have keepers whose worker died become children of this process, so that it knows when all are gone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _read_setup(leash: int) -> LocalSetup:
+    text = b""
+    while not text.endswith(b"\n"):
+        part = os.read(leash, 65_536)
+        if not part:
+            raise InvalidMessageError("the owner was gone before it said what to start")
+        text += part
+    return LocalSetup.from_json(text)
+
+
+def _say(started: LocalStarted) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the owner is gone, which the leash tells as well
+        os.write(sys.stdout.fileno(), started.to_json() + b"\n")
+
+
+def main() -> None:
+    leash = sys.stdin.fileno()
+    with ExitStack() as stack:
+        try:
+            setup = _read_setup(leash)
+            if setup.store_dir is None:
+                # Not a TemporaryDirectory: every process that is forked from here would remove it at its own exit.
+                store_dir = Path(tempfile.mkdtemp(prefix="fluster-"))
+                stack.callback(shutil.rmtree, store_dir, ignore_errors=True)
+            else:
+                store_dir = Path(setup.store_dir)
+                store_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            (store_dir / "logs").mkdir(exist_ok=True, mode=0o700)
+            server = EmbeddedServer(store_dir / "nats", setup.port, namespaces=setup.namespaces)
+            supervisor = Supervisor(setup, store_dir, server)
+            stack.callback(supervisor.stop)
+            address = supervisor.start()
+        except (FlusterError, OSError) as error:
+            _say(LocalStarted(error=str(error)))
+            return
+        _say(LocalStarted(address=address, store_dir=str(store_dir)))
+        supervisor.watch(leash)
+
+
+if __name__ == "__main__":
+    main()
