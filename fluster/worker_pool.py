@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import copy
 import functools
 import logging
 import threading
@@ -16,7 +17,7 @@ from fluster.actors.policies import LeastOutstanding
 from fluster.actors.pool import AsyncActorPool
 from fluster.cluster import AsyncCluster, Cluster
 from fluster.cluster.portal import blocking
-from fluster.errors import ActorDiedError, ActorTimeoutError, ClusterError
+from fluster.errors import ActorDiedError
 from fluster_bus import codec
 from fluster_bus.messages import EnvironmentConfig, JobId, ResourceConfig
 from fluster_bus.names import check_name, unique_name
@@ -91,7 +92,7 @@ class _Workers:
         try:
             await asyncio.wait([waiting, self._life], return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done() and self.error is not None:
-                raise type(self.error)(*self.error.args)
+                raise copy.copy(self.error)
             await waiting
         finally:
             waiting.cancel()
@@ -185,7 +186,7 @@ class WorkerPool:
             raise RuntimeError(f"{self} was shut down: make another")
         error = self.asynchronous.error
         if error is not None:
-            raise type(error)(*error.args)
+            raise copy.copy(error)
         payload = codec.encode(((function, args, kwargs), {}))
         future = self.asynchronous.pool.submit_to(None, _TaskExecutor.run.__name__, payload)
         with self._lock:

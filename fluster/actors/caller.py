@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import math
 import threading
@@ -78,7 +79,7 @@ class Caller:
     def submit(self, item: Call | Broadcast) -> None:
         """Send a call as soon as the loop comes to it. Raises MailboxFullError, ClosedError."""
         if self._closed is not None:
-            raise type(self._closed)(*self._closed.args)
+            raise copy.copy(self._closed)
         if len(self._arrived) >= MAX_QUEUED:
             raise MailboxFullError(f"{item}: this client has {MAX_QUEUED:,} calls waiting to be sent: wait for some")
         self._arrived.append(item)
@@ -122,12 +123,11 @@ class Caller:
         roster = self._rosters.get(name)
         if roster is None:
             raise ActorNotFoundError(f"the pool {name!r} was shut down")
-        async for _members in roster.changes():
-            if roster.known or roster.error is not None or self._closed is not None:
-                break
+        while not roster.known and roster.error is None and self._closed is None:
+            await roster.change()
         error = self._closed or (None if roster.known else roster.error)
         if error is not None:
-            raise type(error)(*error.args)
+            raise copy.copy(error)
         return roster
 
     def _start(self) -> None:
@@ -282,7 +282,13 @@ class Caller:
     def _on_timeout(self, call: Call) -> None:
         self._desk.on_timeout(call)
         self._finish(
-            [Done(call, ok=False, error=ActorTimeoutError(f"{call}: no answer within {call.timeout_s:g} s; it may have run"))]
+            [
+                Done(
+                    call,
+                    ok=False,
+                    error=ActorTimeoutError(f"{call}: no answer within {call.timeout_s:g} s; it may have run"),
+                )
+            ]
         )
 
     def _on_disconnect(self) -> None:
@@ -297,7 +303,9 @@ class Caller:
         now = self.loop.time()
         for item in items:
             if len(self._held) >= MAX_QUEUED:
-                error = MailboxFullError(f"{item}: there is no connection, and {MAX_QUEUED:,} calls wait for it already")
+                error = MailboxFullError(
+                    f"{item}: there is no connection, and {MAX_QUEUED:,} calls wait for it already"
+                )
                 self._finish([Done(item, ok=False, error=error)])
                 continue
             if not self._held:
@@ -386,7 +394,9 @@ class Caller:
         for each in done:
             name = each.call.pool
             hint = near(name, names) if name not in names else ""
-            _settle(each, ActorNotFoundError(f"{each.error}{hint or f'; wait for it: pool({name!r}).wait_for_size(1)'}"))
+            _settle(
+                each, ActorNotFoundError(f"{each.error}{hint or f'; wait for it: pool({name!r}).wait_for_size(1)'}")
+            )
 
 
 def _settle(done: Done, error: Exception | None) -> None:

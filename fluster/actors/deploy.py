@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Coroutine, Mapping
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
 
@@ -15,8 +14,9 @@ from fluster.actors.definition import check_class, methods_of, name_of, options_
 from fluster.actors.hosting import host
 from fluster.actors.pool import ActorPool, AsyncActorPool
 from fluster.cluster import AsyncCluster, Cluster
-from fluster.errors import ActorDiedError, ActorNameTakenError, JobFailedError, RemoteError
+from fluster.errors import ActorDiedError, ActorNameTakenError, JobFailedError, JobRefusedError, RemoteError
 from fluster_bus import codec, subjects
+from fluster_bus.bus import Delivery
 from fluster_bus.messages import (
     Entrypoint,
     EnvironmentConfig,
@@ -26,9 +26,7 @@ from fluster_bus.messages import (
     TaskError,
     TaskRecord,
 )
-from fluster_bus.names import check_name
-from fluster_bus.streams import tasks_table
-from fluster_bus.tables import Row
+from fluster_bus.names import check_name, unique_name
 
 log = logging.getLogger(__name__)
 
@@ -123,10 +121,18 @@ class Deployment(Generic[T]):
                 f"{name!r} is served already, by {len(taken)} of {by}: choose another with deploy(…, name=…), or end "
                 f"those first"
             )
-        pool.job_id = job_id = await cluster.launch(self.request)
+        # The id is chosen here, so that the job is watched from before its beginning.
+        pool.job_id = job_id = self.request.job_id or JobId(unique_name(name))
+        failure = asyncio.create_task(_end_of_a_task(cluster, job_id), name=f"watch over {name}")
         try:
-            await _first(_all_answered(pool, self.request.replicas), _raise_failure(cluster, job_id))
+            await cluster.bus.flush()
+            await cluster.launch(self.request.model_copy(update={"job_id": job_id}))
+            await _first(_all_answered(pool, self.request.replicas), failure, _end_of_job(cluster, job_id))
+        except JobRefusedError:
+            failure.cancel()
+            raise
         except BaseException:
+            failure.cancel()
             await asyncio.shield(asyncio.ensure_future(pool.shutdown()))
             raise
         return pool
@@ -143,17 +149,23 @@ async def _all_answered(pool: AsyncActorPool[Any], replicas: int) -> None:
         await answer
 
 
-async def _raise_failure(cluster: AsyncCluster, job_id: JobId) -> None:
-    """Wait until a task of the job has ended, or all of it, and raise why."""
-    await _first(_end_of_a_task(cluster, job_id), _end_of_job(cluster, job_id))
-
-
 async def _end_of_a_task(cluster: AsyncCluster, job_id: JobId) -> None:
-    table = tasks_table(cluster.bus, cluster.namespace)
-    async with aclosing(table.watch(f"{job_id}.{subjects.ANY_TOKEN}")) as changes:
-        async for change in changes:
-            if isinstance(change, Row) and change.value.state.finished():
-                raise _failure_of(change.value)
+    """Raise why a task has ended. Its record tells, as the server republishes it; the other tasks may go on."""
+    ended: asyncio.Future[TaskRecord] = asyncio.get_running_loop().create_future()
+
+    def on_record(delivery: Delivery) -> None:
+        if delivery.data:
+            record = TaskRecord.from_json(delivery.data)
+            if record.state.finished() and not ended.done():
+                ended.set_result(record)
+
+    records = subjects.watch_jobs(cluster.namespace, f"{job_id}.{subjects.ANY_TOKEN}")
+    subscription = await cluster.bus.subscribe(records, on_record)
+    try:
+        raise _failure_of(await ended)
+    finally:
+        if cluster.bus.connected:
+            await subscription.unsubscribe()
 
 
 async def _end_of_job(cluster: AsyncCluster, job_id: JobId) -> None:
@@ -183,9 +195,9 @@ def exception_of(error: TaskError) -> Exception:
     return found
 
 
-async def _first(*coroutines: Coroutine[Any, Any, None]) -> None:
+async def _first(*running: Coroutine[Any, Any, None] | asyncio.Task[None]) -> None:
     """Run side by side until one has ended; raise what it raised, and end the others."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    tasks = [asyncio.ensure_future(each) for each in running]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -208,4 +220,6 @@ def _check_arguments(actor_class: type[Any], args: tuple[Any, ...], kwargs: Mapp
     except TypeError as error:
         options = sorted(kwargs.keys() & {"resources", "max_concurrency", "timeout", "environment"})
         hint = f"; {', '.join(options)} belongs into @actor(…) above the class" if options else ""
-        raise TypeError(f"{actor_class.__name__}{signature} cannot be made from these arguments: {error}{hint}") from error
+        raise TypeError(
+            f"{actor_class.__name__}{signature} cannot be made from these arguments: {error}{hint}"
+        ) from error

@@ -121,7 +121,9 @@ class Desk:
             pool,
             endpoint_id,
             lambda _out: True,
-            lambda call: ActorDiedError(f"{call}: the actor {endpoint_id} ended while the call was out; it may have run"),
+            lambda call: ActorDiedError(
+                f"{call}: the actor {endpoint_id} ended while the call was out; it may have run"
+            ),
         )
         pool.out.pop(endpoint_id, None)
         return done
@@ -240,7 +242,9 @@ class Desk:
         return [
             self._over(
                 call,
-                ConnectionLostError(f"{call}: the connection to the bus was lost while the call was out; it may have run"),
+                ConnectionLostError(
+                    f"{call}: the connection to the bus was lost while the call was out; it may have run"
+                ),
             )
             for number in list(self._out)
             for call in self._take_all(number)
@@ -361,7 +365,9 @@ class _Routing:
         if item.pinned is not None:
             member = pool.members.get(item.pinned)
             if member is None:
-                return self._refuse(item, ActorDiedError(f"{item}: the actor {item.pinned} ended; the call was not run"))
+                return self._refuse(
+                    item, ActorDiedError(f"{item}: the actor {item.pinned} ended; the call was not run")
+                )
         else:
             choices = [each for each in pool.choices() if each.endpoint_id not in item.tried]
             if not choices:

@@ -55,9 +55,7 @@ class Host:
         self._replies = asyncio.create_task(self.outbox.run(), name="replies of actors")
         self._bus.on_reconnect(self._on_reconnect)
 
-    def endpoint(
-        self, name: str, endpoint_id: EndpointId, actor: HostedActor, metadata: Mapping[str, str]
-    ) -> Endpoint:
+    def endpoint(self, name: str, endpoint_id: EndpointId, actor: HostedActor, metadata: Mapping[str, str]) -> Endpoint:
         """What the registry will tell of an actor."""
         address = subjects.actor_member(self._cluster.namespace, name, endpoint_id)
         timeouts = {method.name: method.timeout for method in actor.methods.values() if method.timeout is not None}

@@ -70,4 +70,6 @@ class LeastOutstanding:
         duration_s = frames.seconds_between(self._busy_since.get(endpoint_id, now), now)
         self._busy_since[endpoint_id] = now
         known = math.isfinite(self._duration_s)
-        self._duration_s = self._duration_s + self._NEWEST_WEIGHT * (duration_s - self._duration_s) if known else duration_s
+        self._duration_s = (
+            self._duration_s + self._NEWEST_WEIGHT * (duration_s - self._duration_s) if known else duration_s
+        )

@@ -149,16 +149,16 @@ class AsyncActorPool(Generic[T]):
         try:
             async with asyncio.timeout(timeout):
                 roster = await self._caller.roster(self.name)
-                async for members in roster.changes():
-                    found = [member for member in members if job_id in (None, member.job_id)]
+                while True:
+                    found = [member for member in roster.present() if job_id in (None, member.job_id)]
                     if len(found) >= size:
-                        break
+                        return found
+                    await roster.change()
         except TimeoutError as error:
             raise ActorTimeoutError(
                 f"pool {self.name!r} has {len(found)} of {size} members after {timeout:g} s: "
                 "is there room for them on the cluster? `fluster ps` tells"
             ) from error
-        return found
 
     async def shutdown(self) -> None:
         """End the actors, if `deploy` started them, and wait until they have; then give the pool up.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -65,12 +65,9 @@ class Roster:
         """Who takes calls, the oldest first."""
         return [member for member in self.members.values() if not member.leaving]
 
-    async def changes(self) -> AsyncIterator[list[Member]]:
-        """Who takes calls, now and after every change."""
-        while True:
-            changed = self._changed
-            yield self.present()
-            await changed.wait()
+    async def change(self) -> None:
+        """Return after the next change."""
+        await self._changed.wait()
 
     def tell(self, change: Change) -> None:
         match change:

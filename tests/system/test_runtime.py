@@ -467,13 +467,16 @@ async def test_a_stopped_task_can_be_killed(site: Site) -> None:
 
 def leave_a_runaway() -> None:
     """Leaves a grandchild in a session of its own, which holds the pipes open."""
+    read_end, write_end = os.pipe()
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
             print("runaway", os.getpid())
+            os.write(write_end, b"!")
             signal.pause()
         os._exit(0)
     os.wait()
+    os.read(read_end, 1)
 
 
 @pytest.mark.parametrize("is_killed", [False, True])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from pathlib import Path
 
 from fluster_bus.address import BusAddress
 from fluster_bus.messages import Namespace, WorkerId
+from fluster_bus.roles import Role, User
 from fluster_services.daemon import run_daemon
 from fluster_services.worker.detection import detect_capacity
 from fluster_services.worker.process_runtime import ProcessRuntime
@@ -18,18 +20,24 @@ from fluster_services.worker.worker import Worker, WorkerConfig
 def main() -> None:
     state_dir = Path(os.environ.get("FLUSTER_STATE_DIR", Path.home() / ".fluster" / "worker"))
     namespaces = [Namespace(name.strip()) for name in os.environ.get("FLUSTER_NAMESPACES", "default").split(",")]
-    credentials = {
-        namespace: BusAddress.parse(os.environ[f"FLUSTER_JOB_CREDENTIALS_{namespace.upper().replace('-', '_')}"])
-        for namespace in namespaces
-    }
+    address = BusAddress.from_environment()
+    users = {namespace: User(Role.JOB, namespace) for namespace in namespaces}
+    credentials = {namespace: BusAddress(address.url, user.name, _password(user)) for namespace, user in users.items()}
     config = WorkerConfig(
-        address=BusAddress.from_environment(),
+        address=address,
         worker_id=WorkerId(os.environ.get("FLUSTER_WORKER_ID", socket.gethostname().replace(".", "-"))),
         state_dir=state_dir,
         total=detect_capacity(),
         job_credentials=credentials,
     )
     run_worker(config)
+
+
+def _password(user: User) -> str:
+    password = os.environ.get(user.password_variable)
+    if not password:
+        sys.exit(f"{user.password_variable} is not set: the worker hands it to the jobs of {user.namespace!r}")
+    return password
 
 
 def run_worker(

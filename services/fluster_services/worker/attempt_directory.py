@@ -125,8 +125,8 @@ def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
     """Write `data` so that a reader sees all of it or nothing. Raises OSError."""
     draft = Path(f"{path}.draft")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        json.dump(data, file)
+    with os.fdopen(fd, "wb", buffering=0) as file:
+        file.write(json.dumps(data).encode())
     draft.replace(path)
 
 
@@ -151,7 +151,15 @@ def discard(directory: Path) -> bool:
         directory.rename(gone)
     except FileNotFoundError:
         return False
-    delete_tree(gone)
+    try:
+        for entry in os.scandir(gone):
+            if entry.is_dir(follow_symlinks=False):
+                Path(entry).rmdir()
+            else:
+                Path(entry).unlink()
+        gone.rmdir()
+    except OSError:  # the task has left more than usual
+        delete_tree(gone)
     return True
 
 

@@ -147,10 +147,8 @@ def oom_kill_count() -> int | None:
         text = Path("/proc/vmstat").read_text()
     except FileNotFoundError:
         return None
-    for line in text.splitlines():
-        if line.startswith("oom_kill "):
-            return int(line.split()[1])
-    return None
+    count = text.partition("\noom_kill ")[2].partition("\n")[0]
+    return int(count) if count else None
 
 
 def leftovers(task_pid: int, task_started_s: float, environment_mark: str) -> list[int]:
