@@ -123,6 +123,10 @@ test-wheel: wheel ## Install the wheel into an empty environment and run the qui
 	env -u PYTHONPATH -u VIRTUAL_ENV ./venv/bin/python quickstart.py; \
 	echo 'The quickstart works from the wheel.'
 
+.PHONY: docs
+docs: $(SETUP) ## Write the reference of the API, from its docstrings, into build/docs/
+	$(BIN)/python -m pdoc --output-directory build/docs fluster fluster_bus.messages fluster.errors fluster_bus.errors
+
 .PHONY: lock
 lock: $(UV) ## Write requirements/*.txt anew from pyproject.toml
 	$(COMPILE) pyproject.toml --extra local --group dev --output-file requirements/dev.txt

@@ -1,0 +1,137 @@
+"""Actors and jobs on one message bus."""
+
+# ruff: noqa: PLC0414, F401 - what is imported here for type checkers is what `__getattr__` finds at run time
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fluster.actors import (
+        ActorContext,
+        ActorFuture,
+        ActorPool,
+        ActorServer,
+        AsyncActorPool,
+        AsyncBroadcastResult,
+        BroadcastResult,
+        ClusterResolver,
+        FixedResolver,
+        Resolver,
+        actor,
+        deploy,
+        method,
+    )
+    from fluster.cluster import AsyncCluster, Cluster, LocalCluster, current_cluster
+    from fluster.errors import (
+        ActorDiedError,
+        ActorError,
+        ActorNameTakenError,
+        ActorNotFoundError,
+        ActorTimeoutError,
+        ClusterError,
+        ClusterStartError,
+        ConnectionLostError,
+        FlusterError,
+        JobFailedError,
+        JobNotFoundError,
+        JobRefusedError,
+        JobTimeoutError,
+        MailboxFullError,
+        NoClusterError,
+        RemoteError,
+    )
+    from fluster.worker_pool import WorkerPool
+    from fluster_bus.messages import (
+        CpuConfig,
+        Endpoint,
+        EndpointId,
+        Entrypoint,
+        EnvironmentConfig,
+        GpuConfig,
+        JobId,
+        JobInfo,
+        JobRequest,
+        JobStatus,
+        LogLine,
+        Namespace,
+        ResourceConfig,
+        TaskStatus,
+        TpuConfig,
+        TpuTopologyInfo,
+        WorkerId,
+        create_environment,
+    )
+
+__all__ = [
+    "ActorContext",
+    "ActorDiedError",
+    "ActorError",
+    "ActorFuture",
+    "ActorNameTakenError",
+    "ActorNotFoundError",
+    "ActorPool",
+    "ActorServer",
+    "ActorTimeoutError",
+    "AsyncActorPool",
+    "AsyncBroadcastResult",
+    "AsyncCluster",
+    "BroadcastResult",
+    "Cluster",
+    "ClusterError",
+    "ClusterResolver",
+    "ClusterStartError",
+    "ConnectionLostError",
+    "CpuConfig",
+    "Endpoint",
+    "EndpointId",
+    "Entrypoint",
+    "EnvironmentConfig",
+    "FixedResolver",
+    "FlusterError",
+    "GpuConfig",
+    "JobFailedError",
+    "JobId",
+    "JobInfo",
+    "JobNotFoundError",
+    "JobRefusedError",
+    "JobRequest",
+    "JobStatus",
+    "JobTimeoutError",
+    "LocalCluster",
+    "LogLine",
+    "MailboxFullError",
+    "Namespace",
+    "NoClusterError",
+    "RemoteError",
+    "Resolver",
+    "ResourceConfig",
+    "TaskStatus",
+    "TpuConfig",
+    "TpuTopologyInfo",
+    "WorkerId",
+    "WorkerPool",
+    "actor",
+    "create_environment",
+    "current_cluster",
+    "deploy",
+    "method",
+]
+
+_SOURCES = ("fluster_bus.messages", "fluster.errors", "fluster.cluster", "fluster.actors", "fluster.worker_pool")
+
+# Found when asked for: `fluster --help` imports this package too, and need not wait for what only programs use.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name in __all__:
+            for source in _SOURCES:
+                found = vars(import_module(source)).get(name)
+                if found is not None:
+                    globals()[name] = found
+                    return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import reprlib
 from typing import Any
 
 import cloudpickle
@@ -17,6 +18,8 @@ _PICKLE_MARK = 0x80
 # pickle writes what a script or notebook defined as a reference to `__main__`, which is another module in the
 # process that reads it. cloudpickle takes it along by value.
 _MAIN_MODULE = b"__main__"
+_SHOWN = reprlib.Repr()  # bounded, and survives values that cannot show themselves
+_SHOWN.maxother = 80
 
 
 def encode(value: Any) -> bytes:
@@ -30,9 +33,8 @@ def encode(value: Any) -> bytes:
     try:
         return bytes(cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
     except Exception as error:
-        shown = repr(value)
         raise TypeError(
-            f"cannot be pickled: {error} (in {shown[:200]}{'…' if len(shown) > 200 else ''}); "
+            f"cannot be pickled: {error} (in {_SHOWN.repr(value)}); "
             "pass plain data, or open files, locks and connections where they are used"
         ) from error
 
@@ -74,7 +76,7 @@ def encode_json_result(value: Any) -> bytes:
     """`{"result": value}`. Raises TypeError when JSON has no form for it."""
     try:
         return json.dumps({"result": value}, allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"the result has no JSON form: {error}") from error
 
 

@@ -238,7 +238,8 @@ def endpoints_of_attempt(job: str, task: int, attempt: int) -> str:
 
 def endpoint_key(name: str, job: str, task: int, attempt: int, endpoint: str) -> str:
     # calculator.train-1.0.1.5f2c…; a server outside of any job has `-` for its job
-    return f"{check_name('endpoint name', name)}.{_name('job', job)}.{task}.{attempt}.{_name('endpoint', endpoint)}"
+    job, endpoint = check_name("job", job), check_name("endpoint id", endpoint)
+    return f"{check_name('endpoint name', name)}.{job}.{task}.{attempt}.{endpoint}"
 
 
 def endpoints_named(name: str) -> str:

@@ -16,6 +16,7 @@ from fluster.actors.calls import Broadcast, Call, Done, Send
 from fluster.actors.definition import near
 from fluster.actors.desk import Desk
 from fluster.actors.frames import Moment
+from fluster.actors.futures import is_running
 from fluster.actors.members import Member
 from fluster.actors.policies import Policy
 from fluster.actors.rosters import Change, Joined, Known, Left, Roster, Unknown
@@ -61,7 +62,6 @@ class Caller:
         self._moving: set[str] = set()  # pools whose waiting calls may have found room
         self._awake = False
         self._wake = asyncio.Event()
-        self._thread = 0
         self._closed: Exception | None = None
         self._tell(self._start)
 
@@ -95,8 +95,11 @@ class Caller:
 
     def close_pool(self, name: str) -> None:
         """Give a pool up; once all that were opened under its name are, its calls end."""
-        if self._closed is None and not self.loop.is_closed():
-            self._tell(self._close_pool, name)
+        try:
+            # Never at once: a pool is also given up by the collector of garbage, in the middle of anything.
+            self.loop.call_soon_threadsafe(self._close_pool, name)
+        except RuntimeError:
+            log.debug("the loop is closed, and %s with it", name)
 
     def fail_waiting(self, name: str, error: Exception) -> None:
         """End the calls of a pool that have not been sent."""
@@ -108,8 +111,9 @@ class Caller:
         return len(roster.present()) if roster is not None else 0
 
     def _tell(self, callback: Callable[..., object], *args: object) -> None:
-        if threading.get_ident() == self._thread:
-            self.loop.call_soon(callback, *args)
+        """Have something done on the loop: at once if this is its thread."""
+        if is_running(self.loop):
+            callback(*args)
             return
         try:
             self.loop.call_soon_threadsafe(callback, *args)
@@ -131,7 +135,6 @@ class Caller:
         return roster
 
     def _start(self) -> None:
-        self._thread = threading.get_ident()
         self._bus.on_disconnect(self._on_disconnect)
         self._bus.on_reconnect(self._on_reconnect)
         self._bus.spawn(self._run(), "calls")
@@ -344,7 +347,7 @@ class Caller:
 
     def _close_pool(self, name: str) -> None:
         roster = self._rosters.get(name)
-        if roster is None:
+        if roster is None or self._closed is not None:
             return
         roster.users -= 1
         if roster.users == 0:
@@ -395,7 +398,7 @@ class Caller:
             name = each.call.pool
             hint = near(name, names) if name not in names else ""
             _settle(
-                each, ActorNotFoundError(f"{each.error}{hint or f'; wait for it: pool({name!r}).wait_for_size(1)'}")
+                each, ActorNotFoundError(f"{each.error}{hint or '; pool.wait_for_size(1) waits for one'}")
             )
 
 

@@ -22,6 +22,7 @@ class Call:
     timeout_s: float | None = None
     deadline: Moment | None = None
     pinned: str | None = None  # the only endpoint that it may go to
+    owner: object = None  # lives on as long as the call is under way
     # The desk's notes:
     order: int = 0
     tried: tuple[str, ...] = ()  # endpoints at which nobody listened
@@ -46,6 +47,7 @@ class Broadcast:
     fail: Callable[[Exception], None]
     timeout_s: float | None = None
     deadline: Moment | None = None
+    owner: object = None
     order: int = 0
 
     def __str__(self) -> str:

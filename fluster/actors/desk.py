@@ -98,16 +98,16 @@ class Desk:
             self._pools[name].paused = False
 
     def on_member(self, name: str, member: Member) -> list[Done]:
-        """A member is new or has changed. Calls sent to it before it reconnected may be lost: they are over."""
+        """A member is new or has changed. What was sent to it before it lost its connection is over."""
         pool = self._pools[name]
         pool.members[member.endpoint_id] = member
-        connected_at = member.connected_at
-        if connected_at is None:
+        disconnected_at = member.disconnected_at
+        if disconnected_at is None:
             return []
         return self._fail_out(
             pool,
             member.endpoint_id,
-            lambda out: frames.seconds_between(out.sent_at, connected_at) > 0,
+            lambda out: frames.seconds_between(out.sent_at, disconnected_at) > 0,
             lambda call: ConnectionLostError(
                 f"{call}: the actor lost its connection to the bus while the call was out; it may have run"
             ),
@@ -395,6 +395,7 @@ class _Routing:
                 timeout_s=broadcast.timeout_s,
                 deadline=broadcast.deadline,
                 order=broadcast.order,
+                owner=broadcast.owner,
             )
             if self._is_wanted(call):
                 calls[member.endpoint_id] = call

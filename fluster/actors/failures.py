@@ -40,10 +40,11 @@ def encode_failure(error: BaseException, *, skipped_frames: int = 0) -> bytes:
     """An exception for the wire: as itself where it survives pickling, and always as text."""
     text = traceback_of(error, skipped_frames=skipped_frames)
     itself = _pickled(error) if isinstance(error, Exception) and not isinstance(error, _NEVER_THEMSELVES) else None
-    return pickle.dumps((type_name(error), _shortened(_message(error)), text, itself))
+    return pickle.dumps((type_name(error), _shortened(message_of(error)), text, itself))
 
 
-def _message(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
+    """`str(error)`, also of one whose `__str__` fails."""
     try:
         return str(error)
     except Exception as broken:

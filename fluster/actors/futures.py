@@ -42,7 +42,7 @@ class ActorFuture(concurrent.futures.Future[T]):
     def _wait(self, timeout: float | None) -> None:
         if self.done():
             return
-        if self._loop is not None and _running_loop() is self._loop:
+        if self._loop is not None and is_running(self._loop):
             raise RuntimeError(f"{self._call} is answered on this very event loop: `await` the future instead")
         try:
             super().exception(timeout)
@@ -96,8 +96,9 @@ class _Unread(Exception):  # noqa: N818 - stands in for an exception that has no
 _UNREAD: Any = object()
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
+def is_running(loop: asyncio.AbstractEventLoop) -> bool:
+    """True in the thread of `loop`, while it runs."""
     try:
-        return asyncio.get_running_loop()
+        return asyncio.get_running_loop() is loop
     except RuntimeError:
-        return None
+        return False

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fluster.actors import frames
 from fluster.actors.hosted import HostedActor
 from fluster.actors.intake import Intake
-from fluster.actors.members import CONNECTED_AT, LEAVING, TIMEOUTS
+from fluster.actors.members import DISCONNECTED_AT, LEAVING, TIMEOUTS
 from fluster.actors.outbox import Outbox
 from fluster.cluster import AsyncCluster
 from fluster_bus import subjects
@@ -53,6 +53,7 @@ class Host:
         self._open: list[Served] = []
         self.outbox = Outbox(self._bus, self._loop)
         self._replies = asyncio.create_task(self.outbox.run(), name="replies of actors")
+        self._bus.on_disconnect(self._on_disconnect)
         self._bus.on_reconnect(self._on_reconnect)
 
     def endpoint(self, name: str, endpoint_id: EndpointId, actor: HostedActor, metadata: Mapping[str, str]) -> Endpoint:
@@ -88,10 +89,13 @@ class Host:
             except BusError as error:
                 log.info("the lease of %s was not renewed: %s", served.endpoint.name, error)
 
-    def _on_reconnect(self) -> None:
-        moment = frames.now()
+    def _on_disconnect(self) -> None:
+        moment = json.dumps(frames.now())
         for served in self._open:
-            served.note(**{CONNECTED_AT: json.dumps(moment)})
+            served.note(**{DISCONNECTED_AT: moment})
+
+    def _on_reconnect(self) -> None:
+        for served in self._open:
             self._bus.spawn(self._register_again(served), f"registration of {served.endpoint.name}")
 
     async def _register_again(self, served: Served) -> None:
@@ -106,6 +110,7 @@ class Host:
 
     async def close(self, timeout_s: float) -> None:
         """Leave the pools, finish what has arrived, and be known no more."""
+        self._bus.off(self._on_disconnect)
         self._bus.off(self._on_reconnect)
         actors, self._open = self._open, []
         await asyncio.gather(*(self._close(served, timeout_s) for served in actors))

@@ -15,7 +15,7 @@ from typing import Any
 from fluster.actors import frames
 from fluster.actors.context import ActorContext
 from fluster.actors.definition import MethodInfo, methods_of, near, options_of
-from fluster.actors.failures import encode_failure, traceback_of, type_name
+from fluster.actors.failures import encode_failure, message_of, traceback_of, type_name
 from fluster.actors.mailbox import Mailbox
 from fluster.actors.outbox import Outbox, Reply
 from fluster.errors import ActorDiedError, ActorTimeoutError, MailboxFullError
@@ -200,15 +200,15 @@ class HostedActor:
         counts = self.counts.get(job.method)
         if counts is not None:
             counts.errors += 1
-            counts.last_error = f"{type_name(error)}: {error}"[:200]
+            counts.last_error = f"{type_name(error)}: {message_of(error)}"[:200]
         if not isinstance(error, Exception):
             log.error("%s.%s raised %s", self.context.actor_name, job.method, type_name(error), exc_info=error)
         if not job.reply:
-            log.warning("%s.%s failed, and nobody waits for it: %s", self.context.actor_name, job.method, error)
+            log.warning("%s.%s failed, and nobody waits for it: %s", self.context.actor_name, job.method, message_of(error))
         elif not job.is_json:
             self._send(job, ok=False, payload=encode_failure(error, skipped_frames=1))
         else:
-            kind, text = type_name(error), str(error)
+            kind, text = type_name(error), message_of(error)
             one_line = " ".join(text.split())[:_MAX_HEADER] or kind
             headers = {ERROR_CODE_HEADER: kind, ERROR_HEADER: one_line}
             body = codec.encode_json_error(kind, text, traceback_of(error, skipped_frames=1))

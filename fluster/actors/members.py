@@ -13,7 +13,7 @@ from fluster_bus.messages import Endpoint, EndpointId, JobId, WorkerId
 
 # What an actor's server tells pools in its endpoint's metadata, beside what the user put there.
 LEAVING = "fluster.leaving"  # it finishes what it has and takes no more
-CONNECTED_AT = "fluster.connected-at"  # it lost its connection; what was sent to it before this may be lost
+DISCONNECTED_AT = "fluster.disconnected-at"  # when it last lost its connection, and what was on its way to it with that
 TIMEOUTS = "fluster.timeouts"  # JSON, {method: seconds}
 
 
@@ -30,14 +30,14 @@ class Member:
     worker_id: WorkerId | None = None
     metadata: Mapping[str, str] | None = None
     leaving: bool = False
-    connected_at: Moment | None = None
+    disconnected_at: Moment | None = None
     timeouts: Mapping[str, float] | None = None
 
     @classmethod
     def of(cls, endpoint: Endpoint) -> Self:
         """The member that an endpoint of the registry tells of."""
         metadata = dict(endpoint.metadata)
-        connected_at = metadata.pop(CONNECTED_AT, None)
+        disconnected_at = metadata.pop(DISCONNECTED_AT, None)
         timeouts = metadata.pop(TIMEOUTS, None)
         return cls(
             endpoint_id=endpoint.endpoint_id,
@@ -48,7 +48,7 @@ class Member:
             attempt=endpoint.attempt,
             worker_id=endpoint.worker_id,
             leaving=metadata.pop(LEAVING, None) is not None,
-            connected_at=None if connected_at is None else Moment(*json.loads(connected_at)),
+            disconnected_at=None if disconnected_at is None else Moment(*json.loads(disconnected_at)),
             timeouts=None if timeouts is None else json.loads(timeouts),
             metadata=metadata,
         )

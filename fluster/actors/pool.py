@@ -92,7 +92,7 @@ class AsyncActorPool(Generic[T]):
         """Send a call whose arguments are pickled already, to one member or to whom the policy chooses."""
         timeout = self._timeout_of(method) if timeout is None else timeout
         future = ActorFuture[Any](f"{self.name}.{method}", self._caller.loop)
-        call = Call(self.name, method, payload, future, timeout, deadline_of(timeout), pinned=endpoint_id)
+        call = Call(self.name, method, payload, future, timeout, deadline_of(timeout), pinned=endpoint_id, owner=self)
         self._caller.submit(call)
         return future
 
@@ -103,7 +103,16 @@ class AsyncActorPool(Generic[T]):
         answers = Answers[Any](f"{self.name}.{method}", self._caller.loop)
         payload = codec.encode((args, kwargs))
         self._caller.submit(
-            Broadcast(self.name, method, payload, answers.open, answers.fail, timeout, deadline_of(timeout))
+            Broadcast(
+                self.name,
+                method,
+                payload,
+                answers.open,
+                answers.fail,
+                timeout,
+                deadline_of(timeout),
+                owner=self,
+            )
         )
         return answers
 

@@ -42,7 +42,8 @@ def needed(resources: ResourceConfig) -> Capacity:
     """What one task takes from a worker."""
     device = resources.device
     return Capacity(
-        cpu=resources.cpu,
+        # Rounded up here, so that what is given away and what comes back is the same to the last digit.
+        cpu=math.ceil(round(resources.cpu * 1000, 3)) / 1000,
         memory=resources.memory,
         disk=resources.disk,
         device=device.kind,

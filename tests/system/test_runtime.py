@@ -1,159 +1,35 @@
-"""The process runtime with real processes, signals and deaths."""
+"""The process runtime with real processes and signals."""
 
 import base64
-import json
 import os
 import pickle
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
-import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import anyio
 import cloudpickle
 import psutil
 import pytest
-from anyio.abc import Process
 
-from fluster_services.worker.attempt_directory import ExitRecord, LaunchSpec, to_json
-from fluster_services.worker.process_runtime import ProcessRuntime, ProcessTask
-from fluster_services.worker.runtime import AlreadyStartedError, Exited, LaunchError
-from fluster_services.worker.spool import SpoolRecord
-from fluster_services.worker.template import TemplateDiedError, TemplateHandle
+from fluster_services.worker.process_runtime import ProcessRuntime
+from fluster_services.worker.runtime import AlreadyStartedError, LaunchError
+from fluster_services.worker.template import TemplateHandle
+from tests.system.runtime_site import (
+    PATIENCE_S,
+    Site,
+    end_of,
+    peak_memory_kib,
+    read_all,
+    texts,
+    wait_for_line,
+)
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
-
-MARK = "FLUSTER_TEST_MARK"
-PATIENCE_S = 30
-
-# An executed template, where a worker forks one: the test process may have threads.
-TEMPLATE = """
-import socket, sys
-import cloudpickle
-from fluster_services.worker.template import _Template
-_Template(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]) if len(sys.argv) > 2 else None).run()
-"""
-
-WORKER = """
-import asyncio, json, sys
-from pathlib import Path
-from fluster_services.worker.attempt_directory import LaunchSpec
-from fluster_services.worker.process_runtime import ProcessRuntime
-from fluster_services.worker.template import start_template
-
-async def main(template):
-    runtime = ProcessRuntime(Path(sys.argv[1]), template)
-    spec = LaunchSpec(**json.loads(sys.argv[2]))
-    task = await runtime.start(spec)
-    print(task.pid, flush=True)
-    while True:
-        task.renew(spec.fence_after_s)
-        await asyncio.sleep(0.05)
-
-asyncio.run(main(start_template()))
-"""
-
-
-def marked(mark: str) -> list[psutil.Process]:
-    """The living processes that were executed with `mark` in their environment, or copied from one that was."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
-    return found
-
-
-class Worker(NamedTuple):
-    process: Process
-    spec: LaunchSpec
-    task_pid: int
-
-    async def kill(self) -> None:
-        self.process.kill()
-        await self.process.wait()
-
-
-@dataclass
-class Site:
-    """A state folder, a template, and a runtime over them; all of its processes are marked."""
-
-    state_dir: Path
-    mark: str
-    template: TemplateHandle
-    runtime: ProcessRuntime
-    workers: list[Process] = field(default_factory=list)
-
-    def spec(self, key: str = "ns.job.0.1", **fields: Any) -> LaunchSpec:
-        return LaunchSpec(key=key, env={MARK: self.mark, **fields.pop("env", {})}, **fields)
-
-    async def call(self, function: Callable[..., object], *args: object, **fields: Any) -> ProcessTask:
-        return await self.runtime.start(self.spec(**fields), cloudpickle.dumps((function, args, {})))
-
-    async def command(self, *command: str, **fields: Any) -> ProcessTask:
-        return await self.runtime.start(self.spec(command=list(command), **fields))
-
-    def entries(self) -> list[str]:
-        return sorted(path.name for path in self.state_dir.iterdir())
-
-    def processes(self) -> list[psutil.Process]:
-        return [process for process in marked(self.mark) if process.pid != self.template.pid]
-
-    async def start_worker(self, script: str, **fields: Any) -> Worker:
-        """A worker in a process of its own that runs the script as its one task; this site's own runtime is closed for it."""
-        await self.runtime.close()
-        spec = self.spec(command=["sh", "-c", script], **fields)
-        process = await anyio.open_process(
-            [sys.executable, "-c", WORKER, str(self.state_dir), json.dumps(to_json(spec))],
-            env={**os.environ, MARK: self.mark, "PYTHONPATH": os.pathsep.join(sys.path)},
-            stderr=None,
-        )
-        assert process.stdout is not None
-        self.workers.append(process)
-        with anyio.fail_after(PATIENCE_S):
-            return Worker(process, spec, int(await process.stdout.receive()))
-
-    async def adopt(self) -> ProcessTask:
-        """The one task that the worker before left."""
-        self.runtime = ProcessRuntime(self.state_dir, self.template)
-        (task,) = await self.runtime.adopt()
-        return task
-
-    async def wait_all_gone(self) -> None:
-        await wait_until_async(lambda: not self.processes(), PATIENCE_S, self.processes)
-
-
-class Templates:
-    """Starts templates, and ends them with the test."""
-
-    def __init__(self) -> None:
-        self._started: list[tuple[TemplateHandle, subprocess.Popen[bytes]]] = []
-
-    def start(self, mark: str, owner_fd: int | None = None) -> TemplateHandle:
-        ours, theirs = socket.socketpair()
-        fds = [theirs.fileno(), *([] if owner_fd is None else [owner_fd])]
-        command = [sys.executable, "-c", TEMPLATE, *map(str, fds)]
-        environment = {**os.environ, MARK: mark, "PYTHONPATH": os.pathsep.join(sys.path)}
-        process = subprocess.Popen(command, pass_fds=fds, env=environment)
-        theirs.close()
-        handle = TemplateHandle(ours, process.pid)
-        self._started.append((handle, process))
-        return handle
-
-    def close(self) -> None:
-        for handle, process in self._started:
-            handle.close()
-            process.wait(PATIENCE_S)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -162,68 +38,6 @@ def _pickled_by_value() -> Iterator[None]:
     cloudpickle.register_pickle_by_value(module)
     yield
     cloudpickle.unregister_pickle_by_value(module)
-
-
-@pytest.fixture(scope="module")
-def templates() -> Iterator[Templates]:
-    templates = Templates()
-    yield templates
-    templates.close()
-
-
-@pytest.fixture(scope="module")
-def shared_template(templates: Templates) -> tuple[TemplateHandle, str]:
-    mark = uuid.uuid4().hex
-    return templates.start(mark), mark
-
-
-@pytest.fixture
-async def site(tmp_path: Path, shared_template: tuple[TemplateHandle, str]) -> AsyncIterator[Site]:
-    template, mark = shared_template
-    site = Site(tmp_path / "state", mark, template, ProcessRuntime(tmp_path / "state", template))
-    yield site
-    for worker in site.workers:
-        await worker.aclose()
-    for task in tuple(site.runtime._tasks):
-        task.kill(0, "the test is over")
-        await end_of(task)
-        await task.forget()
-    await site.runtime.close()
-    await site.wait_all_gone()
-    assert site.entries() == ["lock"]
-
-
-async def end_of(task: ProcessTask) -> ExitRecord:
-    with anyio.fail_after(PATIENCE_S):
-        async for event in task.events():
-            if isinstance(event, Exited):
-                return event.record
-    raise AssertionError(f"{task.key} was detached")
-
-
-def read_all(task: ProcessTask, offset: int = 0) -> list[SpoolRecord]:
-    records: list[SpoolRecord] = []
-    while True:
-        more, offset = task.read_log(offset)
-        if not more:
-            return records
-        records += more
-
-
-def texts(task: ProcessTask, stream: str = "stdout") -> list[str]:
-    return [record.text for record in read_all(task) if record.stream == stream]
-
-
-async def wait_for_line(task: ProcessTask, text: str) -> None:
-    with anyio.fail_after(PATIENCE_S):
-        async for _ in task.events():
-            if any(text in record.text for record in read_all(task)):
-                return
-    raise AssertionError(f"{task.key} ended without {text!r}: {read_all(task)}")
-
-
-def peak_memory_kib(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")[2].split()[0])
 
 
 # Callables
@@ -669,145 +483,3 @@ async def test_many_at_once(site: Site) -> None:
     async with anyio.create_task_group() as group:
         for number in range(30):
             group.start_soon(run, number)
-
-
-# Deaths of others
-
-
-async def test_a_killed_keeper_takes_its_task_along(site: Site) -> None:
-    task = await site.command("sh", "-c", "sleep 1000 & setsid sleep 1000 & echo ready; wait", env={"A": "1"})
-    await wait_for_line(task, "ready")
-    assert task.pid is not None
-    keeper = psutil.Process(task.pid).parent()
-    assert keeper is not None
-    keeper.kill()
-    record = await end_of(task)
-    assert (record.reason, record.exit_code, record.signal) == ("keeper_died", None, None)
-    assert record.error is not None
-    assert "the keeper of this attempt died" in record.error.message
-    assert texts(task) == ["ready"]
-    assert site.processes() == []
-
-
-async def test_a_dead_template_is_named_with_the_remedy(tmp_path: Path, templates: Templates) -> None:
-    mark = uuid.uuid4().hex
-    template = templates.start(mark)
-    site = Site(tmp_path, mark, template, ProcessRuntime(tmp_path, template))
-    task = await site.command("sleep", "1000")
-    psutil.Process(template.pid).kill()
-    for number in range(2):
-        with pytest.raises(TemplateDiedError, match="restart the worker"):
-            await site.command("true", key=f"ns.job.{number}.2")
-    task.kill(0, "over")
-    assert (await end_of(task)).reason == "killed"
-    await task.forget()
-    await site.runtime.close()
-    assert site.entries() == ["lock"]
-
-
-async def test_with_the_owner_gone_everything_is(tmp_path: Path, templates: Templates) -> None:
-    mark = uuid.uuid4().hex
-    read_end, write_end = os.pipe()
-    template = templates.start(mark, read_end)
-    site = Site(tmp_path, mark, template, ProcessRuntime(tmp_path, template))
-    running = await site.command("sh", "-c", "trap '' TERM; setsid sleep 1000 & echo ready; wait; wait")
-    await wait_for_line(running, "ready")
-    over = await site.command("true", key="ns.job.1.1")
-    await end_of(over)
-    os.close(write_end)
-    assert (await end_of(running)).reason in ("owner_gone", "keeper_died")
-    await wait_until_async(lambda: not marked(mark), PATIENCE_S, lambda: marked(mark))
-    assert site.entries() == ["lock"]
-    await site.runtime.close()
-    os.close(read_end)
-
-
-# Restarts of the worker
-
-
-async def test_a_restarted_worker_adopts_what_runs(site: Site, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
-    script = f"echo one >> {tmp_path}/runs; seq 1000; cat {gate}; seq 1001 2000; exit 3"
-    worker = await site.start_worker(script)
-    await worker.kill()
-    await wait_until_async(lambda: "fluster-templ" not in [each.name() for each in site.processes()], PATIENCE_S)
-
-    task = await site.adopt()
-    assert (task.spec, task.pid) == (worker.spec, worker.task_pid)
-    assert psutil.pid_exists(worker.task_pid)
-    await wait_for_line(task, "1000")
-    before, offset = task.read_log()
-    await anyio.to_thread.run_sync(gate.write_text, "")
-    record = await end_of(task)
-    assert (record.exit_code, record.reason) == (3, "exited")
-    lines = [*before, *read_all(task, offset)]
-    assert [each.text for each in lines] == [str(number) for number in range(1, 2001)]
-    assert (tmp_path / "runs").read_text() == "one\n"
-
-
-async def test_a_restarted_worker_hears_what_ended_meanwhile(site: Site) -> None:
-    worker = await site.start_worker("echo done; sleep 0.2; exit 4", keep_s=0)
-    await worker.kill()
-    await wait_until_async(lambda: not site.processes(), PATIENCE_S)  # its keeper is gone, too
-    task = await site.adopt()
-    record = await end_of(task)
-    assert (record.exit_code, record.reason) == (4, "exited")
-    assert texts(task) == ["done"]
-
-
-async def test_a_restarted_worker_hears_it_from_the_keeper_that_waits(site: Site) -> None:
-    worker = await site.start_worker("exit 4")
-    await worker.kill()
-    task = await site.adopt()
-    assert (await end_of(task)).exit_code == 4
-
-
-async def test_a_restarted_worker_finds_the_keeper_dead(site: Site) -> None:
-    worker = await site.start_worker("setsid sleep 1000 & echo ready; wait")
-    keeper = psutil.Process(worker.task_pid).parent()
-    assert keeper is not None
-    await worker.kill()
-    keeper.kill()
-    task = await site.adopt()
-    assert (await end_of(task)).reason == "keeper_died"
-    assert site.processes() == []
-
-
-async def test_a_killed_worker_does_not_keep_the_fence_from_falling(site: Site) -> None:
-    worker = await site.start_worker("sleep 1000", fence_after_s=0.5)
-    await worker.kill()
-    task = await site.adopt()
-    assert (await end_of(task)).reason == "fenced"
-
-
-async def test_a_stopped_worker_does_not_keep_the_fence_from_falling(site: Site) -> None:
-    worker = await site.start_worker("sleep 1000", fence_after_s=0.5)
-    worker.process.send_signal(signal.SIGSTOP)
-    await wait_until_async(lambda: not psutil.pid_exists(worker.task_pid), PATIENCE_S)
-    await worker.kill()
-    task = await site.adopt()
-    assert (await end_of(task)).reason == "fenced"
-
-
-async def test_what_was_being_prepared_was_never_started(site: Site, tmp_path: Path) -> None:
-    await site.runtime.close()
-    draft = site.state_dir / "0123456789abcdef.00000000.new"
-    draft.mkdir()
-    (draft / "spec.json").write_text("{}")
-    site.runtime = ProcessRuntime(site.state_dir, site.template)
-    assert await site.runtime.adopt() == []
-    assert not draft.exists()
-
-
-async def test_a_closed_runtime_leaves_its_tasks_alone(site: Site) -> None:
-    first = await site.command("sleep", "1000")
-    await site.runtime.close()
-    assert [event async for event in first.events()] == []
-    with pytest.raises(RuntimeError, match="is closed"):
-        await site.command("true", key="ns.job.1.1")
-    task = await site.adopt()
-    assert task.pid == first.pid
-    assert task.spec == first.spec
-    assert first.pid is not None
-    assert psutil.pid_exists(first.pid)

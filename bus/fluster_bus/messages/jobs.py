@@ -61,9 +61,10 @@ class Entrypoint(Message):
     def _pickle(cls, data: Any) -> Any:
         if not isinstance(data, dict) or data.get("callable") is None:
             return data
-        function, args, kwargs = data["callable"], tuple(data.get("args", ())), dict(data.get("kwargs") or {})
-        if not callable(function):
+        function = data["callable"]
+        if not callable(function):  # as is everything that JSON can say
             raise ValueError(f"callable={function!r} cannot be called: pass the function itself, without ()")
+        args, kwargs = tuple(data.get("args", ())), dict(data.get("kwargs") or {})
         pickled = codec.encode((function, args, kwargs))
         if len(pickled) > MAX_ENTRYPOINT_BYTES:
             raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 
 from fluster_bus.errors import InvalidMessageError
 
@@ -12,7 +12,17 @@ from fluster_bus.errors import InvalidMessageError
 class Message(BaseModel):
     """A frozen model that travels as JSON. Unknown fields of a newer sender are kept and passed on."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
+    # Only a model that allows unknown fields writes them again; `_no_unknown_here` keeps them to what arrives.
+    model_config = ConfigDict(frozen=True, extra="allow", ser_json_bytes="base64", val_json_bytes="base64")
+
+    @model_validator(mode="after")
+    def _no_unknown_here(self, info: ValidationInfo) -> Self:
+        if self.__pydantic_extra__ and info.mode == "python":
+            unknown = ", ".join(repr(name) for name in self.__pydantic_extra__)
+            raise ValueError(
+                f"{type(self).__name__} has no field {unknown}; it has {', '.join(type(self).model_fields)}"
+            )
+        return self
 
     def to_json(self) -> bytes:
         return self.model_dump_json(exclude_defaults=True).encode()
@@ -21,7 +31,7 @@ class Message(BaseModel):
     def from_json(cls, data: bytes) -> Self:
         """Read a message. Raises InvalidMessageError, which names the fields that are wrong."""
         try:
-            return cls.model_validate_json(data or b"{}", extra="allow")
+            return cls.model_validate_json(data or b"{}")
         except ValidationError as error:
             problems = "; ".join(
                 f"{'.'.join(str(part) for part in problem['loc']) or 'message'}: {problem['msg']}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from fluster_bus.messages.model import Message
 from fluster_bus.messages.tpu import tpu_topology
@@ -36,18 +37,33 @@ _UNITS = {
 
 def parse_size(value: Any) -> int:
     """Bytes of `"2GB"`, `"512MiB"`, `"4g"` (binary, as Docker has it) or a plain number. Raises ValueError."""
+    size = math.nan
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return int(value)
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value) if isinstance(value, str) else None
-    if match is None or match[2].lower() not in _UNITS:
-        raise ValueError(f"{value!r} is no size: write bytes, or a number with a unit, such as '2GB' or '512MiB'")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+        size = value
+    elif isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
+        if match is not None and match[2].lower() in _UNITS:
+            size = float(match[1]) * _UNITS[match[2].lower()]
+    if not math.isfinite(size):
+        shown = repr(value)[:100]
+        raise ValueError(f"{shown} is no size: write bytes, or a number with a unit, such as '2GB' or '512MiB'")
+    return int(size)
 
 
 Size = Annotated[int, BeforeValidator(parse_size), Field(ge=0, le=1 << 60)]
 
 
-class CpuConfig(Message):
+class _DeviceConfig(Message):
+    """A device tells its kind even when that is its default: the reader goes by it."""
+
+    kind: str
+
+    @model_serializer(mode="wrap")
+    def _tell_kind(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {"kind": self.kind, **write(self)}
+
+
+class CpuConfig(_DeviceConfig):
     """No accelerator."""
 
     kind: Literal["cpu"] = "cpu"
@@ -63,7 +79,7 @@ class CpuConfig(Message):
         return 1
 
 
-class GpuConfig(Message):
+class GpuConfig(_DeviceConfig):
     """GPUs of one model on one machine; `variant="any"` takes whichever there is."""
 
     kind: Literal["gpu"] = "gpu"
@@ -82,7 +98,7 @@ class GpuConfig(Message):
         return 1
 
 
-class TpuConfig(Message):
+class TpuConfig(_DeviceConfig):
     """A TPU slice such as `v5litepod-16`, of one or several VMs."""
 
     kind: Literal["tpu"] = "tpu"

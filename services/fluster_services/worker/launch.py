@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -52,6 +54,7 @@ class Launcher:
         )
         bus_url = ",".join(self.credentials[task.namespace].servers)
         environment = {
+            "PATH": _search_path(),
             "PYTHONUNBUFFERED": "1",  # what a program prints is in its log when it prints it
             **request.environment.env_vars,
             **identity.to_environment(),
@@ -70,6 +73,11 @@ class Launcher:
             fence_after_s=self.timing.fence_after_s,
         )
         return spec, request.entrypoint.pickled
+
+
+def _search_path() -> str:
+    """Where commands are looked for: `python` is the one that runs this worker, so that Fluster can be imported."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
 def _variable(name: str) -> str:

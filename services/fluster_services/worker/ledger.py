@@ -11,8 +11,23 @@ class Ledger:
 
     def __init__(self, total: Capacity) -> None:
         self.total = total
-        self.free = total
+        self._left = total  # below zero when more was adopted than there is
         self._reserved: dict[str, Capacity] = {}  # {attempt: what it has}
+
+    @property
+    def free(self) -> Capacity:
+        """What can still be given away."""
+        left = self._left
+        if left.cpu >= 0 and left.memory >= 0 and left.disk >= 0 and left.devices >= 0:
+            return left
+        return left.model_copy(
+            update={
+                "cpu": max(left.cpu, 0),
+                "memory": max(left.memory, 0),
+                "disk": max(left.disk, 0),
+                "devices": max(left.devices, 0),
+            }
+        )
 
     def __contains__(self, attempt: str) -> bool:
         return attempt in self._reserved
@@ -27,12 +42,12 @@ class Ledger:
     def hold(self, attempt: str, need: Capacity) -> None:
         """Note what an attempt has that runs already, whether or not it still fits."""
         self._reserved[attempt] = need
-        self.free = minus(self.free, need)
+        self._left = minus(self._left, need)
 
     def release(self, attempt: str) -> bool:
         """Take back what an attempt had; False when it had nothing."""
         need = self._reserved.pop(attempt, None)
         if need is None:
             return False
-        self.free = plus(self.free, need)
+        self._left = plus(self._left, need)
         return True

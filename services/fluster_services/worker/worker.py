@@ -17,7 +17,7 @@ from typing import Any
 from fluster_bus import subjects
 from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus, Delivery
-from fluster_bus.errors import BusError, StreamNotFoundError
+from fluster_bus.errors import BusError, NoRespondersError, StreamNotFoundError
 from fluster_bus.messages import (
     Capacity,
     Heartbeat,
@@ -45,6 +45,7 @@ from fluster_services.worker.ledger import Ledger
 from fluster_services.worker.log_pump import LogPump
 from fluster_services.worker.outcome import Outcome, follow
 from fluster_services.worker.runtime import LaunchError, RunningTask, Runtime
+from fluster_services.worker.template import TemplateDiedError
 
 log = logging.getLogger(__name__)
 
@@ -230,6 +231,10 @@ class Worker:
                 raise LaunchError(f"job {record.job_id} has no record any more")
             spec, payload = self._launcher.spec(record, job)
             running = await self._runtime.start(spec, payload)
+        except TemplateDiedError:
+            # Nothing can be started here any more: a new worker process, with a new template, adopts what runs.
+            await self._end_unstarted(row, key, Outcome(JobStatus.WORKER_FAILED, "its worker has to be started again"))
+            raise
         except (LaunchError, BusError, OSError) as error:
             log.warning("%s could not be started: %s", key, error)
             await self._end_unstarted(row, key, Outcome(_blame(error), f"could not be started: {error}"))
@@ -326,7 +331,11 @@ class Worker:
             else:
                 log.info("%s was superseded while this worker was away", key)
                 self._spawn(_discard(running))
-        for row in await self._claims.held():
+        # On a new cluster the controller is making the buckets at this moment.
+        held = await retried(
+            lambda _left_s: self._claims.held(), on=(NoRespondersError,), timeout_s=_CONTROLLER_TIMEOUT_S
+        )
+        for row in held:
             record = row.value
             if subjects.attempt_key(record.namespace, record.job_id, record.task, record.attempt) not in adopted:
                 reason = f"worker {self._worker_id} was restarted before it was started"

@@ -1,0 +1,1 @@
+../fluster/demo/stdlib_index.py

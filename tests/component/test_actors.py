@@ -1,0 +1,639 @@
+"""Actors over a real server: what calls mean, in which order they run, and what happens when something ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+
+from fluster.actors import ActorContext, ActorPool, ActorServer, AsyncActorPool, ClusterResolver, FixedResolver, actor, method
+from fluster.cluster import AsyncCluster, Cluster
+from fluster.cluster.portal import Portal
+from fluster.errors import (
+    ActorDiedError,
+    ActorNotFoundError,
+    ActorTimeoutError,
+    ConnectionLostError,
+    MailboxFullError,
+    RemoteError,
+)
+from fluster_bus import subjects
+from fluster_bus.bus import Bus
+from fluster_bus.errors import ClosedError, MessageTooLargeError
+from fluster_bus.messages import Done, Namespace
+from fluster_bus.roles import Role
+from fluster_bus.server import EmbeddedServer
+from fluster_bus.streams import ensure_namespace
+from tests.waiting import wait_until
+
+NAMESPACE = Namespace("default")
+TIMEOUT_S = 20.0
+
+
+class Env:
+    """A server, somebody who makes the namespace, and clusters that are closed at the end."""
+
+    def __init__(self, store_dir: Path) -> None:
+        self._stack = contextlib.ExitStack()
+        self.server = self._stack.enter_context(EmbeddedServer(store_dir))
+        self.portal = Portal("controller")
+        self._stack.callback(self.portal.close)
+        bus = self.portal.run(self._controller)
+        self._stack.callback(self.portal.run, bus.close)
+        self.name_number = 0
+
+    async def _controller(self) -> Bus:
+        bus = await Bus.connect(self.server.credentials(Role.SERVICE), name="controller")
+        await ensure_namespace(bus, NAMESPACE)
+
+        async def done(_request: Done, _subject: str) -> Done:
+            return Done()
+
+        await bus.serve(subjects.ensure_namespace(NAMESPACE), Done, done)
+        return bus
+
+    def cluster(self, role: Role = Role.OPERATOR) -> Cluster:
+        namespace = None if role is Role.OPERATOR else NAMESPACE
+        return self._stack.enter_context(Cluster(self.server.credentials(role, namespace)))
+
+    def serve(self, name: str, *instances: object, cluster: Cluster | None = None) -> ActorServer:
+        server = ActorServer(cluster or self.cluster())
+        for instance in instances:
+            server.register(name, instance)
+        server.serve_background()
+        self._stack.callback(server.shutdown, 1.0)
+        return server
+
+    def pool(self, name: str, *, size: int = 1) -> ActorPool[Any]:
+        pool: ActorPool[Any] = ActorPool(self.cluster(), name)
+        pool.wait_for_size(size, timeout=TIMEOUT_S)
+        return pool
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Env]:
+    """For tests that leave the server alone; each uses names of its own."""
+    env = Env(tmp_path_factory.mktemp("store"))
+    yield env
+    env.close()
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> Iterator[Env]:
+    """For tests that stop the server."""
+    env = Env(tmp_path / "store")
+    yield env
+    env.close()
+
+
+class Calculator:
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def add(self, a: int, b: int = 1) -> int:
+        """Add two numbers."""
+        return a + b
+
+    async def add_later(self, a: int, b: int) -> int:
+        await asyncio.sleep(0.001)
+        return a + b
+
+    def note(self, what: Any) -> None:
+        self.seen.append(what)
+
+    async def note_later(self, what: Any) -> None:
+        await asyncio.sleep(0)
+        self.seen.append(what)
+
+    def notes(self) -> list[Any]:
+        return self.seen
+
+    def where(self, ctx: ActorContext, what: str) -> tuple[str | None, str | None, float | None, str]:
+        return ctx.actor_name, ctx.method, ctx.deadline, what
+
+    def fail(self, error: BaseException) -> None:
+        raise error
+
+    def echo(self, data: Any) -> Any:
+        return data
+
+    def make(self, size: int) -> bytes:
+        return bytes(size)
+
+    def _hidden(self) -> None: ...
+
+
+class Gate:
+    """Its calls wait until the test lets them go."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.opened = threading.Event()
+        self.at_once = 0
+        self.most_at_once = 0
+        self._lock = threading.Lock()
+
+    def wait(self) -> str:
+        with self._lock:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        self.entered.release()
+        assert self.opened.wait(TIMEOUT_S)
+        with self._lock:
+            self.at_once -= 1
+        return "went through"
+
+    def is_entered(self) -> None:
+        assert self.entered.acquire(timeout=TIMEOUT_S)
+
+
+# ---- what a call gives ----------------------------------------------------------------------------------
+
+
+def test_calls_return_what_methods_return(shared: Env) -> None:
+    shared.serve("returns", Calculator())
+    pool = shared.pool("returns")
+    assert pool.call().add(2, b=3) == 5
+    assert pool.call().add_later(2, 3) == 5
+    assert pool.submit().add(1).result(TIMEOUT_S) == 2
+    assert pool.call(timeout=TIMEOUT_S).where("here")[:2] == ("returns", "where")
+    deadline = pool.call(timeout=TIMEOUT_S).where("here")[2]
+    assert 0 < deadline - time.monotonic() <= TIMEOUT_S
+    assert pool.size == 1
+    assert [each.name for each in pool.members()] == ["returns"]
+
+
+def test_remote_exceptions_arrive_as_themselves(shared: Env) -> None:
+    shared.serve("raises", Calculator())
+    pool = shared.pool("raises")
+    with pytest.raises(ZeroDivisionError, match="mine") as caught:
+        pool.call().fail(ZeroDivisionError("mine"))
+    assert "in fail" in caught.value.__notes__[0]
+    assert "hosted.py" not in caught.value.__notes__[0]
+    with pytest.raises(TypeError, match="add"):
+        pool.call().add(1, 2, 3)
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pool.call().echo((lambda: (yield))())
+    assert pool.call().add(1) == 2
+
+
+def test_an_exit_in_user_code_ends_neither_side(shared: Env) -> None:
+    shared.serve("exits", Calculator())
+    pool = shared.pool("exits")
+    for error in (SystemExit(3), KeyboardInterrupt()):
+        with pytest.raises(RemoteError, match=type(error).__name__):
+            pool.call().fail(error)
+    assert pool.call().add(1) == 2
+
+
+def test_wrong_use_says_what_to_do(shared: Env) -> None:
+    shared.serve("wrong", Calculator())
+    pool = shared.pool("wrong")
+    with pytest.raises(AttributeError, match="no method 'ad'; did you mean 'add'"):
+        pool.call().ad(1)
+    with pytest.raises(AttributeError, match="begins with an underscore"):
+        pool.call()._hidden()
+    with pytest.raises(AttributeError, match=r"write pool\.call\(\)\.add\(…\)"):
+        pool.call.add(1)
+    with pytest.raises(AttributeError, match=r"pool\.call\(\)\.add\(…\)"):
+        pool.add(1)
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pool.call().echo(threading.Lock())
+    with pytest.raises(ValueError, match="above 0"):
+        pool.call(timeout=0)
+    known = ActorPool(shared.cluster(), "wrong", actor_class=Calculator)
+    with pytest.raises(AttributeError, match="Calculator has no method 'ad'; did you mean 'add'"):
+        known.call().ad  # noqa: B018 - the name alone is enough
+    server = ActorServer(shared.cluster())
+    with pytest.raises(TypeError, match=r"pass an instance, Calculator\(…\)"):
+        server.register("wrong", Calculator)
+    with pytest.raises(TypeError, match="no method that could be called"):
+        server.register("wrong", object())
+    server.shutdown()
+
+
+def test_an_unknown_name_is_told_at_once_with_near_ones(shared: Env) -> None:
+    shared.serve("calculator", Calculator())
+    shared.pool("calculator")
+    pool = ClusterResolver(shared.cluster()).lookup("calculater")
+    for ask in (lambda: pool.call().add(1), lambda: pool.broadcast().add(1).results(TIMEOUT_S)):
+        with pytest.raises(ActorNotFoundError, match="did you mean 'calculator'"):
+            ask()
+    with pytest.raises(ActorTimeoutError, match="has 0 of 1 members after 0.05 s"):
+        pool.wait_for_size(1, timeout=0.05)
+
+
+def test_a_pool_grows_and_shrinks_with_its_members(shared: Env) -> None:
+    first = shared.serve("grows", Calculator())
+    pool = shared.pool("grows")
+    waiting = threading.Thread(target=pool.wait_for_size, args=(2, TIMEOUT_S))
+    waiting.start()
+    shared.serve("grows", Calculator())
+    waiting.join(TIMEOUT_S)
+    assert not waiting.is_alive()
+    first.shutdown()
+    wait_until(lambda: pool.size == 1)
+    assert pool.call().add(1) == 2
+
+
+def test_members_take_turns(shared: Env) -> None:
+    shared.serve("turns", *(Calculator() for _ in range(3)))
+    pool = shared.pool("turns", size=3)
+    for number in range(9):
+        pool.call().note(number)
+    assert pool.broadcast().notes().results(TIMEOUT_S) == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+
+
+def test_a_fixed_resolver_goes_by_address(shared: Env) -> None:
+    shared.serve("fixed", Calculator())
+    address = shared.pool("fixed").members()[0].address
+    resolver = FixedResolver({"there": address}, shared.cluster())
+    assert resolver.lookup("there").call().add(1) == 2
+    with pytest.raises(ActorNotFoundError, match="no address was given for 'their'; did you mean 'there'"):
+        resolver.lookup("their")
+
+
+def test_a_large_call_and_a_large_result_are_told_from_too_large_ones(shared: Env) -> None:
+    shared.serve("large", Calculator())
+    pool = shared.pool("large")
+    assert pool.call().echo(b"x" * 4_000_000) == b"x" * 4_000_000
+    futures = [pool.submit().echo(data) for data in (b"a", b"x" * 9_000_000, b"b")]
+    assert [futures[0].result(TIMEOUT_S), futures[2].result(TIMEOUT_S)] == [b"a", b"b"]
+    with pytest.raises(MessageTooLargeError, match="9,000,"):
+        futures[1].result(TIMEOUT_S)
+    with pytest.raises(MessageTooLargeError, match=r"the result of large\.make has 9,000,"):
+        pool.call().make(9_000_000)
+
+
+# ---- one at a time, in order ----------------------------------------------------------------------------
+
+
+def test_calls_of_one_client_run_in_the_order_sent_whatever_their_kind(shared: Env) -> None:
+    shared.serve("order", Calculator(), Calculator())
+    pool = shared.pool("order", size=2)
+    members = [each.endpoint_id for each in pool.members()]
+    pinned = pool.asynchronous.submit_to
+    sent: dict[str, list[int]] = {member: [] for member in members}
+    from fluster_bus import codec
+
+    for number in range(600):
+        if number % 7 == 0:
+            pool.broadcast().note(number)
+            for member in members:
+                sent[member].append(number)
+            continue
+        member = members[number % 2]
+        kind = "note_later" if number % 5 == 0 else "note"
+        payload = codec.encode(((number,), {}))
+        pinned(member, kind, payload)
+        sent[member].append(number)
+    assert pool.broadcast().notes().results(TIMEOUT_S) == [sent[member] for member in members]
+
+
+@actor(max_concurrency=3)
+class Three(Gate):
+    pass
+
+
+@pytest.mark.parametrize(("kind", "at_once"), [(Gate, 1), (Three, 3)])
+def test_no_more_run_at_once_than_the_class_says(shared: Env, kind: Callable[[], Gate], at_once: int) -> None:
+    gate = kind()
+    name = f"at-once-{at_once}"
+    shared.serve(name, gate)
+    pool = shared.pool(name)
+    futures = [pool.submit().wait() for _ in range(at_once + 2)]
+    for _ in range(at_once):
+        gate.is_entered()
+    gate.opened.set()
+    assert {future.result(TIMEOUT_S) for future in futures} == {"went through"}
+    assert gate.most_at_once == at_once
+
+
+@actor(max_concurrency=2)
+class Meeting:
+    """Two calls that need each other."""
+
+    def __init__(self) -> None:
+        self.barrier: asyncio.Barrier | None = None
+
+    async def meet(self) -> int:
+        self.barrier = self.barrier or asyncio.Barrier(2)
+        return await self.barrier.wait()
+
+
+def test_asynchronous_methods_run_side_by_side_if_the_class_says_so(shared: Env) -> None:
+    shared.serve("meeting", Meeting())
+    pool = shared.pool("meeting")
+    futures = [pool.submit().meet() for _ in range(4)]
+    assert sorted(future.result(TIMEOUT_S) for future in futures) == [0, 0, 1, 1]
+
+
+# ---- limits ---------------------------------------------------------------------------------------------
+
+
+@actor(mailbox_calls=3)
+class Narrow(Gate):
+    pass
+
+
+def test_a_full_mailbox_answers_at_once(shared: Env) -> None:
+    gate = Narrow()
+    shared.serve("narrow", gate)
+    pool = shared.pool("narrow")
+    futures = [pool.submit().wait() for _ in range(5)]
+    gate.is_entered()
+    with pytest.raises(MailboxFullError, match="narrow has 3 calls waiting"):
+        futures[4].result(TIMEOUT_S)
+    gate.opened.set()
+    assert [future.result(TIMEOUT_S) for future in futures[:3]] == ["went through"] * 3
+
+
+class Patient(Gate):
+    @method(timeout=0.05)
+    def hurried(self) -> str:
+        return self.wait()
+
+
+def test_a_slow_call_times_out_and_one_that_waits_too_long_is_never_run(shared: Env) -> None:
+    gate = Patient()
+    shared.serve("slow", gate)
+    pool = shared.pool("slow")
+    with pytest.raises(ActorTimeoutError, match=r"slow\.hurried: no answer within 0.05 s"):
+        pool.call().hurried()  # the timeout that the method declares is known from the registry
+    with pytest.raises(TimeoutError):
+        pool.call(timeout=0.05).wait()
+    gate.opened.set()
+    assert pool.call(timeout=TIMEOUT_S).wait() == "went through"
+    entered = 0
+    while gate.entered.acquire(blocking=False):
+        entered += 1
+    assert entered == 2  # `hurried`, then the last one
+
+
+def test_a_broadcast_has_a_timeout_for_all(shared: Env) -> None:
+    gate = Gate()
+    shared.serve("broadcast", gate, gate)
+    pool = shared.pool("broadcast", size=2)
+    result = pool.broadcast().wait()
+    with pytest.raises(ActorTimeoutError, match="not all members have answered after 0.05 s"):
+        result.results(0.05)
+    gate.opened.set()
+    assert result.results(TIMEOUT_S) == ["went through"] * 2
+    assert list(result) == ["went through"] * 2
+
+
+def test_a_broadcast_tells_of_each_member(shared: Env) -> None:
+    class Half(Calculator):
+        def fail(self, error: BaseException) -> None:
+            return None
+
+    shared.serve("half", Half(), Calculator())
+    result = shared.pool("half", size=2).broadcast().fail(ValueError("one"))
+    with pytest.raises(ValueError, match="one"):
+        result.results(TIMEOUT_S)
+    found = result.results(TIMEOUT_S, return_exceptions=True)
+    assert sorted(type(each).__name__ for each in found) == ["NoneType", "ValueError"]
+    answers = iter(result)
+    kinds = []
+    for _ in range(2):
+        try:
+            kinds.append(type(next(answers)))
+        except ValueError as error:
+            kinds.append(type(error))
+    assert set(kinds) == {type(None), ValueError}
+
+
+# ---- ends -----------------------------------------------------------------------------------------------
+
+
+def test_a_graceful_shutdown_finishes_what_has_arrived(shared: Env) -> None:
+    gate = Gate()
+    server = shared.serve("graceful", gate)
+    shared.serve("graceful", gate)
+    pool = shared.pool("graceful", size=2)
+    futures = [pool.submit().wait() for _ in range(8)]
+    for _ in range(2):
+        gate.is_entered()
+    ending = threading.Thread(target=server.shutdown)
+    ending.start()
+    wait_until(lambda: pool.size == 1)
+    futures.append(pool.submit().wait())
+    gate.opened.set()
+    assert {future.result(TIMEOUT_S) for future in futures} == {"went through"}
+    ending.join(TIMEOUT_S)
+    assert not ending.is_alive()
+
+
+def test_a_shutdown_that_takes_too_long_tells_who_waits(shared: Env) -> None:
+    gate = Gate()
+    server = shared.serve("hurry", gate)
+    pool = shared.pool("hurry")
+    running, waiting = pool.submit().wait(), pool.submit().wait()
+    gate.is_entered()
+    server.shutdown(timeout=0.05)
+    with pytest.raises(ActorDiedError, match="was not run"):
+        waiting.result(TIMEOUT_S)
+    with pytest.raises(ActorDiedError, match="may have run"):
+        running.result(TIMEOUT_S)
+    gate.opened.set()
+
+
+def test_calls_of_a_closed_client_end(shared: Env) -> None:
+    gate = Gate()
+    shared.serve("closed", gate)
+    cluster = shared.cluster()
+    pool: ActorPool[Any] = ActorPool(cluster, "closed")
+    out = pool.submit().wait()
+    gate.is_entered()
+    cluster.close()
+    with pytest.raises(ClosedError):
+        out.result(TIMEOUT_S)
+    with pytest.raises(ClosedError):
+        pool.call().wait()
+    gate.opened.set()
+
+
+def test_a_lost_connection_ends_what_is_out_and_what_comes_after_waits_for_the_next(env: Env) -> None:
+    gate = Gate()
+    env.serve("survives", gate, Calculator())
+    env.serve("also", Calculator(), Calculator())
+    pool, also = env.pool("survives", size=2), env.pool("also", size=2)
+    out = pool.submit().wait()
+    gate.is_entered()
+    env.server.stop()
+    with pytest.raises(ConnectionLostError, match="may have run"):
+        out.result(TIMEOUT_S)
+    waits = also.submit().add(1)
+    answers = also.broadcast().add(2)
+    gate.opened.set()
+    env.server.start()
+    assert waits.result(TIMEOUT_S) == 2
+    assert answers.results(TIMEOUT_S) == [3, 3]
+    assert [also.call().add(number) for number in range(20)] == list(range(1, 21))
+    assert also.size == 2
+
+
+def test_while_the_connection_is_lost_a_call_waits_no_longer_than_its_deadline(env: Env) -> None:
+    env.serve("deadline", Calculator())
+    pool = env.pool("deadline")
+    env.server.stop()
+    with pytest.raises(ActorTimeoutError):
+        pool.call(timeout=0.1).note("late")
+    cancelled = pool.submit().note("cancelled")
+    assert cancelled.cancel()
+    env.server.start()
+    assert pool.call(timeout=TIMEOUT_S).notes() == []
+
+
+# ---- awaited --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_the_awaited_pool_does_the_same(shared: Env) -> None:
+    shared.serve("awaited", Calculator(), Calculator())
+    async with await AsyncCluster.connect(shared.server.credentials(Role.OPERATOR)) as cluster:
+        pool: AsyncActorPool[Any] = AsyncActorPool(cluster, "awaited")
+        await pool.wait_for_size(2, timeout=TIMEOUT_S)
+        assert await pool.call().add(2, 3) == 5
+        assert await asyncio.gather(*(pool.submit().add(number) for number in range(10))) == list(range(1, 11))
+        assert await pool.broadcast().add(1).results(TIMEOUT_S) == [2, 2]
+        assert [answer async for answer in pool.broadcast().add(1)] == [2, 2]
+        assert (pool.size, len(await pool.members())) == (2, 2)
+        with pytest.raises(ValueError, match="bad"):
+            await pool.call().fail(ValueError("bad"))
+        with pytest.raises(TypeError, match="takes an AsyncCluster"):
+            AsyncActorPool(shared.cluster(), "awaited")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="takes a Cluster"):
+            ActorPool(cluster, "awaited")  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match="await"):
+            pool.call().add(1).result()
+
+
+# ---- plain NATS -----------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def plain(env: Env) -> Any:
+    client: Client = await nats.connect(env.server.credentials(Role.OPERATOR).to_url())
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+@pytest.mark.anyio
+async def test_a_plain_client_calls_with_json(shared: Env) -> None:
+    shared.serve("json", Calculator())
+    member = shared.pool("json").members()[0]
+    async with plain(shared) as client:
+
+        async def ask(subject: str, body: bytes) -> Any:
+            return await client.request(subject, body, timeout=TIMEOUT_S)
+
+        to_any = subjects.actor_any(NAMESPACE, "json", "add")
+        for subject in (to_any, f"{member.address}.add", subjects.actor_all(NAMESPACE, "json", "add")):
+            for body in (b'{"args": [2, 3]}', b"[2, 3]", b'{"kwargs": {"a": 2, "b": 3}}'):
+                assert json.loads((await ask(subject, body)).data) == {"result": 5}
+        assert json.loads((await ask(subjects.actor_any(NAMESPACE, "json", "notes"), b"")).data) == {"result": []}
+        for method_name, body, kind in (
+            ("add", b"{", "fluster_bus.errors.InvalidMessageError"),
+            ("add", b'["x", 1]', "TypeError"),
+            ("nothing", b"", "AttributeError"),
+            ("_hidden", b"", "AttributeError"),
+            ("make", b"[3]", "TypeError"),
+        ):
+            answer = await ask(subjects.actor_any(NAMESPACE, "json", method_name), body)
+            assert json.loads(answer.data)["error"]["type"] == kind
+            assert answer.headers["Nats-Service-Error-Code"] == kind
+            assert answer.headers["Nats-Service-Error"]
+
+
+@pytest.mark.anyio
+async def test_a_reply_subject_that_is_no_inbox_is_refused(shared: Env) -> None:
+    calculator = Calculator()
+    shared.serve("inbox", calculator)
+    shared.pool("inbox")
+    async with plain(shared) as client:
+        to_any = subjects.actor_any(NAMESPACE, "inbox", "note")
+        await client.publish(to_any, b'["forged"]', reply="fluster.sys.capacity")
+        await client.publish(to_any, b'["one way"]')
+        await client.flush()
+    wait_until(lambda: calculator.seen == ["one way"])
+
+
+@pytest.mark.anyio
+async def test_plain_tools_list_the_pool_with_its_methods(shared: Env) -> None:
+    shared.serve("listed", Calculator())
+    pool = shared.pool("listed")
+    pool.call().add(1)
+    endpoint_id = pool.members()[0].endpoint_id
+    async with plain(shared) as client:
+        info = json.loads((await client.request("$SRV.INFO.listed", timeout=TIMEOUT_S)).data)
+        assert info["id"] == endpoint_id
+        methods = {each["name"]: each for each in info["endpoints"]}
+        assert methods["add"]["subject"] == subjects.actor_any(NAMESPACE, "listed", "add")
+        assert methods["add"]["metadata"]["doc"] == "Add two numbers."
+        assert "_hidden" not in methods
+        stats = json.loads((await client.request(f"$SRV.STATS.listed.{endpoint_id}", timeout=TIMEOUT_S)).data)
+        assert {each["name"]: each["num_requests"] for each in stats["endpoints"]}["add"] == 1
+
+
+def test_a_single_call_shows_its_method_in_the_subject(shared: Env) -> None:
+    shared.serve("shown", Calculator())
+    pool = shared.pool("shown")
+    heard: list[str] = []
+
+    async def listen() -> Bus:
+        bus = await Bus.connect(shared.server.credentials(Role.OPERATOR), name="listener")
+        await bus.subscribe(subjects.actor_one(NAMESPACE, "shown", subjects.ANY_TOKEN), lambda each: heard.append(each.subject))
+        await bus.flush()
+        return bus
+
+    bus = shared.portal.run(listen)
+    pool.call().add(1)
+    wait_until(lambda: [subjects.last_token(subject) for subject in heard] == ["add"])
+    shared.portal.run(bus.close)
+
+
+# ---- others' rights -------------------------------------------------------------------------------------
+
+
+def test_jobs_serve_and_clients_call_with_their_own_rights(shared: Env) -> None:
+    shared.serve("rights", Calculator(), cluster=shared.cluster(Role.JOB))
+    for role in (Role.CLIENT, Role.JOB):
+        pool: ActorPool[Any] = ActorPool(shared.cluster(role), "rights")
+        pool.wait_for_size(1, timeout=TIMEOUT_S)
+        assert pool.call().add(1) == 2
+        assert pool.broadcast().add(1).results(TIMEOUT_S) == [2]
+
+
+def test_many_threads_share_a_pool(shared: Env) -> None:
+    shared.serve("threads", *(Calculator() for _ in range(2)))
+    pool = shared.pool("threads", size=2)
+    wrong: list[Any] = []
+
+    def work(start: int) -> None:
+        futures = [pool.submit().add(start, number) for number in range(50)]
+        if [pool.call().add(start, number) for number in range(10)] != [start + number for number in range(10)]:
+            wrong.append(start)
+        if [future.result(TIMEOUT_S) for future in futures] != [start + number for number in range(50)]:
+            wrong.append(start)
+
+    threads = [threading.Thread(target=work, args=(1_000 * number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert wrong == []

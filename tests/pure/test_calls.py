@@ -1,0 +1,402 @@
+"""The desk: where calls go, and that each ends once, whatever happens to members, messages and the connection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fluster.actors.calls import Broadcast, Call, Done, Send
+from fluster.actors.desk import RECONNECT_GRACE_S, Desk
+from fluster.actors.frames import MAX_BYTES, MAX_CALLS, Moment
+from fluster.actors.futures import ActorFuture
+from fluster.actors.members import Member
+from fluster.actors.policies import LeastOutstanding, Policy, RoundRobin
+from fluster.errors import ActorDiedError, ActorNotFoundError, ConnectionLostError
+from fluster_bus.messages import EndpointId
+
+START = Moment("boot", 1_000.0, 1_700_000_000.0)
+
+
+def member(endpoint_id: str, *, leaving: bool = False, disconnected_at: Moment | None = None) -> Member:
+    address = f"to.{endpoint_id}"
+    return Member(EndpointId(endpoint_id), "pool", address, leaving=leaving, disconnected_at=disconnected_at)
+
+
+def call(method: str = "m", *, size: int = 1, pinned: str | None = None) -> Call:
+    return Call("pool", method, b"x" * size, ActorFuture[Any](f"pool.{method}"), pinned=pinned)
+
+
+def broadcast(opened: list[ActorFuture[Any]]) -> Broadcast:
+    def make(members: Sequence[Member]) -> list[ActorFuture[Any]]:
+        opened.extend(ActorFuture[Any](f"pool.all at {each.endpoint_id}") for each in members)
+        return opened
+
+    return Broadcast("pool", "all", b"x", make, lambda _error: None)
+
+
+def desk_with(*endpoint_ids: str, policy: Policy | None = None) -> Desk:
+    desk = Desk()
+    desk.open_pool("pool", policy or RoundRobin())
+    for endpoint_id in endpoint_ids:
+        desk.on_member("pool", member(endpoint_id))
+    desk.on_known("pool")
+    return desk
+
+
+def targets(sends: list[Send]) -> list[tuple[str, list[str]]]:
+    return [(send.member.endpoint_id if send.member else "all", [each.method for each in send.calls]) for send in sends]
+
+
+def errors(done: list[Done]) -> list[type[Exception] | None]:
+    return [type(each.error) if each.error else None for each in done]
+
+
+def test_calls_go_round_and_those_of_one_tick_travel_together() -> None:
+    desk = desk_with("a", "b")
+    sends, done = desk.route([call("1"), call("2"), call("3"), call("4")], START)
+    assert targets(sends) == [("a", ["1", "3"]), ("b", ["2", "4"])]
+    assert done == []
+    assert targets(desk.route([call("5")], START)[0]) == [("a", ["5"])]
+
+
+def test_a_message_carries_no_more_than_it_may() -> None:
+    desk = desk_with("a")
+    many, _ = desk.route([call(size=1) for _ in range(2 * MAX_CALLS + 1)], START)
+    assert [len(send.calls) for send in many] == [MAX_CALLS, MAX_CALLS, 1]
+    half = MAX_BYTES // 2
+    large, _ = desk.route([call(size=half), call(size=half), call(size=1), call(size=MAX_BYTES * 3), call()], START)
+    assert [[len(each.payload) for each in send.calls] for send in large] == [[half, half], [1], [MAX_BYTES * 3], [1]]
+
+
+def test_nothing_overtakes_a_broadcast() -> None:
+    desk = desk_with("a")
+    opened: list[ActorFuture[Any]] = []
+    sends, _ = desk.route([call("1"), call("2"), broadcast(opened), call("3")], START)
+    assert targets(sends) == [("a", ["1", "2"]), ("all", ["all"]), ("a", ["3"])]
+
+
+def test_calls_wait_in_order_until_the_members_are_known() -> None:
+    desk = Desk()
+    desk.open_pool("pool", RoundRobin())
+    assert desk.route([call("1"), call("2")], START) == ([], [])
+    desk.on_member("pool", member("a"))
+    assert desk.route_waiting("pool", START) == ([], [])
+    desk.on_known("pool")
+    assert targets(desk.route_waiting("pool", START)[0]) == [("a", ["1", "2"])]
+
+
+def test_a_call_to_an_empty_pool_is_over_at_once() -> None:
+    desk = desk_with()
+    sends, done = desk.route([call()], START)
+    assert sends == []
+    assert errors(done) == [ActorNotFoundError]
+
+
+def test_a_member_that_leaves_gets_no_more_but_still_answers() -> None:
+    desk = desk_with("a", "b")
+    (to_a, _to_b), _ = desk.route([call("1"), call("2")], START)
+    assert desk.on_member("pool", member("a", leaving=True)) == []
+    assert targets(desk.route([call("3"), call("4")], START)[0]) == [("b", ["3", "4"])]
+    assert errors(desk.on_reply(to_a.number, "a", [(0, True, b"answer")], START)) == [None]
+
+
+def test_what_was_not_delivered_goes_to_the_next_until_none_is_left() -> None:
+    desk = desk_with("a", "b")
+    (send,), _ = desk.route([call("1")], START)
+    again, done = desk.on_no_responders(send.number, START)
+    assert done == []
+    (send,), _ = desk.route(again, START)
+    assert targets([send]) == [("b", ["1"])]
+    again, done = desk.on_no_responders(send.number, START)
+    assert again == []
+    assert errors(done) == [ActorNotFoundError]
+
+
+def test_a_pinned_call_goes_nowhere_else() -> None:
+    desk = desk_with("a", "b")
+    (send,), _ = desk.route([call(pinned="b")], START)
+    assert targets([send]) == [("b", ["m"])]
+    again, done = desk.on_no_responders(send.number, START)
+    assert again == []
+    assert errors(done) == [ActorDiedError]
+    assert errors(desk.route([call(pinned="gone")], START)[1]) == [ActorDiedError]
+
+
+def test_after_a_reconnect_members_are_given_time_to_come_back() -> None:
+    desk = desk_with("a")
+    desk.on_reconnected(START)
+    (send,), _ = desk.route([call("1")], START)
+    again, done = desk.on_no_responders(send.number, START)
+    assert (again, done) == ([], [])
+    assert desk.paused() == ["pool"]
+    assert desk.route([call("2")], START) == ([], [])  # it does not overtake
+    desk.resume("pool")
+    (send,), _ = desk.route_waiting("pool", START)
+    assert targets([send]) == [("a", ["1", "2"])]
+    late = START.after(RECONNECT_GRACE_S + 1)
+    assert errors(desk.on_no_responders(send.number, late)[1]) == [ActorNotFoundError] * 2
+
+
+def test_a_broadcast_after_a_reconnect_asks_each_member_by_itself() -> None:
+    desk = desk_with("a", "b")
+    desk.on_reconnected(START)
+    sends, _ = desk.route([broadcast([])], START)
+    assert targets(sends) == [("a", ["all"]), ("b", ["all"])]
+
+
+def test_a_broadcast_that_nobody_hears_tells_of_each_member() -> None:
+    desk = desk_with("a", "b")
+    (send,), _ = desk.route([broadcast([])], START)
+    again, done = desk.on_no_responders(send.number, START)
+    assert done == []
+    sends, _ = desk.route(again, START)
+    assert targets(sends) == [("a", ["all"]), ("b", ["all"])]
+    assert [errors(desk.on_no_responders(each.number, START)[1]) for each in sends] == [[ActorDiedError]] * 2
+
+
+def test_who_dies_fails_only_its_own_calls() -> None:
+    desk = desk_with("a", "b")
+    opened: list[ActorFuture[Any]] = []
+    (to_a, to_b, to_all), _ = desk.route([call("1"), call("2"), broadcast(opened)], START)
+    done = desk.on_member_gone("pool", "a")
+    assert errors(done) == [ActorDiedError] * 2
+    assert [str(each.call) for each in done] == ["pool.1", "pool.all"]
+    assert len(desk.on_reply(to_b.number, "b", [(0, True, b"")], START)) == 1
+    assert len(desk.on_reply(to_all.number, "b", [(0, True, b"")], START)) == 1
+    assert desk.on_reply(to_a.number, "a", [(0, True, b"")], START) == []
+    assert desk.out() == []
+
+
+def test_a_member_that_lost_its_connection_fails_what_was_sent_before() -> None:
+    desk = desk_with("a")
+    desk.route([call("before")], START)
+    desk.route([call("after")], START.after(2))
+    done = desk.on_member("pool", member("a", disconnected_at=START.after(1)))
+    assert [(str(each.call), type(each.error)) for each in done] == [("pool.before", ConnectionLostError)]
+    assert desk.on_member("pool", member("a", disconnected_at=START.after(1))) == []
+
+
+def test_a_lost_connection_fails_what_is_out_and_keeps_what_waits() -> None:
+    desk = desk_with("a", policy=LeastOutstanding())
+    desk.route([call("out"), call("waits")], START)
+    assert [str(each.call) for each in desk.on_disconnected()] == ["pool.out"]
+    assert targets(desk.route_waiting("pool", START)[0]) == [("a", ["waits"])]
+
+
+def test_what_could_not_be_sent_is_routed_again() -> None:
+    desk = desk_with("a", "b")
+    (send, _), _ = desk.route([call("1"), call("2")], START)
+    assert [each.method for each in desk.take_back(send.number)] == ["1"]
+    assert desk.take_back(send.number) == []
+    (send,), _ = desk.route([broadcast([])], START)
+    assert [each.pinned for each in desk.take_back(send.number)] == ["a", "b"]
+
+
+def test_a_cancelled_call_is_not_sent_and_a_sent_one_not_cancelled() -> None:
+    desk = desk_with("a")
+    early, other = call("1"), call("2")
+    assert early.ticket.cancel()
+    assert targets(desk.route([early, other], START)[0]) == [("a", ["2"])]
+    assert not other.ticket.cancel()
+
+
+def test_a_call_that_timed_out_is_passed_over_and_its_answer_dropped() -> None:
+    desk = desk_with("a", policy=LeastOutstanding())
+    first, second, third = call("1"), call("2"), call("3")
+    (send,), _ = desk.route([first, second, third], START)
+    desk.on_timeout(first)
+    desk.on_timeout(second)
+    assert desk.on_reply(send.number, "a", [(0, True, b"")], START) == []
+    assert targets(desk.route_waiting("pool", START)[0]) == [("a", ["3"])]
+
+
+def test_idle_workers_come_first_and_long_tasks_do_not_queue() -> None:
+    desk = desk_with("a", "b", policy=LeastOutstanding())
+    sends, _ = desk.route([call(str(number)) for number in range(4)], START)
+    assert targets(sends) == [("a", ["0"]), ("b", ["1"])]  # nobody knows yet how long they take
+    desk.on_reply(sends[1].number, "b", [(0, True, b"")], START.after(10))
+    assert targets(desk.route_waiting("pool", START.after(10))[0]) == [("b", ["2"])]
+    assert len(desk.waiting()) == 1
+
+
+def test_short_tasks_are_sent_ahead() -> None:
+    desk = desk_with("a", policy=LeastOutstanding(ahead_s=0.01))
+    (send,), _ = desk.route([call() for _ in range(100)], START)
+    desk.on_reply(send.number, "a", [(0, True, b"")], START.after(0.001))
+    sends, _ = desk.route_waiting("pool", START.after(0.001))
+    assert sum(len(each.calls) for each in sends) in (10, 11)
+
+
+def test_tasks_wait_for_the_first_worker() -> None:
+    desk = desk_with(policy=LeastOutstanding())
+    assert desk.route([call("1")], START) == ([], [])
+    desk.on_member("pool", member("a"))
+    assert targets(desk.route_waiting("pool", START)[0]) == [("a", ["1"])]
+
+
+def test_a_closed_pool_ends_everything() -> None:
+    desk = desk_with("a", policy=LeastOutstanding())
+    desk.route([call(), call()], START)
+    assert errors(desk.close_pool("pool", ActorNotFoundError("closed"))) == [ActorNotFoundError] * 2
+    assert errors(desk.route([call()], START)[1]) == [ActorNotFoundError]
+
+
+class Histories(RuleBasedStateMachine):
+    """A client, its members and the bus, in whichever order things happen."""
+
+    names = st.sampled_from(["a", "b", "c"])
+
+    @initialize(waits=st.booleans())
+    def begin(self, waits: bool) -> None:
+        self.now = START
+        self.desk = Desk()
+        self.desk.open_pool("pool", LeastOutstanding() if waits else RoundRobin())
+        self.messages: dict[int, Send] = {}
+        self.issued: list[Call] = []
+        self.futures: list[ActorFuture[Any]] = []
+        self.ended: list[Call | Broadcast] = []
+        self.present: set[str] = set()
+        self.sent: dict[str, list[int]] = {}  # {endpoint id: orders of calls that were sent there once}
+
+    # ---- what the shell does
+
+    def end(self, done: list[Done]) -> None:
+        for each in done:
+            assert each.call not in self.ended, f"{each.call} ended twice"
+            self.ended.append(each.call)
+            if isinstance(each.call, Call):
+                assert each.call.over
+                if each.call.begun or each.call.ticket.set_running_or_notify_cancel():
+                    each.call.ticket.set_exception(each.error or RuntimeError("answered"))
+
+    def send(self, outcome: tuple[list[Send], list[Done]]) -> None:
+        sends, done = outcome
+        self.end(done)
+        for send in sends:
+            assert send.calls
+            assert all(each.begun and not each.over for each in send.calls)
+            assert not any(each in self.ended for each in send.calls)
+            self.messages[send.number] = send
+            if send.member is not None:
+                orders = self.sent.setdefault(send.member.endpoint_id, [])
+                new = [each.order for each in send.calls if not each.tried and each.pinned is None]
+                assert new == sorted(new)
+                orders += new
+
+    # ---- what happens
+
+    @rule(name=names, leaving=st.booleans())
+    def join(self, name: str, leaving: bool) -> None:
+        self.present.add(name)
+        self.end(self.desk.on_member("pool", member(name, leaving=leaving)))
+        self.send(self.desk.route_waiting("pool", self.now))
+
+    @rule(name=names)
+    def reconnect_of_member(self, name: str) -> None:
+        if name in self.present:
+            self.end(self.desk.on_member("pool", member(name, disconnected_at=self.now)))
+
+    @rule(name=names)
+    def leave(self, name: str) -> None:
+        self.present.discard(name)
+        self.end(self.desk.on_member_gone("pool", name))
+
+    @rule()
+    def become_known(self) -> None:
+        self.desk.on_known("pool")
+        self.send(self.desk.route_waiting("pool", self.now))
+
+    @rule(pins=st.lists(st.sampled_from([None, None, None, "a", "b"]), min_size=1, max_size=5))
+    def submit(self, pins: list[str | None]) -> None:
+        calls = [call(pinned=pin) for pin in pins]
+        self.issued += calls
+        self.send(self.desk.route(calls, self.now))
+
+    @rule()
+    def broadcast(self) -> None:
+        self.send(self.desk.route([broadcast([])], self.now))
+
+    @precondition(lambda self: bool(self.messages))
+    @rule(data=st.data(), whole=st.booleans())
+    def reply(self, data: st.DataObject, whole: bool) -> None:
+        number = data.draw(st.sampled_from(sorted(self.messages)))
+        send = self.messages[number]
+        indexes = range(len(send.calls)) if whole else [data.draw(st.integers(0, len(send.calls) - 1))]
+        endpoint_id = send.member.endpoint_id if send.member else data.draw(self.names)
+        self.end(self.desk.on_reply(number, endpoint_id, [(index, True, b"") for index in indexes], self.now))
+        self.send(self.desk.route_waiting("pool", self.now))
+
+    @precondition(lambda self: bool(self.messages))
+    @rule(data=st.data())
+    def nobody_listens(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.messages)))
+        again, done = self.desk.on_no_responders(number, self.now)
+        self.end(done)
+        self.send(self.desk.route(again, self.now))
+
+    @precondition(lambda self: bool(self.messages))
+    @rule(data=st.data())
+    def sending_fails(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.messages)))
+        self.send(self.desk.route(self.desk.take_back(number), self.now))
+
+    @rule()
+    def lose_and_find_the_connection(self) -> None:
+        self.end(self.desk.on_disconnected())
+        assert self.desk.out() == []
+        self.desk.on_reconnected(self.now)
+
+    @rule()
+    def resume(self) -> None:
+        self.desk.resume("pool")
+        self.send(self.desk.route_waiting("pool", self.now))
+
+    @precondition(lambda self: bool(self.issued))
+    @rule(data=st.data())
+    def time_out(self, data: st.DataObject) -> None:
+        late = data.draw(st.sampled_from(self.issued))
+        if late not in self.ended and not late.ticket.cancelled():
+            self.desk.on_timeout(late)
+            self.end([Done(late, ok=False, error=TimeoutError())])
+
+    @precondition(lambda self: bool(self.issued))
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        unwanted = data.draw(st.sampled_from(self.issued))
+        begun = unwanted.begun
+        assert not (unwanted.ticket.cancel() and begun)
+
+    @rule(seconds=st.sampled_from([0.001, 0.1, 10.0]))
+    def wait(self, seconds: float) -> None:
+        self.now = self.now.after(seconds)
+
+    # ---- what always holds
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        if hasattr(self, "desk"):
+            self.desk.sanity_check()
+
+    @invariant()
+    def each_call_is_in_one_place(self) -> None:
+        if not hasattr(self, "desk"):
+            return
+        out, waiting = self.desk.out(), self.desk.waiting()
+        for each in self.issued:
+            places = [each in out, each in waiting and not each.over, each in self.ended]
+            assert sum(places) == 1 or each.ticket.cancelled(), f"{places} {each}"
+
+    def teardown(self) -> None:
+        if hasattr(self, "desk"):
+            self.end(self.desk.close(RuntimeError("closed")))
+            assert all(each in self.ended or each.ticket.cancelled() for each in self.issued)
+            assert self.desk.bytes_out == 0
+            assert self.desk.out() == []
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

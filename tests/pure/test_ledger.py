@@ -1,0 +1,65 @@
+"""A worker's books: never more given away than there is, and all of it comes back."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fluster_bus.messages import Capacity, Heartbeat, WorkerId
+from fluster_services.capacity import fits
+from fluster_services.worker.ledger import Ledger
+
+TOTAL = Capacity(cpu=4, memory=1000, disk=100, device="gpu", variant="h100", devices=2)
+
+needs = st.builds(
+    Capacity,
+    cpu=st.integers(0, 5000).map(lambda milli: milli / 1000),
+    memory=st.integers(0, 1100),
+    disk=st.integers(0, 110),
+    device=st.just("gpu"),
+    variant=st.sampled_from(["h100", "any", "a100"]),
+    devices=st.integers(0, 3),
+)
+steps = st.lists(st.tuples(st.sampled_from(["reserve", "release", "hold"]), st.sampled_from("abcdef"), needs))
+
+
+@given(steps)
+def test_books_of_random_days(history: list[tuple[str, str, Capacity]]) -> None:
+    ledger, has = Ledger(TOTAL), dict[str, Capacity]()
+    for step, attempt, need in history:
+        before = ledger.free
+        if step == "reserve":
+            if ledger.reserve(attempt, need):
+                assert attempt not in has
+                assert fits(need, before)
+                has[attempt] = need
+            else:
+                assert ledger.free == before
+        elif step == "release":
+            assert ledger.release(attempt) == (has.pop(attempt, None) is not None)
+        elif attempt not in has:
+            ledger.hold(attempt, need)
+            has[attempt] = need
+        assert (attempt in ledger) == (attempt in has)
+        assert ledger.free.cpu == max(0, round(TOTAL.cpu - sum(each.cpu for each in has.values()), 3))
+        assert ledger.free.memory == max(0, TOTAL.memory - sum(each.memory for each in has.values()))
+        assert ledger.free.devices == max(0, TOTAL.devices - sum(each.devices for each in has.values()))
+    for attempt in list(has):
+        ledger.release(attempt)
+    assert ledger.free == TOTAL
+
+
+def test_a_worker_that_adopts_more_than_it_has_can_still_say_so() -> None:
+    """It came back with less capacity than it had: it is full, and its heartbeats are valid."""
+    ledger = Ledger(Capacity(cpu=1, memory=100))
+    ledger.hold("a", Capacity(cpu=4, memory=400))
+    beat = Heartbeat(worker_id=WorkerId("w"), free=ledger.free)
+    assert Heartbeat.from_json(beat.to_json()).free == Capacity(cpu=0, memory=0)
+    assert not ledger.reserve("b", Capacity(cpu=0.001))
+    ledger.release("a")
+    assert ledger.free == ledger.total
+
+
+def test_an_attempt_has_one_reservation() -> None:
+    ledger = Ledger(TOTAL)
+    assert ledger.reserve("a", Capacity(cpu=1))
+    assert not ledger.reserve("a", Capacity(cpu=1))
+    assert ledger.free.cpu == 3

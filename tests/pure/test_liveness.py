@@ -1,0 +1,106 @@
+"""Who lives, by a clock that the test moves."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fluster_bus.messages import Capacity, WorkerId
+from fluster_services.controller.liveness import Liveness
+
+W1, W2 = WorkerId("w1"), WorkerId("w2")
+SOME, MORE = Capacity(cpu=1), Capacity(cpu=2)
+
+
+def test_a_silent_worker_is_lost_once() -> None:
+    liveness = Liveness(10)
+    liveness.on_beat(W1, now=0, free=SOME)
+    assert liveness.take_lost(now=9.9) == []
+    assert liveness.next_deadline() == 10
+    assert liveness.take_lost(now=10) == [W1]
+    assert liveness.take_lost(now=11) == []
+    assert not liveness.is_alive(W1)
+    assert liveness.alive() == []
+    assert liveness.lost() == [W1]
+
+
+def test_a_worker_that_is_heard_again_lives() -> None:
+    liveness = Liveness(10)
+    liveness.on_beat(W1, now=0, free=SOME)
+    liveness.take_lost(now=10)
+    assert liveness.on_beat(W1, now=20, free=SOME)
+    assert liveness.is_alive(W1)
+    assert liveness.lost() == []
+    assert liveness.take_lost(now=30) == [W1]
+
+
+def test_a_worker_that_registers_anew_lives() -> None:
+    """It may be offered tasks before its first beat is heard."""
+    liveness = Liveness(10)
+    liveness.on_beat(W1, now=0, free=SOME)
+    liveness.take_lost(now=10)
+    liveness.on_registered(W1, now=20)
+    assert liveness.is_alive(W1)
+    assert liveness.take_lost(now=29) == []
+    assert liveness.take_lost(now=30) == [W1]
+
+
+def test_a_worker_known_from_records_has_its_full_time_but_no_more() -> None:
+    liveness = Liveness(10)
+    liveness.expect(W1, now=5)
+    liveness.expect(W1, now=9)
+    assert liveness.take_lost(now=14.9) == []
+    assert liveness.take_lost(now=15) == [W1]
+    liveness.expect(W1, now=16)
+    assert not liveness.is_alive(W1)
+
+
+def test_more_room_is_noticed() -> None:
+    liveness = Liveness(10)
+    assert liveness.on_beat(W1, now=0, free=SOME)
+    assert not liveness.on_beat(W1, now=1, free=SOME)
+    assert liveness.on_beat(W1, now=2, free=MORE)
+    assert not liveness.on_beat(W1, now=3, free=SOME)
+    assert liveness.on_beat(W1, now=4, free=Capacity(cpu=0.5, memory=1))
+    assert liveness.free(W1) == Capacity(cpu=0.5, memory=1)
+    assert liveness.free(W2) == Capacity()
+
+
+def test_an_interruption_gives_the_living_their_full_time_again() -> None:
+    liveness = Liveness(10)
+    liveness.on_beat(W1, now=0, free=SOME)
+    liveness.on_beat(W2, now=5, free=SOME)
+    assert liveness.take_lost(now=10) == [W1]
+    liveness.on_interruption(now=14)
+    assert liveness.take_lost(now=23.9) == []
+    assert liveness.take_lost(now=24) == [W2]
+    assert liveness.silent_for_s(W2, now=24) == 10
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["beat", "expect", "interruption", "judge"]), st.integers(0, 12)), max_size=60)
+)
+def test_nobody_is_lost_who_was_heard_in_time(history: list[tuple[str, int]]) -> None:
+    liveness, now, last, lost = Liveness(10), 0.0, None, False
+    for event, wait in history:
+        now += wait
+        if event == "beat":
+            liveness.on_beat(W1, now=now, free=SOME)
+            last, lost = now, False
+        elif event == "expect":
+            liveness.expect(W1, now=now)
+            last = now if last is None else last
+        elif event == "interruption":
+            liveness.on_interruption(now=now)
+            last = now if last is not None and not lost else last
+        else:
+            due = last is not None and not lost and now - last >= 10
+            assert liveness.take_lost(now=now) == ([W1] if due else [])
+            lost = lost or due
+        assert liveness.is_alive(W1) == (last is not None and not lost)
+
+
+def test_the_forgotten_are_not_missed() -> None:
+    liveness = Liveness(10)
+    liveness.on_beat(W1, now=0, free=SOME)
+    liveness.forget(W1)
+    assert liveness.take_lost(now=100) == []
+    assert liveness.next_deadline() is None

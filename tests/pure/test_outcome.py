@@ -1,0 +1,62 @@
+"""What the end of a process means for its task."""
+
+import base64
+import pickle
+from typing import Any
+
+import pytest
+
+from fluster_bus.messages import JobStatus
+from fluster_services.worker.attempt_directory import ExitRecord, TaskError
+from fluster_services.worker.outcome import outcome
+
+
+def _exit(**fields: Any) -> ExitRecord:
+    return ExitRecord(**{"exit_code": 0, "signal": None, "reason": "exited", **fields})
+
+
+@pytest.mark.parametrize(
+    ("record", "state", "reason", "exit_code"),
+    [
+        (_exit(), JobStatus.SUCCEEDED, "exit code 0", 0),
+        (_exit(exit_code=3), JobStatus.FAILED, "exit code 3", 3),
+        (_exit(exit_code=3, stderr_tail=["a", "b"]), JobStatus.FAILED, "exit code 3; its last words:\na\nb", 3),
+        (_exit(exit_code=None, signal=9), JobStatus.FAILED, "killed by SIGKILL", None),
+        (
+            _exit(exit_code=None, signal=9, oom=True),
+            JobStatus.FAILED,
+            "killed by SIGKILL while the machine was out of memory",
+            None,
+        ),
+        (_exit(exit_code=None, signal=99), JobStatus.FAILED, "killed by signal 99", None),
+        (_exit(exit_code=None), JobStatus.FAILED, "exit code None", None),
+        (_exit(exit_code=143, reason="killed", kill_reason="enough"), JobStatus.KILLED, "enough", 143),
+        (_exit(exit_code=0, reason="killed"), JobStatus.KILLED, "killed", 0),
+    ],
+)
+def test_ends(record: ExitRecord, state: JobStatus, reason: str, exit_code: int | None) -> None:
+    ended = outcome(record)
+    assert (ended.state, ended.reason, ended.exit_code) == (state, reason, exit_code)
+
+
+@pytest.mark.parametrize("reason", ["fenced", "keeper_died", "owner_gone"])
+def test_what_was_not_the_tasks_own_fault(reason: Any) -> None:
+    assert outcome(_exit(exit_code=1, reason=reason)).state is JobStatus.WORKER_FAILED
+
+
+def test_the_exception_comes_along() -> None:
+    pickled = base64.b64encode(pickle.dumps(ValueError("bad"))).decode()
+    error = TaskError(type="ValueError", message="bad", traceback="Traceback …", pickled=pickled)
+    ended = outcome(_exit(exit_code=1, error=error, stderr_tail=["noise"]))
+    assert ended.reason == "ValueError: bad"
+    assert ended.error is not None
+    assert ended.error.pickled is not None
+    assert pickle.loads(ended.error.pickled).args == ("bad",)
+    unpicklable = outcome(_exit(exit_code=1, error=TaskError(type="E", message="m")))
+    assert unpicklable.error is not None
+    assert unpicklable.error.pickled is None
+
+
+def test_only_the_last_lines_are_told() -> None:
+    ended = outcome(_exit(exit_code=1, stderr_tail=[f"line {number}" for number in range(100)]))
+    assert ended.reason.splitlines()[1:] == [f"line {number}" for number in range(90, 100)]

@@ -1,0 +1,234 @@
+"""Every subject, as the finished string; nothing that a person chose widens one or reaches elsewhere."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fluster_bus import subjects
+from fluster_bus.errors import InvalidNameError
+from fluster_bus.names import MAX_NAME_LENGTH, check_name, check_namespace, unique_name
+
+NAMES = st.text(alphabet="abcXYZ019_-", min_size=1, max_size=MAX_NAME_LENGTH)
+BAD_NAMES = [
+    "",
+    "a.b",
+    "*",
+    ">",
+    "a*",
+    "a>",
+    "a b",
+    " a",
+    "a\n",
+    "a\tb",
+    "ä",
+    "имя",
+    "a/b",
+    "$KV",
+    "a\0",
+    "x" * (MAX_NAME_LENGTH + 1),
+]
+
+
+@given(NAMES)
+def test_good_names_come_back(name: str) -> None:
+    assert check_name("job", name) == name
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_bad_names_are_refused_with_the_value_quoted(name: str) -> None:
+    with pytest.raises(InvalidNameError) as raised:
+        check_name("job id", name)
+    assert repr(name) in str(raised.value)
+    assert "job id" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", [None, 5, b"bytes", ["list"]])
+def test_what_is_no_text_is_refused(name: object) -> None:
+    with pytest.raises(InvalidNameError, match="is no job"):
+        check_name("job", name)  # type: ignore[arg-type]
+
+
+def test_a_very_long_value_is_quoted_in_part() -> None:
+    with pytest.raises(InvalidNameError) as raised:
+        check_name("job", "x" * 1_000_000)
+    assert len(str(raised.value)) < 500
+
+
+def test_no_tenant_has_the_clusters_own_namespace() -> None:
+    with pytest.raises(InvalidNameError, match="'sys'"):
+        check_namespace("sys")
+
+
+@given(NAMES)
+def test_unique_names_are_names(prefix: str) -> None:
+    first, second = unique_name(prefix), unique_name(prefix)
+    assert first != second
+    assert check_name("job", first) == first
+    assert first.startswith(prefix[:100])
+
+
+@pytest.mark.parametrize(
+    ("built", "finished"),
+    [
+        (subjects.jobs_submit("default"), "fluster.default.jobs.submit"),
+        (subjects.jobs_submit(subjects.ANY_TOKEN), "fluster.*.jobs.submit"),
+        (subjects.jobs_verb("default", "status"), "fluster.default.jobs.status"),
+        (subjects.ensure_namespace("default"), "fluster.default.ensure"),
+        (subjects.workers_list("default"), "fluster.default.workers.list"),
+        (subjects.endpoints_verb("default", "lookup"), "fluster.default.endpoints.lookup"),
+        (subjects.watch_jobs("default"), "fluster.default.watch.jobs.>"),
+        (subjects.watch_jobs("default", "train-1.0"), "fluster.default.watch.jobs.train-1.0"),
+        (subjects.watch_endpoints("default", "calc.>"), "fluster.default.watch.endpoints.calc.>"),
+        (subjects.watch_logs("default"), "fluster.default.watch.logs.>"),
+        (subjects.watch_events("default", "train-1"), "fluster.default.watch.events.train-1"),
+        (subjects.watch_any("default"), "fluster.default.watch.>"),
+        (subjects.logs("default", "train-1", "0", "1", "stdout"), "fluster.default.logs.train-1.0.1.stdout"),
+        (subjects.logs_of_job("default", "train-1"), "fluster.default.logs.train-1.>"),
+        (subjects.logs_of_all("default"), "fluster.default.logs.>"),
+        (subjects.events("default", "train-1"), "fluster.default.events.train-1"),
+        (subjects.events_of_all("default"), "fluster.default.events.>"),
+        (subjects.dispatch("gpu", "h100", 8, "c4000m", "m32768"), "fluster.sys.dispatch.gpu.h100.8.c4000m.m32768"),
+        (subjects.worker_verb("w1", "look"), "fluster.sys.workers.w1.look"),
+        (subjects.heartbeats("w1"), "fluster.sys.heartbeats.w1"),
+        (subjects.heartbeats(), "fluster.sys.heartbeats.*"),
+        (subjects.watch_workers(), "fluster.sys.watch.workers.>"),
+        (subjects.capacity(), "fluster.sys.capacity"),
+        (subjects.actor_any("default", "calc", "add"), "fluster.default.actors.calc.any.add"),
+        (subjects.actor_any("default", "calc"), "fluster.default.actors.calc.any.*"),
+        (subjects.actor_one("default", "calc", "e1", "add"), "fluster.default.actors.calc.one.e1.add"),
+        (subjects.actor_member("default", "calc", "e1"), "fluster.default.actors.calc.one.e1"),
+        (
+            subjects.method_of_member("fluster.default.actors.calc.one.e1", "add"),
+            "fluster.default.actors.calc.one.e1.add",
+        ),
+        (subjects.actor_all("default", "calc", "add"), "fluster.default.actors.calc.all.add"),
+        (subjects.actors_of("default"), "fluster.default.actors.>"),
+        (subjects.inbox_prefix("operator"), "_INBOX_operator"),
+        (subjects.inbox_prefix(None), "_INBOX"),
+        (subjects.jobs_bucket("default"), "fluster_jobs_default"),
+        (subjects.endpoints_bucket("default"), "fluster_endpoints_default"),
+        (subjects.events_stream("default"), "FLUSTER_EVENTS_default"),
+        (subjects.logs_stream("default"), "FLUSTER_LOGS_default"),
+        (subjects.bucket_stream("fluster_workers"), "KV_fluster_workers"),
+        (subjects.bucket_key("fluster_workers", "w1"), "$KV.fluster_workers.w1"),
+        (subjects.bucket_key("fluster_workers"), "$KV.fluster_workers.>"),
+        (subjects.key_of("fluster_workers", "$KV.fluster_workers.w1"), "w1"),
+        (subjects.direct_get("KV_x"), "$JS.API.DIRECT.GET.KV_x"),
+        (subjects.message_delete("KV_x"), "$JS.API.STREAM.MSG.DELETE.KV_x"),
+        (subjects.task_key("train-1", 0), "train-1.0"),
+        (subjects.attempt_key("default", "train-1", 0, 2), "default.train-1.0.2"),
+        (subjects.endpoints_of_attempt("train-1", 0, 2), "*.train-1.0.2.*"),
+        (subjects.endpoint_key("calc", "train-1", 0, 2, "e1"), "calc.train-1.0.2.e1"),
+        (subjects.endpoints_named("calc"), "calc.>"),
+        (subjects.service_verb("PING"), "$SRV.PING"),
+        (subjects.service_verb("INFO", "calc"), "$SRV.INFO.calc"),
+        (subjects.service_verb("STATS", "calc", "e1"), "$SRV.STATS.calc.e1"),
+        (subjects.below("$SRV.PING"), "$SRV.PING.>"),
+    ],
+)
+def test_finished_strings(built: str, finished: str) -> None:
+    assert built == finished
+
+
+# Each takes the name that a person chose; "*" is a wildcard to some of them, so it is tried apart.
+NAMED_BUILDERS: list[Callable[[str], str]] = [
+    subjects.jobs_submit,
+    subjects.ensure_namespace,
+    subjects.workers_list,
+    subjects.watch_jobs,
+    subjects.watch_endpoints,
+    subjects.watch_logs,
+    subjects.watch_events,
+    subjects.watch_any,
+    subjects.events_of_all,
+    subjects.logs_of_all,
+    subjects.actors_of,
+    subjects.jobs_bucket,
+    subjects.endpoints_bucket,
+    subjects.events_stream,
+    subjects.logs_stream,
+    subjects.heartbeats,
+    subjects.endpoints_named,
+    lambda name: subjects.jobs_verb("default", name),
+    lambda name: subjects.endpoints_verb("default", name),
+    lambda name: subjects.logs("default", name),
+    lambda name: subjects.logs_of_job("default", name),
+    lambda name: subjects.events("default", name),
+    lambda name: subjects.dispatch(name, "none", 0, "c1", "m1"),
+    lambda name: subjects.dispatch("gpu", name, 0, "c1", "m1"),
+    lambda name: subjects.worker_verb(name, "look"),
+    lambda name: subjects.worker_verb("w1", name),
+    lambda name: subjects.actor_any("default", name),
+    lambda name: subjects.actor_any("default", "calc", name),
+    lambda name: subjects.actor_one("default", "calc", name),
+    lambda name: subjects.actor_member("default", name, "e1"),
+    lambda name: subjects.method_of_member("fluster.default.actors.calc.one.e1", name),
+    lambda name: subjects.actor_all("default", name),
+    lambda name: subjects.task_key(name, 0),
+    lambda name: subjects.attempt_key("default", name, 0, 1),
+    lambda name: subjects.endpoints_of_attempt(name, 0, 1),
+    lambda name: subjects.endpoint_key(name, "job", 0, 1, "e1"),
+    lambda name: subjects.endpoint_key("calc", name, 0, 1, "e1"),
+    lambda name: subjects.endpoint_key("calc", "job", 0, 1, name),
+]
+
+
+@pytest.mark.parametrize("name", [name for name in BAD_NAMES if name != "*"])
+def test_every_builder_refuses_what_is_no_name(name: str) -> None:
+    for build in NAMED_BUILDERS:
+        with pytest.raises(InvalidNameError):
+            build(name)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: subjects.endpoint_key("calc", "*", 0, 1, "e1"),
+        lambda: subjects.endpoint_key("calc", "job", 0, 1, "*"),
+        lambda: subjects.endpoint_key("*", "job", 0, 1, "e1"),
+        lambda: subjects.task_key("*", 0),
+        lambda: subjects.endpoints_named("*"),
+        lambda: subjects.jobs_bucket("*"),
+        lambda: subjects.namespace_of("fluster.*.jobs.submit"),
+    ],
+)
+def test_a_key_or_bucket_is_never_a_wildcard(build: Callable[[], str]) -> None:
+    with pytest.raises(InvalidNameError):
+        build()
+
+
+@given(NAMES.filter(lambda name: name != "sys"), NAMES)
+def test_the_namespace_of_a_subject(namespace: str, job: str) -> None:
+    assert subjects.namespace_of(subjects.jobs_submit(namespace)) == namespace
+    assert subjects.namespace_of(subjects.events(namespace, job)) == namespace
+
+
+@pytest.mark.parametrize(
+    "subject", ["", "fluster", "fluster.default", "other.default.jobs.submit", "fluster.sys.capacity"]
+)
+def test_subjects_of_no_namespace(subject: str) -> None:
+    with pytest.raises(InvalidNameError):
+        subjects.namespace_of(subject)
+
+
+@given(NAMES.filter(lambda name: name != "sys"), NAMES, st.integers(0, 9999), st.integers(1, 9999))
+def test_log_subjects_are_taken_apart_again(namespace: str, job: str, task: int, attempt: int) -> None:
+    parsed = subjects.parse_logs(subjects.logs(namespace, job, str(task), str(attempt), "stderr"))
+    assert parsed == subjects.LogSubject(namespace, job, task, attempt, "stderr")
+
+
+@given(NAMES, st.integers(0, 9999))
+def test_keys_of_tasks_and_of_jobs_are_told_apart(job: str, task: int) -> None:
+    assert subjects.is_task_key(subjects.task_key(job, task))
+    assert not subjects.is_task_key(job)
+
+
+def test_inboxes() -> None:
+    assert subjects.is_inbox(f"{subjects.inbox_prefix('operator')}.abc.1")
+    assert subjects.is_inbox(f"{subjects.inbox_prefix(None)}.abc.1")
+    for subject in ("", "fluster.sys.workers.w1.look", "$JS.API.INFO", "$KV.fluster_jobs_default.a", "x._INBOX.a"):
+        assert not subjects.is_inbox(subject)
+    assert subjects.last_token("_INBOX_operator.secret.1f") == "1f"
+    assert subjects.last_token("alone") == "alone"

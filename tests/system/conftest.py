@@ -1,0 +1,28 @@
+from collections.abc import Iterator
+
+import pytest
+
+from fluster.cluster import LocalCluster
+from tests.system.processes import Family
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[LocalCluster]:
+    """A cluster of two workers with 8 CPUs each, for tests that do it no harm."""
+    family = Family()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in family.variables.items():
+            patch.setenv(name, value)
+        started = LocalCluster(workers=2, cpu=16, namespaces=["other"])
+    with started:
+        yield started
+    family.wait_gone()
+
+
+@pytest.fixture
+def family(monkeypatch: pytest.MonkeyPatch) -> Family:
+    """Whoever is started from here belongs to it."""
+    family = Family()
+    for name, value in family.variables.items():
+        monkeypatch.setenv(name, value)
+    return family

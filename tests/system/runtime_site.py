@@ -1,0 +1,211 @@
+"""A place to run attempts in tests: a state folder, a template, a runtime over them, and the means to see that nothing is left."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import cloudpickle
+import psutil
+import pytest
+from anyio.abc import Process
+
+from fluster_services.worker.attempt_directory import ExitRecord, LaunchSpec, to_json
+from fluster_services.worker.process_runtime import ProcessRuntime, ProcessTask
+from fluster_services.worker.runtime import Exited
+from fluster_services.worker.spool import SpoolRecord
+from fluster_services.worker.template import TemplateHandle
+from tests.waiting import wait_until_async
+
+MARK = "FLUSTER_TEST_MARK"
+PATIENCE_S = 30
+
+# An executed template, where a worker forks one: the test process may have threads.
+TEMPLATE = """
+import socket, sys
+import cloudpickle
+from fluster_services.worker.template import _Template
+_Template(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]) if len(sys.argv) > 2 else None).run()
+"""
+
+WORKER = """
+import asyncio, json, sys
+from pathlib import Path
+from fluster_services.worker.attempt_directory import LaunchSpec
+from fluster_services.worker.process_runtime import ProcessRuntime
+from fluster_services.worker.template import start_template
+
+async def main(template):
+    runtime = ProcessRuntime(Path(sys.argv[1]), template)
+    spec = LaunchSpec(**json.loads(sys.argv[2]))
+    task = await runtime.start(spec)
+    print(task.pid, flush=True)
+    while True:
+        task.renew(spec.fence_after_s)
+        await asyncio.sleep(0.05)
+
+asyncio.run(main(start_template()))
+"""
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The living processes that were executed with `mark` in their environment, or copied from one that was."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return found
+
+
+class Worker(NamedTuple):
+    process: Process
+    spec: LaunchSpec
+    task_pid: int
+
+    async def kill(self) -> None:
+        self.process.kill()
+        await self.process.wait()
+
+
+@dataclass
+class Site:
+    """A state folder, a template, and a runtime over them; all of its processes are marked."""
+
+    state_dir: Path
+    mark: str
+    template: TemplateHandle
+    runtime: ProcessRuntime
+    workers: list[Process] = field(default_factory=list)
+
+    def spec(self, key: str = "ns.job.0.1", **fields: Any) -> LaunchSpec:
+        return LaunchSpec(key=key, env={MARK: self.mark, **fields.pop("env", {})}, **fields)
+
+    async def call(self, function: Callable[..., object], *args: object, **fields: Any) -> ProcessTask:
+        return await self.runtime.start(self.spec(**fields), cloudpickle.dumps((function, args, {})))
+
+    async def command(self, *command: str, **fields: Any) -> ProcessTask:
+        return await self.runtime.start(self.spec(command=list(command), **fields))
+
+    def entries(self) -> list[str]:
+        return sorted(path.name for path in self.state_dir.iterdir())
+
+    def processes(self) -> list[psutil.Process]:
+        return [process for process in marked(self.mark) if process.pid != self.template.pid]
+
+    async def start_worker(self, script: str, **fields: Any) -> Worker:
+        """A worker in a process of its own that runs the script as its one task; this site's own runtime is closed for it."""
+        await self.runtime.close()
+        spec = self.spec(command=["sh", "-c", script], **fields)
+        process = await anyio.open_process(
+            [sys.executable, "-c", WORKER, str(self.state_dir), json.dumps(to_json(spec))],
+            env={**os.environ, MARK: self.mark, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stderr=None,
+        )
+        assert process.stdout is not None
+        self.workers.append(process)
+        with anyio.fail_after(PATIENCE_S):
+            return Worker(process, spec, int(await process.stdout.receive()))
+
+    async def adopt(self) -> ProcessTask:
+        """The one task that the worker before left."""
+        self.runtime = ProcessRuntime(self.state_dir, self.template)
+        (task,) = await self.runtime.adopt()
+        return task
+
+    async def wait_all_gone(self) -> None:
+        await wait_until_async(lambda: not self.processes(), PATIENCE_S, self.processes)
+
+
+class Templates:
+    """Starts templates, and ends them with the test."""
+
+    def __init__(self) -> None:
+        self._started: list[tuple[TemplateHandle, subprocess.Popen[bytes]]] = []
+
+    def start(self, mark: str, owner_fd: int | None = None) -> TemplateHandle:
+        ours, theirs = socket.socketpair()
+        fds = [theirs.fileno(), *([] if owner_fd is None else [owner_fd])]
+        command = [sys.executable, "-c", TEMPLATE, *map(str, fds)]
+        environment = {**os.environ, MARK: mark, "PYTHONPATH": os.pathsep.join(sys.path)}
+        process = subprocess.Popen(command, pass_fds=fds, env=environment)
+        theirs.close()
+        handle = TemplateHandle(ours, process.pid)
+        self._started.append((handle, process))
+        return handle
+
+    def close(self) -> None:
+        for handle, process in self._started:
+            handle.close()
+            process.wait(PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def templates() -> Iterator[Templates]:
+    templates = Templates()
+    yield templates
+    templates.close()
+
+
+@pytest.fixture(scope="module")
+def shared_template(templates: Templates) -> tuple[TemplateHandle, str]:
+    mark = uuid.uuid4().hex
+    return templates.start(mark), mark
+
+
+@pytest.fixture
+async def site(tmp_path: Path, shared_template: tuple[TemplateHandle, str]) -> AsyncIterator[Site]:
+    template, mark = shared_template
+    site = Site(tmp_path / "state", mark, template, ProcessRuntime(tmp_path / "state", template))
+    yield site
+    for worker in site.workers:
+        await worker.aclose()
+    for task in tuple(site.runtime._tasks):
+        task.kill(0, "the test is over")
+        await end_of(task)
+        await task.forget()
+    await site.runtime.close()
+    await site.wait_all_gone()
+    assert site.entries() == ["lock"]
+
+
+async def end_of(task: ProcessTask) -> ExitRecord:
+    with anyio.fail_after(PATIENCE_S):
+        async for event in task.events():
+            if isinstance(event, Exited):
+                return event.record
+    raise AssertionError(f"{task.key} was detached")
+
+
+def read_all(task: ProcessTask, offset: int = 0) -> list[SpoolRecord]:
+    records: list[SpoolRecord] = []
+    while True:
+        more, offset = task.read_log(offset)
+        if not more:
+            return records
+        records += more
+
+
+def texts(task: ProcessTask, stream: str = "stdout") -> list[str]:
+    return [record.text for record in read_all(task) if record.stream == stream]
+
+
+async def wait_for_line(task: ProcessTask, text: str) -> None:
+    with anyio.fail_after(PATIENCE_S):
+        async for _ in task.events():
+            if any(text in record.text for record in read_all(task)):
+                return
+    raise AssertionError(f"{task.key} ended without {text!r}: {read_all(task)}")
+
+
+def peak_memory_kib(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")[2].split()[0])
