@@ -8,11 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import nats
 import uvloop
 
+from benchmarks.row import Row
 from fluster import ActorPool, LocalCluster, actor, deploy
 
 CALLS = 2_000
@@ -33,16 +33,6 @@ async def main():
     await asyncio.Event().wait()
 uvloop.run(main())
 """
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table: what was measured, against the bare request in the same run."""
-
-    what: str
-    value: str
-    against: str
-    ratio: float
 
 
 @actor

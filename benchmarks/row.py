@@ -5,17 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Row:
-    """A line of the table. `value` and `baseline_value` have the same `unit` and come from the same run."""
+    """A line of the table. Both figures come from the same run, so that their ratio means something elsewhere too."""
 
-    what: str  # call(), one after the other, p50
-    value: float
-    unit: str  # µs, ms, 1/s
-    baseline: str  # nc.request between two bare processes, p50
-    baseline_value: float
-
-    @property
-    def ratio(self) -> float:
-        """How many times the baseline it is: of a time, less is better; of a rate, more."""
-        return self.value / self.baseline_value
+    what: str  # blocking call(), p50
+    value: str  # 250 µs
+    against: str  # nc.request 190 µs
+    ratio: float  # of the two: of times, less is better; of rates, more

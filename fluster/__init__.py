@@ -1,7 +1,5 @@
 """Actors and jobs on one message bus."""
 
-# ruff: noqa: PLC0414, F401 - what is imported here for type checkers is what `__getattr__` finds at run time
-
 from __future__ import annotations
 
 from importlib import import_module
@@ -41,6 +39,7 @@ if TYPE_CHECKING:
         MailboxFullError,
         NoClusterError,
         RemoteError,
+        WorkspaceError,
     )
     from fluster.worker_pool import WorkerPool
     from fluster_bus.messages import (
@@ -112,6 +111,7 @@ __all__ = [
     "TpuTopologyInfo",
     "WorkerId",
     "WorkerPool",
+    "WorkspaceError",
     "actor",
     "create_environment",
     "current_cluster",

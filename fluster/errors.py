@@ -5,6 +5,7 @@ FlusterError
 ├── ClusterError
 │   ├── NoClusterError            no cluster is named, and none may be started here
 │   ├── ClusterStartError         a local cluster did not come up
+│   ├── WorkspaceError            a ValueError: a job's folder cannot be packed as it is
 │   ├── JobNotFoundError          no job has that id
 │   ├── JobRefusedError           the cluster did not take the job; nothing was started
 │   ├── JobFailedError            a job ended otherwise than well; `info` tells how
@@ -45,6 +46,7 @@ __all__ = [
     "MailboxFullError",
     "NoClusterError",
     "RemoteError",
+    "WorkspaceError",
 ]
 
 
@@ -58,6 +60,10 @@ class NoClusterError(ClusterError):
 
 class ClusterStartError(ClusterError):
     """A local cluster did not come up."""
+
+
+class WorkspaceError(ClusterError, ValueError):
+    """The folder that a job shall run in cannot be packed: too large, or it holds what cannot travel."""
 
 
 class JobNotFoundError(ClusterError, LookupError):

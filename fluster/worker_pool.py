@@ -19,7 +19,8 @@ from fluster.cluster import AsyncCluster, Cluster
 from fluster.cluster.portal import blocking
 from fluster.errors import ActorDiedError
 from fluster_bus import codec
-from fluster_bus.messages import EnvironmentConfig, JobId, ResourceConfig
+from fluster_bus.errors import BusError, ClosedError
+from fluster_bus.messages import EnvironmentConfig, JobId, JobInfo, ResourceConfig
 from fluster_bus.names import check_name, unique_name
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ Item = TypeVar("Item")
 P = ParamSpec("P")
 
 _DEFAULT_RESOURCES = ResourceConfig()
+_PAUSE_S = 1.0  # before the cluster is asked again after an error
 _KEPT_FUNCTIONS = 64  # of those that a worker has read
 
 
@@ -68,7 +70,7 @@ class _Workers:
         try:
             job_id = await self._cluster.launch(self.deployment.request)
             self._launched.set_result(job_id)
-            info = await self._cluster.wait(job_id)
+            info = await self._end_of_job(job_id)
             reason = f": {info.error_message}" if info.error_message else ""
             self._end(ActorDiedError(f"the workers of {name} have ended, as {info.status}{reason}"))
         except Exception as error:
@@ -77,6 +79,16 @@ class _Workers:
             if not self._launched.done():
                 self._launched.set_exception(error)
                 self._launched.exception()  # it is told to those who wait, whether there are any or not
+
+    async def _end_of_job(self, job_id: JobId) -> JobInfo:
+        while True:
+            try:
+                return await self._cluster.wait(job_id)
+            except ClosedError:
+                raise
+            except BusError as error:  # the workers may go on while nobody can tell how they are
+                log.info("how %s is cannot be told: %s", job_id, error)
+                await asyncio.sleep(_PAUSE_S)
 
     def _end(self, error: Exception) -> None:
         self.error = error
@@ -102,16 +114,17 @@ class _Workers:
 
     async def shutdown(self, *, wait: bool) -> None:
         """End the workers; with `wait`, return when they have ended."""
+        ended = ActorDiedError(f"{self.pool.name} was shut down before the task was done")
         try:
             job_id = await asyncio.shield(self._launched)
-            self._end(ActorDiedError(f"{self.pool.name} was shut down"))
+            self._end(ended)
             if not self._life.done():
                 await self._cluster.terminate(job_id, reason=f"{self.pool.name} was shut down")
                 if wait:
                     await asyncio.wait([self._life])
         finally:
             self._life.cancel()
-            await self.pool.give_up()
+            self.pool.give_up(ended)
 
 
 class WorkerPool:

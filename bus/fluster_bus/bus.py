@@ -46,11 +46,14 @@ Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply", bound=Message)
 
 DEFAULT_TIMEOUT_S = 5.0
+_ASK_AGAIN_S = 2.0  # an answer takes milliseconds: after this its sender has probably died
+_DRAIN_TIMEOUT_S = 2
 ERROR_HEADER = "Nats-Service-Error"  # of the services API, ADR-32
 ERROR_CODE_HEADER = "Nats-Service-Error-Code"
 _STATUS_HEADER = "Status"
 _NO_RESPONDERS = "503"
 _PENDING_MESSAGES, _PENDING_BYTES = 512 * 1024, 256 << 20  # of one subscription, before the slowest are dropped
+_FLUSH = "(flush)"  # in the place of a subject
 _DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]+)"', re.IGNORECASE)
 
 
@@ -72,17 +75,33 @@ class Delivery:
 class Subscription:
     """Interest in a subject, until it is drained or dropped."""
 
-    def __init__(self, subscription: NatsSubscription) -> None:
+    def __init__(self, bus: Bus, subscription: NatsSubscription) -> None:
+        self._bus = bus
         self._subscription = subscription
+        self._leaving = False
 
     async def drain(self) -> None:
-        """Leave, after everything that is on its way here has been handled: nothing is lost."""
-        if not self._subscription._closed:  # noqa: SLF001 - nats-py raises for a second drain, and has no getter
-            await self._subscription.drain()
+        """Leave, after everything that is on its way here has been handled: nothing is lost, but by a lost connection."""
+        if self._leaving:
+            return
+        self._leaving = True
+        subscription = self._subscription
+        try:
+            # nats-py's own drain stops listening when its PONG is there, which may be before its UNSUB has left.
+            await subscription._conn._send_unsubscribe(subscription._id)  # noqa: SLF001
+            await self._bus.flush()
+            await subscription._pending_queue.join()  # noqa: SLF001
+        except (DisconnectedError, ClosedError):
+            log.debug("%s: the connection was lost while leaving %s", self._bus.name, subscription.subject)
+        finally:
+            await self.unsubscribe()
 
     async def unsubscribe(self) -> None:
-        """Leave at once; what is on its way here is dropped."""
-        if not self._subscription._closed:  # noqa: SLF001
+        """Leave at once; what is on its way here is dropped. Works without a connection, too."""
+        self._leaving = True
+        connection = self._subscription._conn  # noqa: SLF001
+        # nats-py raises for a second time and has no getter; a connection that closes takes its subscriptions along.
+        if not (self._subscription._closed or connection.is_closed or connection.is_draining):  # noqa: SLF001
             await self._subscription.unsubscribe()
 
 
@@ -110,7 +129,7 @@ class _Replies:
     def fail(self, error: BusError, *, subject: str | None = None) -> None:
         """Tell all requesters, or those of one subject, that no answer will come."""
         for asked, answers in self._waiting.values():
-            if subject is None or asked == subject:
+            if subject is None or asked.lower() == subject.lower():  # nats-py puts errors into lower case
                 answers.put_nowait(error)
 
 
@@ -124,8 +143,11 @@ class Bus:
         self._replies = _Replies()
         # A secret of this connection: who sees one reply subject can neither guess nor hear another's.
         self._inbox = f"{address.inbox_prefix}.{secrets.token_urlsafe(16)}"
-        self._connected = asyncio.Event()
+        self._opened = False
+        self._connected = False
         self._closed = False
+        self._over: str | None = None  # why there will be no connection any more
+        self._settled = asyncio.Event()  # there is a connection, or there will be none
         self._on_disconnect: list[Callable[[], None]] = []
         self._on_reconnect: list[Callable[[], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -145,6 +167,9 @@ class Bus:
         except (nats.errors.Error, OSError, TimeoutError) as error:
             await bus._nats.close()
             raise bus._connect_error(error) from error
+        except asyncio.CancelledError:
+            await bus._nats.close()
+            raise
         return bus
 
     async def _open(self) -> None:
@@ -158,6 +183,7 @@ class Bus:
             max_reconnect_attempts=-1,
             reconnect_time_wait=0.1,  # type: ignore[arg-type]  # annotated int, used as seconds of a sleep
             connect_timeout=2,
+            drain_timeout=_DRAIN_TIMEOUT_S,  # a handler that hangs does not hold up `close`
             # Nothing is kept back while disconnected: it would run after the reconnect, long after its caller gave up.
             pending_size=-1,
             error_cb=self._on_error,
@@ -171,27 +197,40 @@ class Bus:
             pending_msgs_limit=_PENDING_MESSAGES,
             pending_bytes_limit=_PENDING_BYTES,
         )
-        self._connected.set()
+        self._opened = True
+        self._on_standing()
+
+    def _on_standing(self) -> None:
+        if self._over is None:
+            self._connected = True
+            self._settled.set()
+
+    def _end(self, reason: str) -> None:
+        self._connected = False
+        self._over = reason
+        self._settled.set()
+        self._replies.fail(ClosedError(reason))
 
     def _connect_error(self, error: Exception) -> ConnectError:
-        if "authorization" in str(error).lower():
+        if _is_refusal(error):
             return CredentialsError(
                 f"{self.address} refused the credentials: take the address that the cluster printed, "
                 "with user and password, or the file it wrote"
             )
-        return ConnectError(f"no nats-server answers at {self.address}: is the cluster up? ({error or 'timed out'})")
+        return ConnectError(f"no nats-server answers at {self.address}: is the cluster up? ({str(error) or 'timed out'})")
 
     async def close(self) -> None:
         """Handle what has arrived, send what is written, then leave."""
         if self._closed:
             return
         self._closed = True
-        self._connected.clear()
-        self._replies.fail(ClosedError(f"the connection {self.name!r} was closed"))
+        self._end(f"the connection {self.name!r} was closed")
         try:
             if self._nats.is_connected:
                 await self._nats.drain()
             else:
+                # What waits to be written would go to the transport that is gone, which asyncio answers with a TypeError.
+                self._nats._pending, self._nats._pending_data_size = [], 0  # noqa: SLF001
                 await self._nats.close()
         except nats.errors.Error as error:
             log.info("the connection %s did not end cleanly: %s", self.name, error)
@@ -201,7 +240,7 @@ class Bus:
 
     @property
     def connected(self) -> bool:
-        return self._connected.is_set()
+        return self._connected
 
     @property
     def max_payload(self) -> int:
@@ -222,21 +261,25 @@ class Bus:
         self._on_reconnect = [each for each in self._on_reconnect if each != callback]
 
     async def wait_connected(self, timeout_s: float | None = None) -> None:
-        """Wait until there is a connection. Raises DisconnectedError when there is none in time."""
-        if self._closed:
-            raise ClosedError(f"the connection {self.name!r} was closed")
-        if self._connected.is_set():
-            return
+        """Wait until there is a connection. Raises DisconnectedError when there is none in time, ClosedError when none
+        will come.
+        """
         try:
             async with asyncio.timeout(timeout_s):
-                await self._connected.wait()
+                await self._settled.wait()
         except TimeoutError as error:
             raise self._disconnected() from error
+        if self._over is not None:
+            raise ClosedError(self._over)
 
-    def _disconnected(self) -> DisconnectedError:
+    def _disconnected(self) -> DisconnectedError | ClosedError:
+        if self._over is not None:
+            return ClosedError(self._over)
         return DisconnectedError(f"the connection to {self.address} is lost; it is being rebuilt")
 
     async def _on_error(self, error: Exception) -> None:
+        if not self._opened and _is_refusal(error):
+            raise error  # out of nats-py's connect, which would try the same credentials for ever
         denied = _DENIED.search(str(error))
         if denied is None:
             log.info("%s: %s", self.name, str(error) or type(error).__name__)
@@ -248,23 +291,23 @@ class Bus:
         )
 
     async def _on_disconnected(self) -> None:
-        if not self._connected.is_set():
+        if not self._connected:
             return
-        self._connected.clear()
+        self._connected = False
+        self._settled.clear()
         self._replies.fail(self._disconnected())
         for callback in self._on_disconnect:
             callback()
 
     async def _on_reconnected(self) -> None:
-        self._connected.set()
+        self._on_standing()
         for callback in self._on_reconnect:
             callback()
 
     async def _on_closed(self) -> None:
-        self._connected.clear()
-        if not self._closed:
+        if self._opened and not self._closed:
             log.error("%s: the server closed this connection for good: %s", self.name, self._nats.last_error)
-            self._replies.fail(ClosedError(f"the server closed the connection {self.name!r}: its credentials expired"))
+            self._end(f"the server closed the connection {self.name!r} for good: {self._nats.last_error}")
 
     # ---- sending ----------------------------------------------------------------------------------------
 
@@ -280,6 +323,8 @@ class Bus:
             raise ClosedError(f"the connection {self.name!r} is closed") from error
         except (nats.errors.OutboundBufferLimitError, nats.errors.ConnectionReconnectingError) as error:
             raise self._disconnected() from error
+        except nats.errors.TimeoutError as error:
+            raise RequestTimeoutError(f"{subject}: {self.address} did not answer in time") from error
         except nats.errors.Error as error:
             raise BusError(f"sending to {subject} failed: {error}") from error
 
@@ -287,17 +332,29 @@ class Bus:
         self, subject: str, data: bytes = b"", *, reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
         """Send without an answer. Raises DisconnectedError at once while there is no connection."""
-        if not self._connected.is_set():
-            raise self._disconnected() if not self._closed else ClosedError(f"the connection {self.name!r} is closed")
+        if not self._connected:
+            raise self._disconnected()
         with self._translated(subject, len(data)):
             await self._nats.publish(subject, data, reply=reply, headers=headers)
 
     async def flush(self) -> None:
-        """Wait until the server has seen everything that was sent, subscriptions included."""
-        with self._translated("(flush)", 0):
-            # nats-py writes its PING ahead of what is still buffered: only the second PONG comes after all of it.
-            await self._nats.flush()
-            await self._nats.flush()
+        """Wait until the server has seen everything that was sent, subscriptions included.
+
+        Raises DisconnectedError at once when the connection is lost meanwhile.
+        """
+        # A message to this connection itself comes back after all that was sent before it. nats-py's own flush does
+        # not do: its PING overtakes what is buffered, and when it is cancelled the PONG ends the loop that reads.
+        token, answers = self._replies.open(_FLUSH)
+        try:
+            await self.publish(f"{self._inbox}.{token}")
+            async with asyncio.timeout(DEFAULT_TIMEOUT_S):
+                self._checked(_FLUSH, await answers.get())
+        except TimeoutError as error:
+            raise RequestTimeoutError(
+                f"{self.address} did not send back a message within {DEFAULT_TIMEOUT_S:g} s"
+            ) from error
+        finally:
+            self._replies.close(token)
 
     def inbox(self) -> str:
         """A fresh subject that only this connection's user may listen on."""
@@ -364,14 +421,14 @@ class Bus:
     ) -> Reply:
         """The answer of a service, read as `reply`.
 
-        While nobody listens, or the connection is lost, the request is sent again until `timeout_s` is over: a
-        service that restarts is waited for. Services are asked for states and wishes that may be told twice.
-        Raises as `request` does.
+        While nobody listens or answers, or the connection is lost, the request is sent again until `timeout_s` is
+        over: a service that restarts is waited for, also when it took the request with it. Services are asked for
+        states and wishes that may be told twice. Raises as `request` does.
         """
         data = message.to_json()
         answer = await retried(
-            lambda left_s: self.request(subject, data, timeout_s=left_s),
-            on=(NoRespondersError, DisconnectedError),
+            lambda left_s: self.request(subject, data, timeout_s=min(left_s, _ASK_AGAIN_S)),
+            on=(NoRespondersError, DisconnectedError, RequestTimeoutError),
             timeout_s=timeout_s,
         )
         return reply.from_json(answer.data)
@@ -393,13 +450,14 @@ class Bus:
 
         with self._translated(subject, 0):
             return Subscription(
+                self,
                 await self._nats.subscribe(
                     subject,
                     queue=queue,
                     cb=on_message,
                     pending_msgs_limit=_PENDING_MESSAGES,
                     pending_bytes_limit=_PENDING_BYTES,
-                )
+                ),
             )
 
     async def serve(
@@ -423,7 +481,7 @@ class Bus:
             try:
                 reply, headers = await self._answer(delivery, request, handler)
                 if delivery.reply:
-                    await self.publish(delivery.reply, reply, headers=headers)
+                    await self._reply(delivery.reply, reply, headers)
             except (DisconnectedError, ClosedError):
                 log.info("%s: the connection was lost before %s was answered", self.name, subject)
             finally:
@@ -437,6 +495,13 @@ class Bus:
             self.spawn(answer(delivery), f"answer to {delivery.subject}")
 
         return await self.subscribe(subject, on_delivery, queue=queue)
+
+    async def _reply(self, subject: str, data: bytes, headers: dict[str, str] | None) -> None:
+        try:
+            await self.publish(subject, data, headers=headers)
+        except MessageTooLargeError as error:
+            data, headers = _error_reply(type(error).__name__, error)
+            await self.publish(subject, data, headers=headers)
 
     async def _answer(
         self, delivery: Delivery, request: type[Request], handler: Callable[[Request, str], Awaitable[Message]]
@@ -467,11 +532,16 @@ class Bus:
             log.error("%s: %s failed", self.name, task.get_name(), exc_info=task.exception())
 
 
+def _is_refusal(error: Exception) -> bool:
+    return "authorization" in str(error).lower()
+
+
 def _delivery(msg: Msg) -> Delivery:
     headers: dict[str, Any] | None = msg.headers
     return Delivery(msg.subject, msg.data, msg.reply, headers)
 
 
 def _error_reply(code: str, error: Exception) -> tuple[bytes, dict[str, str]]:
-    one_line = " ".join(str(error).split())  # a header's value cannot hold a line break
+    # A header's value cannot hold a line break, nor what has no form in UTF-8.
+    one_line = "".join(each if each.isprintable() else "?" for each in " ".join(str(error).split()))
     return encode_json_error(code, str(error)), {ERROR_CODE_HEADER: code, ERROR_HEADER: one_line or code}

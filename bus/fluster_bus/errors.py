@@ -16,6 +16,9 @@ FlusterError
     ├── InvalidMessageError     what arrived is not what was agreed
     ├── StorageError            the server could not store it
     │   └── StreamNotFoundError
+    ├── ObjectNotFoundError     no stored file has that hash, or not any more
+    ├── ObjectTooLargeError
+    ├── ObjectCorruptError      a stored file is not what its hash says
     ├── KeyExistsError
     ├── RevisionConflictError   somebody changed the record first
     └── ServerStartError        the embedded server did not come up
@@ -85,6 +88,18 @@ class StorageError(BusError):
 
 class StreamNotFoundError(StorageError):
     """The stream or bucket does not exist."""
+
+
+class ObjectNotFoundError(BusError, LookupError):
+    """No stored file has that hash, or not any more."""
+
+
+class ObjectTooLargeError(BusError, ValueError):
+    """The file is larger than may be stored, or than the reader takes."""
+
+
+class ObjectCorruptError(BusError):
+    """The stored file is not what its hash says."""
 
 
 class KeyExistsError(BusError):

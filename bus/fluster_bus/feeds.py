@@ -100,10 +100,10 @@ class Feed:
         subscription = await self._bus.subscribe(self._watch, arrivals.add)
         patience_s = _STREAM_PATIENCE_S
         try:
-            await self._bus.flush()
             while True:
                 arrivals.clear()
                 try:
+                    await self._bus.flush()  # what is stored from here on arrives
                     async for entry in self.stored(start):
                         start = entry.sequence + 1
                         yield entry
@@ -124,8 +124,7 @@ class Feed:
                         yield entry
         finally:
             self._bus.off(arrivals.reread)
-            if self._bus.connected:
-                await subscription.unsubscribe()
+            await subscription.unsubscribe()
 
 
 class _Arrivals:

@@ -132,7 +132,12 @@ def _watch(user: User) -> str:
 def _asks(namespace: str) -> tuple[str, ...]:
     """What clients and jobs of a namespace may both send: requests, calls, replies, and reads that need no consumer."""
     registry = subjects.bucket_stream(subjects.endpoints_bucket(namespace))
-    streams = (registry, subjects.logs_stream(namespace), subjects.events_stream(namespace))
+    streams = (
+        registry,
+        subjects.logs_stream(namespace),
+        subjects.events_stream(namespace),
+        subjects.bundles_stream(namespace),
+    )
     # Never the inbox of `service`: a forged reply there could pass for another service's word.
     repliers = (User(Role.OPERATOR), User(Role.CLIENT, namespace), User(Role.JOB, namespace))
     return (
@@ -141,6 +146,7 @@ def _asks(namespace: str) -> tuple[str, ...]:
         subjects.endpoints_verb(namespace, subjects.ANY_TOKEN),
         subjects.workers_list(namespace),
         subjects.actors_of(namespace),
+        subjects.bundles_of_all(namespace),
         *(subject for stream in streams for subject in _with_below(subjects.direct_get(stream))),
         _COMMAND_INBOX,
         *(user.inbox for user in repliers),

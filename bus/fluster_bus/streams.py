@@ -23,6 +23,7 @@ from fluster_bus.messages.endpoints import Endpoint
 from fluster_bus.messages.model import Message
 from fluster_bus.messages.records import JobRecord, TaskRecord
 from fluster_bus.messages.workers import WorkerInfo
+from fluster_bus.objects import CHUNK_BYTES, KEPT_S, MAX_MESSAGES
 from fluster_bus.retries import retried
 from fluster_bus.tables import Table, sequence_of_ack
 
@@ -116,6 +117,24 @@ def _history(stream: str, subject: str, watch: str) -> StreamConfig:
     )
 
 
+def _bundles(namespace: str) -> StreamConfig:
+    return StreamConfig(
+        name=subjects.bundles_stream(namespace),
+        subjects=[subjects.bundles_of_all(namespace)],
+        max_age=KEPT_S,
+        # Bounded by their number: a bound in bytes would be set aside, and a server has room for few namespaces then.
+        max_msgs=MAX_MESSAGES,
+        max_msg_size=CHUNK_BYTES,
+        max_msgs_per_subject=1,
+        discard=DiscardPolicy.OLD,
+        storage=StorageType.FILE,
+        allow_direct=True,
+        allow_rollup_hdrs=False,
+        deny_delete=True,
+        deny_purge=True,
+    )
+
+
 async def ensure_system(bus: Bus) -> None:
     """Make what the whole cluster needs, unless it is there."""
     await _ensure(
@@ -148,6 +167,7 @@ async def ensure_namespace(bus: Bus, namespace: str) -> None:
             subjects.logs_of_all(namespace),
             subjects.watch_logs(namespace),
         ),
+        _bundles(namespace),
     ):
         await _ensure(bus, config)
 

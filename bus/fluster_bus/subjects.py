@@ -92,6 +92,26 @@ def logs_of_all(namespace: str) -> str:
     return f"{_ROOT}.{_ns(namespace)}.logs.{ANY_TAIL}"  # fluster.default.logs.>
 
 
+def bundle_part(namespace: str, sha256: str, number: int) -> str:
+    return f"{_bundle(namespace, sha256)}.{number}"  # fluster.default.bundles.9f86d0….0
+
+
+def bundle_manifest(namespace: str, sha256: str) -> str:
+    return f"{_bundle(namespace, sha256)}.manifest"  # fluster.default.bundles.9f86d0….manifest
+
+
+def is_bundle_part(subject: str, namespace: str, sha256: str) -> bool:
+    return subject.startswith(f"{_bundle(namespace, sha256)}.")
+
+
+def _bundle(namespace: str, sha256: str) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.bundles.{check_name('SHA-256', sha256)}"
+
+
+def bundles_of_all(namespace: str) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.bundles.{ANY_TAIL}"  # fluster.default.bundles.>
+
+
 def namespace_of(subject: str) -> str:
     """The namespace that a subject belongs to. Raises InvalidNameError when it is none of ours."""
     tokens = subject.split(".")
@@ -194,6 +214,10 @@ def logs_stream(namespace: str) -> str:
     return f"FLUSTER_LOGS_{check_namespace(namespace)}"
 
 
+def bundles_stream(namespace: str) -> str:
+    return f"FLUSTER_BUNDLES_{check_namespace(namespace)}"
+
+
 def bucket_stream(bucket: str) -> str:
     return f"KV_{bucket}"
 
@@ -217,6 +241,11 @@ def direct_get(stream: str) -> str:
 
 def message_delete(stream: str) -> str:
     return f"$JS.API.STREAM.MSG.DELETE.{stream}"
+
+
+def is_ack(subject: str) -> bool:
+    """True for where a stream waits for the acknowledgement of what it delivered."""
+    return subject.startswith(JETSTREAM_ACKS.removesuffix(ANY_TAIL))
 
 
 def task_key(job: str, task: int) -> str:
@@ -307,5 +336,10 @@ JETSTREAM_ASKS = ("$JS.API.INFO", f"$JS.API.STREAM.{ANY_TAIL}", f"$JS.API.DIRECT
 JETSTREAM_READS = ("$JS.API.DIRECT.GET.*", f"$JS.API.CONSUMER.{ANY_TAIL}")
 
 # Of all namespaces: what streams take in, and what they publish again.
-STREAM_INPUTS = (jobs_submit(ANY_TOKEN), f"{_ROOT}.*.logs.{ANY_TAIL}", f"{_ROOT}.*.events.{ANY_TAIL}")
+STREAM_INPUTS = (
+    jobs_submit(ANY_TOKEN),
+    f"{_ROOT}.*.logs.{ANY_TAIL}",
+    f"{_ROOT}.*.events.{ANY_TAIL}",
+    f"{_ROOT}.*.bundles.{ANY_TAIL}",
+)
 STREAM_OUTPUT = f"{_ROOT}.*.watch.{ANY_TAIL}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,7 +20,9 @@ from fluster_bus.retries import retried
 if TYPE_CHECKING:
     from fluster_bus.bus import Bus, Delivery
 
-_ACK_WAIT_S = 10  # then the server delivers again, to whichever controller is there
+log = logging.getLogger(__name__)
+
+_ACK_WAIT_S = 3  # then the server delivers again, to whichever controller is there
 _MAX_OUT = 1_000  # delivered and not yet acknowledged
 _ENSURE_TIMEOUT_S = 10.0
 _ACK, _TERM = b"+ACK", b"+TERM"
@@ -30,11 +33,16 @@ _PARSER = Client()  # nats-py parses an acknowledgement's subject only in a mess
 class Submission:
     """A submitted message. `sequence` is its place in the order of submission."""
 
-    namespace: str
+    subject: str
     data: bytes
     sequence: int
     _bus: Bus
     _ack_subject: str
+
+    @property
+    def namespace(self) -> str:
+        """Raises InvalidNameError: whoever may send to all namespaces may have made one up."""
+        return subjects.namespace_of(self.subject)
 
     async def done(self) -> None:
         """It is recorded: the stream forgets it. Returns when the server has confirmed."""
@@ -46,7 +54,7 @@ class Submission:
 
 
 async def submissions(bus: Bus) -> AsyncGenerator[Submission]:
-    """Submitted jobs in order, until the caller stops; one that is not acknowledged in 10 s comes again.
+    """Submitted jobs in order, until the caller stops; one that is not acknowledged in 3 s comes again.
 
     Several readers share them. The stream pushes, so nothing is left asking when a reader goes or the server restarts.
     """
@@ -56,11 +64,14 @@ async def submissions(bus: Bus) -> AsyncGenerator[Submission]:
     try:
         while True:
             delivery = await arrived.get()
+            if not subjects.is_ack(delivery.reply):
+                # Services answer to whatever inbox they are told, and this is one.
+                log.warning("%s: passed over what is no submission: %r", bus.name, delivery.data[:100])
+                continue
             sequence = Msg(_PARSER, reply=delivery.reply).metadata.sequence.stream
-            yield Submission(subjects.namespace_of(delivery.subject), delivery.data, sequence, bus, delivery.reply)
+            yield Submission(delivery.subject, delivery.data, sequence, bus, delivery.reply)
     finally:
-        if bus.connected:
-            await subscription.unsubscribe()  # what is on its way comes again, to whoever reads next
+        await subscription.unsubscribe()  # what is on its way comes again, to whoever reads next
 
 
 async def _ensure_consumer(bus: Bus) -> None:

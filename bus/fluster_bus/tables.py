@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from fluster_bus import subjects
 from fluster_bus.errors import (
+    InvalidMessageError,
     KeyExistsError,
     NoRespondersError,
     RequestTimeoutError,
@@ -21,6 +24,8 @@ from fluster_bus.messages.model import Message
 
 if TYPE_CHECKING:
     from fluster_bus.bus import Bus, Delivery
+
+log = logging.getLogger(__name__)
 
 Record = TypeVar("Record", bound=Message)
 
@@ -78,10 +83,14 @@ class Table(Generic[Record]):
         try:
             return await self._write(key, value.to_json(), expected=0)
         except RevisionConflictError as error:
+            exists = KeyExistsError(f"{key!r} exists already in bucket {self._bucket}")
             deleted = await self._revision_of_deleted(key)
             if deleted is None:
-                raise KeyExistsError(f"{key!r} exists already in bucket {self._bucket}") from error
-            return await self._write(key, value.to_json(), expected=deleted)
+                raise exists from error
+            try:
+                return await self._write(key, value.to_json(), expected=deleted)
+            except RevisionConflictError as second_error:  # somebody else was quicker
+                raise exists from second_error
 
     async def update(self, key: str, value: Record, revision: int) -> int:
         """Replace the record read at `revision`; return the new revision. Raises RevisionConflictError."""
@@ -118,14 +127,20 @@ class Table(Generic[Record]):
         return int((answer.headers or {})["Nats-Sequence"]) if deleted else None
 
     async def rows(self, keys: str = subjects.ANY_TAIL) -> list[Row[Record]]:
-        """All records whose keys match."""
+        """All records whose keys match; one that cannot be read is left out, with a line in the log."""
         found = (self._change(entry) async for entry in self._feed(keys).stored())
         return [change async for change in found if isinstance(change, Row)]
 
     async def watch(self, keys: str = subjects.ANY_TAIL) -> AsyncGenerator[Row[Record] | Deleted | CaughtUp]:
-        """The records whose keys match, then CaughtUp, then every change, in order, across server restarts."""
-        async for entry in self._feed(keys).follow():
-            yield entry if isinstance(entry, CaughtUp) else self._change(entry)
+        """The records whose keys match, then CaughtUp, then every change, in order, across server restarts.
+
+        A record that cannot be read is passed over, with a line in the log.
+        """
+        async with aclosing(self._feed(keys).follow()) as entries:
+            async for entry in entries:
+                change = entry if isinstance(entry, CaughtUp) else self._change(entry)
+                if change is not None:
+                    yield change
 
     def _feed(self, keys: str) -> Feed:
         return Feed(
@@ -135,11 +150,16 @@ class Table(Generic[Record]):
             watch=self._watch_subject(keys),
         )
 
-    def _change(self, entry: Entry) -> Row[Record] | Deleted:
+    def _change(self, entry: Entry) -> Row[Record] | Deleted | None:
         key = subjects.key_of(self._bucket, entry.subject)
         if _operation(entry.headers) in _DELETED:
             return Deleted(key, entry.sequence)
-        return Row(key, self._read(key, entry.data), entry.sequence)
+        try:
+            return Row(key, self._read(key, entry.data), entry.sequence)
+        except InvalidMessageError as error:
+            # Whoever may write one key of a bucket must not stop everybody who reads it.
+            log.warning("%r in bucket %s cannot be read: %s", key, self._bucket, error)
+            return None
 
     async def forget_deleted(self, deleted: Deleted) -> None:
         """Remove the mark that a deletion leaves behind, so that a bucket does not grow without end.

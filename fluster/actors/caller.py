@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fluster.actors import frames
 from fluster.actors.calls import Broadcast, Call, Done, Send
 from fluster.actors.definition import near
-from fluster.actors.desk import Desk
+from fluster.actors.desk import Desk, NobodyServesError
 from fluster.actors.frames import Moment
 from fluster.actors.futures import is_running
 from fluster.actors.members import Member
@@ -39,6 +39,7 @@ MAX_QUEUED = 100_000  # calls that have not been sent yet
 _MAX_BYTES_OUT = 1 << 30
 _HELD_FOR_S = 30.0  # calls without a deadline while there is no connection
 _PAUSE_S = 0.05  # until a pool whose members may be on their way back is asked again
+_TIMER_RESOLUTION_S = 0.001
 _NO_RESPONDERS = "503"
 
 _callers: weakref.WeakKeyDictionary[AsyncCluster, Caller] = weakref.WeakKeyDictionary()
@@ -93,11 +94,11 @@ class Caller:
         """Watch who serves `name`, unless `fixed` tells it. Each needs its `close_pool`."""
         self._tell(self._open_pool, name, policy, fixed)
 
-    def close_pool(self, name: str) -> None:
-        """Give a pool up; once all that were opened under its name are, its calls end."""
+    def close_pool(self, name: str, error: Exception | None = None) -> None:
+        """Give a pool up; once all that were opened under its name are, its calls end with `error`."""
         try:
             # Never at once: a pool is also given up by the collector of garbage, in the middle of anything.
-            self.loop.call_soon_threadsafe(self._close_pool, name)
+            self.loop.call_soon_threadsafe(self._close_pool, name, error or _shut_down(name))
         except RuntimeError:
             log.debug("the loop is closed, and %s with it", name)
 
@@ -126,7 +127,7 @@ class Caller:
         """The roster of an open pool, once it is known. Raises the BusError that keeps it from being read."""
         roster = self._rosters.get(name)
         if roster is None:
-            raise ActorNotFoundError(f"the pool {name!r} was shut down")
+            raise _shut_down(name)
         while not roster.known and roster.error is None and self._closed is None:
             await roster.change()
         error = self._closed or (None if roster.known else roster.error)
@@ -206,7 +207,9 @@ class Caller:
         return arrived
 
     def _set_timer(self, call: Call, deadline: Moment) -> None:
-        call.timer = self.loop.call_later(frames.seconds_between(frames.now(), deadline), self._on_timeout, call)
+        # Not a moment early, as timers may be: the actor must find it late as well.
+        left_s = frames.seconds_between(frames.now(), deadline) + _TIMER_RESOLUTION_S
+        call.timer = self.loop.call_later(left_s, self._on_timeout, call)
 
     async def _publish(self, send: Send) -> None:
         self._set_deadlines(send)
@@ -336,7 +339,7 @@ class Caller:
         roster = self._rosters.get(name)
         if roster is None:
             roster = self._rosters[name] = Roster(name, self._on_change)
-            self._desk.open_pool(name, policy)
+            self._desk.open_pool(name, policy, shares_subject=fixed is None)
             if fixed is None:
                 self._watches[name] = self.loop.create_task(roster.watch(self._registry), name=f"members of {name}")
             else:
@@ -345,7 +348,7 @@ class Caller:
                 roster.tell(Known())
         roster.users += 1
 
-    def _close_pool(self, name: str) -> None:
+    def _close_pool(self, name: str, error: Exception) -> None:
         roster = self._rosters.get(name)
         if roster is None or self._closed is not None:
             return
@@ -355,7 +358,7 @@ class Caller:
             watch = self._watches.pop(name, None)
             if watch is not None:
                 watch.cancel()
-            self._finish(self._desk.close_pool(name, ActorNotFoundError(f"the pool {name!r} was shut down")))
+            self._finish(self._desk.close_pool(name, error))
 
     def _on_change(self, name: str, change: Change) -> None:
         if self._closed is not None:
@@ -380,7 +383,7 @@ class Caller:
     def _finish(self, done: Iterable[Done], *, final: bool = False) -> None:
         unexplained = []
         for each in done:
-            if isinstance(each.error, ActorNotFoundError) and not final:
+            if isinstance(each.error, NobodyServesError) and not final:
                 unexplained.append(each)
             else:
                 _settle(each, each.error)
@@ -397,9 +400,7 @@ class Caller:
         for each in done:
             name = each.call.pool
             hint = near(name, names) if name not in names else ""
-            _settle(
-                each, ActorNotFoundError(f"{each.error}{hint or '; pool.wait_for_size(1) waits for one'}")
-            )
+            _settle(each, ActorNotFoundError(f"{each.error}{hint or '; pool.wait_for_size(1) waits for one'}"))
 
 
 def _settle(done: Done, error: Exception | None) -> None:
@@ -408,13 +409,14 @@ def _settle(done: Done, error: Exception | None) -> None:
         call.fail(error or _closed())
         return
     if call.ticket.done():
-        return
+        return  # its caller took it back, or it ran into its timeout where it waited
     call.over = True
     if call.timer is not None:
         call.timer.cancel()
-    if not call.begun and not call.ticket.set_running_or_notify_cancel():
-        return  # its caller took it back
-    call.begun = True
+    if not call.begun:
+        call.begun = call.ticket.set_running_or_notify_cancel()
+        if not call.begun:
+            return
     if error is not None:
         call.ticket.set_exception(error)
     else:
@@ -428,6 +430,10 @@ def _too_much_out(item: Call | Broadcast) -> Done:
 
 def _plain(deadline: Moment | None) -> tuple[str, float, float] | None:
     return None if deadline is None else (deadline.boot, deadline.monotonic, deadline.wall)
+
+
+def _shut_down(name: str) -> ActorNotFoundError:
+    return ActorNotFoundError(f"the pool {name!r} was shut down: make another")
 
 
 def _closed() -> ClosedError:

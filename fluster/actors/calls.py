@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fluster.actors.frames import Moment
 from fluster.actors.futures import ActorFuture
@@ -54,8 +54,7 @@ class Broadcast:
         return f"{self.pool}.{self.method}"
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(NamedTuple):
     """A message to publish: to one member, or to all of a pool when `member` is None."""
 
     number: int
@@ -64,8 +63,7 @@ class Send:
     calls: list[Call]
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(NamedTuple):
     """A call that is over: answered with a payload, or ended by an error that was found out here."""
 
     call: Call | Broadcast

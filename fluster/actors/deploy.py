@@ -14,7 +14,14 @@ from fluster.actors.definition import check_class, methods_of, name_of, options_
 from fluster.actors.hosting import host
 from fluster.actors.pool import ActorPool, AsyncActorPool
 from fluster.cluster import AsyncCluster, Cluster
-from fluster.errors import ActorDiedError, ActorNameTakenError, JobFailedError, JobRefusedError, RemoteError
+from fluster.errors import (
+    ActorDiedError,
+    ActorNameTakenError,
+    FlusterError,
+    JobFailedError,
+    JobRefusedError,
+    RemoteError,
+)
 from fluster_bus import codec, subjects
 from fluster_bus.bus import Delivery
 from fluster_bus.messages import (
@@ -22,6 +29,7 @@ from fluster_bus.messages import (
     EnvironmentConfig,
     JobId,
     JobRequest,
+    JobStatus,
     ResourceConfig,
     TaskError,
     TaskRecord,
@@ -32,6 +40,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# The other ends are those of the whole job, which tells the reason.
+_ENDED_BY_ITSELF = (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.WORKER_FAILED)
 _LONG_S = 10.0  # after this a deployment says what it is waiting for
 
 
@@ -67,11 +77,11 @@ def deploy(
     Raises what a constructor raised, ActorNameTakenError, JobRefusedError, and JobFailedError when the actors could
     not be run; then nothing of them is left. What is no class, or arguments that it does not take, is a TypeError.
     """
+    if not isinstance(cluster, Cluster | AsyncCluster):
+        raise TypeError(f"deploy() takes a cluster first, not {cluster!r}: write deploy(cluster, TheClass, …)")
     deployment = Deployment.of(actor_class, args, kwargs, name=name, replicas=replicas)
     if isinstance(cluster, AsyncCluster):
         return deployment.run(cluster)
-    if not isinstance(cluster, Cluster):
-        raise TypeError(f"deploy() takes a cluster first, not {cluster!r}: write deploy(cluster, {actor_class!r}, …)")
     asynchronous = cluster.portal.run(deployment.run, cluster.asynchronous)
     return ActorPool(cluster, asynchronous.name, actor_class=actor_class, job_id=asynchronous.job_id)
 
@@ -107,6 +117,7 @@ class Deployment(Generic[T]):
             resources=resources or options_of(actor_class).resources,
             environment=environment or EnvironmentConfig(),
             replicas=replicas,
+            max_task_failures=replicas,  # the others serve on
         )
         return cls(actor_class, request)
 
@@ -133,9 +144,16 @@ class Deployment(Generic[T]):
             raise
         except BaseException:
             failure.cancel()
-            await asyncio.shield(asyncio.ensure_future(pool.shutdown()))
+            await asyncio.shield(asyncio.ensure_future(_leave_nothing(pool)))
             raise
         return pool
+
+
+async def _leave_nothing(pool: AsyncActorPool[Any]) -> None:
+    try:
+        await pool.shutdown()
+    except FlusterError as error:  # what made the deployment fail says more
+        log.info("%s could not be ended: %s", pool, error)
 
 
 async def _all_answered(pool: AsyncActorPool[Any], replicas: int) -> None:
@@ -156,7 +174,7 @@ async def _end_of_a_task(cluster: AsyncCluster, job_id: JobId) -> None:
     def on_record(delivery: Delivery) -> None:
         if delivery.data:
             record = TaskRecord.from_json(delivery.data)
-            if record.state.finished() and not ended.done():
+            if record.state in _ENDED_BY_ITSELF and not ended.done():
                 ended.set_result(record)
 
     records = subjects.watch_jobs(cluster.namespace, f"{job_id}.{subjects.ANY_TOKEN}")
@@ -169,7 +187,8 @@ async def _end_of_a_task(cluster: AsyncCluster, job_id: JobId) -> None:
 
 
 async def _end_of_job(cluster: AsyncCluster, job_id: JobId) -> None:
-    raise JobFailedError(await cluster.wait(job_id))
+    info = await cluster.wait(job_id)
+    raise JobFailedError(info) if info.error is None else exception_of(info.error)
 
 
 def _failure_of(task: TaskRecord) -> Exception:

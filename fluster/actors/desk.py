@@ -25,6 +25,10 @@ from fluster.errors import ActorDiedError, ActorNotFoundError, ConnectionLostErr
 RECONNECT_GRACE_S = 5.0
 
 
+class NobodyServesError(ActorNotFoundError):
+    """The pool is empty. The shell knows how to say it better, and raises it as its parent."""
+
+
 @dataclass(slots=True)
 class _Out:
     """A message that is out."""
@@ -39,7 +43,9 @@ class _Out:
 class _Pool:
     name: str
     policy: Policy
+    shares_subject: bool
     members: dict[str, Member] = field(default_factory=dict)  # {endpoint id: member}, the oldest first
+    choices: list[Member] = field(default_factory=list)  # those of them that take calls
     out: dict[str, int] = field(default_factory=dict)  # {endpoint id: calls}
     known: bool = False  # its members have been read
     paused: bool = False
@@ -49,8 +55,8 @@ class _Pool:
     def blocked(self) -> bool:
         return self.paused or not self.known
 
-    def choices(self) -> list[Member]:
-        return [member for member in self.members.values() if not member.leaving]
+    def update_choices(self) -> None:
+        self.choices = [member for member in self.members.values() if not member.leaving]
 
 
 class Desk:
@@ -66,9 +72,12 @@ class Desk:
 
     # ---- pools ------------------------------------------------------------------------------------------
 
-    def open_pool(self, name: str, policy: Policy) -> None:
-        """Take calls for `name`; they wait until `on_known`."""
-        self._pools[name] = _Pool(name, policy)
+    def open_pool(self, name: str, policy: Policy, *, shares_subject: bool = True) -> None:
+        """Take calls for `name`; they wait until `on_known`.
+
+        Without a subject that all its members hear, a broadcast asks each of them by itself.
+        """
+        self._pools[name] = _Pool(name, policy, shares_subject)
 
     def close_pool(self, name: str, error: Exception) -> list[Done]:
         """Forget a pool; its calls that wait or are out end with `error`."""
@@ -86,7 +95,7 @@ class Desk:
 
     def members(self, name: str) -> list[Member]:
         """The members of a pool that take calls, the oldest first."""
-        return self._pools[name].choices()
+        return list(self._pools[name].choices)
 
     def on_known(self, name: str) -> None:
         """All members of a pool have been told."""
@@ -101,6 +110,7 @@ class Desk:
         """A member is new or has changed. What was sent to it before it lost its connection is over."""
         pool = self._pools[name]
         pool.members[member.endpoint_id] = member
+        pool.update_choices()
         disconnected_at = member.disconnected_at
         if disconnected_at is None:
             return []
@@ -117,6 +127,7 @@ class Desk:
         """A member has ended: what is out there will not be answered."""
         pool = self._pools[name]
         pool.members.pop(endpoint_id, None)
+        pool.update_choices()
         done = self._fail_out(
             pool,
             endpoint_id,
@@ -213,7 +224,7 @@ class Desk:
                 again.append(call)
                 continue
             call.tried = (*call.tried, out.member.endpoint_id)
-            if call.pinned is None and any(each.endpoint_id not in call.tried for each in out.pool.choices()):
+            if call.pinned is None and any(each.endpoint_id not in call.tried for each in out.pool.choices):
                 again.append(call)
             elif self.in_grace(now):
                 self._pause(out.pool, call)
@@ -369,7 +380,9 @@ class _Routing:
                     item, ActorDiedError(f"{item}: the actor {item.pinned} ended; the call was not run")
                 )
         else:
-            choices = [each for each in pool.choices() if each.endpoint_id not in item.tried]
+            choices = pool.choices
+            if item.tried:
+                choices = [each for each in choices if each.endpoint_id not in item.tried]
             if not choices:
                 return not pool.policy.waits_for_members and self._refuse(item, _nobody_listens(item))
             member = pool.policy.choose(choices, pool.out, self._now)
@@ -382,7 +395,7 @@ class _Routing:
         return True
 
     def _place_broadcast(self, pool: _Pool, broadcast: Broadcast) -> bool:
-        members = pool.choices()
+        members = pool.choices
         if not members:
             return not pool.policy.waits_for_members and self._refuse(broadcast, _nobody_listens(broadcast))
         calls = {}
@@ -399,8 +412,8 @@ class _Routing:
             )
             if self._is_wanted(call):
                 calls[member.endpoint_id] = call
-        if self._desk.in_grace(self._now):
-            # One of many that misses the message would go unnoticed; asked by itself it is told.
+        if not pool.shares_subject or self._desk.in_grace(self._now):
+            # After a reconnect, one of many that misses the message would go unnoticed; asked by itself it is told.
             for endpoint_id, call in calls.items():
                 call.pinned = endpoint_id
                 self._place(pool, call)
@@ -435,4 +448,4 @@ class _Routing:
 def _nobody_listens(item: Call | Broadcast) -> Exception:
     if isinstance(item, Call) and item.pinned is not None:
         return ActorDiedError(f"{item}: nobody listens at {item.pinned}: it has ended; the call was not run")
-    return ActorNotFoundError(f"{item}: nobody serves {item.pool!r}; the call was not run")
+    return NobodyServesError(f"{item}: nobody serves {item.pool!r}; the call was not run")

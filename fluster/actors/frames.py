@@ -73,9 +73,13 @@ def decode_calls(data: bytes) -> list[WireCall]:
         calls = pickle.loads(data)
     except Exception as error:
         raise InvalidMessageError(f"no calls could be read from {len(data):,} bytes: {error}") from error
-    if not isinstance(calls, list) or not all(isinstance(call, tuple) and len(call) == 3 for call in calls):
+    if not isinstance(calls, list) or not all(map(_is_call, calls)):
         raise InvalidMessageError(f"{type(calls).__name__} is no list of calls (method, deadline, payload)")
     return calls
+
+
+def _is_call(call: object) -> bool:
+    return isinstance(call, tuple) and len(call) == 3 and isinstance(call[0], str) and isinstance(call[2], bytes)
 
 
 def encode_replies(endpoint_id: str, replies: list[WireReply]) -> bytes:

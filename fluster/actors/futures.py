@@ -60,18 +60,18 @@ class ActorFuture(concurrent.futures.Future[T]):
         Raises ActorTimeoutError (a TimeoutError) after `timeout` seconds, and CancelledError.
         """
         self._wait(timeout)
-        self._read()
+        if self._payload is not None:
+            self._read()
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What the method raised, None if it returned. Raises as `result` does."""
         self._wait(timeout)
-        self._read()
+        if self._payload is not None:
+            self._read()
         return super().exception(0)
 
     def _read(self) -> None:
-        if self._payload is None:
-            return
         with self._condition:  # two threads may ask at the same time: both get the same object
             payload, self._payload = self._payload, None
             if payload is None:

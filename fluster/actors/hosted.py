@@ -8,9 +8,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
 from inspect import iscoroutine
-from typing import Any
+from typing import Any, NamedTuple
 
 from fluster.actors import frames
 from fluster.actors.context import ActorContext
@@ -30,12 +29,11 @@ _FRAME_OVERHEAD = 4096  # of a reply around its payload, amply
 _MAX_HEADER = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
+class _Job(NamedTuple):
     """A call in the mailbox."""
 
     reply: str
-    index: int
+    place: int  # in its message
     method: str
     deadline: tuple[str, float, float] | None
     payload: bytes
@@ -204,7 +202,9 @@ class HostedActor:
         if not isinstance(error, Exception):
             log.error("%s.%s raised %s", self.context.actor_name, job.method, type_name(error), exc_info=error)
         if not job.reply:
-            log.warning("%s.%s failed, and nobody waits for it: %s", self.context.actor_name, job.method, message_of(error))
+            log.warning(
+                "%s.%s failed, and nobody waits for it: %s", self.context.actor_name, job.method, message_of(error)
+            )
         elif not job.is_json:
             self._send(job, ok=False, payload=encode_failure(error, skipped_frames=1))
         else:
@@ -216,7 +216,7 @@ class HostedActor:
 
     def _send(self, job: _Job, *, ok: bool, payload: bytes) -> None:
         endpoint_id = "" if job.is_json else str(self.context.endpoint_id)
-        self._outbox.add(Reply(job.reply, endpoint_id, job.index, ok, payload))
+        self._outbox.add(Reply(job.reply, endpoint_id, job.place, ok, payload))
 
 
 async def _outcome(method: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:

@@ -15,6 +15,8 @@ from fluster_bus.errors import BusError, ClosedError, DisconnectedError
 
 log = logging.getLogger(__name__)
 
+_PAUSE_S = 0.001
+
 
 class Reply(NamedTuple):
     """One reply of the actor at `endpoint_id`; one without is JSON, and is sent as it stands."""
@@ -87,6 +89,8 @@ class Outbox:
                 await self._bus.publish(subject, data, headers=headers)
                 return
             except DisconnectedError:
+                # The loss is found here a moment before the bus is told of it; without a pause it never would be.
+                await asyncio.sleep(_PAUSE_S)
                 await self._bus.wait_connected()
             except ClosedError:
                 raise

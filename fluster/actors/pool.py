@@ -22,7 +22,8 @@ from fluster_bus.messages import JobId
 from fluster_bus.names import check_name
 
 T = TypeVar("T")
-P = TypeVar("P", bound="AsyncActorPool[Any]")
+
+_MOST_CHECKED = 1_000  # names of methods that are known to be right
 
 
 class AsyncActorPool(Generic[T]):
@@ -45,14 +46,17 @@ class AsyncActorPool(Generic[T]):
         if not isinstance(cluster, AsyncCluster):
             raise TypeError(f"AsyncActorPool takes an AsyncCluster, not {cluster!r}: for a Cluster take ActorPool")
         self.name = check_name("actor name", name)
+        # What the caller knows it by: pools of one name share their members, unless they were given others.
+        self._key = name if fixed is None else f"{name} at {', '.join(member.address for member in fixed)}"
         self.job_id = job_id
         self.cluster = cluster
         self.actor_class = actor_class
         self._caller = Caller.of(cluster, loop or asyncio.get_running_loop())
         self._methods: Mapping[str, MethodInfo] | None = None if actor_class is None else methods_of(actor_class)
+        self._checked: set[str] = set()  # names of methods
         self._policy = policy or RoundRobin()
-        self._caller.open_pool(name, self._policy, fixed=fixed)
-        self._closing = weakref.finalize(self, self._caller.close_pool, name)
+        self._caller.open_pool(self._key, self._policy, fixed=fixed)
+        self._closing = weakref.finalize(self, self._caller.close_pool, self._key)
         self._closing.atexit = False  # the connection is closed by then, and all with it
 
     def __repr__(self) -> str:
@@ -92,7 +96,7 @@ class AsyncActorPool(Generic[T]):
         """Send a call whose arguments are pickled already, to one member or to whom the policy chooses."""
         timeout = self._timeout_of(method) if timeout is None else timeout
         future = ActorFuture[Any](f"{self.name}.{method}", self._caller.loop)
-        call = Call(self.name, method, payload, future, timeout, deadline_of(timeout), pinned=endpoint_id, owner=self)
+        call = Call(self._key, method, payload, future, timeout, deadline_of(timeout), pinned=endpoint_id, owner=self)
         self._caller.submit(call)
         return future
 
@@ -104,7 +108,7 @@ class AsyncActorPool(Generic[T]):
         payload = codec.encode((args, kwargs))
         self._caller.submit(
             Broadcast(
-                self.name,
+                self._key,
                 method,
                 payload,
                 answers.open,
@@ -125,23 +129,27 @@ class AsyncActorPool(Generic[T]):
 
     def check_method(self, name: str) -> None:
         """Raise AttributeError when the actors have no such method, as far as that is known here."""
+        if name in self._checked:
+            return
         if name.startswith("_"):
             raise AttributeError(f"{name!r} cannot be called from outside: it begins with an underscore")
         check_name("method", name)
         if self._methods is not None and name not in self._methods:
             kind = self.actor_class.__name__ if self.actor_class is not None else self.name
             raise AttributeError(f"{kind} has no method {name!r}{near(name, self._methods)}")
+        if len(self._checked) < _MOST_CHECKED:
+            self._checked.add(name)
 
     # ---- members ----------------------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
         """How many members are known to take calls; right after the pool was made none are known yet."""
-        return self._caller.size(self.name)
+        return self._caller.size(self._key)
 
     async def members(self) -> list[Member]:
         """Who takes calls now, the oldest first."""
-        return (await self._caller.roster(self.name)).present()
+        return (await self._caller.roster(self._key)).present()
 
     async def wait_for_size(self, size: int, timeout: float | None = 60.0) -> None:
         """Return as soon as there are `size` members. Raises ActorTimeoutError after `timeout` seconds."""
@@ -157,7 +165,7 @@ class AsyncActorPool(Generic[T]):
         found: list[Member] = []
         try:
             async with asyncio.timeout(timeout):
-                roster = await self._caller.roster(self.name)
+                roster = await self._caller.roster(self._key)
                 while True:
                     found = [member for member in roster.present() if job_id in (None, member.job_id)]
                     if len(found) >= size:
@@ -179,14 +187,15 @@ class AsyncActorPool(Generic[T]):
             await self.cluster.wait(self.job_id)
         self._closing()
 
-    async def give_up(self) -> None:
-        """Let the pool go; what waits or is out ends. The actors go on."""
-        self._closing()
+    def give_up(self, error: Exception) -> None:
+        """Let the pool go; what waits or is out ends with `error`. The actors go on."""
+        if self._closing.detach() is not None:
+            self._caller.close_pool(self._key, error)
 
     def refuse(self, error: Exception) -> None:
         """End the calls that wait for a member, and refuse those to come: there will be no members."""
         self._policy.waits_for_members = False
-        self._caller.fail_waiting(self.name, error)
+        self._caller.fail_waiting(self._key, error)
 
 
 class ActorPool(Generic[T]):

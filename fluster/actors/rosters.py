@@ -93,7 +93,8 @@ class Roster:
                 await self._follow(registry)
             except BusError as error:
                 log.info("the members of %s cannot be read: %s", self.name, error)
-                self.tell(Unknown(error))
+                if not self.known:  # else what is known has to do until it can be read again
+                    self.tell(Unknown(error))
                 await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
     async def _follow(self, registry: Registry) -> None:

@@ -1,0 +1,5 @@
+"""The command `fluster`."""
+
+from fluster.cli.app import main
+
+__all__ = ["main"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import weakref
 from typing import Self
 
@@ -34,6 +35,7 @@ class Cluster:
     poll = blocking(AsyncCluster.poll)
     wait = blocking(AsyncCluster.wait)
     terminate = blocking(AsyncCluster.terminate)
+    explain = blocking(AsyncCluster.explain)
     list_jobs = blocking(AsyncCluster.list_jobs)
     list_workers = blocking(AsyncCluster.list_workers)
     logs = blocking_iterator(AsyncCluster.logs)
@@ -67,6 +69,11 @@ class Cluster:
 
     def __exit__(self, *_exc_info: object) -> None:
         self.close()
+
+
+# A forked child has its parent's objects and none of their threads: waiting for those would never end.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_open.clear)
 
 
 @atexit.register

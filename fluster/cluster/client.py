@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Self, overload
+from datetime import UTC, datetime, timedelta
+from typing import Self, TypeVar, overload
 
-from fluster.cluster.identity import NAMESPACE, TaskIdentity
-from fluster.cluster.job_logs import job_logs
-from fluster.cluster.job_wait import wait_finished
-from fluster.errors import JobFailedError, JobNotFoundError, JobRefusedError, JobTimeoutError
+from fluster.cluster.identity import CONTROLLER_ADDRESS, NAMESPACE, TaskIdentity
+from fluster.cluster.job_logs import LogFilter, job_logs
+from fluster.cluster.job_states import UNANSWERED, JobStates
+from fluster.cluster.job_wait import get_finished, wait_finished
+from fluster.cluster.stored_workspaces import with_stored_workspaces
+from fluster.errors import JobFailedError, JobNotFoundError, JobTimeoutError
 from fluster_bus import subjects
 from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
-from fluster_bus.errors import DisconnectedError, NoRespondersError, RequestTimeoutError, ServiceError
+from fluster_bus.bus import Bus, Reply
+from fluster_bus.errors import ServiceError, StorageError
 from fluster_bus.messages import (
     Done,
     Endpoint,
     EndpointId,
+    ExplainReply,
+    ExplainRequest,
     JobId,
     JobInfo,
     JobRequest,
@@ -27,23 +33,23 @@ from fluster_bus.messages import (
     ListReply,
     ListRequest,
     LogLine,
+    Message,
     Namespace,
-    StatusReply,
-    StatusRequest,
     TerminateReply,
     TerminateRequest,
     WorkerList,
     WorkerStatus,
 )
-from fluster_bus.messages.requests import MAX_JOBS_A_REQUEST
 from fluster_bus.names import check_namespace, unique_name
 from fluster_bus.registry import Registry
+from fluster_bus.retries import retried
 from fluster_bus.streams import append
 
 DEFAULT_NAMESPACE = "default"
-_UNANSWERED = (NoRespondersError, RequestTimeoutError, DisconnectedError)
-_RECORD_TIMEOUT_S = 5.0
+_RETURN_TIMEOUT_S = 10.0  # a server that died is up again long before
 _SUBMITS_AT_ONCE = 128
+
+T = TypeVar("T")
 
 
 class AsyncCluster:
@@ -53,8 +59,9 @@ class AsyncCluster:
         self.bus = bus
         self.namespace = namespace
         self.registry = Registry(bus, namespace)
-        self._identity = TaskIdentity.from_environment()
-        self._unconfirmed: set[JobId] = set()  # acknowledged by the stream, not yet seen recorded
+        # A job may also speak to another cluster than the one that it runs on.
+        self._identity = TaskIdentity.from_environment() if _is_own_cluster(bus.address) else None
+        self._states = JobStates(bus, namespace)
 
     @classmethod
     async def connect(cls, address: str | BusAddress | None = None, namespace: str | None = None) -> Self:
@@ -73,7 +80,7 @@ class AsyncCluster:
         if cluster._identity is None:  # a job's namespace is there, since the job runs in it
             try:
                 await bus.ask(subjects.ensure_namespace(chosen), Done(), Done)
-            except NoRespondersError:
+            except UNANSWERED:
                 pass  # no controller at the moment: the stream takes submits all the same, if the namespace exists
             except BaseException:
                 await bus.close()
@@ -101,67 +108,49 @@ class AsyncCluster:
         """The id of the job, once the cluster has recorded it.
 
         When no controller answers it returns after the stream has stored it: it will be recorded, and until then
-        `poll` says PENDING. Raises JobRefusedError, and StorageError when it could not be stored.
+        `poll` says PENDING. Raises JobRefusedError, WorkspaceError when its workspace cannot be packed,
+        and StorageError when something could not be stored.
         """
         return (await self.launch_many([request]))[0]
 
     async def launch_many(self, requests: Sequence[JobRequest]) -> list[JobId]:
         """The ids of many jobs, in order; quicker than one `launch` after the other. Raises as `launch` does."""
+        requests = await with_stored_workspaces(self.bus, self.namespace, requests)
         room = asyncio.Semaphore(_SUBMITS_AT_ONCE)
 
         async def submit(request: JobRequest) -> tuple[JobId, int]:
             async with room:
                 job_id = request.job_id or JobId(unique_name(request.name))
-                identity = self._identity
-                parent = identity.job_id if identity and identity.namespace == self.namespace else None
-                stamped = request.model_copy(update={"job_id": job_id, "parent": request.parent or parent})
-                subject = subjects.jobs_submit(self.namespace)
-                return job_id, await append(self.bus, subject, stamped, message_id=f"{self.namespace}.{job_id}")
+                stamped = request.model_copy(update={"job_id": job_id, "parent": self._parent_of(request)})
+                return job_id, await self._submit(stamped)
 
         submitted = await asyncio.gather(*(submit(request) for request in requests))
+        for job_id, place in submitted:
+            self._states.expect(job_id, place)
         job_ids = [job_id for job_id, _ in submitted]
-        for start in range(0, len(submitted), MAX_JOBS_A_REQUEST):
-            part = slice(start, start + MAX_JOBS_A_REQUEST)
-            await self._confirm(job_ids[part], [sequence for _, sequence in submitted[part]])
+        await self._states.confirm(job_ids)
         return job_ids
 
-    async def _confirm(self, job_ids: list[JobId], submissions: list[int]) -> None:
-        question = StatusRequest(job_ids=tuple(job_ids), submissions=tuple(submissions))
-        try:
-            answer = await self.bus.request(
-                subjects.jobs_verb(self.namespace, "status"), question.to_json(), timeout_s=_RECORD_TIMEOUT_S
-            )
-        except _UNANSWERED:
-            self._unconfirmed.update(job_ids)
-            return
-        reply = StatusReply.from_json(answer.data)
-        if reply.refused:
-            raise JobRefusedError("; ".join(f"{each.job_id or 'a job'}: {each.reason}" for each in reply.refused))
-        self._unconfirmed.update(reply.unknown)
+    def _parent_of(self, request: JobRequest) -> JobId | None:
+        identity = self._identity
+        if request.parent is not None or request.detached or identity is None or identity.namespace != self.namespace:
+            return request.parent
+        return identity.job_id
+
+    async def _submit(self, request: JobRequest) -> int:
+        """The job's place in the submit stream."""
+        # The random part lets the stream drop what this call sent twice, yet not what another sent under the same id.
+        message_id = unique_name(f"{self.namespace}.{request.job_id}")
+        subject = subjects.jobs_submit(self.namespace)
+        return await self._once_back(lambda: append(self.bus, subject, request, message_id=message_id))
+
+    async def _once_back(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Do what may be done twice, again while the server or its store is just coming back."""
+        return await retried(lambda _left_s: attempt(), on=(*UNANSWERED, StorageError), timeout_s=_RETURN_TIMEOUT_S)
 
     async def poll(self, job_id: JobId) -> JobInfo:
         """How the job stands now. Raises JobNotFoundError."""
-        return (await self._statuses([job_id]))[0]
-
-    async def _statuses(self, job_ids: Sequence[JobId]) -> list[JobInfo]:
-        """The jobs in the order asked for; one that is stored and not yet recorded is PENDING."""
-        try:
-            reply = await self.bus.ask(
-                subjects.jobs_verb(self.namespace, "status"), StatusRequest(job_ids=tuple(job_ids)), StatusReply
-            )
-        except NoRespondersError:
-            if not self._unconfirmed.issuperset(job_ids):
-                raise
-            reply = StatusReply(unknown=tuple(job_ids))
-        found = {info.job_id: info for info in reply.jobs}
-        self._unconfirmed.difference_update(found)
-        for job_id in reply.unknown:
-            if job_id not in self._unconfirmed:
-                raise JobNotFoundError(
-                    f"no job {job_id!r} in namespace {self.namespace!r}: list_jobs() or `fluster ps` shows those there are"
-                )
-            found[job_id] = JobInfo(job_id=job_id, name=job_id, namespace=self.namespace, status=JobStatus.PENDING)
-        return [found[job_id] for job_id in job_ids]
+        return (await self._states.get([job_id]))[0]
 
     @overload
     async def wait(  # type: ignore[overload-overlap]  # a JobId is a str, thus a sequence of them: the first counts
@@ -185,11 +174,14 @@ class AsyncCluster:
         """
         job_ids = [job] if isinstance(job, str) else list(job)
         unfinished = set(job_ids)
+        patience = asyncio.timeout(timeout)
         try:
-            async with asyncio.timeout(timeout):
-                await wait_finished(self.bus, self.namespace, unfinished, self._statuses)
-                infos = await self._statuses(job_ids) if job_ids else []
+            async with patience:
+                await wait_finished(self.bus, self.namespace, unfinished, self._states)
+                infos = await get_finished(self.bus, self._states, job_ids)
         except TimeoutError as error:
+            if not patience.expired():
+                raise
             shown = ", ".join(sorted(unfinished)[:5]) + (" …" if len(unfinished) > 5 else "")
             raise JobTimeoutError(f"after {timeout:g} s not finished: {shown}; they go on") from error
         if raise_on_failure:
@@ -200,14 +192,16 @@ class AsyncCluster:
 
     async def terminate(self, job_id: JobId, *, reason: str = "terminated by request") -> None:
         """Have the job stopped, with what it launched; a finished one stays as it is. Raises JobNotFoundError."""
-        if job_id in self._unconfirmed:
-            await self._statuses([job_id])
+        await self._states.confirm([job_id])
+        await self._ask("terminate", TerminateRequest(job_id=job_id, reason=reason), TerminateReply)
+
+    async def explain(self, job_id: JobId) -> str:
+        """Why the job is not running, in one sentence. Raises JobNotFoundError."""
+        return (await self._ask("explain", ExplainRequest(job_id=job_id), ExplainReply)).reason
+
+    async def _ask(self, verb: str, request: Message, reply: type[Reply]) -> Reply:
         try:
-            await self.bus.ask(
-                subjects.jobs_verb(self.namespace, "terminate"),
-                TerminateRequest(job_id=job_id, reason=reason),
-                TerminateReply,
-            )
+            return await self.bus.ask(subjects.jobs_verb(self.namespace, verb), request, reply)
         except ServiceError as error:
             if error.code == JobNotFoundError.__name__:
                 raise JobNotFoundError(str(error)) from error
@@ -215,21 +209,46 @@ class AsyncCluster:
 
     async def list_jobs(self, *, limit: int = 1_000, states: Sequence[JobStatus] = ()) -> list[JobInfo]:
         """The namespace's jobs, the newest first; with `states`, those that stand so."""
-        request = ListRequest(limit=limit, states=tuple(states))
-        reply = await self.bus.ask(subjects.jobs_verb(self.namespace, "list"), request, ListReply)
-        return list(reply.jobs)
+        found: dict[JobId, JobInfo] = {}  # a job that is submitted meanwhile moves the others on
+        skip, more = 0, True
+        while more and len(found) < limit:
+            request = ListRequest(limit=limit - len(found), states=tuple(states), skip=skip)
+            reply = await self.bus.ask(subjects.jobs_verb(self.namespace, "list"), request, ListReply)
+            found |= {info.job_id: info for info in reply.jobs}
+            skip, more = skip + len(reply.jobs), reply.more
+        return list(found.values())
 
-    async def logs(self, job_id: JobId, *, follow: bool = False, task: int | None = None) -> AsyncGenerator[LogLine]:
+    async def logs(
+        self,
+        job_id: JobId,
+        *,
+        follow: bool = False,
+        tail: int | None = None,
+        since: datetime | timedelta | None = None,
+        grep: str | None = None,
+        task: int | None = None,
+        attempt: int | None = None,
+    ) -> AsyncGenerator[LogLine]:
         """The lines that the job's tasks wrote; with `follow`, also those to come, until it has finished.
 
-        Raises JobNotFoundError.
+        `tail` keeps the last lines of those that there are, `since` those written from a time on (or in the last so
+        much), `grep` those in which a regular expression is found. They are there also when the worker is gone. Raises
+        JobNotFoundError, and ValueError for a `grep` that is no regular expression or a negative `tail`.
         """
+        if tail is not None and tail < 0:
+            raise ValueError(f"tail={tail} lines cannot be kept: give 0 or more")
+        start = datetime.now(UTC) - since if isinstance(since, timedelta) else since
+        try:
+            pattern = re.compile(grep) if grep is not None else None
+        except re.error as error:
+            raise ValueError(f"grep={grep!r} is no regular expression: {error}") from error
+        wanted = LogFilter(task=task, attempt=attempt, since=start, grep=pattern)
         await self.poll(job_id)
-        finished = wait_finished(self.bus, self.namespace, {job_id}, self._statuses) if follow else None
-        async with aclosing(job_logs(self.bus, self.namespace, job_id, until=finished)) as lines:
+        finished = wait_finished(self.bus, self.namespace, {job_id}, self._states) if follow else None
+        lines = job_logs(self.bus, self.namespace, job_id, wanted=wanted, tail=tail, until=finished)
+        async with aclosing(lines):
             async for line in lines:
-                if task is None or line.task == task:
-                    yield line
+                yield line
 
     async def list_workers(self) -> list[WorkerStatus]:
         """The workers that have registered, and how they are."""
@@ -243,7 +262,8 @@ class AsyncCluster:
         """Make `address` known under `name`. From within a job it is removed when the job ends; else it has a
         lease of 10 s that `registry.register` renews.
         """
-        return await self.registry.register(self.new_endpoint(name, address, metadata=metadata))
+        endpoint = self.new_endpoint(name, address, metadata=metadata)
+        return await self._once_back(lambda: self.registry.register(endpoint))
 
     def new_endpoint(
         self,
@@ -270,14 +290,20 @@ class AsyncCluster:
 
     async def unregister_endpoint(self, endpoint_id: EndpointId) -> None:
         """Take the endpoint away, if it is there."""
-        endpoint = await self.registry.find(endpoint_id)
+        endpoint = await self._once_back(lambda: self.registry.find(endpoint_id))
         if endpoint is not None:
-            await self.registry.unregister(endpoint)
+            await self._once_back(lambda: self.registry.unregister(endpoint))
 
     async def lookup_endpoints(self, name: str) -> list[Endpoint]:
         """Everyone registered under `name`."""
-        return await self.registry.lookup(name)
+        return await self._once_back(lambda: self.registry.lookup(name))
 
     async def list_endpoints(self, prefix: str = "") -> list[Endpoint]:
         """Everyone whose name begins with `prefix`."""
-        return await self.registry.list(prefix)
+        return await self._once_back(lambda: self.registry.list(prefix))
+
+
+def _is_own_cluster(address: BusAddress) -> bool:
+    """True for the cluster whose job this process is."""
+    own = os.environ.get(CONTROLLER_ADDRESS)
+    return own is not None and BusAddress.parse(own).servers == address.servers

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
 
+from fluster.cluster.job_states import UNANSWERED, JobStates
 from fluster_bus import subjects
 from fluster_bus.bus import Bus, Delivery
+from fluster_bus.errors import DisconnectedError
 from fluster_bus.messages import JobId, JobInfo, JobRecord, Namespace
 
+_MOMENT_S = 0.005
+_PAUSE_S = 0.5  # while there is nobody to ask, or a job is not recorded yet
 
-async def wait_finished(
-    bus: Bus,
-    namespace: Namespace,
-    unfinished: set[JobId],
-    statuses: Callable[[Sequence[JobId]], Awaitable[Sequence[JobInfo]]],
-) -> None:
+
+async def wait_finished(bus: Bus, namespace: Namespace, unfinished: set[JobId], states: JobStates) -> None:
     """Return when all jobs in `unfinished` have ended, each taken out of the set as it ends.
 
     Their records tell, as the server republishes them, so nobody needs to answer; after each reconnect, when a
-    change may have been missed, `statuses` is asked.
+    change may have been missed, the controller is asked. While it is away it is waited for.
     """
     changed = asyncio.Event()
     unsure = True
@@ -39,17 +39,42 @@ async def wait_finished(
     bus.on_reconnect(on_reconnect)
     subscription = await bus.subscribe(subjects.watch_jobs(namespace, key), on_record)
     try:
-        await bus.flush()
+        # Without a connection the server hears of the subscription when it is back, and the controller is asked after that.
+        with contextlib.suppress(DisconnectedError):
+            await bus.flush()
         while unfinished:
             changed.clear()
             if unsure:
                 unsure = False
-                for info in await statuses(sorted(unfinished)):
-                    if info.status.finished():
-                        unfinished.discard(info.job_id)
+                infos = await get_patiently(bus, states, sorted(unfinished))
+                unfinished.difference_update(info.job_id for info in infos if info.status.finished())
+                if any(info.submitted_at is None for info in infos):
+                    unsure = True  # it may yet be refused, which no record tells
+                    await asyncio.sleep(_PAUSE_S)
             else:
                 await changed.wait()
     finally:
         bus.off(on_reconnect)
-        if bus.connected:
-            await subscription.unsubscribe()
+        await subscription.unsubscribe()
+
+
+async def get_finished(bus: Bus, states: JobStates, job_ids: list[JobId]) -> list[JobInfo]:
+    """How jobs ended whose records said that they have.
+
+    Whoever watches a record may hear of a change a moment before the controller, which made it, has the server's word.
+    """
+    while True:
+        infos = await get_patiently(bus, states, job_ids)
+        if all(info.status.finished() for info in infos):
+            return infos
+        await asyncio.sleep(_MOMENT_S)
+
+
+async def get_patiently(bus: Bus, states: JobStates, job_ids: list[JobId]) -> list[JobInfo]:
+    """How the jobs stand, once there is somebody to tell. Raises JobNotFoundError, JobRefusedError."""
+    while True:
+        try:
+            return await states.get(job_ids)
+        except UNANSWERED:
+            await bus.wait_connected()
+            await asyncio.sleep(_PAUSE_S)

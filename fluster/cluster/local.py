@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import selectors
+import shutil
 import subprocess
 import sys
 import time
@@ -19,9 +20,11 @@ from fluster.cluster.identity import NAMESPACE
 from fluster.cluster.local_setup import SUPERVISOR_MODULE, LocalSetup, LocalStarted
 from fluster.errors import ClusterStartError
 from fluster_bus.messages import parse_size
+from fluster_bus.names import check_namespace
 
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 30.0
+_REMOVE_TIMEOUT_S, _REMOVE_PAUSE_S = 10.0, 0.05
 _LOGICAL_CPUS, _LOGICAL_CPUS_PER_CORE = 16, 4  # tasks on a laptop mostly wait; nothing is enforced there
 
 
@@ -48,6 +51,8 @@ class LocalCluster(Cluster):
         namespaces: Sequence[str] = (),
     ) -> None:
         chosen = namespace or os.environ.get(NAMESPACE) or DEFAULT_NAMESPACE
+        for name in (chosen, *namespaces):
+            check_namespace(name)
         setup = LocalSetup(
             namespaces=(chosen, *namespaces),
             workers=workers,
@@ -83,12 +88,14 @@ class _Supervisor:
     """The process that starts the daemons. Its standard input is the leash: when that ends, so does the cluster."""
 
     def __init__(self, setup: LocalSetup) -> None:
+        self._temporary: Path | None = None  # the folder that the supervisor made and removes
         self._process = subprocess.Popen(
             [sys.executable, "-m", SUPERVISOR_MODULE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C at the terminal is for the owner, which then lets go of the leash
         )
+        self._setup = setup
         _leashes.add(self)
         assert self._process.stdin is not None  # noqa: S101 - it is a pipe
         try:
@@ -113,6 +120,7 @@ class _Supervisor:
         if started.error:
             self.stop()
             raise ClusterStartError(started.error)
+        self._temporary = Path(started.store_dir) if self._setup.store_dir is None else None
         return started
 
     def _read_line(self, deadline: float) -> bytes:
@@ -146,6 +154,8 @@ class _Supervisor:
         if self._process.stdout is not None:
             self._process.stdout.close()
         _leashes.discard(self)
+        if self._process.returncode < 0 and self._temporary is not None:
+            _remove(self._temporary)
 
 
 _leashes: weakref.WeakSet[_Supervisor] = weakref.WeakSet()
@@ -159,6 +169,14 @@ def _drop_leashes() -> None:
 # A forked child must not hold its parent's clusters: they end with the parent alone.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_drop_leashes)
+
+
+def _remove(folder: Path) -> None:
+    """Remove the folder of a supervisor that was killed. Its daemons are on their way out and may still write there."""
+    deadline = time.monotonic() + _REMOVE_TIMEOUT_S
+    while folder.exists() and time.monotonic() < deadline:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(_REMOVE_PAUSE_S)
 
 
 def _machine_memory() -> int:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from concurrent.futures import Future
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+import anyio
+from anyio.from_thread import BlockingPortal
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -21,16 +24,21 @@ class Portal:
     """A background thread with its own event loop (uvloop where there is one)."""
 
     def __init__(self, name: str = "fluster") -> None:
-        options = {"use_uvloop": sys.platform != "win32"}
-        self._manager: AbstractContextManager[BlockingPortal] = start_blocking_portal(
-            "asyncio", backend_options=options, name=name
-        )
-        self._portal = self._manager.__enter__()
-        self.loop: asyncio.AbstractEventLoop = self._portal.call(asyncio.get_running_loop)
+        # Not anyio's start_blocking_portal: in a forked child its context manager would be closed at the end of the
+        # interpreter, and wait for a thread that stayed behind.
+        started: Future[tuple[BlockingPortal, asyncio.AbstractEventLoop]] = Future()
+        self._thread = threading.Thread(target=_run, args=(started,), name=name, daemon=True)
+        self._thread.start()
+        self._portal, self.loop = started.result()
         self._closed = False
+        self._pid = os.getpid()
 
     def run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """What `await function(*args)` gives on the loop. Ctrl-C here cancels it there."""
+        if os.getpid() != self._pid:  # the thread stayed behind: waiting for it would never end
+            raise RuntimeError(
+                "this cluster's connection belongs to the process that was forked: make one here, with Cluster(address)"
+            )
         future = self._portal.start_task_soon(function, *args)
         try:
             return future.result()
@@ -42,7 +50,23 @@ class Portal:
         """Stop the loop, once what runs on it has ended, and the thread."""
         if not self._closed:
             self._closed = True
-            self._manager.__exit__(None, None, None)
+            # Ctrl-C at the wrong moment leaves something behind that nobody waits for, and that may never end.
+            self._portal.start_task_soon(self._portal.stop, True)
+            self._thread.join()
+
+
+def _run(started: Future[tuple[BlockingPortal, asyncio.AbstractEventLoop]]) -> None:
+    async def serve() -> None:
+        async with BlockingPortal() as portal:
+            started.set_result((portal, asyncio.get_running_loop()))
+            await portal.sleep_until_stopped()
+
+    try:
+        anyio.run(serve, backend_options={"use_uvloop": sys.platform != "win32"})
+    except BaseException as error:
+        if started.done():
+            raise
+        started.set_exception(error)
 
 
 class OnPortal(Protocol[AsyncT]):  # type: ignore[misc]  # invariant on purpose: the attribute can be read only
@@ -65,7 +89,30 @@ def blocking(method: Callable[Concatenate[AsyncT, P], Awaitable[T]]) -> Callable
     return call
 
 
-_END = object()
+_END: Any = object()
+
+
+class _Steps(Generic[T]):
+    """An asynchronous generator, one step after the other. Lives on the portal's loop."""
+
+    def __init__(self, items: AsyncIterator[T]) -> None:
+        self._items: Any = items
+        self._step: asyncio.Task[Any] | None = None
+
+    async def next(self) -> T:
+        self._step = asyncio.current_task()
+        try:
+            item: T = await anext(self._items, _END)
+            return item
+        finally:
+            self._step = None
+
+    async def close(self) -> None:
+        """End the generator, also when Ctrl-C left a step without anybody who waits for it."""
+        if self._step is not None:
+            self._step.cancel()
+            await asyncio.wait([self._step])
+        await self._items.aclose()
 
 
 def blocking_iterator(
@@ -74,12 +121,12 @@ def blocking_iterator(
     """The blocking form of a method that is an asynchronous generator."""
 
     def call(self: OnPortal[AsyncT], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-        items: Any = method(self.asynchronous, *args, **kwargs)
+        steps = _Steps(method(self.asynchronous, *args, **kwargs))
         try:
-            while (item := self.portal.run(anext, items, _END)) is not _END:
+            while (item := self.portal.run(steps.next)) is not _END:
                 yield item
         finally:
-            self.portal.run(items.aclose)
+            self.portal.run(steps.close)
 
     functools.update_wrapper(call, method)
     return call

@@ -220,5 +220,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--find", default="open", metavar="NAME", help="the name to look for")
     parser.add_argument("--workers", type=int, help="processes that parse")
-    options = parser.parse_args()
-    sys.exit(0 if run(options.find, options.workers) else 1)
+    parser.add_argument("--limit-files", type=int, metavar="N", help="only the first N files")
+    sys.exit(0 if run(**vars(parser.parse_args())) else 1)

@@ -27,5 +27,13 @@ class Timing:
             )
 
 
+@dataclass(frozen=True)
+class CacheLimits:
+    """How much of its disk a worker gives to what it may need again, beside what is in use."""
+
+    workspaces_bytes: int = 8 << 30
+    environments_bytes: int = 32 << 30
+
+
 # Everything is on one machine: a process that is silent for seconds is gone.
 LOCAL_TIMING = Timing(heartbeat_s=1.0, fence_after_s=10.0, worker_timeout_s=15.0, unschedulable_after_s=5.0)

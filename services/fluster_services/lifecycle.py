@@ -19,6 +19,7 @@ that was superseded. Then nothing is written. Every other state than those on th
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -67,6 +68,8 @@ def new_tasks(job: JobRecord) -> list[TaskRecord]:
             resources=request.resources,
             max_retries_failure=request.max_retries_failure,
             max_retries_preemption=request.max_retries_preemption,
+            retry_backoff_s=request.retry_backoff_s,
+            scheduling_timeout_s=request.scheduling_timeout_s,
             transitions=(first,),
         )
         for task in range(request.replicas)
@@ -148,19 +151,38 @@ def retry(task: TaskRecord, *, now: float) -> TaskRecord | None:
         if task.state is JobStatus.FAILED
         else (task.preemptions, task.max_retries_preemption)
     )
-    reason = f"retry {used} of {budget} after {task.state}"
+    # A lost worker says nothing about the task: the first time it is tried again at once.
+    pauses = used - 1 if task.state is JobStatus.FAILED else used - 2
+    pause_s = backoff_s(task, pauses)
+    reason = f"retry {used} of {budget} after {task.state}" + (f", in {pause_s:.1f} s" if pause_s else "")
     return _moved(
         task,
         JobStatus.PENDING,
         now,
         reason,
         attempt=task.attempt + 1,
+        backoff_s=pause_s,
         worker_id=None,
         exit_code=None,
         error=None,
         started_at=None,
         finished_at=None,
     )
+
+
+_MAX_DOUBLINGS = 6
+
+
+def backoff_s(task: TaskRecord, pauses: int) -> float:
+    """How long to wait before the next attempt, after so many pauses before: doubled each time, up to 64 times.
+
+    Spread by a quarter to either side, differently for each task and attempt, so that those that failed together do not
+    come back together; always the same for the same attempt, whoever computes it.
+    """
+    if pauses < 0:
+        return 0.0
+    spread = zlib.crc32(f"{task.namespace}.{task.job_id}.{task.task}.{task.attempt}".encode()) / (1 << 32)
+    return float(round(task.retry_backoff_s * 2 ** min(pauses, _MAX_DOUBLINGS) * (0.75 + spread / 2), 3))
 
 
 def _may_retry(task: TaskRecord) -> bool:
@@ -199,12 +221,14 @@ def finish_job(job: JobRecord, tasks: Iterable[TaskRecord], *, now: float) -> Jo
     """The job's end, once all its tasks have ended: SUCCEEDED if all did, KILLED if that was asked for, else the
     worst that happened to one, with its error.
     """
-    tasks = list(tasks)
+    tasks = sorted(tasks, key=lambda task: task.task)  # whoever decides names the same culprit
     if job.state.finished() or not tasks or not all(is_final(task) for task in tasks):
         return None
     state = _joined_state(job, tasks)
     culprit = next((task for task in tasks if task.state is state), None) if state is not JobStatus.SUCCEEDED else None
     message = ""
+    if culprit is None and state is JobStatus.KILLED:
+        message = job.kill_requested or ""
     if culprit is not None:
         message = culprit.transitions[-1].reason if culprit.transitions else ""
         if len(tasks) > 1:
@@ -226,7 +250,7 @@ def _joined_state(job: JobRecord, tasks: list[TaskRecord]) -> JobStatus:
     states = {task.state for task in tasks}
     if states == {JobStatus.SUCCEEDED}:
         return JobStatus.SUCCEEDED
-    if job.kill_requested is not None and JobStatus.KILLED in states:
+    if job.kill_requested is not None:
         return JobStatus.KILLED
     order = (JobStatus.FAILED, JobStatus.UNSCHEDULABLE, JobStatus.WORKER_FAILED, JobStatus.KILLED)
     return next(state for state in order if state in states)

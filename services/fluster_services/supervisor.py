@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-import fluster  # noqa: F401 - imported here, it is there at once in every task that is forked from a worker's template
+import fluster.worker_pool  # noqa: F401 - with the actors: it is there at once in every task forked from a template
 from fluster.cluster.local_setup import LocalSetup, LocalStarted
 from fluster_bus.errors import FlusterError, InvalidMessageError
 from fluster_bus.messages import Capacity, Namespace, WorkerId
@@ -48,7 +48,7 @@ class Daemon:
     """A process that is forked from here, and forked again when it ends."""
 
     name: str
-    body: Callable[[int, int], None]  # (ready_fd, owner_fd) -> runs until it ends
+    body: Callable[[int | None, int], None]  # (ready_fd, owner_fd) -> runs until it ends
     pid: int = 0
     started_at: float = 0.0
     pause_s: float = _FIRST_PAUSE_S
@@ -85,7 +85,7 @@ class Supervisor:
             Daemon("controller", self._run_controller),
             *(Daemon(f"worker-{number}", self._worker_body(number)) for number in range(self.setup.workers)),
         ]
-        ready = [(daemon, self._fork(daemon)) for daemon in self.daemons]
+        ready = [(daemon, self._fork_and_ask(daemon)) for daemon in self.daemons]
         deadline = time.monotonic() + _START_TIMEOUT_S
         for daemon, ready_fd in ready:
             self._wait_ready(daemon, ready_fd, deadline)
@@ -112,18 +112,20 @@ class Supervisor:
     def _log_file(self, daemon: Daemon, suffix: str) -> Path:
         return self.store_dir / "logs" / f"{daemon.name}.{suffix}"
 
-    def _fork(self, daemon: Daemon) -> int:
+    def _fork_and_ask(self, daemon: Daemon) -> int:
         """Start a daemon; returns the descriptor on which it says that it is ready."""
         ready_end, ready = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            os.close(ready_end)
-            self._become(daemon, ready)
+        self._fork(daemon, ready)
         os.close(ready)
-        daemon.pid, daemon.started_at, daemon.restart_at = pid, time.monotonic(), None
         return ready_end
 
-    def _become(self, daemon: Daemon, ready: int) -> NoReturn:
+    def _fork(self, daemon: Daemon, ready: int | None) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self._become(daemon, ready)
+        daemon.pid, daemon.started_at, daemon.restart_at = pid, time.monotonic(), None
+
+    def _become(self, daemon: Daemon, ready: int | None) -> NoReturn:
         """In the child: be the daemon, holding nothing of the supervisor but the pipe that tells its end."""
         status = 1
         try:
@@ -156,16 +158,16 @@ class Supervisor:
     def _namespaces(self) -> tuple[Namespace, ...]:
         return tuple(Namespace(name) for name in self.setup.namespaces)
 
-    def _run_controller(self, ready_fd: int, owner_fd: int) -> None:
+    def _run_controller(self, ready_fd: int | None, owner_fd: int) -> None:
         config = ControllerConfig(
             address=self.server.credentials(Role.SERVICE), namespaces=self._namespaces(), timing=LOCAL_TIMING
         )
         run_controller(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=self.store_dir / "logs/controller.log")
 
-    def _worker_body(self, number: int) -> Callable[[int, int], None]:
+    def _worker_body(self, number: int) -> Callable[[int | None, int], None]:
         name = f"worker-{number}"
 
-        def body(ready_fd: int, owner_fd: int) -> None:
+        def body(ready_fd: int | None, owner_fd: int) -> None:
             config = WorkerConfig(
                 address=self.server.credentials(Role.SERVICE),
                 worker_id=WorkerId(name),
@@ -232,7 +234,7 @@ class Supervisor:
             self._restart_server(now)
         for daemon in self.daemons:
             if daemon.restart_at is not None and daemon.restart_at <= now:
-                os.close(self._fork(daemon))
+                self._fork(daemon, None)
 
     def _restart_server(self, now: float) -> None:
         try:
@@ -307,6 +309,17 @@ def _read_setup(leash: int) -> LocalSetup:
     return LocalSetup.from_json(text)
 
 
+def _make(folder: Path) -> None:
+    try:
+        for each in (folder.parent, folder):
+            each.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise FlusterError(
+            f"the store folder {folder.parent} cannot be used: {error.filename}: {error.strerror}; make it a folder that "
+            "can be written to, or choose another"
+        ) from error
+
+
 def _say(started: LocalStarted) -> None:
     with contextlib.suppress(BrokenPipeError):  # the owner is gone, which the leash tells as well
         os.write(sys.stdout.fileno(), started.to_json() + b"\n")
@@ -323,8 +336,7 @@ def main() -> None:
                 stack.callback(shutil.rmtree, store_dir, ignore_errors=True)
             else:
                 store_dir = Path(setup.store_dir)
-                store_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-            (store_dir / "logs").mkdir(exist_ok=True, mode=0o700)
+            _make(store_dir / "logs")
             server = EmbeddedServer(store_dir / "nats", setup.port, namespaces=setup.namespaces)
             supervisor = Supervisor(setup, store_dir, server)
             stack.callback(supervisor.stop)

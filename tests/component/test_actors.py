@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,16 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from fluster.actors import ActorContext, ActorPool, ActorServer, AsyncActorPool, ClusterResolver, FixedResolver, actor, method
+from fluster.actors import (
+    ActorContext,
+    ActorPool,
+    ActorServer,
+    AsyncActorPool,
+    ClusterResolver,
+    FixedResolver,
+    actor,
+    method,
+)
 from fluster.cluster import AsyncCluster, Cluster
 from fluster.cluster.portal import Portal
 from fluster.errors import (
@@ -26,7 +36,7 @@ from fluster.errors import (
     MailboxFullError,
     RemoteError,
 )
-from fluster_bus import subjects
+from fluster_bus import codec, subjects
 from fluster_bus.bus import Bus
 from fluster_bus.errors import ClosedError, MessageTooLargeError
 from fluster_bus.messages import Done, Namespace
@@ -39,6 +49,54 @@ NAMESPACE = Namespace("default")
 TIMEOUT_S = 20.0
 
 
+class Proxy:
+    """A way to the server that can be cut, while others stay."""
+
+    def __init__(self, server_port: int) -> None:
+        self._server_port = server_port
+        self._listener: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._ways: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def open(cls, server_port: int) -> Proxy:
+        proxy = cls(server_port)
+        proxy._listener = await asyncio.start_server(proxy._connect, "127.0.0.1")
+        return proxy
+
+    @property
+    def port(self) -> int:
+        assert self._listener is not None
+        port: int = self._listener.sockets[0].getsockname()[1]
+        return port
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
+        self._writers |= {writer, far_writer}
+        for way in (self._pass_on(reader, far_writer), self._pass_on(far_reader, writer)):
+            task = asyncio.create_task(way)
+            self._ways.add(task)
+            task.add_done_callback(self._ways.discard)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+        writer.close()
+
+    async def cut(self) -> None:
+        """End all connections; new ones are let through."""
+        for writer in self._writers:
+            writer.close()
+        self._writers.clear()
+
+    async def close(self) -> None:
+        assert self._listener is not None
+        self._listener.close()
+        await self.cut()
+        await asyncio.gather(*self._ways, return_exceptions=True)
+
+
 class Env:
     """A server, somebody who makes the namespace, and clusters that are closed at the end."""
 
@@ -49,7 +107,6 @@ class Env:
         self._stack.callback(self.portal.close)
         bus = self.portal.run(self._controller)
         self._stack.callback(self.portal.run, bus.close)
-        self.name_number = 0
 
     async def _controller(self) -> Bus:
         bus = await Bus.connect(self.server.credentials(Role.SERVICE), name="controller")
@@ -64,6 +121,11 @@ class Env:
     def cluster(self, role: Role = Role.OPERATOR) -> Cluster:
         namespace = None if role is Role.OPERATOR else NAMESPACE
         return self._stack.enter_context(Cluster(self.server.credentials(role, namespace)))
+
+    def proxy(self) -> Proxy:
+        proxy = self.portal.run(Proxy.open, self.server.port)
+        self._stack.callback(self.portal.run, proxy.close)
+        return proxy
 
     def serve(self, name: str, *instances: object, cluster: Cluster | None = None) -> ActorServer:
         server = ActorServer(cluster or self.cluster())
@@ -185,7 +247,7 @@ def test_remote_exceptions_arrive_as_themselves(shared: Env) -> None:
     with pytest.raises(TypeError, match="add"):
         pool.call().add(1, 2, 3)
     with pytest.raises(TypeError, match="cannot be pickled"):
-        pool.call().echo((lambda: (yield))())
+        pool.call().echo(number for number in range(3))
     assert pool.call().add(1) == 2
 
 
@@ -215,7 +277,7 @@ def test_wrong_use_says_what_to_do(shared: Env) -> None:
         pool.call(timeout=0)
     known = ActorPool(shared.cluster(), "wrong", actor_class=Calculator)
     with pytest.raises(AttributeError, match="Calculator has no method 'ad'; did you mean 'add'"):
-        known.call().ad  # noqa: B018 - the name alone is enough
+        getattr(known.call(), "ad")  # noqa: B009 - the name alone is enough
     server = ActorServer(shared.cluster())
     with pytest.raises(TypeError, match=r"pass an instance, Calculator\(…\)"):
         server.register("wrong", Calculator)
@@ -228,10 +290,11 @@ def test_an_unknown_name_is_told_at_once_with_near_ones(shared: Env) -> None:
     shared.serve("calculator", Calculator())
     shared.pool("calculator")
     pool = ClusterResolver(shared.cluster()).lookup("calculater")
-    for ask in (lambda: pool.call().add(1), lambda: pool.broadcast().add(1).results(TIMEOUT_S)):
+    asks: list[Callable[[], Any]] = [lambda: pool.call().add(1), lambda: pool.broadcast().add(1).results(TIMEOUT_S)]
+    for ask in asks:
         with pytest.raises(ActorNotFoundError, match="did you mean 'calculator'"):
             ask()
-    with pytest.raises(ActorTimeoutError, match="has 0 of 1 members after 0.05 s"):
+    with pytest.raises(ActorTimeoutError, match=r"has 0 of 1 members after 0\.05 s"):
         pool.wait_for_size(1, timeout=0.05)
 
 
@@ -260,7 +323,10 @@ def test_a_fixed_resolver_goes_by_address(shared: Env) -> None:
     shared.serve("fixed", Calculator())
     address = shared.pool("fixed").members()[0].address
     resolver = FixedResolver({"there": address}, shared.cluster())
-    assert resolver.lookup("there").call().add(1) == 2
+    pool = resolver.lookup("there")
+    assert pool.call().add(1) == 2
+    assert pool.broadcast().add(2).results(TIMEOUT_S) == [3]
+    assert FixedResolver({"there": [address]}, shared.cluster()).lookup("there").size == 1
     with pytest.raises(ActorNotFoundError, match="no address was given for 'their'; did you mean 'there'"):
         resolver.lookup("their")
 
@@ -284,10 +350,8 @@ def test_calls_of_one_client_run_in_the_order_sent_whatever_their_kind(shared: E
     shared.serve("order", Calculator(), Calculator())
     pool = shared.pool("order", size=2)
     members = [each.endpoint_id for each in pool.members()]
-    pinned = pool.asynchronous.submit_to
     sent: dict[str, list[int]] = {member: [] for member in members}
-    from fluster_bus import codec
-
+    futures = []
     for number in range(600):
         if number % 7 == 0:
             pool.broadcast().note(number)
@@ -296,8 +360,7 @@ def test_calls_of_one_client_run_in_the_order_sent_whatever_their_kind(shared: E
             continue
         member = members[number % 2]
         kind = "note_later" if number % 5 == 0 else "note"
-        payload = codec.encode(((number,), {}))
-        pinned(member, kind, payload)
+        futures.append(pool.asynchronous.submit_to(member, kind, codec.encode(((number,), {}))))
         sent[member].append(number)
     assert pool.broadcast().notes().results(TIMEOUT_S) == [sent[member] for member in members]
 
@@ -387,7 +450,7 @@ def test_a_broadcast_has_a_timeout_for_all(shared: Env) -> None:
     shared.serve("broadcast", gate, gate)
     pool = shared.pool("broadcast", size=2)
     result = pool.broadcast().wait()
-    with pytest.raises(ActorTimeoutError, match="not all members have answered after 0.05 s"):
+    with pytest.raises(ActorTimeoutError, match=r"not all members have answered after 0\.05 s"):
         result.results(0.05)
     gate.opened.set()
     assert result.results(TIMEOUT_S) == ["went through"] * 2
@@ -497,6 +560,22 @@ def test_while_the_connection_is_lost_a_call_waits_no_longer_than_its_deadline(e
     assert pool.call(timeout=TIMEOUT_S).notes() == []
 
 
+def test_a_call_to_an_actor_that_lost_its_connection_does_not_hang(env: Env) -> None:
+    gate, proxy = Gate(), env.proxy()
+    address = replace(env.server.credentials(Role.OPERATOR), url=f"nats://127.0.0.1:{proxy.port}")
+    with Cluster(address) as cut_off:
+        env.serve("cut", gate, cluster=cut_off)
+        pool = env.pool("cut")
+        out = pool.submit().wait()
+        gate.is_entered()
+        env.portal.run(proxy.cut)
+        with pytest.raises(ConnectionLostError, match="the actor lost its connection"):
+            out.result(TIMEOUT_S)
+        gate.opened.set()
+        assert pool.call(timeout=TIMEOUT_S).wait() == "went through"
+        assert pool.size == 1
+
+
 # ---- awaited --------------------------------------------------------------------------------------------
 
 
@@ -597,7 +676,9 @@ def test_a_single_call_shows_its_method_in_the_subject(shared: Env) -> None:
 
     async def listen() -> Bus:
         bus = await Bus.connect(shared.server.credentials(Role.OPERATOR), name="listener")
-        await bus.subscribe(subjects.actor_one(NAMESPACE, "shown", subjects.ANY_TOKEN), lambda each: heard.append(each.subject))
+        await bus.subscribe(
+            subjects.actor_one(NAMESPACE, "shown", subjects.ANY_TOKEN), lambda each: heard.append(each.subject)
+        )
         await bus.flush()
         return bus
 

@@ -159,6 +159,10 @@ NOT_TO_SEND = [
     f"{subjects.direct_get(THEIR_REGISTRY)}.{_entry(THEIRS)}",
     subjects.direct_get(THEIR_REGISTRY),
     subjects.direct_get(subjects.logs_stream(THEIRS)),
+    subjects.bundle_part(THEIRS, "0" * 64, 0),
+    subjects.bundle_manifest(THEIRS, "0" * 64),
+    subjects.direct_get(subjects.bundles_stream(THEIRS)),
+    f"{subjects.direct_get(subjects.bundles_stream(THEIRS))}.{subjects.bundle_part(THEIRS, '0' * 64, 0)}",
     f"{User(Role.JOB, THEIRS).inbox[:-1]}token",
     f"{User(Role.CLIENT, THEIRS).inbox[:-1]}token",
     # the cluster's own
@@ -184,6 +188,9 @@ NOT_TO_SEND = [
     f"$JS.API.STREAM.PURGE.{REGISTRY}",
     f"$JS.API.STREAM.MSG.GET.{RECORDS}",
     subjects.message_delete(REGISTRY),
+    f"$JS.API.STREAM.PURGE.{subjects.bundles_stream(OURS)}",
+    subjects.message_delete(subjects.bundles_stream(OURS)),
+    f"$JS.API.CONSUMER.CREATE.{subjects.bundles_stream(OURS)}",
     f"$JS.API.CONSUMER.CREATE.{REGISTRY}",
     f"$JS.API.CONSUMER.CREATE.{REGISTRY}.spy",
     f"$JS.API.CONSUMER.DURABLE.CREATE.{REGISTRY}.spy",
@@ -207,6 +214,7 @@ NOT_TO_HEAR = [
     subjects.jobs_verb(OURS, "*"),
     subjects.endpoints_verb(OURS, "lookup"),
     subjects.logs_of_job(OURS, "*"),
+    subjects.bundles_of_all(OURS),
     "fluster.sys.>",
     subjects.worker_verb("w1", "look"),
     "_INBOX.>",
@@ -271,15 +279,30 @@ async def test_a_rollup_does_not_wipe_the_others_from_the_registry(connect: Conn
     assert await _stored(operator, subjects.endpoints_bucket(OURS), _entry(OURS)) == b'"untouched"'
 
 
+@pytest.mark.parametrize("rollup", ["all", "sub"])
+async def test_a_rollup_does_not_wipe_the_stored_files(connect: Connect, rollup: str) -> None:
+    job = await connect(Role.JOB, OURS)
+    part = subjects.bundle_part(OURS, "1" * 64, 0)
+    answer = json.loads((await job.ask(part, b"", {"Nats-Rollup": rollup})).data)
+    assert "rollup not permitted" in answer["error"]["description"]
+
+
 @pytest.mark.parametrize(
     "target",
-    [_record(OURS), _record(THEIRS), _entry(THEIRS), f"$JS.API.STREAM.DELETE.{RECORDS}"],
+    [
+        _record(OURS),
+        _record(THEIRS),
+        _entry(THEIRS),
+        subjects.bundle_part(THEIRS, "0" * 64, 0),
+        f"$JS.API.STREAM.DELETE.{RECORDS}",
+    ],
 )
 @pytest.mark.parametrize(
     "asked",
     [
         subjects.jobs_submit(OURS),
         _entry(OURS, "mine"),
+        subjects.bundle_part(OURS, "0" * 64, 0),
         subjects.direct_get(REGISTRY),
         f"{subjects.direct_get(REGISTRY)}.{_entry(OURS)}",
     ],

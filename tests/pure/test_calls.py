@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fluster.actors.calls import Broadcast, Call, Done, Send
-from fluster.actors.desk import RECONNECT_GRACE_S, Desk
+from fluster.actors.desk import RECONNECT_GRACE_S, Desk, NobodyServesError
 from fluster.actors.frames import MAX_BYTES, MAX_CALLS, Moment
 from fluster.actors.futures import ActorFuture
 from fluster.actors.members import Member
@@ -93,7 +93,7 @@ def test_a_call_to_an_empty_pool_is_over_at_once() -> None:
     desk = desk_with()
     sends, done = desk.route([call()], START)
     assert sends == []
-    assert errors(done) == [ActorNotFoundError]
+    assert errors(done) == [NobodyServesError]
 
 
 def test_a_member_that_leaves_gets_no_more_but_still_answers() -> None:
@@ -113,7 +113,7 @@ def test_what_was_not_delivered_goes_to_the_next_until_none_is_left() -> None:
     assert targets([send]) == [("b", ["1"])]
     again, done = desk.on_no_responders(send.number, START)
     assert again == []
-    assert errors(done) == [ActorNotFoundError]
+    assert errors(done) == [NobodyServesError]
 
 
 def test_a_pinned_call_goes_nowhere_else() -> None:
@@ -138,7 +138,7 @@ def test_after_a_reconnect_members_are_given_time_to_come_back() -> None:
     (send,), _ = desk.route_waiting("pool", START)
     assert targets([send]) == [("a", ["1", "2"])]
     late = START.after(RECONNECT_GRACE_S + 1)
-    assert errors(desk.on_no_responders(send.number, late)[1]) == [ActorNotFoundError] * 2
+    assert errors(desk.on_no_responders(send.number, late)[1]) == [NobodyServesError] * 2
 
 
 def test_a_broadcast_after_a_reconnect_asks_each_member_by_itself() -> None:

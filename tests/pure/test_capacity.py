@@ -20,11 +20,9 @@ memories = st.sampled_from(MEMORY_LEVELS) | st.integers(0, 5 * TIB)
 
 
 @st.composite
-def capacities(draw: st.DrawFn, *, disks: st.SearchStrategy[int] = st.just(0)) -> Capacity:
+def capacities(draw: st.DrawFn) -> Capacity:
     device, variant, devices = draw(st.sampled_from(DEVICES))
-    return Capacity(
-        cpu=draw(cpus), memory=draw(memories), disk=draw(disks), device=device, variant=variant, devices=devices
-    )
+    return Capacity(cpu=draw(cpus), memory=draw(memories), device=device, variant=variant, devices=devices)
 
 
 @st.composite
@@ -142,7 +140,7 @@ def test_odd_fractions_leave_no_crumbs(first: float, second: float) -> None:
 @given(st.floats(0, 4096, allow_nan=False))
 def test_a_fraction_of_a_cpu_is_never_less_than_was_asked(cpu: float) -> None:
     need = needed(ResourceConfig.with_cpu(cpu))
-    assert cpu - 1e-9 <= need.cpu <= cpu + 0.001
+    assert cpu - 1e-6 <= need.cpu <= cpu + 0.001
 
 
 def test_seven_sevenths_fit_into_what_is_said_to_be_free() -> None:

@@ -184,7 +184,7 @@ def test_calls_in_json(data: bytes, call: tuple[list[object], dict[str, object]]
     ],
 )
 def test_bad_calls_are_answered_with_the_forms_that_are_good(data: bytes) -> None:
-    with pytest.raises(InvalidMessageError, match='send {"args"') as raised:
+    with pytest.raises(InvalidMessageError, match=r'send \{"args"') as raised:
         codec.decode_json_call(data)
     assert len(str(raised.value)) < 500
 

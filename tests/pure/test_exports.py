@@ -10,6 +10,15 @@ import fluster
 SOURCE = Path(fluster.__file__).read_text(encoding="utf-8")
 
 
+_SDK = """
+    Cluster LocalCluster AsyncCluster current_cluster
+    JobRequest JobInfo JobStatus TaskStatus Entrypoint EnvironmentConfig create_environment
+    ResourceConfig CpuConfig GpuConfig TpuConfig TpuTopologyInfo
+    Endpoint JobId Namespace WorkerId EndpointId
+    actor method deploy ActorServer ActorContext ActorPool ClusterResolver FixedResolver Resolver WorkerPool
+"""
+
+
 def _imported_for_type_checkers() -> dict[str, str]:
     """{name: module} as type checkers see it."""
     return {
@@ -28,13 +37,7 @@ def test_every_public_name_is_what_type_checkers_take_it_for() -> None:
 
 
 def test_the_names_of_the_sdk_are_all_there() -> None:
-    names = """
-        Cluster LocalCluster AsyncCluster current_cluster
-        JobRequest JobInfo JobStatus TaskStatus Entrypoint EnvironmentConfig create_environment
-        ResourceConfig CpuConfig GpuConfig TpuConfig TpuTopologyInfo
-        Endpoint JobId Namespace WorkerId EndpointId
-        actor method deploy ActorServer ActorContext ActorPool ClusterResolver FixedResolver Resolver WorkerPool
-    """.split()
+    names = _SDK.split()
     assert set(names) <= set(fluster.__all__)
     assert set(fluster.__all__) <= set(dir(fluster))
 

@@ -1,7 +1,10 @@
 """What travels as JSON: frozen, strict to who makes it here, lenient to who speaks another version."""
 
 import json
+import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -149,10 +152,8 @@ def test_whatever_arrives_the_error_is_ours(data: bytes) -> None:
     )
 )
 def test_no_json_breaks_the_reader(value: object) -> None:
-    try:
+    with suppress(InvalidMessageError):  # any other error fails the test
         JobRequest.from_json(json.dumps(value).encode())
-    except InvalidMessageError as error:
-        assert str(error)
 
 
 # ---- resources ------------------------------------------------------------------------------------------
@@ -283,9 +284,10 @@ def test_lambdas_and_closures_are_entrypoints() -> None:
 
 
 def test_an_entrypoint_is_one_of_two() -> None:
-    for wrong in ({}, {"command": ("a",), "callable": _double}):
+    wrong: list[Callable[[], Entrypoint]] = [Entrypoint, lambda: Entrypoint(command=("a",), callable=_double)]
+    for build in wrong:
         with pytest.raises(ValidationError, match="either callable"):
-            Entrypoint(**wrong)
+            build()
     for empty in ((), ("",)):
         with pytest.raises(ValidationError, match="names no program"):
             Entrypoint(command=empty)
@@ -322,6 +324,48 @@ def test_request_limits() -> None:
 def test_environment_variables_are_checked(variables: dict[str, str]) -> None:
     with pytest.raises(ValidationError, match="environment variable"):
         EnvironmentConfig(env_vars=variables)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"pip_packages": "numpy"}, "is a text: give a list"),
+        ({"pip_packages": ["--index-url x"]}, "options go into `requirements`"),
+        ({"pip_packages": ["a\nb"]}, "each is one package"),
+        ({"pip_packages": [" "]}, "each is one package"),
+        ({"bundle": "../" + "a" * 61}, "bundle"),
+        ({"bundle": "A" * 64}, "bundle"),
+        ({"bundle": "a" * 64 + "\n"}, "bundle"),
+        ({"workspace": ".", "bundle": "a" * 64}, "not both"),
+        ({"uv_lock": True}, "needs workspace"),
+        ({"python": "--version"}, "neither a version"),
+        ({"python": ""}, "python"),
+        ({"requirements": "x" * 300_000}, "requirements"),
+    ],
+)
+def test_environments_are_checked(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        EnvironmentConfig(**fields)
+
+
+def test_a_callable_tells_by_which_python_it_was_pickled() -> None:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert Entrypoint(callable=len, args=("x",)).python == version
+    assert COMMAND.python is None
+
+
+def test_create_environment_takes_what_environments_have() -> None:
+    environment = create_environment(
+        workspace=".", pip_packages=["a", "b"], requirements="c", uv_lock=True, python="3.12", env_vars={"A": "1"}
+    )
+    assert environment.model_dump(exclude={"env_vars"}) == {
+        "workspace": ".",
+        "bundle": None,
+        "pip_packages": ("a", "b"),
+        "requirements": "c",
+        "uv_lock": True,
+        "python": "3.12",
+    }
 
 
 def test_create_environment(monkeypatch: pytest.MonkeyPatch) -> None:

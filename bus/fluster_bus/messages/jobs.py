@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, NewType, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -20,7 +22,10 @@ WorkerId = NewType("WorkerId", str)
 EndpointId = NewType("EndpointId", str)
 
 MAX_REPLICAS = 10_000
-MAX_ENTRYPOINT_BYTES = 4 << 20  # base64 in the record must stay below the server's message limit of 8 MiB
+MAX_ENTRYPOINT_BYTES = 4 << 20  # base64 makes 5.4 MiB of it
+# Of a whole request: its record, with how the job ended, must stay below the server's message limit of 8 MiB.
+MAX_REQUEST_BYTES = 6 << 20
+MAX_REQUIREMENTS_CHARACTERS = 256 << 10
 
 
 class JobStatus(StrEnum):
@@ -51,6 +56,7 @@ class Entrypoint(Message):
     """
 
     command: tuple[str, ...] | None = None
+    python: str | None = None  # the minor version that pickled the callable, such as 3.12
     pickled: bytes | None = Field(default=None, max_length=MAX_ENTRYPOINT_BYTES, repr=False)
     callable: Callable[..., Any] | None = Field(default=None, exclude=True)
     args: tuple[Any, ...] = Field(default=(), exclude=True)
@@ -71,7 +77,7 @@ class Entrypoint(Message):
                 f"the pickled callable and its arguments have {len(pickled):,} bytes, over the limit of "
                 f"{MAX_ENTRYPOINT_BYTES:,}: pass a path or a name, and load the data inside the job"
             )
-        return {**data, "pickled": pickled}
+        return {**data, "pickled": pickled, "python": f"{sys.version_info.major}.{sys.version_info.minor}"}
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -83,9 +89,53 @@ class Entrypoint(Message):
 
 
 class EnvironmentConfig(Message):
-    """What surrounds the task: environment variables."""
+    """What surrounds the task: the folder it runs in, the packages it finds, environment variables.
 
+    `workspace` is a folder of the client: packed when the job is launched, without .git and what .gitignore names, and
+    each task runs in a copy of its own. `pip_packages`, `requirements` (the text of a requirements file) and `uv_lock`
+    (the uv.lock in the workspace) are installed into a virtual environment on top of what the worker has. `python` is
+    another interpreter for that: a version or a path, found on the worker.
+    """
+
+    workspace: str | Path | None = None
+    bundle: str | None = Field(default=None, pattern=r"\A[0-9a-f]{64}\z")  # what was made of the workspace: its SHA-256
+    pip_packages: tuple[str, ...] = ()
+    requirements: str | None = Field(default=None, max_length=MAX_REQUIREMENTS_CHARACTERS)
+    uv_lock: bool = False
+    python: str | None = Field(default=None, min_length=1, max_length=4_096)
     env_vars: Mapping[str, str] = Field(default_factory=dict)
+
+    @field_validator("pip_packages", mode="before")
+    @classmethod
+    def _no_text(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError(f"pip_packages={value!r} is a text: give a list, such as ['numpy>=2', 'rich']")
+        return value
+
+    @field_validator("pip_packages")
+    @classmethod
+    def _check_packages(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for package in value:
+            if not package.strip() or package.strip().startswith(("-", "#")) or len(package.splitlines()) != 1:
+                raise ValueError(f"pip_packages has {package!r}: each is one package; options go into `requirements`")
+        if sum(map(len, value)) > MAX_REQUIREMENTS_CHARACTERS:
+            raise ValueError(f"pip_packages has more than {MAX_REQUIREMENTS_CHARACTERS:,} characters")
+        return value
+
+    @field_validator("python")
+    @classmethod
+    def _check_python(cls, value: str | None) -> str | None:
+        if value is not None and (value.startswith("-") or not value.isprintable()):
+            raise ValueError(f"python={value!r} is neither a version, such as '3.12', nor the path of an interpreter")
+        return value
+
+    @model_validator(mode="after")
+    def _has_what_it_needs(self) -> Self:
+        if self.workspace is not None and self.bundle is not None:
+            raise ValueError("give workspace=… or bundle=…, not both: the bundle is a workspace that is stored already")
+        if self.uv_lock and self.workspace is None and self.bundle is None:
+            raise ValueError("uv_lock=True needs workspace=…, the folder with pyproject.toml and uv.lock")
+        return self
 
     @field_validator("env_vars")
     @classmethod
@@ -100,10 +150,30 @@ class EnvironmentConfig(Message):
 _FORWARDED = ("HF_TOKEN", "HF_DATASETS_TRUST_REMOTE_CODE", "WANDB_API_KEY", "TOKENIZERS_PARALLELISM")
 
 
-def create_environment(env_vars: Mapping[str, str] | None = None) -> EnvironmentConfig:
-    """An environment with `env_vars`, and the tokens and defaults that training code usually expects."""
+def create_environment(
+    env_vars: Mapping[str, str] | None = None,
+    *,
+    workspace: str | Path | None = None,
+    pip_packages: Sequence[str] = (),
+    requirements: str | None = None,
+    uv_lock: bool = False,
+    python: str | None = None,
+) -> EnvironmentConfig:
+    """An environment with `env_vars`, and the tokens and defaults that training code usually expects.
+
+    The rest is as in EnvironmentConfig.
+    """
     forwarded = {name: os.environ[name] for name in _FORWARDED if name in os.environ}
-    return EnvironmentConfig(env_vars={"TOKENIZERS_PARALLELISM": "false", **forwarded, **(env_vars or {})})
+    return EnvironmentConfig.model_validate(
+        {
+            "workspace": workspace,
+            "pip_packages": pip_packages,
+            "requirements": requirements,
+            "uv_lock": uv_lock,
+            "python": python,
+            "env_vars": {"TOKENIZERS_PARALLELISM": "false", **forwarded, **(env_vars or {})},
+        }
+    )
 
 
 class JobRequest(Message):
@@ -117,8 +187,14 @@ class JobRequest(Message):
     ports: tuple[str, ...] = ()  # names: each task finds the number in FLUSTER_PORT_<NAME>
     max_retries_failure: int = Field(default=0, ge=0, le=1_000_000)
     max_retries_preemption: int = Field(default=100, ge=0, le=1_000_000)
+    # Tasks that may fail for good before the others are stopped as well.
+    max_task_failures: int = Field(default=0, ge=0, le=MAX_REPLICAS)
+    retry_backoff_s: float = Field(default=1.0, ge=0, le=3_600)  # before the first retry; it doubles, up to 64 times
+    timeout_s: float | None = Field(default=None, gt=0)  # of each attempt, from its start
+    scheduling_timeout_s: float | None = Field(default=None, gt=0)  # of waiting for a worker, for each attempt
     job_id: JobId | None = None  # made from the name when it is left out
     parent: JobId | None = None  # the job that launched it: it ends when that one does
+    detached: bool = False  # launched from within a job, it is not its child and lives on
 
     @field_validator("name")
     @classmethod

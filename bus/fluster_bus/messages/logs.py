@@ -11,11 +11,13 @@ from fluster_bus.messages.model import Message
 class LogBatch(Message):
     """Lines of one attempt's stdout or stderr; the subject says whose.
 
-    `offset` and `next_offset` are places in the attempt's spool: the next batch begins where this one ends.
+    `offset` and `next_offset` are places in the attempt's spool, from which all lines of this stream are here. Those of
+    the other stream were in an earlier batch, unless `more` says that they come in the next.
     """
 
     offset: int
     next_offset: int
+    more: bool = False
     lines: tuple[tuple[float, str], ...] = Field(max_length=100_000)  # (seconds since the epoch, text)
 
 

@@ -32,7 +32,10 @@ class TaskRecord(Message):
     resources: ResourceConfig = ResourceConfig()
     max_retries_failure: int = 0
     max_retries_preemption: int = 100
+    retry_backoff_s: float = 0.0
+    scheduling_timeout_s: float | None = None
     attempt: int = 1
+    backoff_s: float = 0.0  # this attempt is not offered before that time has passed, by the controller's own clock
     state: JobStatus = JobStatus.PENDING
     worker_id: WorkerId | None = None
     kill_requested: str | None = None  # the reason

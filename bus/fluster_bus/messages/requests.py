@@ -20,7 +20,10 @@ class StatusRequest(Message):
 
 
 class StatusReply(Message):
-    """The jobs in the order asked for. Unknown ones are named, refused ones with the reason."""
+    """The jobs in the order asked for. Unknown ones are named, refused ones with the reason.
+
+    Those that did not fit into one message are left out: ask for them again.
+    """
 
     jobs: tuple[JobInfo, ...] = ()
     unknown: tuple[JobId, ...] = ()
@@ -32,12 +35,14 @@ class ListRequest(Message):
 
     limit: int = Field(default=1_000, ge=1, le=MAX_JOBS_A_REQUEST)
     states: tuple[JobStatus, ...] = ()  # empty: all
+    skip: int = Field(default=0, ge=0)  # so many of the newest were told before
 
 
 class ListReply(Message):
-    """Jobs, the newest first."""
+    """Jobs, the newest first, without the exceptions that they failed with. There may be more than fit."""
 
     jobs: tuple[JobInfo, ...] = ()
+    more: bool = False
 
 
 class TerminateRequest(Message):
@@ -51,6 +56,19 @@ class TerminateReply(Message):
     """The job as it stood when the wish was recorded; it ends soon after."""
 
     job: JobInfo
+
+
+class ExplainRequest(Message):
+    """Asks why a job is not running."""
+
+    job_id: JobId
+
+
+class ExplainReply(Message):
+    """The reason, as one sentence."""
+
+    job_id: JobId
+    reason: str
 
 
 class EndpointQuery(Message):

@@ -26,6 +26,12 @@ class JobEntry:
     job: Row[JobRecord] | None = None
     tasks: dict[int, Row[TaskRecord]] = field(default_factory=dict)  # {task: its record}
 
+    def revision_of(self, record: JobRecord | TaskRecord) -> int:
+        """The revision of the present record of which `record` is a changed version."""
+        row = self.tasks[record.task] if isinstance(record, TaskRecord) else self.job
+        assert row is not None  # noqa: S101
+        return row.revision
+
     def task_records(self) -> list[TaskRecord]:
         return [row.value for row in self.tasks.values()]
 

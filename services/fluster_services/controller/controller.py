@@ -91,6 +91,7 @@ class Controller:
             for _ in range(_RECONCILED_AT_ONCE):
                 tasks.create_task(self._reconcile_forever())
             await self._service.serve()
+            await self.bus.flush()
             ready()
 
     # ---- reading ----------------------------------------------------------------------------------------
@@ -138,10 +139,35 @@ class Controller:
             self.judge.on_held(task.worker_id)
         if task.state.finished():
             self.offers.on_room()
-        if task.state is JobStatus.PENDING and task.kill_requested is None:
-            self.offers.add(Place(task.order, task.task, key), capacity.needed(task.resources))
-        else:
+        if task.state is not JobStatus.PENDING or task.kill_requested is not None:
             self.offers.remove(key, task.task)
+        elif task.backoff_s:
+            asyncio.get_running_loop().call_later(task.backoff_s, self._offer, key, task)
+        else:
+            self._offer(key, task)
+
+    def _offer(self, key: JobKey, task: TaskRecord) -> None:
+        if self._still_waits(key, task) is None:
+            return
+        self.offers.add(Place(task.order, task.task, key), capacity.needed(task.resources))
+        if task.scheduling_timeout_s is not None:
+            asyncio.get_running_loop().call_later(task.scheduling_timeout_s, self._give_up, key, task)
+
+    def _give_up(self, key: JobKey, task: TaskRecord) -> None:
+        row = self._still_waits(key, task)
+        if row is not None:
+            reason = f"no worker had room for it within {task.scheduling_timeout_s:g} s"
+            given_up = lifecycle.give_up(task, now=time.time(), reason=reason)
+            if given_up is not None:
+                self.bus.spawn(self._write(given_up, row.revision), f"end of {key.job_id}.{task.task}")
+
+    def _still_waits(self, key: JobKey, task: TaskRecord) -> Row[TaskRecord] | None:
+        entry = self.books.get(key)
+        row = entry.tasks.get(task.task) if entry is not None else None
+        return row if row is not None and row.value == task else None
+
+    async def _write(self, record: JobRecord | TaskRecord, decided_from: int) -> None:
+        await self.write(record, decided_from)
 
     # ---- writing ----------------------------------------------------------------------------------------
 
@@ -172,21 +198,19 @@ class Controller:
         parent_id = entry.job.value.request.parent
         parent = self.books.get(JobKey(key.namespace, parent_id)) if parent_id is not None else None
         parent_record = parent.job.value if parent is not None and parent.job is not None else None
-        for record in next_records(entry, now=time.time(), parent=parent_record):
-            await self.write(record)
+        wanted = next_records(entry, now=time.time(), parent=parent_record)
+        # Taken now: while one is written, the books may move on to records that the others were not decided from.
+        for record, revision in [(record, entry.revision_of(record)) for record in wanted]:
+            await self.write(record, revision)
 
-    async def write(self, record: JobRecord | TaskRecord) -> bool:
-        """Replace the present record by `record`, decided from it; False when somebody else was first.
+    async def write(self, record: JobRecord | TaskRecord, decided_from: int) -> bool:
+        """Replace the record of revision `decided_from` by `record`, decided from it; False when somebody else was first.
 
         Then nothing is lost: the other's record arrives, and the job is looked at again.
         """
         key = JobKey(record.namespace, record.job_id)
-        entry = self.books.get(key)
-        row = None if entry is None else entry.tasks.get(record.task) if isinstance(record, TaskRecord) else entry.job
-        if row is None:
-            return False
         try:
-            revision = await self.records[record.namespace].update(record_key(record), record, row.revision)
+            revision = await self.records[record.namespace].update(record_key(record), record, decided_from)
         except RevisionConflictError:
             return False
         except BusError as error:
@@ -195,7 +219,7 @@ class Controller:
             await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
             self.mark(key)
             return False
-        self.apply(Row(row.key, record, revision))
+        self.apply(Row(record_key(record), record, revision))
         if isinstance(record, TaskRecord) and record.kill_requested is not None and lifecycle.is_held(record):
             await self._tell_worker(record)
         return True

@@ -10,8 +10,17 @@ from collections import OrderedDict
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from fluster_bus.errors import BusError, FlusterError, InvalidMessageError, KeyExistsError
+from fluster_bus import subjects
+from fluster_bus.errors import (
+    BusError,
+    FlusterError,
+    InvalidMessageError,
+    InvalidNameError,
+    KeyExistsError,
+    MessageTooLargeError,
+)
 from fluster_bus.messages import JobId, JobRecord, JobRequest, Namespace, RefusedJob, TaskRecord
+from fluster_bus.messages.jobs import MAX_REQUEST_BYTES
 from fluster_bus.names import MAX_NAME_LENGTH, check_name
 from fluster_bus.submissions import Submission, submissions
 from fluster_bus.tables import Row
@@ -25,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _RECORDED_AT_ONCE = 64
+_SENT_AGAIN_S = 120.0  # as long as a stream, which has not forgotten the message, drops what is sent twice
 _REMEMBERED = 50_000  # submissions whose fate is known without a look at the records
 
 
@@ -51,7 +61,7 @@ class Intake:
         try:
             try:
                 await self._record(submission)
-            except (InvalidMessageError, KeyExistsError, UnknownNamespaceError) as error:
+            except _REFUSED as error:
                 refused = self._refused(submission, str(error))
                 await submission.refuse()
             else:
@@ -63,22 +73,26 @@ class Intake:
         self._remember(submission.sequence, refused)
 
     async def _record(self, submission: Submission) -> None:
-        table = self._controller.records.get(Namespace(submission.namespace))
+        namespace = Namespace(submission.namespace)
+        table = self._controller.records.get(namespace)
         if table is None:
             raise UnknownNamespaceError(
-                f"the cluster has no namespace {submission.namespace!r}; it has "
-                f"{', '.join(sorted(self._controller.records))}"
+                f"the cluster has no namespace {namespace!r}; it has {', '.join(sorted(self._controller.records))}"
+            )
+        if len(submission.data) > MAX_REQUEST_BYTES:
+            raise MessageTooLargeError(
+                f"the request has {len(submission.data):,} bytes, over the limit of {MAX_REQUEST_BYTES:,}: "
+                "pass a path or a name, and load the data inside the job"
             )
         request = JobRequest.from_json(submission.data)
         job_id = request.job_id or JobId(f"{request.name[: MAX_NAME_LENGTH - 20]}-{submission.sequence}")
-        namespace = Namespace(submission.namespace)
         now = time.time()
         job = lifecycle.new_job(namespace, job_id, request, order=submission.sequence, now=now)
         try:
             await self._create(job)
         except KeyExistsError as error:
             known = await table.get(job_id)
-            if known is None or known.value.order != submission.sequence:
+            if known is None or not _is_same(known.value, job):
                 raise KeyExistsError(
                     f"job {job_id!r} exists already in namespace {namespace!r}: leave job_id out, or choose another"
                 ) from error
@@ -95,11 +109,12 @@ class Intake:
         self._controller.apply(Row(key, record, revision))
 
     def _refused(self, submission: Submission, reason: str) -> RefusedJob:
-        log.warning("submission %d to %s is refused: %s", submission.sequence, submission.namespace, reason)
+        log.warning("submission %d to %s is refused: %s", submission.sequence, submission.subject, reason)
         job_id = _claimed_id(submission.data)
-        if Namespace(submission.namespace) in self._controller.records:
-            event = refusal(submission.sequence, job_id or "refused", reason, now=time.time())
-            self._controller.events.refuse(Namespace(submission.namespace), event)
+        for namespace in self._controller.records:
+            if submission.subject == subjects.jobs_submit(namespace):
+                event = refusal(submission.sequence, job_id or "refused", reason, now=time.time())
+                self._controller.events.refuse(namespace, event)
         return RefusedJob(sequence=submission.sequence, job_id=job_id, reason=reason[:10_000])
 
     # ---- who waits for a submission ---------------------------------------------------------------------
@@ -121,7 +136,8 @@ class Intake:
     async def wait_looked_at(self, job: JobKey, sequence: int) -> RefusedJob | None:
         """Why the submission was refused, None once it is recorded."""
         while sequence not in self._looked_at:
-            if self._controller.books.get(job) is not None:
+            entry = self._controller.books.get(job)
+            if entry is not None and entry.job is not None and entry.job.value.order == sequence:
                 return None
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             for what in (job, sequence):
@@ -132,6 +148,19 @@ class Intake:
 
 class UnknownNamespaceError(FlusterError):
     """The cluster was not set up with that namespace."""
+
+
+# What will not be better when it comes again.
+_REFUSED = (InvalidMessageError, InvalidNameError, KeyExistsError, MessageTooLargeError, UnknownNamespaceError)
+
+
+def _is_same(known: JobRecord | TaskRecord, job: JobRecord) -> bool:
+    """True when `job` was submitted once: it was delivered again, or sent again by a client that saw no answer."""
+    if known.order == job.order:
+        return True
+    if not isinstance(known, JobRecord) or job.submitted_at - known.submitted_at > _SENT_AGAIN_S:
+        return False
+    return known.request == job.request
 
 
 def _claimed_id(data: bytes) -> JobId | None:

@@ -8,8 +8,10 @@ import time
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
+from fluster_bus.errors import BusError
 from fluster_bus.messages import Capacity, Heartbeat, HeartbeatReply, WorkerId, WorkerInfo, WorkerStatus
 from fluster_services import capacity, lifecycle
+from fluster_services.controller.explain import WorkerView
 from fluster_services.controller.liveness import Liveness
 
 if TYPE_CHECKING:
@@ -53,7 +55,8 @@ class Judge:
         return HeartbeatReply(registered=beat.worker_id in self._controller.workers)
 
     def on_registered(self, info: WorkerInfo) -> None:
-        """A worker is in the table."""
+        """A worker is in the table: a sign of life, also from one that was given up."""
+        self._liveness.forget(info.worker_id)
         self._liveness.expect(info.worker_id, now=time.monotonic())
 
     def on_held(self, worker_id: WorkerId) -> None:
@@ -61,16 +64,23 @@ class Judge:
         self._liveness.expect(worker_id, now=time.monotonic())
 
     async def _judge_workers(self) -> None:
+        books, workers = self._controller.books, self._controller.workers
         for worker_id in self._liveness.take_lost(now=time.monotonic()):
-            held = self._controller.books.held_by(worker_id)
-            log.warning("worker %s is lost, with %d tasks", worker_id, len(held))
+            log.warning("worker %s is lost, with %d tasks", worker_id, len(books.held_by(worker_id)))
+        # Each time anew, not once: a write may fail, because another was first or the bus was away.
+        for worker_id in {*books.holders(), *workers}:
+            if self._liveness.is_alive(worker_id):
+                continue
             reason = f"worker {worker_id} was not heard for {self._timing.worker_timeout_s:g} s"
-            for _, row in held:
+            for _, row in books.held_by(worker_id):
                 lost = lifecycle.lose_worker(row.value, worker_id=worker_id, now=time.time(), reason=reason)
                 if lost is not None:
-                    await self._controller.write(lost)
-            if worker_id in self._controller.workers:
-                await self._controller.workers_table.delete(worker_id)
+                    await self._controller.write(lost, row.revision)
+            if worker_id in workers and not self._liveness.is_alive(worker_id):
+                try:
+                    await self._controller.workers_table.delete(worker_id)
+                except BusError as error:
+                    log.info("the lost worker %s is taken from the table later: %s", worker_id, error)
 
     def alive(self) -> list[WorkerId]:
         return self._liveness.alive()
@@ -92,6 +102,20 @@ class Judge:
             for worker_id, info in sorted(self._controller.workers.items())
         ]
 
+    def views(self) -> list[WorkerView]:
+        """The workers that live, as far as it matters to whoever waits for them."""
+        books = self._controller.books
+        return [
+            WorkerView(
+                name=worker_id,
+                total=info.total,
+                free=self._liveness.free(worker_id),
+                jobs=tuple(sorted({key.job_id for key, _ in books.held_by(worker_id)})),
+            )
+            for worker_id, info in sorted(self._controller.workers.items())
+            if self._liveness.is_alive(worker_id)
+        ]
+
     # ---- tasks that never fit ---------------------------------------------------------------------------
 
     async def _give_up_misfits(self) -> None:
@@ -109,6 +133,8 @@ class Judge:
             for key, task in scheduler.waiting_for(need):
                 entry = self._controller.books.get(key)
                 row = entry.tasks.get(task) if entry is not None else None
-                given_up = lifecycle.give_up(row.value, now=time.time(), reason=reason) if row is not None else None
+                if row is None:
+                    continue
+                given_up = lifecycle.give_up(row.value, now=time.time(), reason=reason)
                 if given_up is not None:
-                    await self._controller.write(given_up)
+                    await self._controller.write(given_up, row.revision)

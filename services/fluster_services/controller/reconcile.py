@@ -6,7 +6,7 @@ beat. So nothing depends on having seen every event.
 
 from __future__ import annotations
 
-from fluster_bus.messages import Endpoint, JobRecord, TaskRecord
+from fluster_bus.messages import Endpoint, JobRecord, JobStatus, TaskRecord
 from fluster_services import lifecycle
 from fluster_services.controller.books import JobEntry
 
@@ -23,7 +23,8 @@ def next_records(entry: JobEntry, *, now: float, parent: JobRecord | None) -> li
         if killed is not None:
             return [killed]
     tasks = entry.task_records()
-    changed = [new for task in tasks if (new := _next_task(job, task, now)) is not None]
+    stop = job.kill_requested or _too_many_failures(job, tasks)
+    changed = [new for task in tasks if (new := _next_task(task, now, stop=stop)) is not None]
     if changed:
         return list(changed)
     if len(tasks) < job.request.replicas:
@@ -32,15 +33,30 @@ def next_records(entry: JobEntry, *, now: float, parent: JobRecord | None) -> li
     return [finished] if finished is not None else []
 
 
-def _next_task(job: JobRecord, task: TaskRecord, now: float) -> TaskRecord | None:
-    if job.kill_requested is not None:
-        return lifecycle.request_kill(task, now=now, reason=job.kill_requested)
+def _too_many_failures(job: JobRecord, tasks: list[TaskRecord]) -> str | None:
+    """Why the tasks that are left are to be stopped, when more have failed for good than the job puts up with."""
+    failed = [task for task in tasks if task.state in _FAILURES and lifecycle.is_final(task)]
+    allowed = job.request.max_task_failures
+    if len(failed) <= allowed:
+        return None
+    return f"{len(failed)} of {job.request.replicas} tasks failed, and max_task_failures is {allowed}"
+
+
+_FAILURES = (JobStatus.FAILED, JobStatus.WORKER_FAILED, JobStatus.UNSCHEDULABLE)
+
+
+def _next_task(task: TaskRecord, now: float, *, stop: str | None) -> TaskRecord | None:
+    if stop is not None:
+        return lifecycle.request_kill(task, now=now, reason=stop)
     return lifecycle.retry(task, now=now)
 
 
 def is_stale(endpoint: Endpoint, entry: JobEntry | None) -> bool:
-    """True when no attempt that is alive has this endpoint. One of no job lives by its lease instead."""
+    """True when the attempt that made this endpoint is over. One of no job lives by its lease instead."""
     if endpoint.job_id is None:
         return False
     row = entry.tasks.get(endpoint.task) if entry is not None else None
-    return row is None or row.value.attempt != endpoint.attempt or not lifecycle.is_held(row.value)
+    if row is None or row.value.attempt != endpoint.attempt:
+        return row is None or row.value.attempt > endpoint.attempt
+    # A record in which nobody holds the attempt yet is from before the endpoint: registry and records come by different ways.
+    return row.value.state.finished()

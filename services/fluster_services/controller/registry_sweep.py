@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fluster_bus.errors import BusError
+from fluster_bus.errors import BusError, RevisionConflictError
 from fluster_bus.feeds import CaughtUp
 from fluster_bus.messages import Endpoint, JobId, Namespace
 from fluster_bus.registry import Registry
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
+_LATE_S = 2.0
 # A watcher that was away this long has met the dead endpoint by calling it, so it needs no mark of the deletion.
 _MARK_KEPT_S = 600.0
 
@@ -31,7 +32,7 @@ _MARK_KEPT_S = 600.0
 @dataclass
 class _Namespace:
     registry: Registry
-    endpoints: dict[str, tuple[Endpoint, float]] = field(default_factory=dict)  # {key: (endpoint, last written at)}
+    endpoints: dict[str, tuple[Row[Endpoint], float]] = field(default_factory=dict)  # {key: (record, last written at)}
     marks: deque[tuple[float, Deleted]] = field(default_factory=deque)  # of deletions, the oldest first
     by_job: dict[JobId, set[str]] = field(default_factory=dict)
     stale: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
@@ -70,24 +71,25 @@ class RegistrySweep:
 
     def _learn(self, namespace: Namespace, state: _Namespace, row: Row[Endpoint]) -> None:
         endpoint = row.value
-        state.endpoints[row.key] = (endpoint, time.monotonic())
+        state.endpoints[row.key] = (row, time.monotonic())
         if endpoint.job_id is not None:
             state.by_job.setdefault(endpoint.job_id, set()).add(row.key)
             self.on_job_changed(JobKey(namespace, endpoint.job_id))
 
     def _forget(self, state: _Namespace, key: str) -> None:
         known = state.endpoints.pop(key, None)
-        if known is not None and known[0].job_id is not None:
-            keys = state.by_job.get(known[0].job_id, set())
+        job_id = known[0].value.job_id if known is not None else None
+        if job_id is not None:
+            keys = state.by_job.get(job_id, set())
             keys.discard(key)
             if not keys:
-                state.by_job.pop(known[0].job_id, None)
+                state.by_job.pop(job_id, None)
 
     def on_job_changed(self, key: JobKey) -> None:
         """A job's records changed: those of its endpoints that have no living attempt go."""
         state = self._namespaces[key.namespace]
         for endpoint_key in state.by_job.get(key.job_id, ()):
-            if is_stale(state.endpoints[endpoint_key][0], self._controller.books.get(key)):
+            if is_stale(state.endpoints[endpoint_key][0].value, self._controller.books.get(key)):
                 state.stale.put_nowait(endpoint_key)
 
     async def _remove_stale(self, state: _Namespace) -> None:
@@ -97,7 +99,10 @@ class RegistrySweep:
             if known is None:
                 continue
             try:
-                await state.registry.unregister(known[0])
+                # By its key, which may be another than its content claims, and only if it was not renewed meanwhile.
+                await state.registry.table.delete(key, revision=known[0].revision)
+            except RevisionConflictError:
+                continue  # its newer record arrives, and is judged then
             except BusError as error:
                 log.warning("endpoint %s is removed later: %s", key, error)
                 await self._controller.bus.wait_connected()
@@ -109,14 +114,15 @@ class RegistrySweep:
     async def _tick(self, state: _Namespace) -> None:
         """Leases and old marks go by time. Both are counted from when this controller saw them, by its own clock."""
         while True:
+            started = time.monotonic()
             await asyncio.sleep(_TICK_S)
             now = time.monotonic()
-            if not self._controller.bus.connected:
-                # Nobody could renew: all have their full time again.
-                state.endpoints = {key: (endpoint, now) for key, (endpoint, _) in state.endpoints.items()}
+            if not self._controller.bus.connected or now - started > _TICK_S + _LATE_S:
+                # Nobody could renew, or this process was stopped and heard nobody: all have their full time again.
+                state.endpoints = {key: (row, now) for key, (row, _) in state.endpoints.items()}
                 continue
-            for key, (endpoint, written_at) in list(state.endpoints.items()):
-                if endpoint.lease_s is not None and now - written_at > endpoint.lease_s:
+            for key, (row, written_at) in list(state.endpoints.items()):
+                if row.value.lease_s is not None and now - written_at > row.value.lease_s:
                     state.stale.put_nowait(key)
             while state.marks and now - state.marks[0][0] > _MARK_KEPT_S:
                 _, deleted = state.marks.popleft()

@@ -38,6 +38,9 @@ class Scheduler:
     def __init__(self) -> None:
         self._lines: dict[Capacity, _Line] = {}
         self._waiting: dict[tuple[JobKey, int], Capacity] = {}
+        self._needing: dict[
+            Capacity, set[tuple[JobKey, int]]
+        ] = {}  # {need: the tasks that wait for it, also while out}
         self._out: set[tuple[JobKey, int]] = set()
 
     def __len__(self) -> int:
@@ -48,8 +51,17 @@ class Scheduler:
         task = (place.job, place.task)
         if self._waiting.get(task) == need:
             return
+        self._forget_need(task)
         self._waiting[task] = need
+        self._needing.setdefault(need, set()).add(task)
         self._push(place, need)
+
+    def _forget_need(self, task: tuple[JobKey, int]) -> None:
+        need = self._waiting.pop(task, None)
+        if need is not None:
+            self._needing[need].discard(task)
+            if not self._needing[need]:
+                del self._needing[need]
 
     def _push(self, place: Place, need: Capacity) -> None:
         line = self._lines.get(need)
@@ -60,7 +72,7 @@ class Scheduler:
 
     def remove(self, job: JobKey, task: int) -> None:
         """A task does not wait any more."""
-        self._waiting.pop((job, task), None)
+        self._forget_need((job, task))
         self._out.discard((job, task))
 
     def take(self, limit: int) -> list[tuple[Place, Capacity]]:
@@ -100,11 +112,15 @@ class Scheduler:
 
     def needs(self) -> list[Capacity]:
         """The different needs of the tasks that wait."""
-        return list(self._lines)
+        return list(self._needing)
 
     def waiting_for(self, need: Capacity) -> list[tuple[JobKey, int]]:
         """The tasks that wait for just that."""
-        return [task for task, wanted in self._waiting.items() if wanted == need]
+        return sorted(self._needing.get(need, ()))
+
+    def waiting(self) -> list[tuple[JobKey, int]]:
+        """All tasks that wait, whether or not they are out."""
+        return list(self._waiting)
 
     def on_room(self) -> None:
         """Some worker has more room than before."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import itertools
+import time
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
@@ -14,13 +17,17 @@ from fluster_bus.messages import (
     Endpoint,
     EndpointList,
     EndpointQuery,
+    ExplainReply,
+    ExplainRequest,
     JobInfo,
+    JobRecord,
     ListReply,
     ListRequest,
     Namespace,
     RefusedJob,
     StatusReply,
     StatusRequest,
+    TaskRecord,
     TerminateReply,
     TerminateRequest,
     UnregisterRequest,
@@ -30,6 +37,7 @@ from fluster_bus.messages.model import Message
 from fluster_bus.services_api import Announcement, ServedEndpoint
 from fluster_services import lifecycle
 from fluster_services.controller.books import JobEntry, JobKey
+from fluster_services.controller.explain import explain
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -37,6 +45,7 @@ if TYPE_CHECKING:
     from fluster_services.controller.controller import Controller
 
 _RECORDED_TIMEOUT_S = 4.0  # below the client's own, so that it hears which jobs are not recorded yet
+_MAX_REPLY_BYTES = 4 << 20  # of jobs; one alone may have more, and still be below the server's limit
 
 
 class ControllerService:
@@ -51,6 +60,7 @@ class ControllerService:
         await self._serve(subjects.jobs_verb(every, "status"), StatusRequest, self._status)
         await self._serve(subjects.jobs_verb(every, "list"), ListRequest, self._list)
         await self._serve(subjects.jobs_verb(every, "terminate"), TerminateRequest, self._terminate)
+        await self._serve(subjects.jobs_verb(every, "explain"), ExplainRequest, self._explain)
         await self._serve(subjects.ensure_namespace(every), Done, self._ensure)
         await self._serve(subjects.workers_list(every), Done, self._workers)
         await self._serve(subjects.endpoints_verb(every, "register"), Endpoint, self._register)
@@ -81,7 +91,7 @@ class ControllerService:
         every = subjects.ANY_TOKEN
         endpoints = [
             ServedEndpoint(f"jobs-{verb}", subjects.jobs_verb(every, verb), subjects.CONTROLLER_QUEUE)
-            for verb in ("status", "list", "terminate")
+            for verb in subjects.JOB_VERBS
         ]
         endpoints += [
             ServedEndpoint(f"endpoints-{verb}", subjects.endpoints_verb(every, verb), subjects.CONTROLLER_QUEUE)
@@ -103,7 +113,7 @@ class ControllerService:
         refused = await self._looked_at(keys, request.submissions)
         infos = {key: self._info(key) for key in keys}
         return StatusReply(
-            jobs=tuple(info for info in infos.values() if info is not None),
+            jobs=tuple(_fitting(info for info in infos.values() if info is not None)),
             unknown=tuple(key.job_id for key, info in infos.items() if info is None),
             refused=refused,
         )
@@ -125,14 +135,12 @@ class ControllerService:
         return _job_info(entry) if entry is not None else None
 
     async def _list(self, namespace: Namespace, request: ListRequest) -> ListReply:
-        found: list[JobInfo] = []
-        for entry in self._controller.books.newest(namespace):
-            info = _job_info(entry)
-            if info is not None and (not request.states or info.status in request.states):
-                found.append(info)
-                if len(found) == request.limit:
-                    break
-        return ListReply(jobs=tuple(found))
+        infos = (_job_info(entry) for entry in self._controller.books.newest(namespace))
+        wanted = (info for info in infos if info is not None and (not request.states or info.status in request.states))
+        asked = itertools.islice(wanted, request.skip, request.skip + request.limit)
+        found = [info.model_copy(update={"error": None}) for info in asked]
+        jobs = tuple(_fitting(found))
+        return ListReply(jobs=jobs, more=len(jobs) < len(found))
 
     async def _terminate(self, namespace: Namespace, request: TerminateRequest) -> TerminateReply:
         key = JobKey(namespace, request.job_id)
@@ -143,11 +151,28 @@ class ControllerService:
                     "JobNotFoundError", f"no job {request.job_id!r} in namespace {namespace!r}: `fluster ps` lists them"
                 )
             wanted = lifecycle.request_job_kill(entry.job.value, reason=request.reason)
-            if wanted is None or await self._controller.write(wanted):
+            if wanted is None or await self._controller.write(wanted, entry.job.revision):
                 return TerminateReply(job=lifecycle.job_info(entry.job.value, entry.task_records()))
             newer = await self._controller.records[namespace].get(request.job_id)
             if newer is not None:
                 self._controller.apply(newer)
+
+    async def _explain(self, namespace: Namespace, request: ExplainRequest) -> ExplainReply:
+        job, tasks = self._known(JobKey(namespace, request.job_id))
+        ahead = 0
+        for key, _task in self._controller.offers.scheduler.waiting():
+            entry = self._controller.books.get(key)
+            ahead += entry is not None and entry.job is not None and entry.job.value.order < job.order
+        reason = explain(job, tasks, self._controller.judge.views(), ahead=ahead, now=time.time())
+        return ExplainReply(job_id=request.job_id, reason=reason)
+
+    def _known(self, key: JobKey) -> tuple[JobRecord, list[TaskRecord]]:
+        entry = self._controller.books.get(key)
+        if entry is None or entry.job is None:
+            raise ServiceError(
+                "JobNotFoundError", f"no job {key.job_id!r} in namespace {key.namespace!r}: `fluster ps` lists them"
+            )
+        return entry.job.value, entry.task_records()
 
     # ---- the rest ---------------------------------------------------------------------------------------
 
@@ -179,3 +204,13 @@ class ControllerService:
 
 def _job_info(entry: JobEntry) -> JobInfo | None:
     return lifecycle.job_info(entry.job.value, entry.task_records()) if entry.job is not None else None
+
+
+def _fitting(infos: Iterable[JobInfo]) -> Iterator[JobInfo]:
+    """The first of them, as many as a message holds; at least one."""
+    size = 0
+    for info in infos:
+        before, size = size, size + len(info.to_json())
+        if before and size > _MAX_REPLY_BYTES:
+            return
+        yield info

@@ -42,7 +42,7 @@ GONE_SUFFIX = ".gone"
 # Set for every task; its children that outlive a killed keeper are found by it.
 DIRECTORY_VARIABLE = "FLUSTER_ATTEMPT_DIRECTORY"
 
-ExitReason = Literal["exited", "killed", "fenced", "owner_gone", "keeper_died"]
+ExitReason = Literal["exited", "killed", "timed_out", "fenced", "owner_gone", "keeper_died"]
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,11 @@ class LaunchSpec:
     )
     env: dict[str, str] = field(default_factory=dict)  # on top of the few variables that the worker's own gives
     working_dir: str | None = None
+    workspace: str | None = None  # a folder: the task runs in a copy of it, which goes before `working_dir`
+    python: str | None = None  # of the attempt's own environment: runs a callable; a command finds it on its PATH
     python_path: list[str] = field(default_factory=list)
     kill_grace_s: float = 10.0  # between SIGTERM and SIGKILL when the keeper itself has to stop the task
+    timeout_s: float | None = None  # the task is stopped when it has run for so long
     fence_after_s: float | None = None  # the task is stopped when this passes without a renewal
     max_log_bytes: int = 64 * 1024 * 1024  # per stream, as stored
     max_line_bytes: int = 64 * 1024

@@ -29,10 +29,12 @@ class ClassOffers:
             wanted = classes_covered(free())  # read here: it may have changed while another change was under way
             leaving = [self._subscriptions.pop(each) for each in list(self._subscriptions) if each not in wanted]
             joining = [each for each in wanted if each not in self._subscriptions]
-            for each in joining:
-                self._subscriptions[each] = await self._bus.serve(
-                    each.subject, Offer, self._on_offer, queue=subjects.DISPATCH_QUEUE
-                )
-            if joining:
-                await self._bus.flush()
-            await asyncio.gather(*(subscription.drain() for subscription in leaving))
+            try:
+                for each in joining:
+                    self._subscriptions[each] = await self._bus.serve(
+                        each.subject, Offer, self._on_offer, queue=subjects.DISPATCH_QUEUE
+                    )
+                if joining:
+                    await self._bus.flush()
+            finally:  # also when the connection was lost: a subscription that nobody remembers would come back with it
+                await asyncio.gather(*(subscription.drain() for subscription in leaving))

@@ -147,6 +147,8 @@ class _Keeper:
             self._watch(self._pipes[stream], partial(self._on_output, stream))
         if self._spec.fence_after_s is not None:
             self._timers.set("fence", time.monotonic() + self._spec.fence_after_s, self._on_fence)
+        if self._spec.timeout_s is not None:
+            self._timers.set("timeout", time.monotonic() + self._spec.timeout_s, self._on_timeout)
         self._started_at = time.time()
         started_since_boot_s = seconds_since_boot()
         # Blocked, so that a SIGTERM to the young task waits until it no longer has this process's handlers.
@@ -285,6 +287,9 @@ class _Keeper:
         if self._status is None:
             self._status = signal.SIGKILL
 
+    def _on_timeout(self) -> None:
+        self._kill(self._spec.kill_grace_s, "timed_out", f"it ran for {self._spec.timeout_s:g} s, its timeout")
+
     def _on_fence(self) -> None:
         self._kill(self._spec.kill_grace_s, "fenced", "the lease was not renewed in time")
 
@@ -303,7 +308,7 @@ class _Keeper:
     # The end
 
     def _finish(self, status: int) -> None:
-        self._timers.cancel("fence", "sigkill", "sweep", "give_up")
+        self._timers.cancel("fence", "timeout", "sigkill", "sweep", "give_up")
         survivors = descendants(os.getpid()) if self._has_children else []
         for stream in tuple(self._pipes):
             drained = 0

@@ -16,6 +16,8 @@ from fluster_bus.messages import JobRecord, Namespace, TaskRecord, WorkerId
 from fluster_bus.subjects import attempt_key
 from fluster_services.config import Timing
 from fluster_services.worker.attempt_directory import LaunchSpec
+from fluster_services.worker.environments import VirtualEnvironment, without_interpreters_own
+from fluster_services.worker.preparation import Prepared
 
 _LOOPBACK = "127.0.0.1"
 
@@ -40,7 +42,7 @@ class Launcher:
     def _credentials_file(self, namespace: Namespace) -> Path:
         return self.credentials_dir / f"{namespace}.json"
 
-    def spec(self, task: TaskRecord, job: JobRecord) -> tuple[LaunchSpec, bytes | None]:
+    def spec(self, task: TaskRecord, job: JobRecord, prepared: Prepared) -> tuple[LaunchSpec, bytes | None]:
         """What is to be started, and the pickled callable when it is no command. Raises OSError without free ports."""
         request = job.request
         command = request.entrypoint.command
@@ -52,9 +54,10 @@ class Launcher:
             worker_id=self.worker_id,
             namespace=task.namespace,
         )
+        own = prepared.environment
         bus_url = ",".join(self.credentials[task.namespace].servers)
         environment = {
-            "PATH": _search_path(),
+            **_interpreter(own),
             "PYTHONUNBUFFERED": "1",  # what a program prints is in its log when it prints it
             **request.environment.env_vars,
             **identity.to_environment(),
@@ -68,16 +71,21 @@ class Launcher:
             command=list(command) if command is not None else None,
             env=environment,
             working_dir=str(self.working_dir) if self.working_dir is not None else None,
-            python_path=list(self.python_path),
+            workspace=str(prepared.workspace) if prepared.workspace is not None else None,
+            python=str(own.python) if own is not None else None,
+            python_path=list(self.python_path) if own is None else without_interpreters_own(self.python_path),
             kill_grace_s=self.timing.kill_grace_s,
+            timeout_s=request.timeout_s,
             fence_after_s=self.timing.fence_after_s,
         )
         return spec, request.entrypoint.pickled
 
 
-def _search_path() -> str:
-    """Where commands are looked for: `python` is the one that runs this worker, so that Fluster can be imported."""
-    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+def _interpreter(own: VirtualEnvironment | None) -> dict[str, str]:
+    """What makes `python` mean the task's own, else the one that runs this worker, so that Fluster can be imported."""
+    first = own.python if own is not None else Path(sys.executable)
+    search_path = os.pathsep.join([str(first.parent), os.environ.get("PATH", os.defpath)])
+    return {"PATH": search_path, **({"VIRTUAL_ENV": str(own.folder)} if own is not None else {})}
 
 
 def _variable(name: str) -> str:

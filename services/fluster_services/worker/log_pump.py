@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
@@ -32,7 +32,7 @@ class LogPump:
         self._bus = bus
         self._record = record
         self._running = running
-        self._published = 0
+        self._published = dict.fromkeys(_STREAMS, 0)  # {stream: the place in the spool up to which it is stored}
 
     async def resume(self) -> None:
         """Go on where an earlier worker stopped: the stream's last batch says where that was."""
@@ -45,39 +45,67 @@ class LogPump:
             watch=subjects.watch_logs(record.namespace),
         )
         last = await feed.last()
-        self._published = LogBatch.from_json(last.data).next_offset if last is not None else 0
+        if last is None:
+            return
+        batch = LogBatch.from_json(last.data)
+        self._published = dict.fromkeys(_STREAMS, batch.offset if batch.more else batch.next_offset)
+        self._published[subjects.last_token(last.subject)] = batch.next_offset
 
     async def publish(self) -> None:
         """Publish what the spool has by now. Waits for the bus when it is away: nothing is lost or doubled."""
         while True:
-            records, following = self._running.read_log(self._published, max_bytes=_CHUNK_BYTES)
+            start = min(self._published.values())
+            records, following = self._running.read_log(start, max_bytes=_CHUNK_BYTES)
             if not records:
                 return
-            batches = list(self._batches(records, following))
-            for stream, batch in batches:
+            for stream, batch in self._batches(records, start, following):
                 await self._append(stream, batch)
-            self._published = following
+            self._published = dict.fromkeys(_STREAMS, following)
 
-    def _batches(self, records: list[SpoolRecord], following: int) -> Iterator[tuple[str, LogBatch]]:
-        """A batch for each stream that has lines. Only the last moves on, so that after a crash none is left out."""
-        lines = {stream: [(each.time, each.text) for each in records if each.stream == stream] for stream in _STREAMS}
+    def _batches(self, records: list[SpoolRecord], start: int, following: int) -> list[tuple[str, LogBatch]]:
+        """A batch for each stream that has lines which are not stored yet."""
+        lines = {
+            stream: tuple(
+                (each.time, each.text)
+                for each in records
+                if each.stream == stream and each.offset >= self._published[stream]
+            )
+            for stream in _STREAMS
+        }
         present = [stream for stream in _STREAMS if lines[stream]]
-        for stream in present:
-            end = following if stream == present[-1] else self._published
-            yield stream, LogBatch(offset=self._published, next_offset=end, lines=tuple(lines[stream]))
+        return [
+            (stream, LogBatch(offset=start, next_offset=following, more=stream != present[-1], lines=lines[stream]))
+            for stream in present
+        ]
 
     async def _append(self, stream: str, batch: LogBatch) -> None:
-        message_id = f"{self._running.key}.{stream}.{batch.offset}"
-        while True:
-            try:
-                await append(self._bus, self._subject(stream), batch, message_id=message_id)
-            except BusError as error:
-                log.info("output of %s waits: %s", self._running.key, error)
-                await self._bus.wait_connected()
-                await asyncio.sleep(_PAUSE_S)
-            else:
-                return
+        # By the place where this stream's own lines begin: the batch that a worker could still store before it died is
+        # not the same as the one that its successor makes of the same chunk, which has grown meanwhile.
+        message_id = f"{self._running.key}.{stream}.{self._published[stream]}"
+        await _append_patiently(self._bus, self._subject(stream), batch, message_id)
 
     def _subject(self, stream: str) -> str:
-        record = self._record
-        return subjects.logs(record.namespace, record.job_id, str(record.task), str(record.attempt), stream)
+        return _subject(self._record, stream)
+
+
+async def publish_preparation(bus: Bus, record: TaskRecord, lines: Iterable[tuple[float, str]]) -> None:
+    """Put what was said while an attempt was prepared, as (time, text), before its own output."""
+    batch = LogBatch(offset=0, next_offset=0, lines=tuple(lines))
+    subject = _subject(record, "stderr")
+    await _append_patiently(bus, subject, batch, f"{subject}.preparation")
+
+
+def _subject(record: TaskRecord, stream: str) -> str:
+    return subjects.logs(record.namespace, record.job_id, str(record.task), str(record.attempt), stream)
+
+
+async def _append_patiently(bus: Bus, subject: str, batch: LogBatch, message_id: str) -> None:
+    while True:
+        try:
+            await append(bus, subject, batch, message_id=message_id)
+        except BusError as error:
+            log.info("output for %s waits: %s", subject, error)
+            await bus.wait_connected()
+            await asyncio.sleep(_PAUSE_S)
+        else:
+            return

@@ -49,6 +49,8 @@ def outcome(record: ExitRecord) -> Outcome:
         )
     if record.reason == "killed":
         return Outcome(JobStatus.KILLED, record.kill_reason or "killed", record.exit_code, error)
+    if record.reason == "timed_out":
+        return Outcome(JobStatus.FAILED, f"stopped: {record.kill_reason}", record.exit_code, error)
     if record.reason == "fenced":
         return Outcome(JobStatus.WORKER_FAILED, "stopped by the fence: its worker was cut off from the bus")
     if record.reason in {"keeper_died", "owner_gone"}:

@@ -7,10 +7,12 @@ import base64
 import builtins
 import gc
 import importlib
+import json
 import logging
 import os
 import pickle
 import random
+import shutil
 import signal
 import sys
 import threading
@@ -25,9 +27,11 @@ import cloudpickle  # type: ignore[import-untyped, unused-ignore]
 from fluster_services.worker.attempt_directory import (
     DIRECTORY_VARIABLE,
     ERROR_FILE,
+    SPEC_FILE,
     WORK_FOLDER,
     LaunchSpec,
     TaskError,
+    from_json,
     to_json,
     write_json,
 )
@@ -48,7 +52,7 @@ _MAX_TRACEBACK_CHARACTERS = 64 * 1024
 _MAX_MESSAGE_CHARACTERS = 16 * 1024
 
 # All that a task gets of the worker's own environment, which may hold the cluster's credentials.
-_INHERITED_VARIABLES = frozenset(
+INHERITED_VARIABLES = frozenset(
     {
         *(
             "PATH",
@@ -92,21 +96,44 @@ def run_task(spec: LaunchSpec, directory: Path, *, stdout_fd: int, stderr_fd: in
             os._exit(1)
         set_process_name("fluster-task")
         _take_descriptors(stdout_fd, stderr_fd)
-        reset_signals(KEEPER_SIGNALS if spec.command is None else handled_signals(), is_python=spec.command is None)
+        is_executed = spec.command is not None or spec.python is not None
+        reset_signals(handled_signals() if is_executed else KEEPER_SIGNALS, is_python=not is_executed)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.umask(umask)
-        environment = _environment(spec, directory)
-        payload = b"" if spec.command is not None else _read_payload(spec, directory)
         _enter_folder(spec, directory)
+        environment = _environment(spec, directory)
         if spec.command is not None:
             _execute(spec.command, environment)
-        exit_code = _run_callable(payload, spec, directory, environment)
+        if spec.python is not None:
+            _execute([spec.python, "-P", "-c", _RUN_EXECUTED, str(directory)], environment)
+        exit_code = _run_callable(spec, directory, environment)
     except _CannotStartError as error:
         _complain(directory, error)
         exit_code = error.exit_code
     except BaseException:
         # Ours, not the user's: it must be seen, and must not climb into the keeper's own stack.
         os.write(2, traceback.format_exc().encode(errors="replace"))
+    finally:
+        os._exit(exit_code)
+
+
+# What an interpreter of the task's own is told to do.
+_RUN_EXECUTED = f"import sys; from {__name__} import run_executed; run_executed(sys.argv[1])"
+
+
+def run_executed(directory: str) -> NoReturn:
+    """Run the callable of the attempt in `directory`, in an interpreter that was started for it; never returns."""
+    place, exit_code = Path(directory), 1
+    environment = dict(os.environ)
+    freshen_interpreter()
+    try:
+        spec = from_json(LaunchSpec, json.loads((place / SPEC_FILE).read_bytes()))
+        exit_code = _run_callable(spec, place, environment)
+    except _CannotStartError as error:
+        _complain(place, error)
+        exit_code = error.exit_code
+    except BaseException:
+        os.write(2, traceback.format_exc().encode(errors="replace"))  # ours, as in `run_task`
     finally:
         os._exit(exit_code)
 
@@ -139,18 +166,33 @@ def _environment(spec: LaunchSpec, directory: Path) -> dict[str, str]:
         DIRECTORY_VARIABLE: str(directory),
         **spec.env,
     }
-    if spec.python_path:
+    python_path = _python_path(spec, directory)
+    if python_path:
         after = [environment["PYTHONPATH"]] if environment.get("PYTHONPATH") else []
-        environment["PYTHONPATH"] = os.pathsep.join([*spec.python_path, *after])
+        environment["PYTHONPATH"] = os.pathsep.join([*python_path, *after])
     return environment
 
 
+def _python_path(spec: LaunchSpec, directory: Path) -> list[str]:
+    """Where modules are found first: in the task's own workspace, if it has one."""
+    if spec.workspace is None:
+        return spec.python_path
+    folders = (directory / WORK_FOLDER, directory / WORK_FOLDER / "src")
+    return [*(str(folder) for folder in folders if folder.is_dir()), *spec.python_path]
+
+
 def _enter_folder(spec: LaunchSpec, directory: Path) -> None:
-    folder = directory / WORK_FOLDER if spec.working_dir is None else Path(spec.working_dir)
+    is_own = spec.working_dir is None or spec.workspace is not None
+    folder = directory / WORK_FOLDER if is_own else Path(spec.working_dir or "")
     try:
-        if spec.working_dir is None:
+        if spec.workspace is not None:
+            shutil.copytree(spec.workspace, folder, symlinks=True)
+        elif is_own:
             folder.mkdir()
         os.chdir(folder)
+    except shutil.Error as cause:
+        message = f"the workspace could not be copied to {str(folder)!r}: {cause}"
+        raise _CannotStartError("OSError", message[:_MAX_MESSAGE_CHARACTERS], EXIT_NOT_EXECUTABLE) from cause
     except OSError as cause:
         raise _CannotStartError(
             type(cause).__name__,
@@ -183,8 +225,10 @@ def _read_payload(spec: LaunchSpec, directory: Path) -> bytes:
         raise _CannotStartError(type(cause).__name__, message, EXIT_NOT_EXECUTABLE) from cause
 
 
-def _run_callable(payload: bytes, spec: LaunchSpec, directory: Path, environment: dict[str, str]) -> int:
-    sys.path[:] = [*spec.python_path, *(entry for entry in sys.path if entry not in ("", *spec.python_path))]
+def _run_callable(spec: LaunchSpec, directory: Path, environment: dict[str, str]) -> int:
+    payload = _read_payload(spec, directory)
+    python_path = _python_path(spec, directory)
+    sys.path[:] = [*python_path, *(entry for entry in sys.path if entry not in ("", *python_path))]
     os.environ.clear()
     os.environ.update(environment)
     random.seed()
@@ -280,7 +324,7 @@ def freshen_interpreter() -> None:
     sys.argv = ["fluster-task"]
     importlib.invalidate_caches()
     environment = {
-        name: value for name, value in os.environ.items() if name in _INHERITED_VARIABLES or name.startswith("LC_")
+        name: value for name, value in os.environ.items() if name in INHERITED_VARIABLES or name.startswith("LC_")
     }
     os.environ.clear()
     os.environ.update({"PATH": os.defpath, **environment})

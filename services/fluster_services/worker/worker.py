@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib.metadata
 import logging
 import os
@@ -22,6 +23,7 @@ from fluster_bus.messages import (
     Capacity,
     Heartbeat,
     HeartbeatReply,
+    JobRecord,
     JobStatus,
     Look,
     Namespace,
@@ -31,21 +33,24 @@ from fluster_bus.messages import (
     WorkerId,
     WorkerInfo,
 )
+from fluster_bus.objects import ObjectStore
 from fluster_bus.registry import Registry
 from fluster_bus.retries import retried
 from fluster_bus.services_api import Announcement, ServedEndpoint
 from fluster_bus.streams import workers_table
 from fluster_bus.tables import Row
 from fluster_services.capacity import needed
-from fluster_services.config import Timing
+from fluster_services.config import CacheLimits, Timing
 from fluster_services.worker.claims import Claims
 from fluster_services.worker.class_offers import ClassOffers
 from fluster_services.worker.launch import Launcher
 from fluster_services.worker.ledger import Ledger
-from fluster_services.worker.log_pump import LogPump
+from fluster_services.worker.log_pump import LogPump, publish_preparation
 from fluster_services.worker.outcome import Outcome, follow
+from fluster_services.worker.preparation import Preparation, Prepared
 from fluster_services.worker.runtime import LaunchError, RunningTask, Runtime
 from fluster_services.worker.template import TemplateDiedError
+from fluster_services.worker.uv import BuildError
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +70,7 @@ class WorkerConfig:
     timing: Timing = field(default_factory=Timing)
     working_dir: Path | None = None
     python_path: tuple[str, ...] = ()
+    caches: CacheLimits = field(default_factory=CacheLimits)
 
 
 class Worker:
@@ -89,25 +95,32 @@ class Worker:
             working_dir=config.working_dir,
             python_path=config.python_path,
         )
+        self._preparation = Preparation(config.state_dir, functools.partial(ObjectStore, bus), config.caches)
+        self._preparing: dict[str, asyncio.Task[Prepared]] = {}  # {attempt key: what it waits for}
         self._tasks = asyncio.TaskGroup()
         self._review = asyncio.Event()
+        self._has_adopted = False
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Serve; `ready` is called once offers are taken."""
         self._launcher.prepare()
+        await asyncio.to_thread(self._preparation.open)
         try:
             async with self._tasks:
                 await self._register()
                 self._bus.on_reconnect(self._review.set)
                 await self._adopt()
+                self._has_adopted = True
                 await self._bus.subscribe(subjects.worker_verb(self._worker_id, "look"), self._on_look)
                 await self._bus.serve(subjects.worker_verb(self._worker_id, "offer"), Offer, self._on_offer)
                 await self._announce()
                 await self._cover()
+                self._review.set()  # for what was wished before this worker listened
                 self._spawn(self._beat_forever())
                 self._spawn(self._review_forever())
                 ready()
         finally:
+            await self._preparation.close()
             await self._runtime.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -161,6 +174,8 @@ class Worker:
             await asyncio.sleep(max(0.0, timing.heartbeat_s - (time.monotonic() - sent)))
 
     async def _cover(self) -> None:
+        if not self._has_adopted:
+            return  # what is claimed now would be taken for something that an earlier run claimed and never started
         await self._classes.cover(lambda: self._ledger.free)
 
     async def _cover_when_possible(self) -> None:
@@ -217,6 +232,7 @@ class Worker:
 
     async def _give_back(self, key: str) -> None:
         """The capacity is free again, and offers for it are listened to."""
+        self._preparation.release(key)
         if self._ledger.release(key):
             await self._cover_when_possible()
 
@@ -229,7 +245,11 @@ class Worker:
             job = await self._claims.job(record.namespace, record.job_id)
             if job is None:
                 raise LaunchError(f"job {record.job_id} has no record any more")
-            spec, payload = self._launcher.spec(record, job)
+            found = await self._prepared(row, job, key)
+            if found is None:
+                return
+            row, prepared = found
+            spec, payload = self._launcher.spec(row.value, job, prepared)
             running = await self._runtime.start(spec, payload)
         except TemplateDiedError:
             # Nothing can be started here any more: a new worker process, with a new template, adopts what runs.
@@ -241,14 +261,52 @@ class Worker:
             return
         await self._see_through(row, key, running, adopted=False)
 
+    async def _prepared(
+        self, row: Row[TaskRecord], job: JobRecord, key: str
+    ) -> tuple[Row[TaskRecord], Prepared] | None:
+        """What the attempt needs, and its record after that; None when it is not wanted any more, and that is settled."""
+        record = row.value
+        while True:
+            prepared = await self._prepare(record, job, key)
+            if prepared == Prepared():
+                return row, prepared
+            # That may have taken its time, in which the task was given to somebody else, or stopped.
+            latest = await self._until_known(lambda: self._claims.look(record.namespace, record.job_id, record.task))
+            if latest is None or not self._claims.is_mine(latest.value, record.attempt):
+                await self._give_back(key)
+                return None
+            if latest.value.kill_requested is not None:
+                await self._end_unstarted(latest, key, Outcome(JobStatus.KILLED, latest.value.kill_requested))
+                return None
+            if prepared is not None:
+                return latest, prepared
+
+    async def _prepare(self, record: TaskRecord, job: JobRecord, key: str) -> Prepared | None:
+        """What the attempt needs; None when that was given up on the word of `_obey`."""
+        work = self._preparation.prepare(record.namespace, job.request, key)
+        preparing = self._preparing[key] = asyncio.create_task(work)
+        try:
+            await asyncio.wait({preparing})
+        finally:
+            del self._preparing[key]
+            preparing.cancel()
+        if preparing.cancelled():
+            return None
+        error = preparing.exception()
+        if isinstance(error, BuildError):
+            await publish_preparation(self._bus, record, error.output.lines)
+        prepared = preparing.result()
+        if prepared.environment is not None and prepared.environment.output is not None:
+            await publish_preparation(self._bus, record, prepared.environment.output.lines)
+        return prepared
+
     async def _see_through(self, row: Row[TaskRecord], key: str, running: RunningTask, *, adopted: bool) -> None:
         self._attempts[key] = running
         pump = LogPump(self._bus, row.value, running)
         if adopted:
             await pump.resume()
-        if row.value.kill_requested is not None:
-            running.kill(self._config.timing.kill_grace_s, row.value.kill_requested)
         row = await self._claims.run(row)
+        self._obey(row.value)  # what was wished while it was being started
         outcome = await follow(running, pump)
         del self._attempts[key]
         await self._remove_endpoints(row.value)
@@ -286,7 +344,12 @@ class Worker:
         """Stop what the record says is to be stopped: a wish, or an attempt that is not the newest any more."""
         grace_s = self._config.timing.kill_grace_s
         for number in range(1, record.attempt + 1):
-            running = self._attempts.get(subjects.attempt_key(record.namespace, record.job_id, record.task, number))
+            key = subjects.attempt_key(record.namespace, record.job_id, record.task, number)
+            running, preparing = self._attempts.get(key), self._preparing.get(key)
+            if preparing is not None and (
+                record.kill_requested is not None or not self._claims.is_mine(record, number)
+            ):
+                preparing.cancel()
             if running is None:
                 continue
             if not self._claims.is_mine(record, number):
@@ -305,7 +368,7 @@ class Worker:
             self._review.clear()
             try:
                 await self._cover()
-                for key in list(self._attempts):
+                for key in [*self._attempts, *self._preparing]:
                     namespace, job_id, task, _attempt = key.split(".")
                     row = await self._claims.look(Namespace(namespace), job_id, int(task))
                     if row is not None:
@@ -327,6 +390,7 @@ class Worker:
             if row is not None and self._claims.is_mine(row.value, int(attempt)):
                 log.info("adopted %s", key)
                 self._ledger.hold(key, needed(row.value.resources))
+                self._preparation.hold(key, running.spec)
                 self._spawn(self._see_through(row, key, running, adopted=True))
             else:
                 log.info("%s was superseded while this worker was away", key)

@@ -1,0 +1,48 @@
+"""`python -m benchmarks [NAME…]`: run the benchmarks of this folder, all unless some are named, and print one table.
+
+A benchmark is a module with a function `run` that gives its rows.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.row import Row
+
+
+def _benchmarks() -> dict[str, Callable[[], Iterable[Row]]]:
+    names = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]) if module.name != "__main__"]
+    modules = {name: importlib.import_module(f"benchmarks.{name}") for name in sorted(names)}
+    return {name: module.run for name, module in modules.items() if hasattr(module, "run")}
+
+
+def main() -> None:
+    known = _benchmarks()
+    chosen = sys.argv[1:] or list(known)
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
+        sys.exit(f"no benchmark {', '.join(unknown)}: there are {', '.join(known)}")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("what")
+    table.add_column("measured", justify="right")
+    table.add_column("against, in the same run", justify="right")
+    table.add_column("ratio", justify="right")
+    progress = Console(stderr=True)
+    for name in chosen:
+        started = time.monotonic()
+        for row in known[name]():
+            table.add_row(row.what, row.value, row.against, f"{row.ratio:.2f}")
+        progress.print(f"{name}: {time.monotonic() - started:.0f} s", highlight=False)
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""The commands of `fluster`, and what they have in common."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from fluster.cli import actors, clusters, jobs
+from fluster.cli.exit_codes import DEBUG_VARIABLE, EXIT_CODES_HELP, report
+from fluster.cli.options import Options, Output
+
+# Words behind these belong to the job's command, or are JSON, also when they look like options.
+_WORDS = {"allow_interspersed_args": False}
+_JSON = {"ignore_unknown_options": True}
+
+app = typer.Typer(
+    name="fluster",
+    epilog=EXIT_CODES_HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"fluster {version('fluster')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def shared(
+    context: typer.Context,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="The cluster: a URL with credentials, or a file of them. Else FLUSTER_CLUSTER_ADDRESS tells.",
+        ),
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Else FLUSTER_NAMESPACE tells, or it is 'default'.")
+    ] = None,
+    output: Annotated[Output, typer.Option(help="Tables for people, or JSON for programs.")] = Output.TABLE,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Actors and jobs on one message bus.
+
+    Try:
+      fluster demo                               see it work
+      fluster up                                 run a cluster on this machine
+      fluster submit --follow -- python job.py   use it from another terminal
+
+    --address, --namespace and --output may stand before the command or behind it.
+    """
+    context.obj = Options(address, namespace, output)
+
+
+def _add(name: str, command: Callable[..., None], panel: str, **context_settings: Any) -> None:
+    app.command(name, rich_help_panel=panel, context_settings=context_settings)(_guarded(command))
+
+
+def _guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, ending with one line and an exit code whatever goes wrong."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except typer.Exit:
+            raise
+        except BaseException as error:
+            raise typer.Exit(report(error)) from error
+
+    return run
+
+
+_add("demo", clusters.demo, "Clusters")
+_add("up", clusters.up, "Clusters")
+_add("workers", clusters.workers, "Clusters")
+_add("submit", jobs.submit, "Jobs", **_WORDS)
+_add("ps", jobs.ps, "Jobs")
+_add("status", jobs.status, "Jobs")
+_add("logs", jobs.logs, "Jobs")
+_add("cancel", jobs.cancel, "Jobs")
+_add("actors", actors.actors, "Actors")
+_add("call", actors.call, "Actors", **_JSON)
+
+_ALONE = ("demo", "up")  # they bring their own cluster
+
+
+def _set_option(context: Any, parameter: Any, value: Any) -> None:
+    if value is not None:
+        context.obj = dataclasses.replace(Options.of(context), **{parameter.name: value})
+
+
+def _with_shared_options(group: Any) -> Any:
+    """The same commands, which take the shared options behind their name too."""
+    for option in group.params:
+        for name, command in group.commands.items():
+            if option.name in {field.name for field in dataclasses.fields(Options)} and name not in _ALONE:
+                again = copy.copy(option)
+                again.default, again.expose_value, again.callback = None, False, _set_option
+                command.params.append(again)
+    return group
+
+
+def main() -> None:
+    """Run the command that the shell was given."""
+    if os.environ.get(DEBUG_VARIABLE):
+        logging.basicConfig(level=logging.INFO)
+    else:
+        logging.getLogger().addHandler(logging.NullHandler())  # what goes wrong is told once, in one line
+    for stream in (sys.stdout, sys.stderr):
+        # What tasks print may be anything: it must not break a terminal with a narrower encoding.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    _with_shared_options(typer.main.get_command(app))()

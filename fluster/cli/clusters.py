@@ -1,0 +1,146 @@
+"""Clusters of this machine, and the workers of the one that is meant."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Annotated
+
+import typer
+
+from fluster.cli.exit_codes import CommandError, ExitCode, say
+from fluster.cli.options import Options
+from fluster.cli.output import age, size, write, write_json, write_table
+
+_ADDRESS_FILE = "address.json"
+
+
+def demo(
+    find: Annotated[str, typer.Option(metavar="NAME", help="Tell where this identifier is used.")] = "open",
+    workers: Annotated[int | None, typer.Option(min=1, max=64, help="Processes that parse; one for each core.")] = None,
+    limit_files: Annotated[int | None, typer.Option(min=1, help="Only so many files, for a quick look.")] = None,
+) -> None:
+    """Index the source of Python's standard library on a cluster of this machine, and check the result.
+
+    Starts a cluster, a job on it, actors that keep the index and workers that parse; then counts again in a single
+    process. Exit code 1 when the counts differ. It is the program in examples/stdlib_index.py.
+
+    Try:
+      fluster demo --find open
+    """
+    from fluster.demo import stdlib_index
+
+    if not stdlib_index.run(find, workers, limit_files):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def up(
+    context: typer.Context,
+    *,
+    workers: Annotated[int, typer.Option(min=1, max=256, help="How many workers share its CPUs and memory.")] = 1,
+    cpu: Annotated[float | None, typer.Option(help="CPUs that it offers; at least 16, 4 for each core.")] = None,
+    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory that it offers, such as 8GB.")] = None,
+    namespace: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A namespace it shall have; may be given several times.")
+    ] = None,
+    store_dir: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Keep records and logs here, and go on with what is there.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Of the nats-server; 0 takes a free one.")] = 0,
+    show_url: Annotated[
+        bool, typer.Option("--show-url", help="Print the URL with its password, as the nats tool wants it.")
+    ] = False,
+) -> None:
+    """Run a cluster on this machine until Ctrl-C, and print the line that clients have to run.
+
+    The line names a file with the credentials that only you can read. CPUs and memory are logical: they say how much
+    runs at the same time, nothing is enforced.
+
+    Try:
+      fluster up --workers 2 --store-dir ~/cluster
+    """
+    from fluster.cluster import LocalCluster
+    from fluster_bus.address import ADDRESS_VARIABLE
+
+    namespaces = list(dict.fromkeys([*filter(None, [Options.of(context).namespace]), *(namespace or [])]))
+    first = namespaces[0] if namespaces else None
+    with (
+        _end_wanted() as ends,
+        LocalCluster(
+            first,
+            workers,
+            cpu=cpu,
+            memory=_size(memory),
+            store_dir=store_dir,
+            port=port,
+            namespaces=namespaces[1:],
+        ) as cluster,
+    ):
+        file = cluster.store_dir / _ADDRESS_FILE
+        cluster.asynchronous.bus.address.save(file)
+        try:
+            write(f"export {ADDRESS_VARIABLE}={shlex.quote(cluster.address if show_url else str(file))}")
+            say(f"the cluster is up, Ctrl-C ends it; its logs are in {cluster.store_dir / 'logs'}")
+            if ends.get() == signal.SIGCHLD:
+                raise CommandError("the cluster's supervisor ended: see above, and its logs", ExitCode.NO_CLUSTER)
+            say("the cluster ends")
+        finally:
+            file.unlink(missing_ok=True)
+
+
+@contextmanager
+def _end_wanted() -> Iterator[SimpleQueue[int]]:
+    """Tells why the cluster shall end: a signal to this process, or the end of its only child, the supervisor."""
+    ends: SimpleQueue[int] = SimpleQueue()  # a signal's handler may put into it at any moment
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+    previous = {number: signal.signal(number, lambda number, _frame: ends.put(number)) for number in numbers}
+    try:
+        yield ends
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _size(text: str | None) -> int | None:
+    from fluster_bus.messages import parse_size
+
+    try:
+        return None if text is None else parse_size(text)
+    except ValueError as error:
+        raise CommandError(f"--memory: {error}", ExitCode.USAGE) from error
+
+
+def workers(context: typer.Context) -> None:
+    """List the cluster's workers: what they have, and what of it is free."""
+    options = Options.of(context)
+    with options.connect() as cluster:
+        found = cluster.list_workers()
+    if options.json:
+        write_json([worker.model_dump(mode="json") for worker in found])
+        return
+    columns = ["WORKER", "STATE", "HEARD", "CPU FREE", "MEMORY FREE", "DEVICES FREE", "TASKS", "AGE", "HOST"]
+    write_table(
+        columns,
+        [
+            [
+                worker.info.worker_id,
+                "alive" if worker.alive else "lost",
+                f"{worker.silent_for_s:.0f}s ago",
+                f"{worker.free.cpu:g}/{worker.info.total.cpu:g}",
+                f"{size(worker.free.memory)} of {size(worker.info.total.memory)}",
+                _devices(worker.free.devices, worker.info.total.devices, worker.info.total.variant),
+                str(worker.running),
+                age(worker.info.started_at),
+                worker.info.host,
+            ]
+            for worker in found
+        ],
+    )
+
+
+def _devices(free: int, total: int, variant: str) -> str:
+    return f"{free}/{total} {variant}" if total else "-"

@@ -1,0 +1,111 @@
+"""How a command of `fluster` can end, and what it says on stderr then."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from enum import IntEnum
+
+DEBUG_VARIABLE = "FLUSTER_DEBUG"
+_NO_NAMESPACE = "NamespaceNotFound"  # the controller's word
+
+
+class ExitCode(IntEnum):
+    """What the command returns to the shell. Stable: scripts rely on it."""
+
+    OK = 0
+    FAILED = 1  # a job, an actor's method or the demo's check failed
+    USAGE = 2
+    NO_CLUSTER = 3  # no address, nobody there, credentials refused, no answer, or it did not start
+    NOT_FOUND = 4  # no such job, actor or namespace
+    BUG = 70  # of sysexits.h: an error that nobody foresaw
+    INTERRUPTED = 130  # 128 + SIGINT
+    BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+EXIT_CODES_HELP = (
+    "Exit codes: 0 it went well; 1 the job or the actor's method failed; 2 wrong usage; 3 no cluster (no address, nobody "
+    "answers, credentials refused, it did not start); 4 no such job, actor or namespace; 70 an error in fluster itself; 130 "
+    f"interrupted; 141 whoever read the output left. {DEBUG_VARIABLE}=1 shows the traceback of an error."
+)
+
+
+class CommandError(Exception):
+    """Ends the command with one line on stderr."""
+
+    def __init__(self, message: str, exit_code: ExitCode) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def say(text: str) -> None:
+    """One line for the person at the terminal; results go to stdout instead."""
+    sys.stderr.write(f"fluster: {one_line(text)}\n")
+    sys.stderr.flush()
+
+
+def one_line(text: str) -> str:
+    """`text` without line ends and without what could steer a terminal."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+
+
+def report(error: BaseException) -> ExitCode:
+    """Tell what went wrong, in one line with the remedy, and return how to end."""
+    if isinstance(error, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        _forget_stdout()
+        return ExitCode.BROKEN_PIPE
+    if os.environ.get(DEBUG_VARIABLE):
+        traceback.print_exception(error)
+    code, message = _judge(error)
+    say(message)
+    return code
+
+
+def _judge(error: BaseException) -> tuple[ExitCode, str]:
+    # Imported here: a command that works, and `fluster --help`, need none of them.
+    from pydantic import ValidationError
+
+    from fluster import errors
+    from fluster_bus import errors as bus
+
+    if isinstance(error, CommandError):
+        return error.exit_code, str(error)
+    if isinstance(error, ValidationError):
+        problems = error.errors(include_url=False, include_context=False, include_input=True)
+        texts = (f"{'.'.join(str(part) for part in each['loc'])}={each['input']!r}: {each['msg']}" for each in problems)
+        return ExitCode.USAGE, "; ".join(texts)
+    if isinstance(error, errors.JobNotFoundError | errors.ActorNotFoundError):
+        return ExitCode.NOT_FOUND, str(error)
+    if isinstance(error, bus.ServiceError) and error.code == _NO_NAMESPACE:
+        return ExitCode.NOT_FOUND, str(error)
+    if isinstance(error, bus.NoRespondersError | bus.RequestTimeoutError):
+        return ExitCode.NO_CLUSTER, f"{error}: is the cluster's controller up?"
+    no_cluster = (
+        bus.AddressError,
+        bus.ConnectError,
+        bus.ClosedError,
+        bus.DisconnectedError,
+        bus.ServerStartError,
+        errors.ClusterStartError,
+        errors.NoClusterError,
+    )
+    if isinstance(error, no_cluster):
+        return ExitCode.NO_CLUSTER, str(error)
+    if isinstance(error, bus.InvalidNameError):
+        return ExitCode.USAGE, str(error)
+    if isinstance(error, errors.FlusterError):
+        return ExitCode.FAILED, str(error)
+    return (
+        ExitCode.BUG,
+        f"an error that was not foreseen: {type(error).__name__}: {error} ({DEBUG_VARIABLE}=1 shows where)",
+    )
+
+
+def _forget_stdout() -> None:
+    """Whoever read it has left: what is still buffered would fail once more when the interpreter ends."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)

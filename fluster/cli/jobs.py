@@ -1,0 +1,301 @@
+"""Jobs: submitted, listed, looked at, followed and ended."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fluster.cli.exit_codes import CommandError, ExitCode, one_line, say
+from fluster.cli.options import Options
+from fluster.cli.output import age, duration, write, write_json, write_table
+
+if TYPE_CHECKING:
+    from fluster.cluster import Cluster
+    from fluster_bus.messages import JobId, JobInfo, JobRequest, ResourceConfig
+
+_SHORTENED = 10_000  # jobs among which a shortened id is looked up
+_MAX_NAME = 40
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="The job's id, or its beginning.")]
+
+
+def submit(
+    context: typer.Context,
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What each task runs.")],
+    *,
+    name: Annotated[str | None, typer.Option(help="Else the program's name.")] = None,
+    cpu: Annotated[float, typer.Option(help="CPUs of each task.")] = 1,
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory of each task.")] = "1GiB",
+    gpu: Annotated[
+        str | None, typer.Option(metavar="MODEL:COUNT", help="GPUs of each task: h100:8, or h100, or just 8.")
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="For the task's environment; may be given several times."),
+    ] = None,
+    replicas: Annotated[int, typer.Option(min=1, help="How many tasks run the command.")] = 1,
+    retries: Annotated[int, typer.Option(min=0, help="How often a task that fails is tried again.")] = 0,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the job, and end with its outcome.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="The same, and show what it prints.")] = False,
+) -> None:
+    """Have the cluster run a command as a job, and print the job's id.
+
+    Options stand before the command; all that follows it belongs to it.
+    With --follow stdout is the job's, and its id goes to stderr.
+    Ctrl-C ends the waiting, not the job.
+
+    Try:
+      fluster submit --cpu 2 --env MODE=full -- python train.py --epochs 3
+      job=$(fluster submit -- sleep 60); fluster cancel $job
+    """
+    options = Options.of(context)
+    request = _request(command, name, _resources(cpu, memory, gpu), env or [], replicas=replicas, retries=retries)
+    with options.connect() as cluster:
+        job_id = cluster.launch(request)
+        if not wait and not follow:
+            write_json({"job_id": job_id}) if options.json else write(job_id)
+            return
+        if follow:
+            say(f"job {job_id}")
+        elif not options.json:
+            write(job_id)
+        try:
+            if follow:
+                _print_logs(cluster, job_id, options, follow=True, numbered=replicas > 1)
+            info = cluster.wait(job_id)
+        except KeyboardInterrupt:
+            say(f"job {job_id} goes on: `fluster logs -f {job_id}` shows it, `fluster cancel {job_id}` ends it")
+            raise
+    if options.json and not follow:
+        write_json(_dumped(info))
+    if not _succeeded(info):
+        raise CommandError(_outcome(info), ExitCode.FAILED)
+
+
+def _request(
+    command: list[str], name: str | None, resources: ResourceConfig, env: list[str], *, replicas: int, retries: int
+) -> JobRequest:
+    from fluster_bus.messages import Entrypoint, EnvironmentConfig, JobRequest
+
+    for assignment in env:
+        if not re.match(r"[^=]+=", assignment):
+            raise CommandError(f"--env {assignment}: write NAME=VALUE", ExitCode.USAGE)
+    return JobRequest(
+        name=name or _name_of(command),
+        entrypoint=Entrypoint(command=tuple(command)),
+        resources=resources,
+        environment=EnvironmentConfig(env_vars=dict(assignment.split("=", 1) for assignment in env)),
+        replicas=replicas,
+        max_retries_failure=retries,
+    )
+
+
+def _name_of(command: list[str]) -> str:
+    """A name for the job: that of its program, with what names cannot have left out."""
+    program = re.sub(r"[^A-Za-z0-9_-]+", "-", command[0].rpartition("/")[2]).strip("-")
+    return program[:_MAX_NAME] or "job"
+
+
+def _resources(cpu: float, memory: str, gpu: str | None) -> ResourceConfig:
+    from fluster_bus.messages import ResourceConfig, parse_size
+
+    try:
+        bytes_ = parse_size(memory)
+    except ValueError as error:
+        raise CommandError(f"--memory: {error}", ExitCode.USAGE) from error
+    if gpu is None:
+        return ResourceConfig.with_cpu(cpu, memory=bytes_)
+    match = re.fullmatch(r"(?:(?P<count>\d+)|(?P<model>[A-Za-z0-9_-]+?)(?::(?P<of_model>\d+))?)", gpu)
+    if match is None:
+        raise CommandError(f"--gpu {gpu}: write a model, a count or both, such as h100:8", ExitCode.USAGE)
+    count = int(match["count"] or match["of_model"] or 1)
+    return ResourceConfig.with_gpu(match["model"] or "any", count, cpu=cpu, memory=bytes_)
+
+
+def ps(
+    context: typer.Context,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="The finished ones too.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many, the newest first.")] = 100,
+) -> None:
+    """List the jobs that are not finished, the newest first.
+
+    Try:
+      fluster ps --all --limit 10
+    """
+    from fluster_bus.messages import JobStatus
+
+    options = Options.of(context)
+    states = [] if everything else [state for state in JobStatus if not state.finished()]
+    with options.connect() as cluster:
+        jobs = cluster.list_jobs(limit=limit, states=states)
+    if options.json:
+        write_json([_dumped(job) for job in jobs])
+    else:
+        write_table(["ID", "NAME", "STATE", "TASKS", "WORKER", "AGE", "DURATION", "ERROR"], [_row(job) for job in jobs])
+    if not jobs and not everything:
+        say("no job is unfinished; --all shows the finished ones")
+
+
+def _row(job: JobInfo) -> list[str]:
+    done = sum(task.status.finished() for task in job.tasks)
+    workers = sorted({task.worker_id for task in job.tasks if task.worker_id})
+    others = f" +{len(workers) - 1}" if len(workers) > 1 else ""
+    return [
+        job.job_id,
+        job.name,
+        job.status,
+        f"{done}/{len(job.tasks)}",
+        f"{workers[0]}{others}" if workers else "-",
+        age(job.submitted_at),
+        duration(job.started_at, job.finished_at),
+        job.error_message,
+    ]
+
+
+def status(context: typer.Context, job: Id) -> None:
+    """Show how a job and its tasks stand.
+
+    Try:
+      fluster status train-3f2a
+    """
+    options = Options.of(context)
+    with options.connect() as cluster:
+        info = cluster.poll(_find(cluster, job))
+    if options.json:
+        write_json(_dumped(info))
+        return
+    facts = {
+        "job": info.job_id,
+        "name": info.name,
+        "namespace": info.namespace,
+        "state": info.status,
+        "parent": info.parent or "-",
+        "submitted": _moment(info.submitted_at),
+        "started": _moment(info.started_at),
+        "finished": _moment(info.finished_at),
+        "ran": duration(info.started_at, info.finished_at),
+        "error": info.error_message or "-",
+    }
+    for what, value in facts.items():
+        write(f"{what:10} {one_line(value)}")
+    write("")
+    write_table(
+        ["TASK", "STATE", "ATTEMPT", "WORKER", "EXIT", "DURATION", "FAILURES", "PREEMPTIONS", "ERROR"],
+        [
+            [
+                str(task.task),
+                task.status,
+                str(task.attempt),
+                task.worker_id or "-",
+                "-" if task.exit_code is None else str(task.exit_code),
+                duration(task.started_at, task.finished_at),
+                str(task.failures),
+                str(task.preemptions),
+                task.error_message,
+            ]
+            for task in info.tasks
+        ],
+    )
+
+
+def logs(
+    context: typer.Context,
+    job: Id,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has finished.")] = False,
+    task: Annotated[int | None, typer.Option(min=0, help="Only of this task.")] = None,
+) -> None:
+    """Print what a job's tasks wrote; what went to stderr goes to stderr.
+
+    Lines of a job of several tasks begin with the task's number.
+    With --output json each line is an object.
+
+    Try:
+      fluster logs -f train-3f2a
+    """
+    options = Options.of(context)
+    with options.connect() as cluster:
+        job_id = _find(cluster, job)
+        numbered = task is None and len(cluster.poll(job_id).tasks) > 1
+        _print_logs(cluster, job_id, options, follow=follow, task=task, numbered=numbered)
+
+
+def _print_logs(
+    cluster: Cluster, job_id: JobId, options: Options, *, follow: bool, numbered: bool, task: int | None = None
+) -> None:
+    for line in cluster.logs(job_id, follow=follow, task=task):
+        if options.json:
+            write(line.model_dump_json())
+            continue
+        stream = sys.stderr if line.stream == "stderr" else sys.stdout
+        stream.write(f"{line.task}| {line.text}\n" if numbered else f"{line.text}\n")
+        if follow:
+            stream.flush()
+
+
+def cancel(
+    context: typer.Context,
+    jobs: Annotated[list[str], typer.Argument(metavar="ID", help="The jobs' ids, or their beginnings.")],
+) -> None:
+    """Have jobs stopped, with what they launched; their ids are printed.
+
+    The tasks are told by SIGTERM, and end soon after. A job that has finished stays as it is.
+
+    Try:
+      fluster cancel train-3f2a eval-77b0
+    """
+    options = Options.of(context)
+    with options.connect() as cluster:
+        # All are found before any is stopped: a slip in the last id should not leave half of it done.
+        found = [_find(cluster, job) for job in jobs]
+        for job_id in found:
+            before = cluster.poll(job_id)
+            if before.status.finished():
+                say(f"job {job_id} had ended before, as {before.status}")
+            else:
+                cluster.terminate(job_id, reason="cancelled by fluster cancel")
+    if options.json:
+        write_json([{"job_id": job_id} for job_id in found])
+    else:
+        for job_id in found:
+            write(job_id)
+
+
+def _find(cluster: Cluster, text: str) -> JobId:
+    """The job with that id, or the only one whose id begins so. Raises JobNotFoundError."""
+    from fluster.errors import JobNotFoundError
+    from fluster_bus.messages import JobId
+
+    try:
+        return cluster.poll(JobId(text)).job_id
+    except JobNotFoundError:
+        matching = [job.job_id for job in cluster.list_jobs(limit=_SHORTENED) if job.job_id.startswith(text)]
+        if not matching:
+            raise
+    if len(matching) > 1:
+        shown = ", ".join(matching[:5]) + (" …" if len(matching) > 5 else "")
+        raise CommandError(f"{len(matching)} jobs begin with {text!r}: {shown}; write more of it", ExitCode.NOT_FOUND)
+    return matching[0]
+
+
+def _dumped(info: JobInfo) -> dict[str, Any]:
+    # The exception itself is for programs in Python; its type, text and traceback stay.
+    return info.model_dump(mode="json", exclude={"error": {"pickled"}})
+
+
+def _succeeded(info: JobInfo) -> bool:
+    from fluster_bus.messages import JobStatus
+
+    return info.status is JobStatus.SUCCEEDED
+
+
+def _outcome(info: JobInfo) -> str:
+    reason = f": {info.error_message}" if info.error_message else ""
+    return f"job {info.job_id} ended as {info.status}{reason}; `fluster logs {info.job_id}` shows what it wrote"
+
+
+def _moment(seconds: float | None) -> str:
+    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(seconds))

@@ -1,0 +1,43 @@
+"""What every command is told: which cluster, which namespace, which form of output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from fluster.cluster import Cluster
+
+
+class Output(StrEnum):
+    """Forms of output."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options that stand before the command, or behind it."""
+
+    address: str | None = None
+    namespace: str | None = None
+    output: Output = Output.TABLE
+
+    @classmethod
+    def of(cls, context: typer.Context) -> Options:
+        options = context.obj
+        return options if isinstance(options, Options) else cls()
+
+    @property
+    def json(self) -> bool:
+        return self.output is Output.JSON
+
+    def connect(self) -> Cluster:
+        """The cluster that is meant. Raises what `Cluster` raises."""
+        from fluster.cluster import Cluster
+
+        return Cluster(self.address, self.namespace)

@@ -1,0 +1,85 @@
+"""Says in one sentence why a job is not running, from what the controller knows at this moment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fluster_bus.messages import Capacity, JobRecord, JobStatus, TaskRecord
+from fluster_services import capacity, lifecycle
+
+_NAMED = 3  # workers or jobs that are named before the rest is counted
+
+
+@dataclass(frozen=True)
+class WorkerView:
+    """A worker as the controller believes it to be."""
+
+    name: str
+    total: Capacity
+    free: Capacity
+    jobs: tuple[str, ...] = ()  # those whose tasks it holds
+
+
+def explain(
+    job: JobRecord, tasks: Sequence[TaskRecord], workers: Sequence[WorkerView], *, ahead: int, now: float
+) -> str:
+    """Why the job stands where it stands. `workers` are those that live; `ahead` tasks were submitted before it and wait."""
+    if job.state.finished():
+        return f"it ended as {job.state}" + (f": {job.error_message}" if job.error_message else "")
+    waiting = [task for task in tasks if task.state is JobStatus.PENDING]
+    held = [task for task in tasks if lifecycle.is_held(task)]
+    if job.kill_requested is not None:
+        return f"it is being stopped ({job.kill_requested}); {len(held)} of its tasks have not ended yet"
+    if not waiting:
+        places = _listed(sorted({str(task.worker_id) for task in held}))
+        return (
+            f"it is not waiting: {len(held)} of {len(tasks)} tasks run on {places}"
+            if held
+            else "its end is being written"
+        )
+    return _why_waiting(waiting, workers, ahead) + _retried(waiting, now)
+
+
+def _why_waiting(waiting: Sequence[TaskRecord], workers: Sequence[WorkerView], ahead: int) -> str:
+    need = capacity.needed(waiting[0].resources)
+    if not workers:
+        return f"needs {capacity.describe(need)}; no worker has registered yet"
+    fitting = [worker for worker in workers if capacity.fits(need, worker.total)]
+    if not fitting:
+        return capacity.misfit(need, [(worker.name, worker.total) for worker in workers])
+    line = f"{ahead} tasks are before it" if ahead > 1 else "one task is before it" if ahead else "next in line"
+    names = _listed([worker.name for worker in fitting])
+    if any(capacity.fits(need, worker.free) for worker in fitting):
+        return f"needs {capacity.describe(need)}; there is room on {names}, and it is being offered; {line}"
+    busy = _busy(need, fitting)
+    jobs = sorted({job for worker in fitting for job in worker.jobs})
+    return f"fits {names}; {busy} busy with {_listed(jobs) if jobs else 'something else'}; {line}"
+
+
+def _busy(need: Capacity, workers: Sequence[WorkerView]) -> str:
+    """What of the workers is taken, in the kind that is short."""
+    cpu = sum(worker.total.cpu - worker.free.cpu for worker in workers)
+    memory = sum(worker.total.memory - worker.free.memory for worker in workers)
+    devices = sum(worker.total.devices - worker.free.devices for worker in workers)
+    if need.devices and all(need.devices > worker.free.devices for worker in workers):
+        return f"{devices} of {sum(worker.total.devices for worker in workers)} {need.device}s are"
+    if all(need.cpu > worker.free.cpu for worker in workers):
+        return f"{cpu:g} of {sum(worker.total.cpu for worker in workers):g} CPUs are"
+    total = capacity.describe_bytes(sum(worker.total.memory for worker in workers))
+    return f"{capacity.describe_bytes(memory)} of {total} memory are"
+
+
+def _retried(waiting: Sequence[TaskRecord], now: float) -> str:
+    tried = [task for task in waiting if task.attempt > 1 and task.transitions]
+    if not tried:
+        return ""
+    newest = max(tried, key=lambda task: task.transitions[-1].time)
+    ago = max(0.0, now - newest.transitions[-1].time)
+    return f" ({newest.transitions[-1].reason}, {ago:.0f} s ago)"
+
+
+def _listed(names: Sequence[str]) -> str:
+    if len(names) > _NAMED:
+        return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)

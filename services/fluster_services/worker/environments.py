@@ -1,0 +1,189 @@
+"""Virtual environments of jobs: made by uv, kept by what is in them, shared by all tasks that want the same.
+
+Fluster, and whatever else the worker itself can import, is found behind the environment's own packages (by a .pth file),
+so that callables run in it. With another minor version of Python nothing of the worker's can be imported: such an
+environment is for commands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fluster_bus.messages import EnvironmentConfig
+from fluster_services.worker.folder_cache import FolderCache, in_thread
+from fluster_services.worker.uv import BuildError, BuildOutput, run_uv
+
+_VENV, _SCRATCH, _REQUIREMENTS = "venv", "scratch", "fluster-requirements.txt"
+_OVERLAY = "zz_fluster.pth"  # read after the files that packages bring
+_LOCK, _PROJECT = "uv.lock", "pyproject.toml"
+_FORMAT = 1  # changed when the same recipe makes something else
+
+# A requirement that says all by itself. Anything else (a path, an option) may speak of files of the workspace.
+_PLAIN = re.compile(r"\s*(#.*)?|\s*[A-Za-z0-9][\w.-]*\s*(\[[^\]]*\])?\s*([<>=!~(;#].*|@\s*https?://.*)?", re.ASCII)
+_INTERPRETERS_OWN = re.compile(r"/(site|dist)-packages$|/python3\.\d+(/lib-dynload)?$|/python3\d+\.zip$")
+_SITE = re.compile(r"/(site|dist)-packages$")
+_MINOR = re.compile(r"version_info\s*=\s*(\d+\.\d+)")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that decides what is in an environment."""
+
+    python: str | None
+    requirements: str  # lines; empty: none
+    lock: str | None  # the SHA-256 of uv.lock and pyproject.toml
+    workspace: str | None  # the SHA-256 of the workspace, if the environment is made of files in it
+    overlay: str  # what is behind the environment's own packages
+    made_with: str  # this worker's own Python
+    format: int = _FORMAT
+
+    def name(self) -> str:
+        # Short, since the first lines of installed scripts, which name their interpreter, may not be long.
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class VirtualEnvironment:
+    """One that is ready."""
+
+    folder: Path
+    output: BuildOutput | None = None  # what was said while it was made, if that was now
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    def minor_version(self) -> str:
+        """Of its Python, such as 3.12."""
+        return _minor_of(self.folder)
+
+
+def wants_environment(config: EnvironmentConfig) -> bool:
+    """True when tasks shall not run in the worker's own environment."""
+    return bool(config.pip_packages or config.requirements or config.uv_lock or config.python)
+
+
+class Environments:
+    """The virtual environments of one worker."""
+
+    def __init__(self, cache: FolderCache) -> None:
+        self._cache = cache
+
+    async def use(self, config: EnvironmentConfig, workspace: Path | None, user: str) -> VirtualEnvironment:
+        """The environment that `config` asks for, made unless it is there; it stays until `user` releases it.
+
+        Raises BuildError with the last words of uv, OSError.
+        """
+        requirements = "\n".join([*config.pip_packages, config.requirements or ""]).strip()
+        lock, needs_workspace = _read_lock(workspace) if config.uv_lock else (None, False)
+        if not all(_PLAIN.fullmatch(line) for line in requirements.splitlines()):
+            needs_workspace = True
+        recipe = Recipe(
+            python=config.python,
+            requirements=requirements,
+            lock=lock,
+            workspace=config.bundle if needs_workspace else None,
+            overlay=_overlay(),
+            made_with=f"{sys.executable} {sys.version}",
+        )
+        output: BuildOutput | None = None
+
+        async def make(path: Path) -> None:
+            nonlocal output
+            output = BuildOutput()
+            await _make(path, recipe, workspace, output)
+
+        folder = await self._cache.use(recipe.name(), user, make)
+        return VirtualEnvironment(folder / _VENV, output)
+
+
+def _read_lock(workspace: Path | None) -> tuple[str, bool]:
+    """The SHA-256 of a workspace's lock, and whether it locks packages that lie in the workspace."""
+    if workspace is None:
+        raise BuildError("uv_lock=True needs a workspace with pyproject.toml and uv.lock: give workspace=… too")
+    try:
+        project, lock = (workspace / _PROJECT).read_bytes(), (workspace / _LOCK).read_bytes()
+        locked = tomllib.loads(lock.decode())
+    except FileNotFoundError as error:
+        raise BuildError(
+            f"uv_lock=True, and the workspace has no {Path(error.filename).name}: run `uv lock` there, and see that "
+            ".gitignore does not name it"
+        ) from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BuildError(f"the workspace's {_LOCK} cannot be read: {error}; run `uv lock` there") from error
+    sha256 = hashlib.sha256(hashlib.sha256(project).digest() + hashlib.sha256(lock).digest()).hexdigest()
+    return sha256, any(_lies_in_workspace(package) for package in locked.get("package", []))
+
+
+def _lies_in_workspace(package: dict[str, Any]) -> bool:
+    source = package.get("source", {})
+    places = [source[kind] for kind in ("editable", "directory", "virtual", "path") if kind in source]
+    return any(place != "." for place in places)  # the project itself is not installed: its files are the task's own
+
+
+async def _make(path: Path, recipe: Recipe, workspace: Path | None, output: BuildOutput) -> None:
+    venv, scratch = path / _VENV, path / _SCRATCH
+    python = f"../{_VENV}/bin/python"
+    variables = {"VIRTUAL_ENV": str(venv), "UV_PROJECT_ENVIRONMENT": str(venv)}
+
+    def copy() -> None:
+        # Builds write where their sources lie, and the workspace is not theirs alone.
+        if workspace is None or (recipe.lock is None and recipe.workspace is None):
+            scratch.mkdir()
+        else:
+            shutil.copytree(workspace, scratch, symlinks=True)
+
+    async def uv(*arguments: str) -> None:
+        await run_uv(arguments, folder=scratch, variables=variables, output=output)
+
+    await in_thread(copy)
+    await uv("venv", "--quiet", "--no-project", "--python", recipe.python or sys.executable, f"../{_VENV}")
+    if recipe.lock is not None:
+        await uv("sync", "--frozen", "--no-dev", "--no-install-project", "--no-editable", "--python", python)
+    if recipe.requirements:
+        (scratch / _REQUIREMENTS).write_text(recipe.requirements + "\n", encoding="utf-8")
+        await uv("pip", "install", "--python", python, "--requirement", _REQUIREMENTS)
+    if _minor_of(venv) == own_minor_version():
+        (_site_packages(venv) / _OVERLAY).write_text(recipe.overlay, encoding="utf-8")
+    await in_thread(lambda: shutil.rmtree(scratch))
+
+
+def own_minor_version() -> str:
+    """Of the Python that runs this worker, such as 3.12."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _minor_of(venv: Path) -> str:
+    found = _MINOR.search((venv / "pyvenv.cfg").read_text(encoding="utf-8"))
+    if found is None:
+        raise BuildError(f"{venv / 'pyvenv.cfg'} does not tell the version of Python: delete {venv.parent}")
+    return found[1]
+
+
+def _site_packages(venv: Path) -> Path:
+    return venv / "lib" / f"python{own_minor_version()}" / "site-packages"
+
+
+def _overlay() -> str:
+    """A .pth file with all that this worker can import beside the standard library, in its order."""
+    lines = []
+    for entry in sys.path:
+        if _SITE.search(entry):
+            lines.append(f"import site; site.addsitedir({entry!r})")  # with the .pth files that lie there
+        elif entry and not _INTERPRETERS_OWN.search(entry):
+            lines.append(entry)
+    return "\n".join(lines) + "\n"
+
+
+def without_interpreters_own(paths: Sequence[str]) -> list[str]:
+    """`paths` without those of an interpreter and its packages, which another interpreter has of its own."""
+    return [path for path in paths if not _INTERPRETERS_OWN.search(path)]

@@ -1,0 +1,101 @@
+"""What an attempt needs to be there before it starts: its workspace, and its virtual environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fluster_bus.messages import JobRequest, Namespace
+from fluster_bus.objects import ObjectStore
+from fluster_services.config import CacheLimits
+from fluster_services.worker.attempt_directory import LaunchSpec
+from fluster_services.worker.environments import (
+    Environments,
+    VirtualEnvironment,
+    own_minor_version,
+    wants_environment,
+)
+from fluster_services.worker.folder_cache import FolderCache
+from fluster_services.worker.runtime import LaunchError
+from fluster_services.worker.workspaces import Workspaces
+
+
+class PythonMismatchError(LaunchError):
+    """The callable was pickled by another minor version of Python than would run it."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is there for an attempt."""
+
+    workspace: Path | None = None  # to be copied
+    environment: VirtualEnvironment | None = None
+
+
+class Preparation:
+    """The caches of one worker, below `folder`."""
+
+    def __init__(self, folder: Path, store: Callable[[Namespace], ObjectStore], limits: CacheLimits) -> None:
+        self._caches = (
+            FolderCache(folder / "workspaces", limits.workspaces_bytes),
+            FolderCache(folder / "environments", limits.environments_bytes),
+        )
+        self._workspaces = Workspaces(self._caches[0], store)
+        self._environments = Environments(self._caches[1])
+
+    def open(self) -> None:
+        """Find what is there from an earlier run."""
+        for cache in self._caches:
+            cache.open()
+
+    async def prepare(self, namespace: Namespace, request: JobRequest, key: str) -> Prepared:
+        """Make what the request's environment asks for; it stays until `key` is released.
+
+        Raises LaunchError, whose text is meant for the user; OSError; BusError when the bus is away.
+        """
+        config = request.environment
+        if config.workspace is not None:
+            raise LaunchError(
+                f"workspace={str(config.workspace)!r} is a folder of the client, which was not packed: launch the job "
+                "with Cluster.launch, or give bundle=<the SHA-256 of a packed folder that is stored>"
+            )
+        workspace = environment = None
+        if config.bundle is not None:
+            workspace = await self._workspaces.use(namespace, config.bundle, key)
+        if wants_environment(config):
+            environment = await self._environments.use(config, workspace, key)
+        _check_python(request, environment)
+        return Prepared(workspace, environment)
+
+    def hold(self, key: str, spec: LaunchSpec) -> None:
+        """Keep what a task that runs already uses."""
+        for path in (spec.workspace, spec.python):
+            for cache in self._caches if path is not None else ():
+                cache.hold(Path(path or ""), key)
+
+    def release(self, key: str) -> None:
+        """The attempt is over."""
+        for cache in self._caches:
+            cache.release(key)
+
+    async def close(self) -> None:
+        """Stop what is being prepared."""
+        for cache in self._caches:
+            await cache.close()
+
+
+def _check_python(request: JobRequest, environment: VirtualEnvironment | None) -> None:
+    made_by, own = request.entrypoint.python, own_minor_version()
+    if request.entrypoint.pickled is None:
+        return
+    if environment is not None and environment.minor_version() != own:
+        raise PythonMismatchError(
+            f"python={request.environment.python!r} is Python {environment.minor_version()} and this worker's is "
+            f"{own}: a callable needs the worker's own minor version. Give the job as a command, or leave python out"
+        )
+    if made_by is not None and made_by != own:
+        raise PythonMismatchError(
+            f"the callable was pickled by Python {made_by}, and this worker's is {own}: launch it from Python {own}, "
+            "or give the job as a command"
+        )

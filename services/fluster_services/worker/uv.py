@@ -1,0 +1,149 @@
+"""Runs uv: in an environment of its own, for a bounded time, gone when the worker is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fluster_services.worker.runtime import LaunchError
+from fluster_services.worker.spool import LineCutter
+from fluster_services.worker.task_process import INHERITED_VARIABLES
+
+_TIMEOUT_S = 1_800.0
+_MAX_LINES = 500
+_MAX_LINE_BYTES = 2_000
+_READ_BYTES = 64 << 10
+_REASON_LINES, _REASON_CHARACTERS = 20, 4_000
+
+# What chooses the environment that uv works on: that is said in each command.
+_NOT_INHERITED = frozenset({"VIRTUAL_ENV", "UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_PROJECT_ENVIRONMENT", "UV_NO_PROJECT"})
+
+# What runs between fork and exec, as a program of its own, since code in the forked child of a process with threads may
+# wait for ever: have uv die with the worker, where the system can do that.
+_LAUNCHER = """
+import os, sys
+owner, *command = sys.argv[1:]
+if sys.platform == "linux":
+    import ctypes
+    PR_SET_PDEATHSIG, SIGKILL = 1, 9
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+    if os.getppid() != int(owner):
+        sys.exit("the worker is gone")
+os.execv(command[0], command)
+"""
+
+
+@dataclass
+class BuildOutput:
+    """What was said while an environment was built: the last lines of it."""
+
+    lines: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=_MAX_LINES))  # (time, text)
+
+    _said: int = 0  # lines since the last command began
+
+    def add(self, text: str) -> None:
+        self.lines.append((time.time(), text))
+        self._said += 1
+
+    def begin(self, command: str) -> None:
+        """What is added from here on, `command` says."""
+        self.add(f"$ {command}")
+        self._said = 0
+
+    def last_words(self) -> str:
+        """Of the last command, as much as fits into the reason of a failure."""
+        count = min(self._said, _REASON_LINES)
+        texts = [text for _time, text in self.lines]
+        return "\n".join(texts[len(texts) - count :])[-_REASON_CHARACTERS:]
+
+
+class BuildError(LaunchError):
+    """The virtual environment could not be made; `output` is what uv said."""
+
+    def __init__(self, message: str, output: BuildOutput | None = None) -> None:
+        super().__init__(message)
+        self.output = output or BuildOutput()
+
+
+def find_uv() -> Path:
+    """The uv next to this Python, else the one on PATH. Raises BuildError with the remedy."""
+    # Not resolved: in a virtual environment this is a link to a Python that lies elsewhere.
+    found = shutil.which("uv", path=Path(sys.executable).parent) or shutil.which("uv")
+    if found is None:
+        raise BuildError(
+            "this worker has no uv, which makes the environments of jobs: install it there "
+            f"(`{sys.executable} -m pip install uv`) and start the worker again"
+        )
+    return Path(found).absolute()
+
+
+async def run_uv(arguments: Sequence[str], *, folder: Path, variables: Mapping[str, str], output: BuildOutput) -> None:
+    """Run `uv …` in `folder` and add what it says to `output`. Raises BuildError; cancelled, it ends uv first."""
+    uv = str(find_uv())
+    shown = f"uv {' '.join(arguments)}"
+    output.begin(shown)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-I", "-S", "-c", _LAUNCHER, str(os.getpid()), uv, *arguments),
+        cwd=folder,
+        env={**_environment(), **variables},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            await _collect(process, output)
+            await process.wait()
+    except TimeoutError as error:
+        raise BuildError(
+            f"`{shown}` was not done within {_TIMEOUT_S:g} s; its last words:\n{output.last_words()}", output
+        ) from error
+    finally:
+        _end_group(process.pid)
+        await process.wait()
+    if process.returncode != 0:
+        raise BuildError(f"`{shown}` failed:\n{output.last_words()}", output)
+
+
+async def _collect(process: asyncio.subprocess.Process, output: BuildOutput) -> None:
+    assert process.stdout is not None  # noqa: S101 - it is a pipe
+    cutter = LineCutter(_MAX_LINE_BYTES)
+    while data := await process.stdout.read(_READ_BYTES):
+        for text, _is_partial in cutter.feed(data):
+            output.add(text.decode(errors="replace"))
+    for text, _is_partial in cutter.finish():
+        output.add(text.decode(errors="replace"))
+
+
+def _end_group(leader: int) -> None:
+    """End uv and what it has started, such as the build of a package, if any of it is left."""
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):  # all of it ended; macOS says the latter of zombies
+        return
+
+
+def _environment() -> dict[str, str]:
+    """What uv gets of the worker's own: packages are built by their authors' code, and the worker has credentials."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if (name in INHERITED_VARIABLES or name.startswith(("LC_", "UV_"))) and name not in _NOT_INHERITED
+    }
+    return {
+        "PATH": os.defpath,
+        **inherited,
+        "UV_PYTHON_DOWNLOADS": "never",
+        "UV_NO_PROGRESS": "1",
+        "NO_COLOR": "1",
+    }

@@ -1,0 +1,76 @@
+"""A real server for all, connections that are closed again, and namespaces that nobody else uses."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from fluster_bus.bus import Bus
+from fluster_bus.messages import Namespace
+from fluster_bus.names import unique_name
+from fluster_bus.roles import Role
+from fluster_bus.server import EmbeddedServer
+from fluster_bus.streams import ensure_namespace
+
+ConnectBus = Callable[..., Awaitable[Bus]]
+
+
+def kill_server(server: EmbeddedServer) -> None:
+    """Return when it is gone, as a crash takes it."""
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGKILL)
+    server.wait(10)
+
+
+def freeze_server(server: EmbeddedServer) -> None:
+    """Return when it does not answer any more, though its connections stand."""
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, server.pid, os.WSTOPPED | os.WNOWAIT)
+
+
+@pytest.fixture(scope="session")
+def shared_server() -> Iterator[EmbeddedServer]:
+    """For tests that leave it alone. Each namespace reserves what its histories may grow to, so the limit is high."""
+    with EmbeddedServer(store_limit_bytes=1 << 42) as server:
+        yield server
+
+
+@pytest.fixture
+def own_server() -> Iterator[EmbeddedServer]:
+    """For tests that stop it, or need streams that are the whole cluster's."""
+    with EmbeddedServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def connect_bus() -> AsyncIterator[ConnectBus]:
+    """Makes connections, by default with all rights, and closes them."""
+    async with AsyncExitStack() as stack:
+
+        async def make(
+            server: EmbeddedServer, role: Role = Role.OPERATOR, namespace: str | None = None, *, name: str = "test"
+        ) -> Bus:
+            bus = await Bus.connect(server.credentials(role, namespace), name=name)
+            stack.push_async_callback(bus.close)
+            return bus
+
+        yield make
+
+
+@pytest.fixture
+async def bus(shared_server: EmbeddedServer, connect_bus: ConnectBus) -> Bus:
+    """A connection to the server that all tests share."""
+    return await connect_bus(shared_server)
+
+
+@pytest.fixture
+async def namespace(bus: Bus) -> Namespace:
+    """A namespace with its buckets and streams, nobody else's."""
+    name = Namespace(unique_name("t"))
+    await ensure_namespace(bus, name)
+    return name

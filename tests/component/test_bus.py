@@ -1,0 +1,537 @@
+"""The connection, against a real server: what fails fails at once and says why; what is lost comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+from pathlib import Path
+
+import pytest
+
+from fluster_bus import subjects
+from fluster_bus.address import BusAddress
+from fluster_bus.bus import Bus, Delivery
+from fluster_bus.errors import (
+    BusError,
+    ClosedError,
+    ConnectError,
+    CredentialsError,
+    DisconnectedError,
+    InvalidNameError,
+    MessageTooLargeError,
+    NoRespondersError,
+    RequestTimeoutError,
+    ServiceError,
+)
+from fluster_bus.messages import Done, LogBatch
+from fluster_bus.messages.model import Message
+from fluster_bus.names import unique_name
+from fluster_bus.roles import Role
+from fluster_bus.server import EmbeddedServer
+from tests.component.conftest import ConnectBus, freeze_server, kill_server
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.anyio
+
+SOON_S = 3.0  # "at once", with room for a busy machine; far below the timeouts that it is told from
+LONG_S = 60.0
+
+
+class Number(Message):
+    """A message for these tests."""
+
+    value: int
+
+
+async def _double(request: Number, _subject: str) -> Number:
+    return Number(value=2 * request.value)
+
+
+@pytest.fixture
+def subject() -> str:
+    return unique_name("test")
+
+
+# ---- requests -------------------------------------------------------------------------------------------
+
+
+async def test_a_service_answers(bus: Bus, subject: str) -> None:
+    await bus.serve(subject, Number, _double)
+    assert (await bus.ask(subject, Number(value=4), Number)).value == 8
+
+
+async def test_many_requests_at_once_get_their_own_answers(bus: Bus, subject: str) -> None:
+    await bus.serve(subject, Number, _double)
+    answers = await asyncio.gather(*(bus.ask(subject, Number(value=each), Number) for each in range(200)))
+    assert [answer.value for answer in answers] == [2 * each for each in range(200)]
+
+
+async def test_nobody_listens(bus: Bus, subject: str) -> None:
+    async with asyncio.timeout(SOON_S):
+        with pytest.raises(NoRespondersError, match=subject):
+            await bus.request(subject, timeout_s=LONG_S)
+
+
+async def test_nobody_answers(bus: Bus, subject: str) -> None:
+    await bus.subscribe(subject, lambda _delivery: None)
+    with pytest.raises(RequestTimeoutError, match=subject) as raised:
+        await bus.request(subject, timeout_s=0.05)
+    assert isinstance(raised.value, TimeoutError)
+    assert bus._replies._waiting == {}
+
+
+async def test_an_answer_after_the_timeout_is_dropped(bus: Bus, subject: str) -> None:
+    asked: asyncio.Queue[Delivery] = asyncio.Queue()
+    await bus.subscribe(subject, asked.put_nowait)
+    with pytest.raises(RequestTimeoutError):
+        await bus.request(subject, timeout_s=0.01)
+    await bus.publish((await asked.get()).reply, b"late")
+    request = asyncio.create_task(bus.request(subject, timeout_s=LONG_S))
+    await bus.publish((await asked.get()).reply, b"in time")
+    assert (await request).data == b"in time"
+
+
+async def test_a_cancelled_request_leaves_nothing(bus: Bus, subject: str) -> None:
+    asked: asyncio.Queue[Delivery] = asyncio.Queue()
+    await bus.subscribe(subject, asked.put_nowait)
+    request = asyncio.create_task(bus.request(subject, timeout_s=LONG_S))
+    await asked.get()
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    assert bus._replies._waiting == {}
+
+
+async def test_what_the_server_forbids_is_said_at_once(shared_server: EmbeddedServer, connect_bus: ConnectBus) -> None:
+    job = await connect_bus(shared_server, Role.JOB, "default")
+    forbidden = subjects.jobs_verb("other", "status")
+    async with asyncio.timeout(SOON_S):
+        with pytest.raises(CredentialsError, match=forbidden):
+            await job.request(forbidden, timeout_s=LONG_S)
+    assert job.connected
+
+
+async def test_a_message_over_the_limit(bus: Bus, subject: str) -> None:
+    with pytest.raises(MessageTooLargeError, match=f"{bus.max_payload + 1:,} bytes"):
+        await bus.request(subject, b"x" * (bus.max_payload + 1))
+    assert bus._replies._waiting == {}
+
+
+async def test_a_service_that_comes_up_is_waited_for(bus: Bus, subject: str) -> None:
+    asking = asyncio.create_task(bus.ask(subject, Number(value=4), Number, timeout_s=LONG_S))
+    await bus.flush()
+    await bus.serve(subject, Number, _double)
+    assert (await asking).value == 8
+
+
+# ---- services -------------------------------------------------------------------------------------------
+
+
+async def test_handlers_run_together_up_to_the_bound(bus: Bus, subject: str) -> None:
+    running, most, go_on = 0, 0, asyncio.Event()
+
+    async def handler(request: Number, _subject: str) -> Number:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await go_on.wait()
+        running -= 1
+        return request
+
+    await bus.serve(subject, Number, handler, concurrency=3)
+    asking = [asyncio.create_task(bus.ask(subject, Number(value=each), Number)) for each in range(10)]
+    await wait_until_async(lambda: running == 3)
+    await bus.flush()
+    assert running == 3
+    go_on.set()
+    assert [answer.value for answer in await asyncio.gather(*asking)] == list(range(10))
+    assert most == 3
+
+
+async def test_members_of_a_queue_share(bus: Bus, subject: str) -> None:
+    calls: list[int] = []
+
+    async def handler(request: Number, _subject: str) -> Number:
+        calls.append(request.value)
+        return request
+
+    for _ in range(3):
+        await bus.serve(subject, Number, handler, queue="workers")
+    await asyncio.gather(*(bus.ask(subject, Number(value=each), Number) for each in range(20)))
+    assert sorted(calls) == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "text"),
+    [
+        (ServiceError("JobNotFoundError", "no job 'x'"), "JobNotFoundError", "no job 'x'"),
+        (InvalidNameError("'a.b' is no name"), "InvalidNameError", "'a.b' is no name"),
+        (ServiceError("Odd", "two\nlines\r\nand a\x00zero"), "Odd", "two lines and a?zero"),
+        (ServiceError("Unicode", "größer als 日本"), "Unicode", "größer als 日本"),
+        (ServiceError("Surrogate", "a file name: \udcff"), "Surrogate", "a file name: ?"),
+        (ServiceError("Empty", ""), "Empty", "Empty"),
+        (ServiceError("Long", "x" * 100_000), "Long", None),
+        (KeyError("secret"), "InternalError", "'secret'"),
+    ],
+)
+async def test_what_a_handler_raises_is_answered(
+    bus: Bus, subject: str, raised: Exception, code: str, text: str | None
+) -> None:
+    async def handler(_request: Done, _subject: str) -> Done:
+        raise raised
+
+    await bus.serve(subject, Done, handler)
+    with pytest.raises(ServiceError) as answered:
+        await bus.request(subject, timeout_s=SOON_S)
+    assert answered.value.code == code
+    assert "\n" not in str(answered.value)
+    if text is not None:
+        assert str(answered.value) == text
+
+
+async def test_what_is_no_request_is_answered_with_what_is_wrong(bus: Bus, subject: str) -> None:
+    await bus.serve(subject, Number, _double)
+    with pytest.raises(ServiceError, match="no valid Number: value") as answered:
+        await bus.request(subject, b'{"value": "no number"}')
+    assert answered.value.code == "InvalidMessageError"
+
+
+async def test_an_answer_over_the_limit_is_answered_too(bus: Bus, subject: str) -> None:
+    async def handler(_request: Done, _subject: str) -> LogBatch:
+        return LogBatch(offset=0, next_offset=1, lines=((0.0, "x" * bus.max_payload),))
+
+    await bus.serve(subject, Done, handler)
+    with pytest.raises(ServiceError, match="over the server's limit") as answered:
+        await bus.request(subject, timeout_s=SOON_S)
+    assert answered.value.code == "MessageTooLargeError"
+
+
+async def test_a_reply_subject_that_is_no_inbox_is_refused(
+    bus: Bus, subject: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else whoever may ask makes the service write where only the service may."""
+    handled: list[int] = []
+    heard: list[Delivery] = []
+
+    async def handler(request: Number, _subject: str) -> Number:
+        handled.append(request.value)
+        return request
+
+    target = f"{subject}-target"
+    await bus.subscribe(target, heard.append)
+    await bus.serve(subject, Number, handler)
+    await bus.publish(subject, Number(value=1).to_json(), reply=target)
+    await bus.ask(subject, Number(value=2), Number)
+    await bus.publish(subject, Number(value=3).to_json())
+    await wait_until_async(lambda: len(handled) == 2)
+    await bus.flush()
+    assert handled == [2, 3]
+    assert heard == []
+    assert "no inbox" in caplog.text
+
+
+async def test_leaving_by_drain_loses_nothing(
+    bus: Bus, subject: str, shared_server: EmbeddedServer, connect_bus: ConnectBus
+) -> None:
+    asker = await connect_bus(shared_server)
+    for _ in range(5):
+        subscription = await bus.serve(subject, Number, _double)
+        await bus.flush()
+        asking = [asyncio.create_task(asker.request(subject, Number(value=each).to_json())) for each in range(50)]
+        await asyncio.sleep(0)
+        await subscription.drain()
+        for answer in await asyncio.gather(*asking, return_exceptions=True):
+            assert not isinstance(answer, BaseException) or isinstance(answer, NoRespondersError)
+        await subscription.drain()
+        await subscription.unsubscribe()
+
+
+async def test_an_error_in_a_task_is_logged(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> None:
+        raise RuntimeError("it broke")
+
+    bus.spawn(fail(), "the doomed one")
+    await wait_until_async(lambda: "the doomed one failed" in caplog.text)
+    assert "it broke" in caplog.text
+
+
+# ---- losing the server ----------------------------------------------------------------------------------
+
+
+async def test_a_request_that_is_out_fails_at_once_when_the_server_goes(
+    own_server: EmbeddedServer, connect_bus: ConnectBus
+) -> None:
+    bus = await connect_bus(own_server)
+    asked: asyncio.Queue[Delivery] = asyncio.Queue()
+    await bus.subscribe("silent", asked.put_nowait)
+    asking = [asyncio.create_task(bus.request("silent", timeout_s=LONG_S)) for _ in range(3)]
+    for _ in asking:
+        await asked.get()
+    kill_server(own_server)
+    async with asyncio.timeout(SOON_S):
+        for request in asking:
+            with pytest.raises(DisconnectedError, match="being rebuilt"):
+                await request
+
+
+async def test_a_flush_fails_at_once_when_the_server_goes(own_server: EmbeddedServer, connect_bus: ConnectBus) -> None:
+    bus = await connect_bus(own_server)
+    freeze_server(own_server)
+    flushing = asyncio.create_task(bus.flush())
+    await asyncio.sleep(0)
+    kill_server(own_server)
+    async with asyncio.timeout(SOON_S):
+        with pytest.raises(DisconnectedError):
+            await flushing
+
+
+async def test_while_there_is_no_server_nothing_is_kept_back(
+    own_server: EmbeddedServer, connect_bus: ConnectBus
+) -> None:
+    bus = await connect_bus(own_server)
+    heard: list[bytes] = []
+    events: list[str] = []
+    await bus.subscribe("numbers", lambda delivery: heard.append(delivery.data))
+    await bus.serve("double", Number, _double)
+    bus.on_disconnect(lambda: events.append("lost"))
+    bus.on_reconnect(lambda: events.append("back"))
+
+    def unwanted() -> None:
+        events.append("unwanted")
+
+    bus.on_reconnect(unwanted)
+    bus.off(unwanted)
+    await bus.flush()
+    kill_server(own_server)
+    await wait_until_async(lambda: not bus.connected)
+    async with asyncio.timeout(SOON_S):
+        with pytest.raises(DisconnectedError):
+            await bus.publish("numbers", b"never")
+        with pytest.raises(DisconnectedError):
+            await bus.request("double", Number(value=1).to_json(), timeout_s=LONG_S)
+        with pytest.raises(DisconnectedError):
+            await bus.flush()
+        with pytest.raises(DisconnectedError):
+            await bus.wait_connected(0.01)
+    asking = asyncio.create_task(bus.ask("double", Number(value=2), Number, timeout_s=LONG_S))
+    own_server.start()
+    await bus.wait_connected(SOON_S)
+    await bus.publish("numbers", b"again")
+    await wait_until_async(lambda: heard == [b"again"], describe=lambda: heard)
+    assert (await asking).value == 4
+    assert events == ["lost", "back"]
+
+
+async def test_it_comes_back_again_and_again(own_server: EmbeddedServer, connect_bus: ConnectBus) -> None:
+    bus = await connect_bus(own_server)
+    await bus.serve("double", Number, _double)
+    for number in range(5):
+        kill_server(own_server)
+        own_server.start()
+        assert (await bus.ask("double", Number(value=number), Number, timeout_s=LONG_S)).value == 2 * number
+
+
+async def test_what_was_unsubscribed_while_the_server_was_away_does_not_come_back(
+    own_server: EmbeddedServer, connect_bus: ConnectBus
+) -> None:
+    bus = await connect_bus(own_server)
+    subscription = await bus.subscribe("numbers", lambda _delivery: None)
+    kill_server(own_server)
+    await wait_until_async(lambda: not bus.connected)
+    await subscription.unsubscribe()
+    own_server.start()
+    await bus.wait_connected(SOON_S)
+    with pytest.raises(NoRespondersError):
+        await bus.request("numbers")
+
+
+async def test_a_connection_that_the_server_ended_for_good_says_so(
+    own_server: EmbeddedServer, connect_bus: ConnectBus
+) -> None:
+    bus = await connect_bus(own_server)
+    asked: asyncio.Queue[Delivery] = asyncio.Queue()
+    await bus.subscribe("silent", asked.put_nowait)
+    asking = asyncio.create_task(bus.request("silent", timeout_s=LONG_S))
+    await asked.get()
+    await bus._nats._process_err("'User Authentication Expired'")  # as the server words it
+    async with asyncio.timeout(SOON_S):
+        with pytest.raises(DisconnectedError):
+            await asking
+        with pytest.raises(ClosedError, match=r"(?i)expired"):
+            await bus.wait_connected()
+        with pytest.raises(ClosedError):
+            await bus.publish("numbers")
+        with pytest.raises(ClosedError):
+            await bus.request("numbers", timeout_s=LONG_S)
+
+
+async def test_who_waits_for_a_connection_hears_that_it_was_closed(
+    own_server: EmbeddedServer, connect_bus: ConnectBus
+) -> None:
+    bus = await connect_bus(own_server)
+    kill_server(own_server)
+    await wait_until_async(lambda: not bus.connected)
+    waiting = asyncio.create_task(bus.wait_connected())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(SOON_S):
+        await bus.close()
+        with pytest.raises(ClosedError):
+            await waiting
+
+
+# ---- coming and going -----------------------------------------------------------------------------------
+
+
+async def test_refused_credentials_leave_nothing_open(shared_server: EmbeddedServer) -> None:
+    address = shared_server.credentials(Role.OPERATOR)
+    wrong = BusAddress(address.url, address.user, "wrong")
+    before = _sockets()
+    with pytest.raises(CredentialsError, match="refused the credentials") as raised:
+        await Bus.connect(wrong, name="test")
+    assert "wrong" not in str(raised.value)
+    del raised
+    gc.collect()  # an unclosed socket is an error here
+    assert _sockets() == before
+
+
+async def test_no_server_there(own_server: EmbeddedServer) -> None:
+    address = own_server.credentials(Role.OPERATOR)
+    own_server.stop()
+    with pytest.raises(ConnectError, match="is the cluster up") as raised:
+        await Bus.connect(address, name="test", timeout_s=0.2)
+    assert not isinstance(raised.value, CredentialsError)
+
+
+async def test_something_else_listens_there() -> None:
+    """It takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        before = _sockets()
+        with pytest.raises(ConnectError):
+            await Bus.connect(BusAddress(f"nats://127.0.0.1:{port}", "u", "p"), name="test", timeout_s=0.2)
+        gc.collect()
+        assert _sockets() == before
+
+
+async def test_a_connect_that_is_cancelled_leaves_nothing_open() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        port = listener.getsockname()[1]
+        before = _sockets()
+        connecting = asyncio.create_task(Bus.connect(BusAddress(f"nats://127.0.0.1:{port}", "u", "p"), name="test"))
+        accepted, _ = await asyncio.get_running_loop().sock_accept(listener)
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        accepted.close()
+        gc.collect()
+        assert _sockets() == before
+
+
+def _sockets() -> set[str]:
+    """This process's open sockets."""
+    found = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(descriptor.readlink())
+        except FileNotFoundError:
+            continue
+        if target.startswith("socket:"):
+            found.add(target)
+    return found
+
+
+async def test_closing(shared_server: EmbeddedServer, subject: str) -> None:
+    bus = await Bus.connect(shared_server.credentials(Role.OPERATOR), name="test")
+    asked: asyncio.Queue[Delivery] = asyncio.Queue()
+    cancelled = asyncio.Event()
+    await bus.subscribe(subject, asked.put_nowait)
+    asking = asyncio.create_task(bus.request(subject, timeout_s=LONG_S))
+    await asked.get()
+
+    async def endless() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    bus.spawn(endless(), "endless")
+    await asyncio.sleep(0)
+    async with asyncio.timeout(SOON_S):
+        await bus.close()
+        await bus.close()
+    assert cancelled.is_set()
+    assert not bus.connected
+    with pytest.raises(ClosedError):
+        await asking
+    with pytest.raises(ClosedError):
+        await bus.publish(subject)
+    with pytest.raises(ClosedError):
+        await bus.flush()
+    with pytest.raises(ClosedError):
+        await bus.wait_connected()
+
+
+async def test_closing_does_not_wait_for_handlers_that_do_not_end(
+    shared_server: EmbeddedServer, bus: Bus, subject: str
+) -> None:
+    server_bus = await Bus.connect(shared_server.credentials(Role.OPERATOR), name="test")
+    started = asyncio.Event()
+
+    async def handler(_request: Number, _subject: str) -> Number:
+        started.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    await server_bus.serve(subject, Number, handler, concurrency=1)
+    await server_bus.flush()
+    for each in range(3):
+        await bus.publish(subject, Number(value=each).to_json())
+    await started.wait()
+    began = asyncio.get_running_loop().time()
+    await server_bus.close()  # nats-py swallows a cancellation here, so no timeout would show
+    assert asyncio.get_running_loop().time() - began < SOON_S
+
+
+async def test_what_was_sent_before_closing_arrives(
+    shared_server: EmbeddedServer, connect_bus: ConnectBus, subject: str
+) -> None:
+    heard: list[Delivery] = []
+    listener = await connect_bus(shared_server)
+    await listener.subscribe(subject, heard.append)
+    await listener.flush()
+    sender = await Bus.connect(shared_server.credentials(Role.OPERATOR), name="test")
+    for _ in range(100):
+        await sender.publish(subject)
+    await sender.close()
+    await wait_until_async(lambda: len(heard) == 100)
+
+
+async def test_closing_while_there_is_no_server(own_server: EmbeddedServer) -> None:
+    bus = await Bus.connect(own_server.credentials(Role.OPERATOR), name="test")
+    kill_server(own_server)
+    await wait_until_async(lambda: not bus.connected)
+    await bus.subscribe("numbers", lambda _delivery: None)
+    async with asyncio.timeout(SOON_S):
+        await bus.close()
+
+
+async def test_errors_can_be_told_apart() -> None:
+    for kind in (DisconnectedError, ClosedError, RequestTimeoutError, NoRespondersError, ServiceError):
+        assert issubclass(kind, BusError)
+
+
+async def test_the_password_is_in_no_log(
+    own_server: EmbeddedServer, connect_bus: ConnectBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    bus = await connect_bus(own_server)
+    kill_server(own_server)
+    await wait_until_async(lambda: not bus.connected)
+    own_server.start()
+    await bus.wait_connected(SOON_S)
+    password = own_server.credentials(Role.OPERATOR).password
+    assert password is not None
+    assert password not in caplog.text

@@ -1,0 +1,109 @@
+"""A worker listens on just the classes that it has room for, whatever happens while that changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from fluster_bus import subjects
+from fluster_bus.bus import Bus
+from fluster_bus.errors import DisconnectedError, NoRespondersError
+from fluster_bus.messages import Capacity, JobId, Namespace, Offer, OfferReply, WorkerId
+from fluster_bus.roles import Role
+from fluster_bus.server import EmbeddedServer
+from fluster_services.capacity import CapacityClass, classes_covered
+from fluster_services.worker.class_offers import ClassOffers
+from tests.component.conftest import ConnectBus, freeze_server, kill_server
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.anyio
+
+GIB = 1 << 30
+FULL, HALF, NONE = Capacity(cpu=4, memory=4 * GIB), Capacity(cpu=2, memory=2 * GIB), Capacity()
+OFFER = Offer(namespace=Namespace("default"), job_id=JobId("a"), task=0, attempt=1, revision=1)
+
+
+async def _accept(_offer: Offer, _subject: str) -> OfferReply:
+    return OfferReply(worker_id=WorkerId("w1"), accepted=True)
+
+
+def _listened(bus: Bus) -> Counter[str]:
+    prefix = subjects.dispatch("cpu", "none", 0, "x", "y").partition(".cpu.")[0]
+    return Counter(each.subject for each in bus._nats._subs.values() if each.subject.startswith(prefix))
+
+
+def _covered(free: Capacity) -> Counter[str]:
+    return Counter(each.subject for each in classes_covered(free))
+
+
+async def _listens(bus: Bus, offered: CapacityClass) -> bool:
+    try:
+        await bus.request(offered.subject, OFFER.to_json())
+    except NoRespondersError:
+        return False
+    return True
+
+
+async def test_the_classes_follow_the_free_capacity(own_server: EmbeddedServer, connect_bus: ConnectBus) -> None:
+    bus = await connect_bus(own_server, Role.SERVICE)
+    asker = await connect_bus(own_server, Role.SERVICE)
+    offers = ClassOffers(bus, _accept)
+    for free in (FULL, HALF, FULL, NONE, HALF):
+        await offers.cover(lambda: free)  # noqa: B023
+        assert _listened(bus) == _covered(free)
+        for each in sorted(classes_covered(FULL))[::7]:
+            assert await _listens(asker, each) == (each in classes_covered(free))
+
+
+async def test_changes_that_overlap_end_as_the_last_one_wanted(
+    own_server: EmbeddedServer, connect_bus: ConnectBus
+) -> None:
+    bus = await connect_bus(own_server, Role.SERVICE)
+    offers = ClassOffers(bus, _accept)
+    free = FULL
+    changes = []
+    for each in (FULL, HALF, NONE, HALF, FULL, HALF):
+        free = each
+        changes.append(asyncio.create_task(offers.cover(lambda: free)))  # noqa: B023 - the last one counts
+        await asyncio.sleep(0)
+    await asyncio.gather(*changes)
+    assert _listened(bus) == _covered(HALF)
+
+
+async def test_no_offer_is_lost_while_a_class_is_left(own_server: EmbeddedServer, connect_bus: ConnectBus) -> None:
+    bus = await connect_bus(own_server, Role.SERVICE)
+    asker = await connect_bus(own_server, Role.SERVICE)
+    offers = ClassOffers(bus, _accept)
+    largest = max(classes_covered(FULL))
+    for _ in range(20):
+        await offers.cover(lambda: FULL)
+        asking = [asyncio.create_task(_listens(asker, largest)) for _ in range(20)]
+        await asyncio.sleep(0)
+        await offers.cover(lambda: NONE)
+        await asyncio.gather(*asking)  # a lost one would run into its timeout
+        assert not await _listens(asker, largest)
+
+
+@pytest.mark.parametrize(("before", "after"), [(HALF, FULL), (FULL, HALF), (FULL, Capacity(cpu=8, memory=GIB))])
+async def test_a_change_that_the_loss_of_the_server_interrupts(
+    own_server: EmbeddedServer, connect_bus: ConnectBus, before: Capacity, after: Capacity
+) -> None:
+    bus = await connect_bus(own_server, Role.SERVICE)
+    offers = ClassOffers(bus, _accept)
+    await offers.cover(lambda: before)
+    freeze_server(own_server)
+    changing = asyncio.create_task(offers.cover(lambda: after))
+    await asyncio.sleep(0.01)
+    kill_server(own_server)
+    results = await asyncio.gather(changing, return_exceptions=True)
+    assert isinstance(results[0], DisconnectedError | None)
+    await wait_until_async(lambda: not bus.connected)
+    own_server.start()
+    await bus.wait_connected(10)
+    await offers.cover(lambda: after)
+    assert _listened(bus) == _covered(after)
+    asker = await connect_bus(own_server, Role.SERVICE)
+    for each in sorted(classes_covered(before) | classes_covered(after))[::5]:
+        assert await _listens(asker, each) == (each in classes_covered(after))

@@ -1,0 +1,160 @@
+"""A worker that runs nothing: it claims as a real one does, and does with the tasks what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fluster_bus import subjects
+from fluster_bus.bus import Bus, Delivery
+from fluster_bus.errors import BusError
+from fluster_bus.messages import (
+    Capacity,
+    Heartbeat,
+    HeartbeatReply,
+    JobStatus,
+    Look,
+    Namespace,
+    Offer,
+    OfferReply,
+    TaskRecord,
+    WorkerId,
+    WorkerInfo,
+)
+from fluster_bus.streams import workers_table
+from fluster_bus.tables import Row
+from fluster_services.capacity import needed
+from fluster_services.worker.claims import Claims
+from fluster_services.worker.class_offers import ClassOffers
+from fluster_services.worker.ledger import Ledger
+
+GIB = 1 << 30
+NAMESPACES = (Namespace("default"),)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How far an attempt goes by itself; it stays there until the test, or a kill wish, ends it."""
+
+    ends: JobStatus | None = JobStatus.SUCCEEDED
+    runs: bool = True
+    reason: str = "exit code 0"
+
+
+SUCCEED, STAY_RUNNING, STAY_BUILDING = Plan(), Plan(ends=None), Plan(ends=None, runs=False)
+FAIL = Plan(ends=JobStatus.FAILED, reason="exit code 1")
+
+
+@dataclass
+class ToyWorker:
+    bus: Bus
+    worker_id: WorkerId
+    total: Capacity = field(default_factory=lambda: Capacity(cpu=4, memory=8 * GIB))
+    plan: Callable[[TaskRecord], Plan] = lambda _record: SUCCEED
+    heartbeat_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.claims = Claims(self.bus, self.worker_id, NAMESPACES)
+        self.ledger = Ledger(self.total)
+        self.classes = ClassOffers(self.bus, self._on_offer)
+        self.held: dict[str, Row[TaskRecord]] = {}  # {attempt key: its record}
+        self.starts: list[str] = []  # attempt keys, in the order claimed
+        self.offers: Counter[str] = Counter()  # {attempt key: how often it was offered}
+        self.silent = False
+        self._beating: asyncio.Task[None] | None = None
+
+    async def start(self) -> ToyWorker:
+        await self._register()
+        await self.bus.subscribe(subjects.worker_verb(self.worker_id, "look"), self._on_look)
+        await self.bus.serve(subjects.worker_verb(self.worker_id, "offer"), Offer, self._on_offer)
+        await self._cover()
+        self.bus.spawn(self._beat_forever(), f"{self.worker_id} beats")
+        return self
+
+    async def _register(self) -> None:
+        info = WorkerInfo(
+            worker_id=self.worker_id, host="h", pid=1, total=self.total, version="0", python="3", started_at=0
+        )
+        await workers_table(self.bus).put(self.worker_id, info)
+
+    async def _beat_forever(self) -> None:
+        while True:
+            if not self.silent:
+                beat = Heartbeat(worker_id=self.worker_id, free=self.ledger.free, attempts=tuple(self.held))
+                try:
+                    answer = await self.bus.request(
+                        subjects.heartbeats(self.worker_id), beat.to_json(), timeout_s=self.heartbeat_s
+                    )
+                    if not HeartbeatReply.from_json(answer.data).registered:
+                        await self._register()
+                except BusError:
+                    pass  # the next one
+            await asyncio.sleep(self.heartbeat_s)
+
+    async def _cover(self) -> None:
+        while True:
+            try:
+                await self.classes.cover(lambda: Capacity() if self.silent else self.ledger.free)
+                return
+            except BusError:
+                await self.bus.wait_connected()
+
+    async def vanish(self) -> None:
+        """Neither beat nor listen any more, as if the machine were gone."""
+        self.silent = True
+        await self._cover()
+
+    async def _on_offer(self, offer: Offer, _subject: str) -> OfferReply:
+        key = subjects.attempt_key(offer.namespace, offer.job_id, offer.task, offer.attempt)
+        self.offers[key] += 1
+        row = await self.claims.look(offer.namespace, offer.job_id, offer.task)
+        if row is None or row.revision < offer.revision or self.silent:
+            return OfferReply(worker_id=self.worker_id, accepted=False)
+        if not self.ledger.reserve(key, needed(row.value.resources)):
+            return OfferReply(worker_id=self.worker_id, accepted=False)
+        claimed = await self.claims.claim(row, offer)
+        if claimed is None:
+            self.ledger.release(key)
+            return OfferReply(worker_id=self.worker_id, accepted=False)
+        self.starts.append(key)
+        self.held[key] = claimed
+        self.bus.spawn(self._go(key, claimed), key)
+        return OfferReply(worker_id=self.worker_id, accepted=True)
+
+    async def _go(self, key: str, row: Row[TaskRecord]) -> None:
+        self.bus.spawn(self._cover(), f"{self.worker_id} listens")
+        plan = self.plan(row.value)
+        if plan.runs:
+            row = await self.claims.run(row)
+            if row.value.kill_requested is not None:
+                await self.end(key, JobStatus.KILLED, row.value.kill_requested)
+                return
+        if plan.ends is not None:
+            await self.end(key, plan.ends, plan.reason)
+
+    async def end(self, key: str, state: JobStatus = JobStatus.SUCCEEDED, reason: str = "exit code 0") -> bool:
+        """End an attempt; False when it is not this worker's any more."""
+        row = self.held.pop(key, None)
+        if row is None:
+            return False
+        self.ledger.release(key)
+        await self._cover()
+        return await self.claims.end(row, state, reason, exit_code=0 if state is JobStatus.SUCCEEDED else 1)
+
+    async def _on_look(self, delivery: Delivery) -> None:
+        look = Look.from_json(delivery.data)
+        row = await self.claims.look(look.namespace, look.job_id, look.task)
+        if row is None or row.value.kill_requested is None or self.silent:
+            return
+        key = subjects.attempt_key(look.namespace, look.job_id, look.task, row.value.attempt)
+        await self.end(key, JobStatus.KILLED, row.value.kill_requested)
+
+    def now_held(self) -> list[str]:
+        return sorted(self.held)
+
+
+def started_at_most_once(*workers: ToyWorker) -> bool:
+    starts = Counter(key for worker in workers for key in worker.starts)
+    return all(count == 1 for count in starts.values())

@@ -1,0 +1,112 @@
+"""The controller's view of the records: the newest of each, however they arrive."""
+
+import random
+
+from fluster_bus.messages import Entrypoint, JobId, JobRecord, JobRequest, JobStatus, Namespace, TaskRecord, WorkerId
+from fluster_bus.tables import Row
+from fluster_services import lifecycle
+from fluster_services.controller.books import Books, JobKey, record_key
+
+NS = Namespace("default")
+
+
+def job_record(job_id: str, *, order: int = 1, replicas: int = 1, parent: str | None = None) -> JobRecord:
+    request = JobRequest(
+        name="train",
+        entrypoint=Entrypoint(command=("true",)),
+        replicas=replicas,
+        parent=JobId(parent) if parent else None,
+        max_retries_failure=1,
+        max_retries_preemption=2,
+    )
+    return lifecycle.new_job(NS, JobId(job_id), request, order=order, now=0)
+
+
+def row(record: JobRecord | TaskRecord, revision: int) -> Row[JobRecord | TaskRecord]:
+    return Row(record_key(record), record, revision)
+
+
+def _claimed(task: TaskRecord, worker: str) -> TaskRecord:
+    claimed = lifecycle.claim(task, attempt=task.attempt, worker_id=WorkerId(worker), now=1)
+    assert claimed is not None
+    return claimed
+
+
+def test_an_older_record_changes_nothing() -> None:
+    books, job = Books(), job_record("a")
+    task = lifecycle.new_tasks(job)[0]
+    key = JobKey(NS, JobId("a"))
+    assert books.apply(row(_claimed(task, "w1"), 5)) == key
+    assert books.apply(row(task, 4)) is None
+    assert books.apply(row(task, 5)) is None
+    assert books.get(key) is None
+    assert books.apply(row(job, 2)) == key
+    assert books.apply(row(job, 2)) is None
+    entry = books.get(key)
+    assert entry is not None
+    assert entry.task_records()[0].state is JobStatus.BUILDING
+
+
+def test_who_holds_what() -> None:
+    books, job = Books(), job_record("a", replicas=2)
+    first, second = lifecycle.new_tasks(job)
+    books.apply(row(job, 1))
+    books.apply(row(_claimed(first, "w1"), 2))
+    books.apply(row(_claimed(second, "w1"), 3))
+    assert {task.value.task for _, task in books.held_by(WorkerId("w1"))} == {0, 1}
+    assert books.holders() == ["w1"]
+    ended = lifecycle.lose_worker(_claimed(first, "w1"), worker_id=WorkerId("w1"), now=2, reason="lost")
+    assert ended is not None
+    books.apply(row(ended, 4))
+    again = lifecycle.retry(ended, now=3)
+    assert again is not None
+    books.apply(row(again, 5))
+    books.apply(row(_claimed(again, "w2"), 6))
+    assert [task.value.task for _, task in books.held_by(WorkerId("w1"))] == [1]
+    assert books.holders() == ["w1", "w2"]
+    assert books.held_by(WorkerId("w3")) == []
+    books.sanity_check()
+
+
+def test_children_and_the_newest() -> None:
+    books = Books()
+    for number, name in enumerate(["a", "b", "c"], start=1):
+        books.apply(row(job_record(name, order=number, parent="a" if name != "a" else None), number))
+    assert books.children(JobKey(NS, JobId("a"))) == {JobKey(NS, JobId("b")), JobKey(NS, JobId("c"))}
+    assert books.children(JobKey(NS, JobId("b"))) == frozenset()
+    newest = [entry.job.value.job_id for entry in books.newest(NS) if entry.job is not None]
+    assert newest == ["c", "b", "a"]
+    assert list(books.newest(Namespace("other"))) == []
+    assert len(books.keys()) == 3
+
+
+def test_the_order_in_which_records_arrive_does_not_matter() -> None:
+    dice = random.Random(1)
+    for _ in range(200):
+        job = job_record("a", replicas=2)
+        rows, revision = [row(job, 1)], 1
+        for task in lifecycle.new_tasks(job):
+            record: TaskRecord | None = task
+            while record is not None:
+                revision += 1
+                rows.append(row(record, revision))
+                step = dice.choice(("on", "on", "on", "stop"))
+                record = None if step == "stop" else _advance(record, dice)
+        in_order, shuffled = Books(), Books()
+        for each in rows:
+            in_order.apply(each)
+        for each in dice.sample(rows, len(rows)) + dice.choices(rows, k=3):
+            shuffled.apply(each)
+        in_order.sanity_check()
+        shuffled.sanity_check()
+        key = JobKey(NS, JobId("a"))
+        assert shuffled.get(key) == in_order.get(key)
+        assert sorted(shuffled.holders()) == sorted(in_order.holders())
+
+
+def _advance(task: TaskRecord, dice: random.Random) -> TaskRecord | None:
+    if task.state is JobStatus.PENDING:
+        return _claimed(task, dice.choice(("w1", "w2")))
+    if lifecycle.is_held(task) and task.worker_id is not None:
+        return lifecycle.lose_worker(task, worker_id=task.worker_id, now=2, reason="lost")
+    return lifecycle.retry(task, now=3)

@@ -1,0 +1,97 @@
+"""What the command line takes, without a cluster."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fluster.cli import jobs
+from fluster.cli.app import app
+from fluster.cli.exit_codes import CommandError, ExitCode
+from fluster_bus.messages import GpuConfig
+
+COMMANDS = ["demo", "up", "workers", "submit", "ps", "status", "logs", "cancel", "actors", "call"]
+
+
+def _help(*arguments: str) -> str:
+    result = CliRunner().invoke(app, [*arguments, "--help"], env={"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"})
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_the_help_names_every_command_and_the_exit_codes() -> None:
+    text = _help()
+    for command in COMMANDS:
+        assert re.search(rf"^\W*{command}\b", text, re.MULTILINE), command
+    assert "Exit codes" in text
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "workers"])
+def test_the_help_of_a_command_has_something_to_try(command: str) -> None:
+    assert f"fluster {command}" in _help(command).split("Try:")[1]
+
+
+def _run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    script = "from fluster.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False, env=variables
+    )
+
+
+def test_wrong_usage_ends_with_2() -> None:
+    for arguments in (["ps", "--limit", "0"], ["nonsense"], ["status"], ["ps", "--output", "xml"]):
+        assert CliRunner().invoke(app, arguments).exit_code == 2, arguments
+
+
+def test_without_a_cluster_it_tells_what_to_set() -> None:
+    done = _run("ps", "--output", "json")
+    assert (done.returncode, done.stdout) == (3, "")
+    (line,) = done.stderr.splitlines()
+    assert "FLUSTER_CLUSTER_ADDRESS is not set" in line
+    assert "fluster up" in line
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["python", "train.py"], "python"),
+        (["/usr/bin/env", "x"], "env"),
+        (["./my script.sh"], "my-script-sh"),
+        (["…"], "job"),
+        (["x" * 300], "x" * 40),
+    ],
+)
+def test_a_job_is_named_after_its_program(command: list[str], name: str) -> None:
+    assert jobs._name_of(command) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "variant", "count"),
+    [("h100:8", "h100", 8), ("h100", "h100", 1), ("8", "any", 8), ("rtx-4090", "rtx-4090", 1)],
+)
+def test_gpus(text: str, variant: str, count: int) -> None:
+    assert jobs._resources(1, "1GiB", text).device == GpuConfig(variant=variant, count=count)
+
+
+@pytest.mark.parametrize(("gpu", "memory"), [("h100:many", "1GiB"), ("h100:", "1GiB"), (None, "lots")])
+def test_resources_that_are_none_are_quoted(gpu: str | None, memory: str) -> None:
+    with pytest.raises(CommandError, match=re.escape(str(gpu if gpu is not None else memory))):
+        jobs._resources(1, memory, gpu)
+
+
+def test_an_assignment_needs_a_name_and_a_value() -> None:
+    resources = jobs._resources(1, "1GiB", None)
+    request = jobs._request(["x"], None, resources, ["A=b=c", "E="], replicas=1, retries=0)
+    assert dict(request.environment.env_vars) == {"A": "b=c", "E": ""}
+    for wrong in ("A", "=b"):
+        with pytest.raises(CommandError, match=re.escape(wrong)):
+            jobs._request(["x"], None, resources, [wrong], replicas=1, retries=0)
+
+
+def test_the_page_about_the_command_line_names_every_command_and_exit_code() -> None:
+    page = (Path(__file__).parents[2] / "docs/command-line.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `fluster (\w+)", page, re.MULTILINE) == COMMANDS
+    assert [int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)] == list(ExitCode)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import pytest
+
+from fluster_bus.messages import (
+    Capacity,
+    Entrypoint,
+    JobId,
+    JobRecord,
+    JobRequest,
+    JobStatus,
+    Namespace,
+    ResourceConfig,
+    WorkerId,
+)
+from fluster_bus.messages.resources import GIB
+from fluster_services import lifecycle
+from fluster_services.controller.explain import WorkerView, explain
+
+NOW = 1_000.0
+
+
+def view(name: str, cpu: float, *, free: float | None = None, jobs: tuple[str, ...] = ()) -> WorkerView:
+    return WorkerView(
+        name,
+        Capacity(cpu=cpu, memory=16 * GIB),
+        Capacity(cpu=cpu if free is None else free, memory=16 * GIB),
+        jobs,
+    )
+
+
+def pending(cpu: float = 1, *, replicas: int = 1) -> JobRecord:
+    request = JobRequest(
+        name="train",
+        entrypoint=Entrypoint(command=("true",)),
+        resources=ResourceConfig.with_cpu(cpu),
+        replicas=replicas,
+    )
+    return lifecycle.new_job(Namespace("default"), JobId("train-1"), request, order=1, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "workers", "ahead", "said"),
+    [
+        (1, [], 0, "needs 1 CPU, 1 GiB memory; no worker has registered yet"),
+        (
+            8,
+            [view("w1", 2), view("w3", 4)],
+            0,
+            "needs 8 CPUs, 1 GiB memory; the largest worker, w3, has 4 CPUs, 16 GiB memory",
+        ),
+        (
+            2,
+            [view("w1", 4, free=0, jobs=("a", "b")), view("w2", 4, free=1, jobs=("c",)), view("w0", 1)],
+            0,
+            "fits w1 and w2; 7 of 8 CPUs are busy with a, b and c; next in line",
+        ),
+        (2, [view("w1", 4, free=0, jobs=("a",))], 3, "fits w1; 4 of 4 CPUs are busy with a; 3 tasks are before it"),
+        (
+            2,
+            [view("w1", 4)],
+            1,
+            "needs 2 CPUs, 1 GiB memory; there is room on w1, and it is being offered; one task is before it",
+        ),
+    ],
+)
+def test_a_waiting_job_is_told_what_it_waits_for(cpu: float, workers: list[WorkerView], ahead: int, said: str) -> None:
+    job = pending(cpu)
+    assert explain(job, lifecycle.new_tasks(job), workers, ahead=ahead, now=NOW) == said
+
+
+def test_the_kind_that_is_short_is_named() -> None:
+    job = pending(1)
+    full = WorkerView("w1", Capacity(cpu=4, memory=GIB), Capacity(cpu=4, memory=0), ("a",))
+    assert explain(job, lifecycle.new_tasks(job), [full], ahead=0, now=NOW) == (
+        "fits w1; 1 GiB of 1 GiB memory are busy with a; next in line"
+    )
+
+
+def test_a_retry_says_what_went_before() -> None:
+    job = pending()
+    (task,) = lifecycle.new_tasks(job)
+    worker = WorkerId("w1")
+    claimed = lifecycle.claim(task, attempt=1, worker_id=worker, now=NOW)
+    assert claimed is not None
+    lost = lifecycle.lose_worker(claimed, worker_id=worker, now=NOW, reason="gone")
+    assert lost is not None
+    again = lifecycle.retry(lost, now=NOW)
+    assert again is not None
+    said = explain(job, [again], [view("w1", 4, free=0, jobs=("a",))], ahead=0, now=NOW + 7)
+    assert said.endswith("(retry 1 of 100 after WORKER_FAILED, 7 s ago)")
+
+
+def test_a_job_that_does_not_wait_says_so() -> None:
+    job = pending(replicas=2)
+    tasks = lifecycle.new_tasks(job)
+    held = [lifecycle.claim(task, attempt=1, worker_id=WorkerId("w1"), now=NOW) for task in tasks]
+    running = [task for task in held if task is not None]
+    assert explain(job, running, [view("w1", 4)], ahead=0, now=NOW) == "it is not waiting: 2 of 2 tasks run on w1"
+
+
+def test_an_ended_job_says_how() -> None:
+    job = pending()
+    killed = [lifecycle.request_kill(task, now=NOW, reason="enough") for task in lifecycle.new_tasks(job)]
+    ended = lifecycle.finish_job(job, [task for task in killed if task is not None], now=NOW)
+    assert ended is not None
+    assert ended.state is JobStatus.KILLED
+    assert explain(ended, [], [], ahead=0, now=NOW) == "it ended as KILLED: enough"
+
+
+def test_a_job_that_is_being_stopped_says_so() -> None:
+    job = pending()
+    wanted = lifecycle.request_job_kill(job, reason="enough")
+    assert wanted is not None
+    assert "being stopped (enough)" in explain(wanted, lifecycle.new_tasks(job), [], ahead=0, now=NOW)

@@ -1,0 +1,328 @@
+"""Histories of tasks, by the tens of thousands, with events that come late, twice, out of order or from nowhere."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from fluster_bus.messages import (
+    Entrypoint,
+    JobId,
+    JobRecord,
+    JobRequest,
+    JobStatus,
+    Namespace,
+    TaskError,
+    TaskRecord,
+    WorkerId,
+)
+from fluster_bus.messages.records import KEPT_TRANSITIONS
+from fluster_services import lifecycle
+
+WORKERS = (WorkerId("w1"), WorkerId("w2"))
+ENDS = (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.KILLED, JobStatus.WORKER_FAILED)
+S, F, K, W, U = (
+    JobStatus.SUCCEEDED,
+    JobStatus.FAILED,
+    JobStatus.KILLED,
+    JobStatus.WORKER_FAILED,
+    JobStatus.UNSCHEDULABLE,
+)
+
+
+def _job(replicas: int = 1, *, failures: int = 0, preemptions: int = 100) -> JobRecord:
+    request = JobRequest(
+        name="train",
+        entrypoint=Entrypoint(command=("true",)),
+        replicas=replicas,
+        max_retries_failure=failures,
+        max_retries_preemption=preemptions,
+    )
+    return lifecycle.new_job(Namespace("default"), JobId("train-1"), request, order=7, now=0)
+
+
+def _task(*, failures: int = 0, preemptions: int = 100) -> TaskRecord:
+    return lifecycle.new_tasks(_job(failures=failures, preemptions=preemptions))[0]
+
+
+def _random_event(task: TaskRecord, now: float, dice: random.Random) -> tuple[str, TaskRecord | None]:
+    """An event about some attempt and worker, which may be long past, and what becomes of the record."""
+    attempt = dice.choice((task.attempt, task.attempt, task.attempt, dice.randint(1, task.attempt + 1)))
+    worker_id = dice.choice((task.worker_id or WORKERS[0], *WORKERS))
+    name = dice.choice(("claim", "claim", "run", "end", "end", "lose", "kill", "give_up", "retry", "retry"))
+    match name:
+        case "claim":
+            return name, lifecycle.claim(task, attempt=attempt, worker_id=worker_id, now=now)
+        case "run":
+            return name, lifecycle.run(task, attempt=attempt, worker_id=worker_id, now=now)
+        case "end":
+            state = dice.choice(ENDS)
+            ended = lifecycle.end(task, attempt=attempt, worker_id=worker_id, now=now, state=state, reason="it ended")
+            if ended is not None:
+                assert (task.attempt, task.worker_id) == (attempt, worker_id)
+                assert ended.state is state
+            return name, ended
+        case "lose":
+            return name, lifecycle.lose_worker(task, worker_id=worker_id, now=now, reason="silent")
+        case "kill":
+            if dice.random() < 0.7:
+                return name, None
+            return name, lifecycle.request_kill(task, now=now, reason="enough")
+        case "give_up":
+            if dice.random() < 0.7:
+                return name, None
+            return name, lifecycle.give_up(task, now=now, reason="too large")
+        case _:
+            return name, lifecycle.retry(task, now=now)
+
+
+LEGAL = {
+    "claim": {(JobStatus.PENDING, JobStatus.BUILDING)},
+    "run": {(JobStatus.BUILDING, JobStatus.RUNNING)},
+    "end": {(before, after) for before in (JobStatus.BUILDING, JobStatus.RUNNING) for after in ENDS},
+    "lose": {(before, W) for before in (JobStatus.BUILDING, JobStatus.RUNNING)},
+    "kill": {(before, K) for before in (JobStatus.PENDING, F, W)}
+    | {(held, held) for held in (JobStatus.BUILDING, JobStatus.RUNNING)},
+    "give_up": {(JobStatus.PENDING, U)},
+    "retry": {(before, JobStatus.PENDING) for before in (F, W)},
+}
+
+
+def _check_step(name: str, before: TaskRecord, after: TaskRecord) -> None:
+    assert not lifecycle.is_final(before), "a final state stays final"
+    assert (before.state, after.state) in LEGAL[name]
+    assert after.attempt == before.attempt + (name == "retry")
+    assert after.failures == before.failures + (name == "end" and after.state is F)
+    assert after.preemptions == before.preemptions + (name in ("end", "lose") and after.state is W)
+    assert after.failures <= before.max_retries_failure + 1
+    assert after.preemptions <= before.max_retries_preemption + 1
+    assert after.attempt <= 1 + before.max_retries_failure + before.max_retries_preemption
+    assert lifecycle.is_held(after) == (after.state in (JobStatus.BUILDING, JobStatus.RUNNING))
+    if lifecycle.is_held(after):
+        assert after.worker_id is not None
+    if before.kill_requested is not None:
+        assert name in ("run", "end", "lose")
+    if after.state is JobStatus.PENDING:
+        assert (after.worker_id, after.exit_code, after.error, after.started_at) == (None, None, None, None)
+    assert (after.finished_at is not None) == after.state.finished()
+    moved = after.state is not before.state
+    assert after.transitions[-1].number == before.transitions[-1].number + moved
+    assert after.transitions[-1].state is after.state
+    assert len(after.transitions) <= KEPT_TRANSITIONS
+    numbers = [each.number for each in after.transitions]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_histories(seed: int) -> None:
+    dice = random.Random(seed)
+    for _ in range(1_000):
+        task = _task(failures=dice.randint(0, 3), preemptions=dice.randint(0, 3))
+        for step in range(dice.randint(1, 40)):
+            untouched = task.to_json() if step == 0 else None
+            name, after = _random_event(task, float(step), dice)
+            if untouched is not None:
+                assert task.to_json() == untouched
+            if after is not None:
+                _check_step(name, task, after)
+                task = after
+            elif lifecycle.is_final(task):
+                assert task.state.finished()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_messages_that_come_late_and_twice_change_nothing_that_was_settled(seed: int) -> None:
+    """Two workers act on what they saw; their writes are compare-and-sets that arrive whenever they like."""
+    dice = random.Random(100 + seed)
+    for _ in range(300):
+        record, revision = _task(failures=1, preemptions=2), 1
+        on_the_way: list[tuple[int, TaskRecord]] = []  # (the revision it was decided from, what is to be written)
+        running: dict[tuple[int, WorkerId], bool] = {}  # claims that were won, and not ended
+        for step in range(80):
+            if on_the_way and dice.random() < 0.6:
+                seen, wanted = dice.choice(on_the_way) if dice.random() < 0.3 else on_the_way.pop(0)
+                if seen == revision:
+                    if lifecycle.is_held(wanted) and wanted.worker_id is not None:
+                        running = {(wanted.attempt, wanted.worker_id): True}
+                    else:
+                        running = {}
+                    assert not lifecycle.is_final(record)
+                    assert wanted.attempt >= record.attempt
+                    record, revision = wanted, revision + 1
+            else:
+                _, after = _random_event(record, float(step), dice)
+                if after is not None:
+                    on_the_way.append((revision, after))
+            assert len(running) <= 1
+            assert bool(running) == lifecycle.is_held(record)
+
+
+def _lead(task: TaskRecord, *steps: Callable[[TaskRecord], TaskRecord | None]) -> TaskRecord:
+    for step in steps:
+        after = step(task)
+        assert after is not None
+        task = after
+    return task
+
+
+def _claim(task: TaskRecord) -> TaskRecord | None:
+    return lifecycle.claim(task, attempt=task.attempt, worker_id=WORKERS[0], now=1)
+
+
+def _end(state: JobStatus, reason: str = "it ended") -> Callable[[TaskRecord], TaskRecord | None]:
+    def end(task: TaskRecord) -> TaskRecord | None:
+        assert task.worker_id is not None
+        return lifecycle.end(
+            task, attempt=task.attempt, worker_id=task.worker_id, now=2, state=state, reason=reason, exit_code=1
+        )
+
+    return end
+
+
+def _retry(task: TaskRecord) -> TaskRecord | None:
+    return lifecycle.retry(task, now=3)
+
+
+def _kill(task: TaskRecord) -> TaskRecord | None:
+    return lifecycle.request_kill(task, now=2, reason="enough")
+
+
+def test_the_failure_budget() -> None:
+    task = _lead(_task(failures=2), _claim, _end(F), _retry, _claim, _end(F), _retry, _claim, _end(F))
+    assert lifecycle.retry(task, now=9) is None
+    assert (task.attempt, task.failures, lifecycle.is_final(task)) == (3, 3, True)
+
+
+def test_a_lost_worker_costs_no_failure() -> None:
+    def lose(task: TaskRecord) -> TaskRecord | None:
+        return lifecycle.lose_worker(task, worker_id=WORKERS[0], now=2, reason="silent")
+
+    task = _lead(_task(preemptions=1), _claim, lose, _retry, _claim, lose)
+    assert (task.failures, task.preemptions) == (0, 2)
+    assert lifecycle.is_final(task)
+    assert _retry(task) is None
+    assert _retry(_lead(_task(preemptions=0), _claim, lose)) is None
+
+
+def test_a_kill_wish_ends_what_nobody_holds_and_asks_who_holds() -> None:
+    waiting = _lead(_task(), _kill)
+    assert (waiting.state, waiting.kill_requested) == (K, "enough")
+    held = _lead(_task(), _claim, _kill)
+    assert (held.state, held.kill_requested) == (JobStatus.BUILDING, "enough")
+    assert _kill(held) is None
+    assert lifecycle.run(held, attempt=1, worker_id=WORKERS[0], now=2) is not None
+    between = _lead(_task(failures=1), _claim, _end(F), _kill)
+    assert between.state is K
+    lost = _lead(_task(), _claim, _kill, _end(W))
+    assert lifecycle.is_final(lost)
+
+
+# ---- jobs -----------------------------------------------------------------------------------------------
+
+
+def _tasks_in(*states: JobStatus) -> tuple[JobRecord, list[TaskRecord]]:
+    job = _job(len(states), preemptions=0)
+    made = []
+    for task, state in zip(lifecycle.new_tasks(job), states, strict=True):
+        match state:
+            case JobStatus.UNSCHEDULABLE:
+                made.append(_lead(task, lambda each: lifecycle.give_up(each, now=2, reason="too large")))
+            case JobStatus.PENDING:
+                made.append(task)
+            case JobStatus.BUILDING:
+                made.append(_lead(task, _claim))
+            case JobStatus.RUNNING:
+                made.append(
+                    _lead(task, _claim, lambda each: lifecycle.run(each, attempt=1, worker_id=WORKERS[0], now=2))
+                )
+            case _:
+                made.append(_lead(task, _claim, _end(state, f"ended as {state}")))
+    return job, made
+
+
+@pytest.mark.parametrize(
+    ("states", "joined", "culprit"),
+    [
+        ((S,), S, None),
+        ((S, S), S, None),
+        ((F,), F, 0),
+        ((S, F, K), F, 1),
+        ((W,), W, 0),
+        ((S, W), W, 1),
+        ((W, F), F, 1),
+        ((K,), K, 0),
+        ((K, W), W, 1),
+        ((U,), U, 0),
+        ((U, W), U, 0),
+        ((U, F), F, 1),
+    ],
+)
+def test_the_end_of_a_job(states: tuple[JobStatus, ...], joined: JobStatus, culprit: int | None) -> None:
+    job, tasks = _tasks_in(*states)
+    finished = lifecycle.finish_job(job, tasks, now=9)
+    assert finished is not None
+    assert (finished.state, finished.finished_at) == (joined, 9)
+    assert lifecycle.finish_job(finished, tasks, now=10) is None
+    if culprit is None:
+        assert finished.error_message == ""
+    else:
+        reason = tasks[culprit].transitions[-1].reason
+        assert finished.error_message == (f"task {culprit}: {reason}" if len(states) > 1 else reason)
+
+
+@pytest.mark.parametrize(
+    ("states", "joined"), [((K,), K), ((K, F), K), ((S, K), K), ((S, S), S), ((W,), K), ((F,), K), ((S, W), K)]
+)
+def test_a_job_that_was_to_be_killed_ends_as_killed_unless_all_succeeded(
+    states: tuple[JobStatus, ...], joined: JobStatus
+) -> None:
+    job, tasks = _tasks_in(*states)
+    wanted = lifecycle.request_job_kill(job, reason="enough")
+    assert wanted is not None
+    assert lifecycle.request_job_kill(wanted, reason="more than enough") is None
+    finished = lifecycle.finish_job(wanted, tasks, now=9)
+    assert finished is not None
+    assert finished.state is joined
+    assert bool(finished.error_message) == (joined is K)
+    assert "succeeded" not in finished.transitions[-1].reason or joined is S
+
+
+@pytest.mark.parametrize(
+    ("states", "shown"),
+    [
+        ((JobStatus.PENDING,), JobStatus.PENDING),
+        ((JobStatus.PENDING, JobStatus.BUILDING), JobStatus.BUILDING),
+        ((JobStatus.PENDING, JobStatus.RUNNING), JobStatus.RUNNING),
+        ((JobStatus.PENDING, S), JobStatus.RUNNING),
+        ((JobStatus.BUILDING, JobStatus.RUNNING), JobStatus.RUNNING),
+    ],
+)
+def test_a_job_on_its_way(states: tuple[JobStatus, ...], shown: JobStatus) -> None:
+    job, tasks = _tasks_in(*states)
+    assert lifecycle.finish_job(job, tasks, now=9) is None
+    info = lifecycle.job_info(job, reversed(tasks))
+    assert info.status is shown
+    assert [task.task for task in info.tasks] == list(range(len(states)))
+
+
+def test_a_task_that_will_be_tried_again_does_not_end_its_job() -> None:
+    job = _job(failures=1)
+    task = _lead(lifecycle.new_tasks(job)[0], _claim, _end(F))
+    assert lifecycle.finish_job(job, [task], now=9) is None
+    assert lifecycle.finish_job(job, [], now=9) is None
+
+
+def test_the_error_of_the_culprit_is_the_jobs() -> None:
+    job = _job()
+    task = _lead(lifecycle.new_tasks(job)[0], _claim)
+    error = TaskError(type="ValueError", message="bad")
+    ended = lifecycle.end(
+        task, attempt=1, worker_id=WORKERS[0], now=5, state=F, reason="ValueError: bad", exit_code=1, error=error
+    )
+    assert ended is not None
+    finished = lifecycle.finish_job(job, [ended], now=9)
+    assert finished is not None
+    info = lifecycle.job_info(finished, [ended])
+    assert (info.error, info.error_message, info.exit_code) == (error, "ValueError: bad", 1)
+    assert (info.submitted_at, info.started_at, info.finished_at) == (0, 1, 9)
+    assert info.tasks[0].error_message == "ValueError: bad"

@@ -1,0 +1,211 @@
+"""What follows from the records of a job, whoever reads them, whenever, and however much of them."""
+
+import random
+
+import pytest
+
+from fluster_bus.messages import Endpoint, EndpointId, JobId, JobRecord, JobStatus, Namespace, TaskRecord, WorkerId
+from fluster_bus.tables import Row
+from fluster_services import lifecycle
+from fluster_services.controller.books import Books, JobEntry, JobKey, record_key
+from fluster_services.controller.reconcile import is_stale, next_records
+from tests.pure.test_books import NS, job_record, row
+
+KEY = JobKey(NS, JobId("a"))
+Record = JobRecord | TaskRecord
+ENDS = (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.KILLED, JobStatus.WORKER_FAILED)
+
+
+class _Store:
+    """The bucket: every change a compare-and-set, every revision remembered."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Row[Record]] = {}
+        self.history: list[Row[Record]] = []
+
+    def write(self, record: Record, expected: int) -> bool:
+        key = record_key(record)
+        present = self.rows[key].revision if key in self.rows else 0
+        if present != expected:
+            return False
+        self.rows[key] = row(record, len(self.history) + 1)
+        self.history.append(self.rows[key])
+        return True
+
+
+def _revision(books: Books, record: Record) -> int:
+    entry = books.get(KEY)
+    assert entry is not None
+    known = entry.tasks.get(record.task) if isinstance(record, TaskRecord) else entry.job
+    return known.revision if known is not None else 0
+
+
+def _settle(store: _Store, books: Books, *, parent: JobRecord | None = None) -> int:
+    """Write what follows until nothing does; how many writes that took."""
+    writes = 0
+    while True:
+        entry = books.get(KEY)
+        wanted = next_records(entry, now=9, parent=parent) if entry is not None else []
+        if not wanted:
+            return writes
+        for record in wanted:
+            assert store.write(record, _revision(books, record)), "decided from the newest records"
+            books.apply(store.rows[record_key(record)])
+            writes += 1
+        assert writes < 100, "it does not end"
+
+
+def _lived(dice: random.Random) -> _Store:
+    """A job in the middle of its life: workers, kill wishes and controllers have written, nobody has settled it."""
+    store = _Store()
+    job = job_record("a", replicas=dice.randint(1, 3))
+    store.write(job, 0)
+    for task in lifecycle.new_tasks(job):
+        store.write(task, 0)
+    for step in range(dice.randint(0, 25)):
+        key = dice.choice(list(store.rows))
+        known = store.rows[key]
+        after = _random_change(known.value, float(step), dice)
+        if after is not None:
+            store.write(after, known.revision)
+    return store
+
+
+def _random_change(record: Record, now: float, dice: random.Random) -> Record | None:
+    if isinstance(record, JobRecord):
+        return lifecycle.request_job_kill(record, reason="enough") if dice.random() < 0.1 else None
+    worker = WorkerId(dice.choice(("w1", "w2")))
+    if record.state is JobStatus.PENDING:
+        return lifecycle.claim(record, attempt=record.attempt, worker_id=worker, now=now)
+    if lifecycle.is_held(record) and record.worker_id is not None:
+        return lifecycle.end(
+            record,
+            attempt=record.attempt,
+            worker_id=record.worker_id,
+            now=now,
+            state=dice.choice(ENDS),
+            reason="ended",
+        )
+    return lifecycle.retry(record, now=now)
+
+
+def _read(rows: list[Row[Record]]) -> Books:
+    books = Books()
+    for each in rows:
+        books.apply(each)
+    return books
+
+
+def _states(store: _Store) -> dict[str, JobStatus]:
+    return {key: each.value.state for key, each in store.rows.items()}
+
+
+def _content(store: _Store) -> dict[str, Record]:
+    return {key: each.value for key, each in store.rows.items()}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whoever_reads_the_history_in_whatever_order_ends_with_the_same_records(seed: int) -> None:
+    for number in range(20):
+        ends = []
+        for reader in range(4):
+            store = _lived(random.Random(f"{seed}.{number}"))
+            dice = random.Random(reader)
+            rows = store.history if reader == 0 else dice.sample(store.history, len(store.history))
+            books = _read(rows)
+            _settle(store, books)
+            books.sanity_check()
+            assert _settle(store, books) == 0, "asked again, nothing follows"
+            assert _settle(store, _read(store.history)) == 0, "nor for a controller that starts now"
+            ends.append(_content(store))
+        assert all(end == ends[0] for end in ends)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_controller_that_has_read_only_part_does_no_harm(seed: int) -> None:
+    """Its writes either fit what is there or are refused; once it has read the rest, the end is the same."""
+    for number in range(20):
+        expected = _lived(random.Random(f"{seed}.{number}"))
+        _settle(expected, _read(expected.history))
+        store = _lived(random.Random(f"{seed}.{number}"))
+        dice = random.Random(number)
+        books = _read(store.history[: dice.randint(1, len(store.history))])
+        entry = books.get(KEY)
+        assert entry is not None
+        for record in next_records(entry, now=9, parent=None):
+            store.write(record, _revision(books, record))
+        late = _read(store.history)
+        _settle(store, late)
+        # It may have tried a task again that was to be killed: another attempt is in the books, with the same end.
+        assert _states(store) == _states(expected)
+
+
+def _entry(job: JobRecord, *tasks: TaskRecord) -> JobEntry:
+    books = _read([row(job, 1), *(row(task, number) for number, task in enumerate(tasks, start=2))])
+    entry = books.get(JobKey(NS, job.job_id))
+    assert entry is not None
+    return entry
+
+
+def test_a_job_whose_tasks_are_still_being_written_does_not_end() -> None:
+    job = job_record("a", replicas=2)
+    killed = lifecycle.request_job_kill(job, reason="enough")
+    assert killed is not None
+    first = lifecycle.new_tasks(job)[0]
+    assert next_records(_entry(killed), now=9, parent=None) == []
+    (wanted,) = next_records(_entry(killed, first), now=9, parent=None)
+    assert isinstance(wanted, TaskRecord)
+    assert wanted.state is JobStatus.KILLED
+    assert next_records(_entry(killed, wanted), now=9, parent=None) == []
+
+
+def test_a_job_ends_when_its_parent_does() -> None:
+    parent, child = job_record("p"), job_record("a", parent="p")
+    task = lifecycle.new_tasks(child)[0]
+    assert next_records(_entry(child, task), now=9, parent=parent) == []
+    done = parent.model_copy(update={"state": JobStatus.SUCCEEDED})
+    (wanted,) = next_records(_entry(child, task), now=9, parent=done)
+    assert isinstance(wanted, JobRecord)
+    assert wanted.kill_requested == "its parent p ended as SUCCEEDED"
+    store = _Store()
+    store.write(child, 0)
+    store.write(task, 0)
+    _settle(store, _read(store.history), parent=done)
+    assert {record.state for record in _content(store).values()} == {JobStatus.KILLED}
+
+
+def test_nothing_is_decided_about_a_job_that_is_not_known() -> None:
+    assert next_records(JobEntry(), now=9, parent=None) == []
+
+
+def test_whose_endpoint_is_stale() -> None:
+    job = job_record("a")
+    task = lifecycle.new_tasks(job)[0]
+    claimed = lifecycle.claim(task, attempt=1, worker_id=WorkerId("w"), now=1)
+    assert claimed is not None
+    ended = lifecycle.lose_worker(claimed, worker_id=WorkerId("w"), now=2, reason="lost")
+    assert ended is not None
+    again = lifecycle.retry(ended, now=3)
+    assert again is not None
+    reclaimed = lifecycle.claim(again, attempt=2, worker_id=WorkerId("w"), now=4)
+    assert reclaimed is not None
+
+    def endpoint(attempt: int, job_id: str | None = "a") -> Endpoint:
+        return Endpoint(
+            endpoint_id=EndpointId("e"),
+            name="calc",
+            address="x",
+            namespace=Namespace("default"),
+            job_id=JobId(job_id) if job_id else None,
+            attempt=attempt,
+        )
+
+    for record in (claimed, task):
+        assert not is_stale(endpoint(1), _entry(job, record))
+    assert not is_stale(endpoint(2), _entry(job, claimed)), "the endpoint is newer than the record"
+    for record in (ended, again, reclaimed):
+        assert is_stale(endpoint(1), _entry(job, record))
+    assert not is_stale(endpoint(2), _entry(job, reclaimed))
+    assert is_stale(endpoint(1), None)
+    assert is_stale(endpoint(1), _entry(job))
+    assert not is_stale(endpoint(0, None), None)

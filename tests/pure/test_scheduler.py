@@ -1,0 +1,221 @@
+"""First fit in the order of submission, whatever comes in between; and the cost of it."""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from fluster_bus.messages import Capacity, JobId, Namespace
+from fluster_services.controller.books import JobKey
+from fluster_services.controller.scheduler import Place, Scheduler
+
+NEEDS = [
+    Capacity(cpu=1, memory=1),
+    Capacity(cpu=2, memory=1),
+    Capacity(cpu=1, memory=2),
+    Capacity(cpu=2, memory=2),
+    Capacity(cpu=1, memory=1, device="gpu", variant="h100", devices=1),
+    Capacity(cpu=1, memory=1, device="gpu", variant="any", devices=1),
+    Capacity(cpu=4, memory=4, device="gpu", variant="h100", devices=2),
+]
+
+
+def _place(number: int) -> Place:
+    return Place(number // 3, number % 3, JobKey(Namespace("default"), JobId(f"job{number // 3}")))
+
+
+def _covers(need: Capacity, declined: Capacity) -> bool:
+    """No room for `declined` means none for `need`."""
+    if need.cpu < declined.cpu or need.memory < declined.memory or need.devices < declined.devices:
+        return False
+    return declined.devices == 0 or (need.device, need.variant) == (declined.device, declined.variant)
+
+
+class SchedulerHistories(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = Scheduler()
+        self.waiting: dict[Place, Capacity] = {}
+        self.out: dict[Place, Capacity] = {}
+        self.declined: list[Capacity] = []  # since somebody had room
+
+    @rule(number=st.integers(0, 40), need=st.sampled_from(NEEDS))
+    def add(self, number: int, need: Capacity) -> None:
+        place = _place(number)
+        if place not in self.waiting:
+            self.waiting[place] = need
+        self.scheduler.add(place, self.waiting[place])
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        """It was claimed, or is not wanted any more; an offer of it may still be out."""
+        place = data.draw(st.sampled_from(sorted(self.waiting)))
+        if place in self.out:
+            return  # its answer comes first here; the other way round is `claimed_before_the_answer`
+        del self.waiting[place]
+        self.scheduler.remove(place.job, place.task)
+
+    @rule(limit=st.integers(0, 5))
+    def take(self, limit: int) -> None:
+        taken = self.scheduler.take(limit)
+        assert len(taken) <= limit
+        assert [place for place, _ in taken] == sorted(place for place, _ in taken), "first come, first served"
+        for place, need in taken:
+            assert self.waiting[place] == need
+            assert place not in self.out, "offered twice at once"
+            for other, its_need in self.waiting.items():
+                if other < place and other not in self.out:
+                    assert any(_covers(its_need, each) for each in self.declined), f"{other} was passed over"
+            self.out[place] = need
+        if len(taken) < limit:
+            for place, need in self.waiting.items():
+                passed = place not in self.out
+                assert not passed or any(_covers(need, each) for each in self.declined), f"{place} is lost"
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data(), room=st.booleans())
+    def decline(self, data: st.DataObject, room: bool) -> None:
+        place = data.draw(st.sampled_from(sorted(self.out)))
+        need = self.out.pop(place)
+        if not room:
+            self.declined.append(need)
+        self.scheduler.on_declined(place, need, room=room)
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data())
+    def accept(self, data: st.DataObject) -> None:
+        place = data.draw(st.sampled_from(sorted(self.out)))
+        del self.out[place], self.waiting[place]
+        self.scheduler.remove(place.job, place.task)
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data())
+    def claimed_before_the_answer(self, data: st.DataObject) -> None:
+        place = data.draw(st.sampled_from(sorted(self.out)))
+        need = self.out.pop(place)
+        del self.waiting[place]
+        self.scheduler.remove(place.job, place.task)
+        self.declined.append(need)
+        self.scheduler.on_declined(place, need, room=False)
+
+    @rule()
+    def room(self) -> None:
+        self.declined.clear()
+        self.scheduler.on_room()
+
+    @invariant()
+    def sane(self) -> None:
+        self.scheduler.sanity_check()
+        assert len(self.scheduler) == len(self.waiting)
+        assert set(self.scheduler.needs()) == set(self.waiting.values())
+        for need in NEEDS:
+            waiting = {(place.job, place.task) for place, its_need in self.waiting.items() if its_need == need}
+            assert set(self.scheduler.waiting_for(need)) == waiting
+
+
+TestSchedulerHistories = SchedulerHistories.TestCase
+TestSchedulerHistories.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+def _numbers(taken: list[tuple[Place, Capacity]]) -> list[int]:
+    return [3 * place.order + place.task for place, _ in taken]
+
+
+def test_a_smaller_task_passes_one_that_finds_no_room() -> None:
+    scheduler = Scheduler()
+    small, large = NEEDS[0], NEEDS[3]
+    scheduler.add(_place(0), large)
+    scheduler.add(_place(1), large)
+    scheduler.add(_place(2), small)
+    assert _numbers(scheduler.take(1)) == [0]
+    scheduler.on_declined(_place(0), large, room=False)
+    assert _numbers(scheduler.take(9)) == [2]
+    scheduler.add(_place(3), NEEDS[6])
+    scheduler.add(_place(4), large)
+    assert _numbers(scheduler.take(9)) == []
+    scheduler.on_room()
+    assert _numbers(scheduler.take(9)) == [0, 1, 3, 4]
+
+
+def test_a_task_whose_need_changed_waits_once() -> None:
+    scheduler = Scheduler()
+    scheduler.add(_place(0), NEEDS[0])
+    scheduler.add(_place(0), NEEDS[1])
+    scheduler.add(_place(0), NEEDS[0])
+    assert scheduler.take(9) == [(_place(0), NEEDS[0])]
+    scheduler.remove(_place(0).job, 0)
+    assert len(scheduler) == 0
+    assert scheduler.needs() == []
+
+
+def test_a_task_that_is_out_still_counts_as_waiting() -> None:
+    """Else a task that never fits is not missed by whoever looks for such, just while it is being offered."""
+    scheduler = Scheduler()
+    scheduler.add(_place(0), NEEDS[0])
+    assert len(scheduler.take(9)) == 1
+    assert scheduler.needs() == [NEEDS[0]]
+    assert scheduler.waiting_for(NEEDS[0]) == [(_place(0).job, 0)]
+
+
+def test_of_no_room_on_one_device_nothing_follows_for_another() -> None:
+    scheduler = Scheduler()
+    scheduler.add(_place(0), NEEDS[4])
+    scheduler.add(_place(1), NEEDS[5])
+    scheduler.add(_place(2), NEEDS[6])
+    (first, *_) = scheduler.take(1)
+    scheduler.on_declined(*first, room=False)
+    assert _numbers(scheduler.take(9)) == [1]
+
+
+def _calls(work: Callable[[], Any]) -> int:
+    """How many functions were called, of Python's and of C's."""
+    count = 0
+
+    def on_event(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(on_event)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def _run_through(scheduler: Scheduler, tasks: int) -> None:
+    """Offer as a controller does: every other offer finds no room, which then comes back."""
+    placed = 0
+    while placed < tasks:
+        for number, (place, need) in enumerate(scheduler.take(8)):
+            if number % 2:
+                scheduler.on_declined(place, need, room=False)
+            else:
+                scheduler.remove(place.job, place.task)
+                placed += 1
+        scheduler.on_room()
+
+
+@pytest.mark.parametrize("kinds", [1, len(NEEDS)])
+def test_the_cost_of_a_task_does_not_grow_with_the_queue(kinds: int) -> None:
+    costs = []
+    for tasks in (200, 2_000):
+        scheduler = Scheduler()
+        adding = _calls(partial(_add_all, scheduler, tasks, kinds))
+        running = _calls(partial(_run_through, scheduler, 100))
+        costs.append((adding / tasks, running / 100))
+    (adding_few, running_few), (adding_many, running_many) = costs
+    assert adding_many < 1.2 * adding_few
+    assert running_many < 1.2 * running_few
+
+
+def _add_all(scheduler: Scheduler, tasks: int, kinds: int) -> None:
+    for number in range(tasks):
+        scheduler.add(_place(number), NEEDS[number % kinds])

@@ -1,0 +1,120 @@
+"""A cluster whose parts are started, killed and started again by hand, with a timing of their own."""
+
+import base64
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from fluster.cluster import Cluster
+from fluster_bus.messages import Capacity, Namespace, WorkerId
+from fluster_bus.messages.resources import GIB
+from fluster_bus.roles import Role
+from fluster_bus.server import EmbeddedServer
+from fluster_services.config import Timing
+from fluster_services.controller.controller import ControllerConfig
+from fluster_services.worker.worker import WorkerConfig
+from tests.system.processes import Family
+
+DEFAULT = Namespace("default")
+# A machine that runs other things meanwhile may well be silent for a quarter of a second.
+QUICK = Timing(heartbeat_s=0.1, fence_after_s=1.0, worker_timeout_s=2.0, kill_grace_s=0.4, unschedulable_after_s=0.3)
+
+_PROGRAM = """
+import base64, pickle, sys
+from pathlib import Path
+config = pickle.loads(base64.b64decode(sys.argv[1]))
+ready_fd, owner_fd, log_file = int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+if type(config).__name__ == "ControllerConfig":
+    from fluster_services.controller.__main__ import run_controller as run
+else:
+    from fluster_services.worker.__main__ import run_worker as run
+run(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=log_file)
+"""
+
+
+class Daemons:
+    """A server and what is started on it. Everything ends with the `with` block."""
+
+    def __init__(self, folder: Path, family: Family, *, timing: Timing = QUICK, cpu: float = 16) -> None:
+        self.folder = folder
+        self.family = family
+        self.timing = timing
+        self.cpu = cpu
+        self.server = EmbeddedServer(folder / "nats")
+        self.running: dict[str, subprocess.Popen[bytes]] = {}  # {name: the daemon}
+        self._owner_end, self._owner = os.pipe()
+
+    def __enter__(self) -> Self:
+        self.server.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._owner)
+        os.close(self._owner_end)
+        for process in self.running.values():
+            process.send_signal(signal.SIGCONT)
+            process.wait(20)
+        self.server.close()
+        self.family.wait_gone()
+
+    @property
+    def address(self) -> str:
+        """For the operator."""
+        return self.server.credentials(Role.OPERATOR).to_url()
+
+    def connect(self) -> Cluster:
+        return Cluster(self.address)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    # ---- daemons ----------------------------------------------------------------------------------------
+
+    def start_controller(self) -> None:
+        """Start it, and return when it answers."""
+        address = self.server.credentials(Role.SERVICE)
+        self._start("controller", ControllerConfig(address=address, namespaces=(DEFAULT,), timing=self.timing))
+
+    def start_worker(self, name: str = "w1") -> None:
+        """Start it, and return when it takes offers."""
+        config = WorkerConfig(
+            address=self.server.credentials(Role.SERVICE),
+            worker_id=WorkerId(name),
+            state_dir=self.folder / name,
+            total=Capacity(cpu=self.cpu, memory=64 * GIB),
+            job_credentials={DEFAULT: self.server.credentials(Role.JOB, DEFAULT)},
+            timing=self.timing,
+            working_dir=self.folder,
+            python_path=tuple(sys.path),
+        )
+        self._start(name, config)
+
+    def _start(self, name: str, config: ControllerConfig | WorkerConfig) -> None:
+        ready_end, ready = os.pipe()
+        words = (base64.b64encode(pickle.dumps(config)).decode(), ready, self._owner_end, self.folder / f"{name}.log")
+        self.running[name] = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, *map(str, words)],
+            env=self.family.environment(PYTHONPATH=os.pathsep.join(sys.path)),
+            pass_fds=(ready, self._owner_end),
+        )
+        os.close(ready)
+        with os.fdopen(ready_end, "rb") as told:
+            assert told.read(1), f"{name} did not start: {self.log(name)}"
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """End a daemon. With another signal than SIGKILL it may live on."""
+        self.running[name].send_signal(number)
+        if number is signal.SIGKILL:
+            self.running.pop(name).wait()
+
+    def kill_server(self) -> None:
+        assert self.server.pid is not None
+        os.kill(self.server.pid, signal.SIGKILL)
+        self.server.wait(10)

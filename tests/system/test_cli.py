@@ -1,0 +1,321 @@
+"""The command line as a person or a script uses it: real processes against a real cluster."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from fluster.actors import ActorServer
+from fluster.cluster import LocalCluster
+from fluster_bus.address import BusAddress
+from fluster_bus.messages import JobId, JobStatus
+from tests.system.processes import Family
+
+_COMMAND = [sys.executable, "-c", "from fluster.cli import main; main()"]
+_TIMEOUT_S = 60
+
+
+class Cli:
+    """`fluster` in a shell where FLUSTER_CLUSTER_ADDRESS names the cluster."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        return {**os.environ, "FLUSTER_CLUSTER_ADDRESS": self.cluster.address, **variables}
+
+    def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*_COMMAND, *arguments],
+            env=self.environment(**variables),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*_COMMAND, *arguments],
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def ok(self, *arguments: str) -> str:
+        done = self.run(*arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.ok("--output", "json", *arguments))
+
+
+@pytest.fixture
+def cli(cluster: LocalCluster) -> Cli:
+    return Cli(cluster)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """A FIFO at which jobs wait, until somebody writes to it."""
+    path = tmp_path / "gate"
+    os.mkfifo(path)
+    return path
+
+
+def _first_line(stream: IO[str] | None) -> str:
+    assert stream is not None
+    return stream.readline().rstrip("\n")
+
+
+def _one_line(done: subprocess.CompletedProcess[str]) -> str:
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("fluster: ")
+    return line
+
+
+# ---- jobs ------------------------------------------------------------------------------------------------
+
+
+def test_submit_prints_the_id_alone_and_logs_shows_what_the_job_wrote(cli: Cli) -> None:
+    job_id = cli.ok("submit", "--env", "WORD=hello world", "--", "sh", "-c", 'echo "$WORD"; echo oops >&2').strip()
+    info = cli.cluster.wait(JobId(job_id), timeout=30)
+    assert (info.status, info.name) == (JobStatus.SUCCEEDED, "sh")
+    done = cli.run("logs", job_id)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "hello world\n", "oops\n")
+    lines = [json.loads(line) for line in cli.ok("logs", job_id, "--output", "json").splitlines()]
+    assert {(line["stream"], line["text"]) for line in lines} == {("stdout", "hello world"), ("stderr", "oops")}
+
+
+def test_what_follows_the_command_belongs_to_it(cli: Cli) -> None:
+    job_id = cli.ok("submit", "--name", "mine", "echo", "--wait", "--name", "x").strip()
+    assert cli.cluster.wait(JobId(job_id), timeout=30).name == "mine"
+    assert cli.ok("logs", job_id) == "--wait --name x\n"
+
+
+def test_waiting_ends_with_the_outcome(cli: Cli) -> None:
+    good = cli.run("submit", "--wait", "--output", "json", "--", "true")
+    assert (good.returncode, json.loads(good.stdout)["status"]) == (0, "SUCCEEDED")
+    bad = cli.run("submit", "--wait", "--", "sh", "-c", "exit 3")
+    assert bad.returncode == 1
+    assert "FAILED: exit code 3" in _one_line(bad)
+    assert bad.stdout.strip() in bad.stderr
+
+
+def test_following_shows_the_lines_of_all_tasks_and_ends_with_the_outcome(cli: Cli) -> None:
+    good = cli.run("submit", "--follow", "--replicas", "2", "--", "sh", "-c", "echo from $FLUSTER_TASK_INDEX")
+    assert (good.returncode, sorted(good.stdout.splitlines())) == (0, ["0| from 0", "1| from 1"])
+    assert _one_line(good).startswith("fluster: job sh-")
+    bad = cli.run("submit", "--follow", "--", "sh", "-c", "echo so far; exit 3")
+    assert (bad.returncode, bad.stdout) == (1, "so far\n")
+    assert "FAILED: exit code 3" in bad.stderr
+
+
+def test_logs_that_are_followed_come_as_they_are_written_and_end_with_the_job(cli: Cli, gate: Path) -> None:
+    job_id = cli.ok("submit", "--", "sh", "-c", f"echo first; read line <{gate}; echo $line").strip()
+    with cli.start("logs", "-f", job_id) as following:
+        assert _first_line(following.stdout) == "first"
+        gate.write_text("second\n")
+        rest, errors = following.communicate(timeout=_TIMEOUT_S)
+    assert (following.returncode, rest, errors) == (0, "second\n", "")
+
+
+def test_an_interrupted_wait_leaves_the_job_and_cancel_ends_it(cli: Cli) -> None:
+    with cli.start("submit", "--follow", "--", "sh", "-c", "echo up; exec sleep 600") as following:
+        job_id = _first_line(following.stderr).rpartition(" ")[2]
+        assert _first_line(following.stdout) == "up"
+        following.send_signal(signal.SIGINT)
+        _, errors = following.communicate(timeout=_TIMEOUT_S)
+    assert following.returncode == 130
+    assert "goes on" in errors
+    assert "Traceback" not in errors
+    assert cli.cluster.poll(JobId(job_id)).status is JobStatus.RUNNING
+
+    running = cli.ok("ps").splitlines()
+    assert running[0].split() == ["ID", "NAME", "STATE", "TASKS", "WORKER", "AGE", "DURATION", "ERROR"]
+    (row,) = [line.split() for line in running if line.startswith(job_id)]
+    assert row[1:4] == ["sh", "RUNNING", "0/1"]
+    assert row[4].startswith("worker-")
+
+    assert cli.ok("cancel", job_id[:-2]).strip() == job_id
+    assert cli.cluster.wait(JobId(job_id), timeout=30).status is JobStatus.KILLED
+    assert job_id not in cli.ok("ps")
+    (info,) = [job for job in cli.json("ps", "--all") if job["job_id"] == job_id]
+    assert info["status"] == "KILLED"
+    again = cli.run("cancel", job_id)
+    assert again.returncode == 0
+    assert "had ended before, as KILLED" in _one_line(again)
+
+
+def test_status_tells_about_the_job_and_its_tasks(cli: Cli) -> None:
+    job_id = cli.ok("submit", "--wait", "--replicas", "2", "--", "true").strip()
+    shown = cli.ok("status", job_id)
+    assert job_id in shown
+    tasks = [line.split() for line in shown.splitlines()[-2:]]
+    assert [(task[0], task[1], task[4]) for task in tasks] == [("0", "SUCCEEDED", "0"), ("1", "SUCCEEDED", "0")]
+    info = cli.json("status", job_id)
+    assert [task["exit_code"] for task in info["tasks"]] == [0, 0]
+
+
+def test_a_beginning_that_fits_several_jobs_is_refused_with_their_ids(cli: Cli) -> None:
+    ids = [cli.ok("submit", "--name", "twin", "--", "true").strip() for _ in range(2)]
+    done = cli.run("status", "twin-")
+    assert done.returncode == 4
+    assert all(job_id in _one_line(done) for job_id in ids)
+
+
+# ---- actors and workers ----------------------------------------------------------------------------------
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.value = 0
+
+    def add(self, amount: int, *, times: int = 1) -> dict[str, int]:
+        self.value += amount * times
+        return {"value": self.value}
+
+    def fail(self, text: str) -> None:
+        raise ValueError(text)
+
+
+@pytest.fixture
+def counter(cluster: LocalCluster) -> Iterator[str]:
+    server = ActorServer(cluster)
+    server.register("cli-counter", Counter())
+    server.serve_background()
+    yield "cli-counter"
+    server.shutdown()
+
+
+def test_actors_are_listed_and_called_in_json(cli: Cli, counter: str) -> None:
+    assert [line.split()[:2] for line in cli.ok("actors", "cli-").splitlines()] == [["NAME", "MEMBERS"], [counter, "1"]]
+    assert cli.json("call", counter, "add", "-5", "--kw", "times=2") == {"value": -10}
+
+    failed = cli.run("call", counter, "fail", '"no way"')
+    assert failed.returncode == 1
+    assert "cli-counter.fail failed: ValueError: no way" in _one_line(failed)
+    assert cli.run("call", counter, "add", "five").returncode == 2
+    nobody = cli.run("call", "nobody", "add", "1")
+    assert nobody.returncode == 4
+    assert "no actor serves 'nobody'" in _one_line(nobody)
+
+
+def test_workers_are_listed(cli: Cli) -> None:
+    names = [line.split()[:2] for line in cli.ok("workers").splitlines()[1:]]
+    assert names == [["worker-0", "alive"], ["worker-1", "alive"]]
+    assert {worker["info"]["worker_id"] for worker in cli.json("workers")} == {"worker-0", "worker-1"}
+
+
+# ---- when it goes wrong ----------------------------------------------------------------------------------
+
+
+def test_wrong_addresses_and_credentials_are_told_in_one_line(cli: Cli, tmp_path: Path) -> None:
+    nobody = cli.run("--address", "nats://u:p@127.0.0.1:1", "ps")
+    assert nobody.returncode == 3
+    assert "no nats-server answers" in _one_line(nobody)
+
+    right = BusAddress.parse(cli.cluster.address)
+    wrong = cli.run("ps", FLUSTER_CLUSTER_ADDRESS=BusAddress(right.url, right.user, "hunter2").to_url())
+    assert wrong.returncode == 3
+    assert "refused the credentials" in _one_line(wrong)
+    assert "hunter2" not in wrong.stderr
+
+    file = tmp_path / "address.json"
+    right.save(file)
+    assert cli.run("ps", FLUSTER_CLUSTER_ADDRESS=str(file)).returncode == 0
+    file.chmod(0o644)
+    readable = cli.run("ps", FLUSTER_CLUSTER_ADDRESS=str(file))
+    assert readable.returncode == 3
+    assert "chmod 600" in _one_line(readable)
+
+
+def test_what_is_not_there_is_told_in_one_line(cli: Cli) -> None:
+    job = cli.run("status", "no-such-job")
+    assert (job.returncode, job.stdout) == (4, "")
+    assert "no job 'no-such-job'" in _one_line(job)
+    namespace = cli.run("ps", "--namespace", "nowhere")
+    assert namespace.returncode == 4
+    assert "'nowhere'" in _one_line(namespace)
+    assert cli.run("ps", "--namespace", "other").returncode == 0
+
+
+def test_a_reader_that_leaves_is_no_error(cli: Cli) -> None:
+    job_id = cli.ok("submit", "--", "sh", "-c", "yes | head -n 200000").strip()
+    cli.cluster.wait(JobId(job_id), timeout=30)
+    with cli.start("logs", job_id) as reading:
+        assert _first_line(reading.stdout) == "y"
+        assert reading.stdout is not None
+        reading.stdout.close()
+        assert reading.wait(_TIMEOUT_S) == 141
+        assert reading.stderr is not None
+        assert reading.stderr.read() == ""
+
+
+# ---- a cluster of one's own ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_up_runs_until_it_is_told_to_end_and_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    family = Family()
+    with subprocess.Popen(
+        [*_COMMAND, "up", "--namespace", "default", "--namespace", "second", "--store-dir", str(tmp_path / "a store")],
+        env=family.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as up:
+        line = _first_line(up.stdout)
+        assert line.startswith("export FLUSTER_CLUSTER_ADDRESS=")
+        script = f'{line}; exec "$@"'
+        if number is signal.SIGTERM:  # once is enough
+            used = subprocess.run(
+                ["sh", "-c", script, "sh", *_COMMAND, "submit", "--namespace", "second", "--wait", "--", "true"],
+                env=os.environ,
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT_S,
+                check=False,
+            )
+            assert used.returncode == 0, used.stderr
+        up.send_signal(number)
+        _, errors = up.communicate(timeout=_TIMEOUT_S)
+    assert up.returncode == (0 if number is not signal.SIGKILL else -signal.SIGKILL), errors
+    assert "Traceback" not in errors
+    family.wait_gone()
+    if number is not signal.SIGKILL:
+        assert not (tmp_path / "a store/address.json").exists()
+
+
+def test_up_ends_when_its_supervisor_does() -> None:
+    family = Family()
+    with subprocess.Popen(
+        [*_COMMAND, "up"], env=family.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as up:
+        _first_line(up.stdout)
+        (supervisor,) = [process for process in family.named("fluster_services.supervisor") if process.ppid() == up.pid]
+        supervisor.kill()
+        _, errors = up.communicate(timeout=_TIMEOUT_S)
+    assert up.returncode == 3
+    assert "supervisor ended" in errors
+    assert "Traceback" not in errors
+    family.wait_gone()
+
+
+def test_up_that_cannot_start_says_why_in_one_line(cluster: LocalCluster) -> None:
+    port = cluster.address.rpartition(":")[2]
+    done = subprocess.run(
+        [*_COMMAND, "up", "--port", port], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+    )
+    assert done.returncode == 3
+    assert port in _one_line(done)

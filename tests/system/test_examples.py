@@ -1,0 +1,57 @@
+"""The examples run as they stand, from a folder of their own, and are what the README and the demo show."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.system.processes import Family
+
+ROOT = Path(__file__).parents[2]
+
+
+def _run(tmp_path: Path, name: str, *arguments: str) -> str:
+    family = Family()
+    program = tmp_path / name
+    program.write_text((ROOT / "examples" / name).read_text(encoding="utf-8"), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(program), *arguments],
+        cwd=tmp_path,
+        env=family.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    family.wait_gone()
+    return done.stdout
+
+
+def test_quickstart(tmp_path: Path) -> None:
+    assert _run(tmp_path, "quickstart.py").splitlines() == ["101", "101", "[111, 111]", "[0, 1, 4, 9, 16]"]
+
+
+def test_quickstart_is_what_the_readme_shows() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    quickstart = (ROOT / "examples/quickstart.py").read_text(encoding="utf-8")
+    assert _words(quickstart) in [_words(code) for code in shown]
+
+
+def _words(code: str) -> list[list[str]]:
+    """Its lines, without regard to how comments are aligned."""
+    return [line.split() for line in code.splitlines()]
+
+
+def test_stdlib_index_as_a_script(tmp_path: Path) -> None:
+    output = _run(tmp_path, "stdlib_index.py", "--limit-files", "60", "--find", "len", "--workers", "2")
+    assert "'len' is used" in output
+    assert output.splitlines()[-1] == "The single process counts the same."
+
+
+def test_the_demo_is_the_example() -> None:
+    from fluster.demo import stdlib_index
+
+    assert (ROOT / "examples/stdlib_index.py").resolve() == Path(stdlib_index.__file__)

@@ -1,0 +1,435 @@
+"""A LocalCluster's beginning and end, and what it keeps to itself."""
+
+import json
+import os
+import pty
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import nats
+import nats.errors
+import psutil
+import pytest
+
+from fluster.cluster import Cluster, LocalCluster
+from fluster.errors import ClusterStartError, JobNotFoundError
+from fluster_bus import subjects
+from fluster_bus.address import BusAddress
+from fluster_bus.errors import ConnectError, CredentialsError, InvalidNameError, ServiceError
+from fluster_bus.messages import JobStatus
+from tests.system.job_requests import call, command, sleeper, texts, wait_ready
+from tests.system.processes import Family
+from tests.waiting import wait_until
+
+PATIENCE_S = 30
+
+pytestmark = pytest.mark.anyio
+
+
+def is_left(store_dir: Path) -> bool:
+    return store_dir.exists()
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders are made, to see that none is left."""
+    folder = tmp_path / "t"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return folder
+
+
+# ---- the end --------------------------------------------------------------------------------------------------
+
+
+def test_shutdown_leaves_nothing(family: Family, temporary: Path) -> None:
+    cluster = LocalCluster(workers=2)
+    assert family.named("nats-server")
+    job_ids = cluster.launch_many(
+        [sleeper(), command("sh", "-c", "setsid sleep 600 & echo; wait", env=family.variables)]
+    )
+    for job_id in job_ids:
+        wait_ready(cluster, job_id)
+    assert list(temporary.iterdir()) == [cluster.store_dir]
+    cluster.shutdown()
+    assert family.members() == [], "it returns when all are gone"
+    assert list(temporary.iterdir()) == []
+    cluster.shutdown()
+
+
+OWNER = """
+import sys, threading
+from fluster.cluster import LocalCluster
+from tests.system.job_requests import sleeper, wait_ready
+{before}
+cluster = LocalCluster()
+job_id = cluster.launch(sleeper(env={variables!r}))
+wait_ready(cluster, job_id)
+print(cluster.store_dir, cluster._supervisor._process.pid, flush=True)
+{after}
+"""
+
+
+class Owner:
+    """A program that starts a cluster with a job that never ends."""
+
+    def __init__(self, family: Family, after: str, before: str = "") -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OWNER.format(before=before, after=after, variables=family.variables)],
+            env=family.environment(PYTHONPATH=os.pathsep.join(sys.path)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        words = self.process.stdout.readline().split()
+        assert words, self.process.communicate()
+        self.store_dir, self.supervisor = Path(words[0]), psutil.Process(int(words[1]))
+
+    def end(self) -> tuple[int, str]:
+        """Its exit status, and what it said on stderr."""
+        _, errors = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, errors
+
+
+WAIT_IN_CLUSTER = "cluster.wait(job_id)"
+WAIT_BELOW_WITH = "with cluster:\n    threading.Event().wait()"
+END = ""
+
+
+@pytest.mark.parametrize("after", [WAIT_IN_CLUSTER, WAIT_BELOW_WITH])
+def test_ctrl_c_ends_everything(family: Family, temporary: Path, after: str) -> None:
+    owner = Owner(family, after)
+    os.killpg(owner.process.pid, signal.SIGINT)
+    status, errors = owner.end()
+    assert status == -signal.SIGINT
+    assert errors.strip().endswith("KeyboardInterrupt")
+    assert "Exception ignored" not in errors
+    family.wait_gone()
+    assert not is_left(owner.store_dir)
+
+
+def test_a_program_that_just_ends_ends_its_cluster(family: Family, temporary: Path) -> None:
+    status, errors = Owner(family, END).end()
+    assert (status, errors) == (0, "")
+    assert family.members() == []
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_program_that_fails_ends_its_cluster(family: Family, temporary: Path) -> None:
+    status, errors = Owner(family, "raise RuntimeError('oops')").end()
+    assert status == 1
+    assert errors.strip().endswith("RuntimeError: oops")
+    assert family.members() == []
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_the_death_of_the_owner_ends_everything(family: Family, temporary: Path, number: signal.Signals) -> None:
+    owner = Owner(family, WAIT_IN_CLUSTER)
+    owner.process.send_signal(number)
+    assert owner.end()[0] == -number
+    family.wait_gone()
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_death_of_the_supervisor_ends_everything(family: Family, temporary: Path) -> None:
+    owner = Owner(family, "sys.stdin.read()", before="")
+    owner.supervisor.kill()
+    wait_until(lambda: [process.pid for process in family.members()] in ([], [owner.process.pid]), PATIENCE_S)
+    owner.process.send_signal(signal.SIGINT)
+    owner.end()
+    family.wait_gone()
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_death_of_both_ends_everything(family: Family) -> None:
+    owner = Owner(family, WAIT_IN_CLUSTER)
+    owner.supervisor.kill()
+    owner.process.kill()
+    owner.end()
+    family.wait_gone()
+    shutil.rmtree(owner.store_dir, ignore_errors=True)  # nobody is left who could
+
+
+def test_a_forked_child_does_not_keep_the_cluster(family: Family, temporary: Path) -> None:
+    """As those of multiprocessing, which may live on."""
+    before = """
+import os, signal
+from multiprocessing import get_context
+"""
+    after = """
+context = get_context("fork")
+child = context.Process(target=signal.pause)
+child.start()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    owner = Owner(family, after, before)
+    assert owner.process.wait(PATIENCE_S) == -signal.SIGKILL
+    wait_until(lambda: len(family.members()) == 1, PATIENCE_S, family.members)  # the child
+    assert list(temporary.iterdir()) == []
+    for child in family.members():
+        child.kill()
+    owner.end()
+
+
+def test_a_forked_child_ends_by_itself_and_is_told_that_the_connection_is_not_its_own(
+    family: Family, temporary: Path
+) -> None:
+    after = """
+import os
+child = os.fork()
+if child == 0:
+    try:
+        cluster.poll(job_id)
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert cluster.poll(job_id).status == "RUNNING", "the child's end is not the cluster's"
+"""
+    status, errors = Owner(family, after).end()
+    assert status == 0, errors
+    assert "make one here, with Cluster(address)" in errors
+    assert family.members() == []
+
+
+# ---- several, and again ---------------------------------------------------------------------------------------
+
+
+def test_two_clusters_do_not_mix(family: Family) -> None:
+    with LocalCluster() as one, LocalCluster("two") as two:
+        assert one.address != two.address
+        first, second = one.launch(command("echo", "one")), two.launch(command("echo", "two"))
+        assert one.wait(first, timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+        assert two.wait(second, timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+        assert (texts(one, first), texts(two, second)) == (["one"], ["two"])
+        for cluster, job_id in ((one, second), (two, first)):
+            with pytest.raises(JobNotFoundError):
+                cluster.poll(job_id)
+        mine, theirs = BusAddress.parse(one.address), BusAddress.parse(two.address)
+        with pytest.raises(CredentialsError):
+            Cluster(BusAddress(mine.url, theirs.user, theirs.password))
+        one.shutdown()
+        assert two.wait(two.launch(command("true")), timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+    family.wait_gone()
+
+
+def test_a_cluster_inside_a_job_is_a_cluster_of_its_own(cluster: LocalCluster) -> None:
+    def work() -> None:
+        with LocalCluster() as inner:
+            endpoint = inner.register_endpoint("inside", "x")
+            assert endpoint.job_id is None, "it belongs to no job of that cluster"
+            info = inner.wait(inner.launch(command("true")), timeout=PATIENCE_S)
+            assert (info.status, info.parent) == (JobStatus.SUCCEEDED, None)
+
+    info = cluster.wait(cluster.launch(call(work)), timeout=PATIENCE_S)
+    assert info.status is JobStatus.SUCCEEDED, info.error_message
+
+
+def test_a_store_is_gone_on_with(family: Family, tmp_path: Path) -> None:
+    store_dir = tmp_path / "store"
+    with LocalCluster(store_dir=store_dir) as cluster:
+        job_id = cluster.launch(command("echo", "kept"))
+        before = cluster.wait(job_id, timeout=PATIENCE_S)
+        unfinished = cluster.launch(sleeper())
+        wait_ready(cluster, unfinished)
+    family.wait_gone()
+    with LocalCluster(store_dir=store_dir) as cluster:
+        assert cluster.poll(job_id) == before
+        assert texts(cluster, job_id) == ["kept"]
+        wait_ready(cluster, unfinished, lines=2)
+        assert cluster.poll(unfinished).tasks[0].attempt == 2
+        cluster.terminate(unfinished)
+        assert cluster.wait(unfinished, timeout=PATIENCE_S).status is JobStatus.KILLED
+        assert cluster.wait(cluster.launch(command("true")), timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+        with pytest.raises(ClusterStartError, match="another nats-server uses the store folder"):
+            LocalCluster(store_dir=store_dir)
+        assert cluster.wait(cluster.launch(command("true")), timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+    family.wait_gone()
+
+
+# ---- what can be wrong ----------------------------------------------------------------------------------------
+
+
+def refused(**setup: Any) -> str:
+    """The one line with which it does not start."""
+    with pytest.raises(ClusterStartError) as raised:
+        LocalCluster(**setup)
+    line = str(raised.value)
+    assert "\n" not in line
+    return line
+
+
+def test_a_busy_port_is_said_in_one_line(family: Family) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"port {port} is in use by another program" in refused(port=port)
+    family.wait_gone()
+
+
+def test_a_missing_server_is_said_in_one_line(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLUSTER_NATS_SERVER", "/no/such/server")
+    assert "pip install 'fluster[local]'" in refused()
+    family.wait_gone()
+
+
+def test_a_store_that_is_no_folder_is_said_in_one_line(family: Family, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for store_dir in (file, file / "below"):
+        line = refused(store_dir=store_dir)
+        assert str(file) in line
+        assert "choose another" in line
+    family.wait_gone()
+
+
+def test_wrong_arguments_are_refused_before_anything_starts(family: Family) -> None:
+    for setup in ({"namespace": "a.b"}, {"namespace": "sys"}, {"namespaces": ["ok", "not ok"]}):
+        with pytest.raises(InvalidNameError, match=r"is no namespace|namespace of the cluster itself"):
+            LocalCluster(**setup)
+    for wrong in ({"workers": 0}, {"cpu": 0}, {"memory": "much"}, {"port": 70_000}):
+        with pytest.raises(ValueError, match=r"workers|cpu|much|port"):
+            LocalCluster(**wrong)
+    assert family.members() == []
+
+
+# ---- who may do what ------------------------------------------------------------------------------------------
+
+
+def test_whoever_has_no_credentials_is_refused(cluster: LocalCluster) -> None:
+    address = BusAddress.parse(cluster.address)
+    with pytest.raises(CredentialsError):
+        Cluster(BusAddress(address.url))
+    with pytest.raises(CredentialsError):
+        Cluster(BusAddress(address.url, "operator", "guessed"))
+    with pytest.raises(ConnectError, match="is the cluster up"):
+        Cluster("nats://127.0.0.1:1")
+    with pytest.raises(ServiceError, match="no namespace 'elsewhere'"):
+        Cluster(cluster.address, "elsewhere")
+
+
+def test_files_are_for_their_owner_alone(cluster: LocalCluster) -> None:
+    assert cluster.store_dir.stat().st_mode & 0o777 == 0o700
+    for path in cluster.store_dir.rglob("*"):
+        if path.name in {"nats-server.conf", "default.json"} or "credentials" in path.parts:
+            assert path.stat().st_mode & 0o077 == 0, path
+
+
+@pytest.fixture
+def job_address(cluster: LocalCluster, tmp_path: Path) -> Iterator[BusAddress]:
+    """What a job finds in its environment, while it runs."""
+    file = tmp_path / "address"
+    script = f'echo $FLUSTER_CLUSTER_ADDRESS > {file}; cat "$FLUSTER_CREDENTIALS" > {file}.credentials; echo; sleep 600'
+    job_id = cluster.launch(command("sh", "-c", script))
+    wait_ready(cluster, job_id)
+    values = json.loads(Path(f"{file}.credentials").read_text())
+    yield BusAddress(file.read_text().strip(), values["user"], values["password"])
+    cluster.terminate(job_id)
+    cluster.wait(job_id, timeout=PATIENCE_S)
+
+
+async def test_a_jobs_credentials_reach_no_record_and_no_other_namespace(
+    cluster: LocalCluster, job_address: BusAddress
+) -> None:
+    (job_id,) = [info.job_id for info in cluster.list_jobs(states=[JobStatus.RUNNING])]
+    with Cluster(cluster.address, "other") as other:
+        other.register_endpoint("theirs", "x")
+        endpoints = other.list_endpoints("theirs")
+    denied: list[str] = []
+
+    async def on_error(error: Exception) -> None:
+        denied.append(str(error))
+
+    user = job_address.user
+    job = await nats.connect(
+        job_address.url,
+        user=user,
+        password=job_address.password,
+        inbox_prefix=job_address.inbox_prefix,
+        error_cb=on_error,
+    )
+    try:
+        jobs = subjects.jobs_bucket("default")
+        stolen = [
+            subjects.bucket_key(jobs, job_id),
+            subjects.bucket_key(jobs, f"{job_id}.0"),
+            subjects.bucket_key(subjects.endpoints_bucket("other"), "x.y.0.1.z"),
+            subjects.direct_get(subjects.bucket_stream(jobs)),
+            subjects.direct_get(subjects.bucket_stream(subjects.endpoints_bucket("other"))),
+            subjects.direct_get(subjects.logs_stream("other")),
+            subjects.jobs_submit("other"),
+            subjects.jobs_verb("other", "list"),
+            subjects.endpoints_verb("other", "list"),
+            subjects.worker_verb("worker-0", "look"),
+            subjects.heartbeats("worker-0"),
+            subjects.capacity(),
+            "$JS.API.STREAM.LIST",
+            "$JS.API.STREAM.DELETE." + subjects.bucket_stream(jobs),
+            "$JS.API.CONSUMER.CREATE." + subjects.logs_stream("default"),
+            "$JS.API.STREAM.MSG.GET." + subjects.bucket_stream(jobs),
+        ]
+        for subject in stolen:
+            with pytest.raises((nats.errors.TimeoutError, nats.errors.NoRespondersError)):
+                await job.request(subject, b"{}", timeout=0.05)
+        for subject in (subjects.watch_jobs("other"), subjects.watch_any("other"), "$KV.>", ">", "_INBOX_operator.>"):
+            await job.subscribe(subject)
+        await job.flush()
+        wait_until(lambda: len(denied) >= len(stolen) + 5, 5, lambda: denied)
+        # What it is for works.
+        reply = await job.request(subjects.jobs_verb("default", "status"), json.dumps({"job_ids": [job_id]}).encode())
+        assert json.loads(reply.data)["jobs"][0]["status"] == "RUNNING"
+    finally:
+        await job.close()
+    assert cluster.poll(job_id).status is JobStatus.RUNNING
+    with Cluster(cluster.address, "other") as other:
+        assert other.list_endpoints("theirs") == endpoints
+        assert other.list_jobs(states=[JobStatus.PENDING, JobStatus.RUNNING]) == []
+
+
+# ---- a terminal -----------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_at_a_terminal_reaches_the_owner_alone(family: Family, temporary: Path) -> None:
+    """The jobs are stopped by the cluster, not by the terminal; so they are also stopped when they ignore it."""
+    terminal, side = pty.openpty()
+    program = OWNER.format(before="", after=WAIT_IN_CLUSTER, variables=family.variables)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=family.environment(PYTHONPATH=os.pathsep.join(sys.path)),
+        stdin=side,
+        stdout=side,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=_take_terminal,  # noqa: PLW1509 - before exec, in a process without threads of ours
+    )
+    os.close(side)
+    with os.fdopen(terminal, "rb", buffering=0) as screen:
+        _read_line(screen)
+        os.write(terminal, b"\x03")
+        assert process.wait(PATIENCE_S) == -signal.SIGINT
+    family.wait_gone()
+    assert list(temporary.iterdir()) == []
+
+
+def _take_terminal() -> None:
+    import fcntl
+    import termios
+
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def _read_line(screen: IO[bytes]) -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        line += screen.read(1)
+    return line
