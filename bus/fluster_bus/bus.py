@@ -217,7 +217,9 @@ class Bus:
                 f"{self.address} refused the credentials: take the address that the cluster printed, "
                 "with user and password, or the file it wrote"
             )
-        return ConnectError(f"no nats-server answers at {self.address}: is the cluster up? ({str(error) or 'timed out'})")
+        return ConnectError(
+            f"no nats-server answers at {self.address}: is the cluster up? ({str(error) or 'timed out'})"
+        )
 
     async def close(self) -> None:
         """Handle what has arrived, send what is written, then leave."""

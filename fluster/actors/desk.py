@@ -55,6 +55,13 @@ class _Pool:
     def blocked(self) -> bool:
         return self.paused or not self.known
 
+    def keep_waiting(self, item: Call | Broadcast) -> None:
+        """Those that wait stay in the order in which they were issued, also when one comes back."""
+        comes_back = bool(self.waiting) and self.waiting[-1].order > item.order
+        self.waiting.append(item)
+        if comes_back:
+            self.waiting = deque(sorted(self.waiting, key=lambda each: each.order))
+
     def update_choices(self) -> None:
         self.choices = [member for member in self.members.values() if not member.leaving]
 
@@ -235,8 +242,7 @@ class Desk:
     def _pause(self, pool: _Pool, call: Call) -> None:
         call.tried = ()
         pool.paused = True
-        # It was issued before some of those that wait already: they stay in the order in which they were issued.
-        pool.waiting = deque(sorted([*pool.waiting, call], key=lambda item: item.order))
+        pool.keep_waiting(call)
 
     def paused(self) -> list[str]:
         return [pool.name for pool in self._pools.values() if pool.paused]
@@ -358,7 +364,7 @@ class _Routing:
         if pool is None:
             self._done.append(Desk._over(item, ActorNotFoundError(f"{item}: the pool was shut down")))  # noqa: SLF001
         elif pool.waiting or not self._place(pool, item):
-            pool.waiting.append(item)  # also behind others that wait: none overtakes
+            pool.keep_waiting(item)  # also behind others that wait: none overtakes
 
     def add_waiting(self, pool: _Pool) -> None:
         while pool.waiting and self._place(pool, pool.waiting[0]):

@@ -4,6 +4,7 @@ import pytest
 
 from fluster.cluster import LocalCluster
 from tests.system.processes import Family
+from tests.system.runtime_site import shared_template, site, templates  # noqa: F401 - fixtures
 
 
 @pytest.fixture(scope="session")

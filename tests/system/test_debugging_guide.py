@@ -15,7 +15,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from fluster import ActorPool, JobStatus, LocalCluster, actor, deploy
+from fluster import ActorPool, JobId, JobStatus, LocalCluster, actor, deploy
 
 GUIDE = Path(__file__).parents[2] / "docs" / "debugging-with-nats.md"
 TIMEOUT_S = 10
@@ -60,7 +60,7 @@ async def answer(client: Client, subject: str, body: bytes) -> tuple[dict[str, A
 
 
 async def wait_job(cluster: LocalCluster, job_id: str) -> JobStatus:
-    info = await asyncio.to_thread(cluster.wait, job_id, timeout=TIMEOUT_S)  # type: ignore[call-overload]
+    info = await asyncio.to_thread(lambda: cluster.wait(JobId(job_id), timeout=TIMEOUT_S))
     return JobStatus(info.status)
 
 

@@ -118,8 +118,8 @@ async def test_a_job_without_an_id_is_given_one(client: Client) -> None:
 
 async def test_a_job_is_stopped(client: Client) -> None:
     name = f"stopped-{client.client_id}"
-    await submit(client, name="stopped", job_id=name, entrypoint={"command": ["sleep", "600"]})
-    reply = await ask(client, "fluster.default.jobs.status", {"job_ids": [name], "submissions": [10**9]})
+    place = await submit(client, name="stopped", job_id=name, entrypoint={"command": ["sleep", "600"]})
+    reply = await ask(client, "fluster.default.jobs.status", {"job_ids": [name], "submissions": [place]})
     assert reply.get("unknown", []) == []
     stopped = await ask(client, "fluster.default.jobs.terminate", {"job_id": name, "reason": "by hand"})
     assert stopped["job"]["job_id"] == name
