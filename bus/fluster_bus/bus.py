@@ -284,7 +284,9 @@ class Bus:
             raise error  # out of nats-py's connect, which would try the same credentials for ever
         denied = _DENIED.search(str(error))
         if denied is None:
-            log.info("%s: %s", self.name, str(error) or type(error).__name__)
+            # Before there was a connection, the error that `connect` raises says it all.
+            level = logging.INFO if self._opened else logging.DEBUG
+            log.log(level, "%s: %s", self.name, str(error) or type(error).__name__)
             return
         log.warning("%s: user %s may not use %s", self.name, self.address.user, denied[1])
         self._replies.fail(

@@ -12,9 +12,12 @@ from fluster_bus import subjects
 from fluster_bus.messages import Endpoint, EndpointId, JobId, WorkerId
 
 # What an actor's server tells pools in its endpoint's metadata, beside what the user put there.
-LEAVING = "fluster.leaving"  # it finishes what it has and takes no more
-DISCONNECTED_AT = "fluster.disconnected-at"  # when it last lost its connection, and what was on its way to it with that
-TIMEOUTS = "fluster.timeouts"  # JSON, {method: seconds}
+OWN_METADATA = "fluster:"
+LEAVING = f"{OWN_METADATA}leaving"  # it finishes what it has and takes no more
+DISCONNECTED_AT = (
+    f"{OWN_METADATA}disconnected-at"  # when it last lost its connection, and what was on its way to it with that
+)
+TIMEOUTS = f"{OWN_METADATA}timeouts"  # JSON, {method: seconds}
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from fluster.actors.context import ActorContext
 from fluster.actors.definition import methods_of
 from fluster.actors.host import Host, Served
 from fluster.actors.hosted import HostedActor
+from fluster.actors.members import OWN_METADATA
 from fluster.cluster import Cluster
 from fluster.cluster.portal import Portal
 from fluster_bus.messages import EndpointId
@@ -20,7 +21,6 @@ from fluster_bus.names import check_name
 from fluster_bus.registry import new_endpoint_id
 
 SHUTDOWN_TIMEOUT_S = 30.0
-_RESERVED = "fluster."
 
 
 class ActorServer:
@@ -52,8 +52,8 @@ class ActorServer:
         check_name("actor name", name)
         _check_instance(name, instance)
         for key in metadata or {}:
-            if key.startswith(_RESERVED):
-                raise ValueError(f"metadata {key!r} begins with {_RESERVED!r}, which is kept for Fluster's own")
+            if key.startswith(OWN_METADATA):
+                raise ValueError(f"metadata {key!r} begins with {OWN_METADATA!r}, which is kept for Fluster's own")
         endpoint_id = new_endpoint_id()
         context = dataclasses.replace(
             ActorContext.from_environment(),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -202,11 +204,31 @@ def status(context: typer.Context, job: Id) -> None:
     )
 
 
+def explain(context: typer.Context, job: Id) -> None:
+    """Say in one sentence why a job is not running.
+
+    Try:
+      fluster explain train-3f2a
+    """
+    options = Options.of(context)
+    with options.connect() as cluster:
+        job_id = _find(cluster, job)
+        reason = cluster.explain(job_id)
+    write_json({"job_id": job_id, "reason": reason}) if options.json else write(one_line(reason))
+
+
 def logs(
     context: typer.Context,
     job: Id,
+    *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has finished.")] = False,
     task: Annotated[int | None, typer.Option(min=0, help="Only of this task.")] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Only of this attempt.")] = None,
+    tail: Annotated[int | None, typer.Option(min=0, help="Only the last lines of those that are there.")] = None,
+    since: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0, help="Only what was written in the last so many seconds.")
+    ] = None,
+    grep: Annotated[str | None, typer.Option(metavar="PATTERN", help="Only lines in which this is found.")] = None,
 ) -> None:
     """Print what a job's tasks wrote; what went to stderr goes to stderr.
 
@@ -215,18 +237,32 @@ def logs(
 
     Try:
       fluster logs -f train-3f2a
+      fluster logs --tail 100 --grep 'loss=' train-3f2a
     """
     options = Options.of(context)
     with options.connect() as cluster:
         job_id = _find(cluster, job)
         numbered = task is None and len(cluster.poll(job_id).tasks) > 1
-        _print_logs(cluster, job_id, options, follow=follow, task=task, numbered=numbered)
+        wanted = {
+            "task": task,
+            "attempt": attempt,
+            "tail": tail,
+            "grep": grep,
+            "since": None if since is None else timedelta(seconds=since),
+        }
+        _print_logs(cluster, job_id, options, follow=follow, numbered=numbered, wanted=wanted)
 
 
 def _print_logs(
-    cluster: Cluster, job_id: JobId, options: Options, *, follow: bool, numbered: bool, task: int | None = None
+    cluster: Cluster,
+    job_id: JobId,
+    options: Options,
+    *,
+    follow: bool,
+    numbered: bool,
+    wanted: Mapping[str, Any] | None = None,
 ) -> None:
-    for line in cluster.logs(job_id, follow=follow, task=task):
+    for line in cluster.logs(job_id, follow=follow, **(wanted or {})):
         if options.json:
             write(line.model_dump_json())
             continue

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def run_daemon(
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_main(serve, address, name, ready_fd, owner_fd))
     except* FlusterError as errors:
-        for error in errors.exceptions:
+        for error in _single(errors):
             log.error("%s", error)  # noqa: TRY400 - the reason is in the message; a traceback would hide it
         sys.exit(1)
 
@@ -53,6 +53,15 @@ def _set_up_logging(log_file: Path | None) -> None:
         handler = RotatingFileHandler(log_file, maxBytes=_LOG_BYTES, backupCount=1)
     text = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=logging.INFO, format=text, handlers=[handler], force=True)
+
+
+def _single(errors: BaseExceptionGroup[FlusterError]) -> Iterator[FlusterError]:
+    """The errors in a group, and in the groups in it."""
+    for error in errors.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _single(error)
+        else:
+            yield error
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

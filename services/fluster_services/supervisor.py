@@ -253,18 +253,27 @@ class Supervisor:
         for daemon in self.daemons:
             if daemon.pid:
                 os.kill(daemon.pid, signal.SIGTERM)
-        # The end of this pipe stops the keepers, and with them the tasks; a daemon that hangs is ended below.
+        # The end of this pipe stops the keepers, and with them the tasks.
         os.close(self._life)
+        self._wait_until(lambda: not any(daemon.pid for daemon in self.daemons))
+        # Not earlier: whoever says goodbye to a server that is gone waits for it to come back.
         self.server.stop()
+        self._wait_until(_no_children)
+
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait for children to end; a daemon that hangs is ended by force."""
         deadline = time.monotonic() + _LEAVE_TIMEOUT_S
-        while not _no_children():
+        while True:
+            self._reap()
+            if condition():
+                return
             with selectors.DefaultSelector() as selector:
                 selector.register(self._wake_end, selectors.EVENT_READ)
                 if selector.select(max(0.0, deadline - time.monotonic())):
                     os.read(self._wake_end, 4096)
             if time.monotonic() >= deadline:
                 for daemon in self.daemons:
-                    if daemon.pid and _is_child(daemon.pid):
+                    if daemon.pid:
                         os.kill(daemon.pid, signal.SIGKILL)
                 deadline = time.monotonic() + _LEAVE_TIMEOUT_S
 
@@ -284,13 +293,6 @@ def _no_children() -> bool:
                 return False
         except ChildProcessError:
             return True
-
-
-def _is_child(pid: int) -> bool:
-    try:
-        return os.waitpid(pid, os.WNOHANG)[0] == 0
-    except ChildProcessError:
-        return False
 
 
 def _become_subreaper() -> None:

@@ -13,7 +13,7 @@ from fluster.cli.app import app
 from fluster.cli.exit_codes import CommandError, ExitCode
 from fluster_bus.messages import GpuConfig
 
-COMMANDS = ["demo", "up", "workers", "submit", "ps", "status", "logs", "cancel", "actors", "call"]
+COMMANDS = ["demo", "up", "workers", "submit", "ps", "status", "explain", "logs", "cancel", "actors", "call"]
 
 
 def _help(*arguments: str) -> str:

@@ -86,6 +86,8 @@ async def check_request(client: Client, cluster: LocalCluster, words: list[str])
         assert reply["jobs"][0]["status"] == "SUCCEEDED"
     elif subject.endswith("jobs.list"):
         assert "hello-1" in {job["job_id"] for job in reply["jobs"]}
+    elif subject.endswith("jobs.explain"):
+        assert reply["reason"] == "it ended as SUCCEEDED"
     elif subject.endswith("jobs.terminate"):
         assert reply["job"]["job_id"] == "hello-1"
     elif subject.endswith(("endpoints.lookup", "endpoints.list")):

@@ -6,9 +6,11 @@ import functools
 import hashlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from fluster_bus.messages import (
     JobStatus,
     create_environment,
 )
+from fluster_services.worker.uv import BuildError, find_uv
 from tests.system.job_requests import call, command, texts
 from tests.system.processes import Family
 from tests.system.wheels import make_wheel
@@ -317,59 +320,57 @@ def test_what_uv_says_of_a_bad_package_is_in_the_error_and_the_log(site: LocalCl
     assert "`uv pip install" in info.error_message
     assert "not-there was not found in the provided package locations" in info.error_message
     assert any("not-there was not found" in line for line in texts(site, info.job_id, "stderr"))
-    assert _stored(site, "environments") == before
+    wait_until(lambda: _stored(site, "environments") == before, PATIENCE_S)
     (task,) = info.tasks
     assert (task.failures, task.preemptions) == (1, 0)
 
 
 def test_a_worker_without_uv_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fluster_services.worker import uv
-
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(uv.BuildError, match=r"has no uv.*`/nowhere/python -m pip install uv`"):
-        uv.find_uv()
+    with pytest.raises(BuildError, match=r"has no uv.*`/nowhere/python -m pip install uv`"):
+        find_uv()
 
 
 # ---- other Pythons --------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class OtherPython:
+    version: str
+    path: str
+
+
 @pytest.fixture(scope="module")
-def other_python() -> str:
-    """A version that this machine has beside the one that runs the tests."""
-    import subprocess
-
-    from fluster_services.worker.uv import find_uv
-
+def other() -> OtherPython:
+    """A Python that this machine has beside the one that runs the tests."""
     for version in OTHER_PYTHONS:
         found = subprocess.run(
             [find_uv(), "python", "find", "--no-project", "--offline", "--no-python-downloads", version],
             check=False,
             capture_output=True,
+            text=True,
         )
         if found.returncode == 0:
-            return version
+            return OtherPython(version, os.path.realpath(found.stdout.strip()))
     pytest.skip(f"this machine has no Python beside {sys.version_info[:2]}")
 
 
-def test_a_command_has_another_python(site: LocalCluster, other_python: str, tmp_path: Path) -> None:
+def test_a_command_has_another_python(site: LocalCluster, other: OtherPython, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, "for_another")
     script = "import sys, for_another; print('%d.%d' % sys.version_info[:2])"
-    environment = EnvironmentConfig(python=other_python, pip_packages=(str(wheel),))
-    assert texts(site, _succeed(site, environment, ["python", "-c", script])) == [other_python]
+    environment = EnvironmentConfig(python=other.path, pip_packages=(str(wheel),))
+    assert texts(site, _succeed(site, environment, ["python", "-c", script])) == [other.version]
 
 
-def test_a_callable_of_another_python_is_refused(site: LocalCluster, other_python: str) -> None:
+def test_a_callable_of_another_python_is_refused(site: LocalCluster, other: OtherPython) -> None:
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
-    error = _fail(site, EnvironmentConfig(python=other_python), print)
-    assert f"python='{other_python}' is Python {other_python} and this worker's is {own}" in error
+    error = _fail(site, EnvironmentConfig(python=other.path), print)
+    assert f"python='{other.path}' is Python {other.version} and this worker's is {own}" in error
     assert "Give the job as a command" in error
-    pickled = Entrypoint(callable=print).model_copy(update={"python": other_python})
-    info = site.wait(site.launch(JobRequest(name="old", entrypoint=pickled)), timeout=PATIENCE_S)
-    assert (
-        f"pickled by Python {other_python}, and this worker's is {own}: launch it from Python {own}"
-        in info.error_message
-    )
+    pickled = Entrypoint(callable=print).model_copy(update={"python": other.version})
+    error = site.wait(site.launch(JobRequest(name="old", entrypoint=pickled)), timeout=PATIENCE_S).error_message
+    assert f"pickled by Python {other.version}, and this worker's is {own}: launch it from Python {own}" in error
 
 
 def test_a_python_by_its_path(site: LocalCluster) -> None:

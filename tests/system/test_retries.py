@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,11 @@ def test_why_a_job_waits_is_explained() -> None:
         small.terminate(running)
         assert small.wait(waiting, timeout=TIMEOUT_S).status is JobStatus.SUCCEEDED
         assert small.explain(waiting) == "it ended as SUCCEEDED"
+
+
+def test_the_command_line_explains_too(cluster: LocalCluster) -> None:
+    job = cluster.launch(command("true"))
+    cluster.wait(job, timeout=TIMEOUT_S)
+    words = [sys.executable, "-c", "from fluster.cli import main; main()", "--address", cluster.address, "explain", job]
+    told = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    assert told.stdout == "it ended as SUCCEEDED\n"

@@ -105,16 +105,17 @@ class Judge:
     def views(self) -> list[WorkerView]:
         """The workers that live, as far as it matters to whoever waits for them."""
         books = self._controller.books
-        return [
-            WorkerView(
-                name=worker_id,
-                total=info.total,
-                free=self._liveness.free(worker_id),
-                jobs=tuple(sorted({key.job_id for key, _ in books.held_by(worker_id)})),
-            )
-            for worker_id, info in sorted(self._controller.workers.items())
-            if self._liveness.is_alive(worker_id)
-        ]
+        found = []
+        for worker_id, info in sorted(self._controller.workers.items()):
+            if self._liveness.is_alive(worker_id):
+                held = books.held_by(worker_id)
+                # By the records, which are newer than what the worker's last beat said it had left.
+                free = info.total
+                for _, row in held:
+                    free = capacity.minus(free, capacity.needed(row.value.resources))
+                jobs = tuple(sorted({key.job_id for key, _ in held}))
+                found.append(WorkerView(name=worker_id, total=info.total, free=free, jobs=jobs))
+        return found
 
     # ---- tasks that never fit ---------------------------------------------------------------------------
 

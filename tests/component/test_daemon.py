@@ -1,0 +1,105 @@
+"""Daemons as processes: ready, gone when asked or left alone, one line when they cannot go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from fluster_bus.address import ADDRESS_VARIABLE, BusAddress
+from fluster_bus.roles import Role
+from fluster_bus.server import EmbeddedServer
+
+pytestmark = pytest.mark.slow
+
+_RUN = """
+import sys
+from fluster_bus.address import BusAddress
+from fluster_services.controller.__main__ import run_controller
+from fluster_services.controller.controller import ControllerConfig
+ready, owner = (int(number) for number in sys.argv[1:])
+run_controller(ControllerConfig(address=BusAddress.from_environment()), ready_fd=ready, owner_fd=owner)
+"""
+
+_FAILING = """
+import asyncio
+from fluster_bus.address import BusAddress
+from fluster_bus.errors import StorageError
+from fluster_services.daemon import run_daemon
+
+async def fail():
+    raise StorageError("the disk is full")
+
+async def serve(bus, ready):
+    async with asyncio.TaskGroup() as outer, asyncio.TaskGroup() as inner:
+        inner.create_task(fail())
+
+run_daemon(serve, address=BusAddress.from_environment(), name="failing")
+"""
+
+
+@contextmanager
+def _controller(address: BusAddress, program: str = _RUN) -> Iterator[tuple[subprocess.Popen[str], int, int]]:
+    """A controller's process, the pipe on which it tells that it is ready, and the one that ties it to its owner."""
+    ready, ready_end = os.pipe()
+    owner_end, owner = os.pipe()
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(ready_end), str(owner_end)],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": path, ADDRESS_VARIABLE: address.to_url()},
+        pass_fds=(ready_end, owner_end),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(ready_end)
+    os.close(owner_end)
+    try:
+        yield process, ready, owner
+    finally:
+        process.kill()
+        process.communicate()
+        for descriptor in (ready, owner):
+            os.close(descriptor)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_tells_when_it_is_ready_and_leaves_when_asked(own_server: EmbeddedServer, number: signal.Signals) -> None:
+    with _controller(own_server.credentials(Role.SERVICE)) as (process, ready, _owner):
+        assert os.read(ready, 10) == b"\n"
+        process.send_signal(number)
+        _, said = process.communicate(timeout=10)
+        assert process.returncode == 0, said
+        assert "Traceback" not in said
+
+
+def test_it_leaves_when_its_owner_is_gone(own_server: EmbeddedServer) -> None:
+    with _controller(own_server.credentials(Role.SERVICE)) as (process, ready, owner):
+        assert os.read(ready, 10) == b"\n"
+        os.dup2(ready, owner)  # closes the owner's end
+        _, said = process.communicate(timeout=10)
+        assert process.returncode == 0, said
+
+
+def test_wrong_credentials_are_one_line(own_server: EmbeddedServer) -> None:
+    address = own_server.credentials(Role.SERVICE)
+    with _controller(BusAddress(address.url, address.user, "wrong")) as (process, ready, _owner):
+        _, said = process.communicate(timeout=10)
+        assert process.returncode == 1
+        assert os.read(ready, 10) == b""
+        assert said.count("\n") == 1, said
+        assert "refused the credentials" in said
+
+
+def test_what_ends_it_is_named(own_server: EmbeddedServer) -> None:
+    """Also when it comes out of tasks in tasks."""
+    with _controller(own_server.credentials(Role.SERVICE), _FAILING) as (process, _ready, _owner):
+        _, said = process.communicate(timeout=10)
+        assert process.returncode == 1
+        assert "Traceback" not in said
+        assert "sub-exception" not in said
+        assert "the disk is full" in said
