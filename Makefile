@@ -70,15 +70,20 @@ demo: $(SETUP) ## Index Python's standard library on a cluster of this machine, 
 	@$(BIN)/fluster demo $(DEMO_FLAGS)
 
 .PHONY: test
-test: test-fast ## Run every test, the fast ones first
+test: $(SETUP) ## Run every test, the fast ones first, and the fast ones on each version of Python that is here
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	@$(MAKE) --no-print-directory test-fast-elsewhere
 
 .PHONY: test-fast
 test-fast: $(SETUP) ## Run the fast tests, on each version of Python that is here
 	$(BIN)/python -m pytest -m 'not slow' $(PYTEST_FLAGS) $(FAST_TESTS)
+	@$(MAKE) --no-print-directory test-fast-elsewhere
+
+.PHONY: test-fast-elsewhere
+test-fast-elsewhere: $(SETUP)
 	@own=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
 	for version in $(PYTHON_VERSIONS); do \
-		test "$$version" = "$$own" || $(MAKE) test-fast-$$version || exit; \
+		test "$$version" = "$$own" || $(MAKE) --no-print-directory test-fast-$$version || exit; \
 	done
 
 test-fast-%: $(UV)
