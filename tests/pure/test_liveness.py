@@ -19,7 +19,6 @@ def test_a_silent_worker_is_lost_once() -> None:
     assert liveness.take_lost(now=11) == []
     assert not liveness.is_alive(W1)
     assert liveness.alive() == []
-    assert liveness.lost() == [W1]
 
 
 def test_a_worker_that_is_heard_again_lives() -> None:
@@ -28,16 +27,16 @@ def test_a_worker_that_is_heard_again_lives() -> None:
     liveness.take_lost(now=10)
     assert liveness.on_beat(W1, now=20, free=SOME)
     assert liveness.is_alive(W1)
-    assert liveness.lost() == []
     assert liveness.take_lost(now=30) == [W1]
 
 
-def test_a_worker_that_registers_anew_lives() -> None:
+def test_a_worker_that_registers_anew_has_its_full_time() -> None:
     """It may be offered tasks before its first beat is heard."""
     liveness = Liveness(10)
     liveness.on_beat(W1, now=0, free=SOME)
     liveness.take_lost(now=10)
-    liveness.on_registered(W1, now=20)
+    liveness.forget(W1)
+    liveness.expect(W1, now=20)
     assert liveness.is_alive(W1)
     assert liveness.take_lost(now=29) == []
     assert liveness.take_lost(now=30) == [W1]

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from fluster_bus.messages import Capacity, JobId, Namespace
 from fluster_services.controller.books import JobKey
-from fluster_services.controller.scheduler import Place, Scheduler
+from fluster_services.controller.scheduler import MAX_WINDOW, Place, Scheduler
 
 NEEDS = [
     Capacity(cpu=1, memory=1),
@@ -72,12 +72,13 @@ class SchedulerHistories(RuleBasedStateMachine):
             assert place not in self.out, "offered twice at once"
             for other, its_need in self.waiting.items():
                 if other < place and other not in self.out:
-                    assert any(_covers(its_need, each) for each in self.declined), f"{other} was passed over"
+                    closed = any(_covers(its_need, each) for each in self.declined)
+                    assert closed or self.scheduler.is_full(its_need), f"{other} was passed over"
             self.out[place] = need
         if len(taken) < limit:
             for place, need in self.waiting.items():
-                passed = place not in self.out
-                assert not passed or any(_covers(need, each) for each in self.declined), f"{place} is lost"
+                closed = any(_covers(need, each) for each in self.declined)
+                assert place in self.out or closed or self.scheduler.is_full(need), f"{place} is lost"
 
     @precondition(lambda self: self.out)
     @rule(data=st.data(), room=st.booleans())
@@ -92,7 +93,9 @@ class SchedulerHistories(RuleBasedStateMachine):
     @rule(data=st.data())
     def accept(self, data: st.DataObject) -> None:
         place = data.draw(st.sampled_from(sorted(self.out)))
-        del self.out[place], self.waiting[place]
+        need = self.out.pop(place)
+        del self.waiting[place]
+        self.scheduler.on_accepted(need)
         self.scheduler.remove(place.job, place.task)
 
     @precondition(lambda self: self.out)
@@ -141,7 +144,7 @@ def test_a_smaller_task_passes_one_that_finds_no_room() -> None:
     scheduler.add(_place(4), large)
     assert _numbers(scheduler.take(9)) == []
     scheduler.on_room()
-    assert _numbers(scheduler.take(9)) == [0, 1, 3, 4]
+    assert _numbers(scheduler.take(9)) == [0, 3], "room is scarce: one of each need at a time"
 
 
 def test_a_task_whose_need_changed_waits_once() -> None:
@@ -219,3 +222,23 @@ def test_the_cost_of_a_task_does_not_grow_with_the_queue(kinds: int) -> None:
 def _add_all(scheduler: Scheduler, tasks: int, kinds: int) -> None:
     for number in range(tasks):
         scheduler.add(_place(number), NEEDS[number % kinds])
+
+
+def test_where_room_is_scarce_one_task_is_out_at_a_time_until_offers_are_taken_again() -> None:
+    scheduler = Scheduler()
+    need = NEEDS[0]
+    for number in range(100):
+        scheduler.add(_place(number), need)
+    assert len(scheduler.take(99)) == MAX_WINDOW
+    for number in reversed(range(MAX_WINDOW)):
+        scheduler.on_declined(_place(number), need, room=False)
+    scheduler.on_room()
+    taken = []
+    while len(scheduler) > 0:
+        out = scheduler.take(99)
+        taken.append(_numbers(out))
+        for place, _ in out:
+            scheduler.on_accepted(need)
+            scheduler.remove(place.job, place.task)
+    assert [number for numbers in taken for number in numbers] == list(range(100))
+    assert [len(numbers) for numbers in taken[:9]] == [1] * 8 + [2]

@@ -21,8 +21,10 @@ from fluster_services.worker.worker import WorkerConfig
 from tests.system.processes import Family
 
 DEFAULT = Namespace("default")
-# A machine that runs other things meanwhile may well be silent for a quarter of a second.
-QUICK = Timing(heartbeat_s=0.1, fence_after_s=1.0, worker_timeout_s=2.0, kill_grace_s=0.4, unschedulable_after_s=0.3)
+# Quick to judge; a machine that runs other things meanwhile may well be silent for a second.
+QUICK = Timing(heartbeat_s=0.2, fence_after_s=1.5, worker_timeout_s=3.0, kill_grace_s=0.4, unschedulable_after_s=0.3)
+# For those who come back in time: starting a daemon can take a while.
+PATIENT = Timing(heartbeat_s=0.2, fence_after_s=30, worker_timeout_s=60, kill_grace_s=0.4, unschedulable_after_s=0.3)
 
 _PROGRAM = """
 import base64, pickle, sys
@@ -40,7 +42,7 @@ run(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=log_file)
 class Daemons:
     """A server and what is started on it. Everything ends with the `with` block."""
 
-    def __init__(self, folder: Path, family: Family, *, timing: Timing = QUICK, cpu: float = 16) -> None:
+    def __init__(self, folder: Path, family: Family, *, timing: Timing = PATIENT, cpu: float = 16) -> None:
         self.folder = folder
         self.family = family
         self.timing = timing

@@ -26,7 +26,7 @@ from fluster_bus.errors import CredentialsError, InvalidNameError, ServiceError
 from fluster_bus.messages import JobStatus
 from tests.system.job_requests import call, command, sleeper, texts, wait_ready
 from tests.system.processes import Family
-from tests.waiting import wait_until
+from tests.waiting import wait_until, wait_until_async
 
 PATIENCE_S = 30
 
@@ -382,7 +382,7 @@ async def test_a_jobs_credentials_reach_no_record_and_no_other_namespace(
         for subject in (subjects.watch_jobs("other"), subjects.watch_any("other"), "$KV.>", ">", "_INBOX_operator.>"):
             await job.subscribe(subject)
         await job.flush()
-        wait_until(lambda: len(denied) >= len(stolen) + 5, 5, lambda: denied)
+        await wait_until_async(lambda: len(denied) >= len(stolen) + 5, 5, lambda: denied)
         # What it is for works.
         reply = await job.request(subjects.jobs_verb("default", "status"), json.dumps({"job_ids": [job_id]}).encode())
         assert json.loads(reply.data)["jobs"][0]["status"] == "RUNNING"

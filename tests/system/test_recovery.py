@@ -16,7 +16,8 @@ from fluster.errors import JobRefusedError
 from fluster_bus import subjects
 from fluster_bus.feeds import Feed
 from fluster_bus.messages import Event, JobId, JobInfo, JobRequest, JobStatus, ResourceConfig
-from tests.system.daemons import Daemons
+from fluster_services.config import Timing
+from tests.system.daemons import PATIENT, QUICK, Daemons
 from tests.system.job_requests import READY, call, command, sleeper, texts, wait_ready
 from tests.system.processes import Family
 from tests.waiting import wait_until
@@ -231,8 +232,16 @@ def test_clients_go_on_without_being_told(local: LocalCluster, family: Family, w
 
 
 @pytest.fixture
-def daemons(tmp_path: Path, family: Family) -> Iterator[Daemons]:
-    with Daemons(tmp_path / "cluster", family) as daemons:
+def timing() -> Timing:
+    return PATIENT
+
+
+quick = pytest.mark.parametrize("timing", [QUICK], ids=[""])
+
+
+@pytest.fixture
+def daemons(tmp_path: Path, family: Family, timing: Timing) -> Iterator[Daemons]:
+    with Daemons(tmp_path / "cluster", family, timing=timing) as daemons:
         daemons.start_controller()
         yield daemons
 
@@ -315,6 +324,7 @@ def test_a_wish_that_is_uttered_while_the_worker_is_away_is_fulfilled_when_it_is
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@quick
 def test_what_a_lost_worker_ran_is_tried_again(
     daemons: Daemons, client: Cluster, tmp_path: Path, how: signal.Signals
 ) -> None:
@@ -354,6 +364,7 @@ def test_what_a_lost_worker_ran_is_tried_again(
     ]
 
 
+@quick
 def test_a_lost_worker_is_the_end_when_the_budget_is_spent(daemons: Daemons, client: Cluster, tmp_path: Path) -> None:
     daemons.start_worker()
     job_id = client.launch(watchful(tmp_path, max_retries_preemption=0))
@@ -361,11 +372,12 @@ def test_a_lost_worker_is_the_end_when_the_budget_is_spent(daemons: Daemons, cli
     daemons.kill("w1")
     info = client.wait(job_id, timeout=PATIENCE_S)
     assert info.status is JobStatus.WORKER_FAILED
-    assert info.error_message == "worker w1 was not heard for 2 s"
+    assert info.error_message == "worker w1 was not heard for 3 s"
     assert gone(tmp_path, 1)
     assert client.list_workers() == []
 
 
+@quick
 def test_the_endpoints_of_a_lost_worker_are_removed(daemons: Daemons, client: Cluster) -> None:
     def serve() -> None:
         from fluster.cluster import current_cluster
@@ -384,6 +396,7 @@ def test_the_endpoints_of_a_lost_worker_are_removed(daemons: Daemons, client: Cl
     assert client.wait(job_id, timeout=PATIENCE_S).status is JobStatus.KILLED
 
 
+@quick
 def test_a_worker_that_is_cut_off_stops_its_tasks(daemons: Daemons, client: Cluster, tmp_path: Path) -> None:
     """Whoever cannot reach the bus cannot know whether the task was given to somebody else."""
     daemons.start_worker()

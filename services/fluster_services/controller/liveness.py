@@ -32,11 +32,6 @@ class Liveness:
         if worker_id not in self._workers:
             self._workers[worker_id] = _Worker(now, Capacity())
 
-    def on_registered(self, worker_id: WorkerId, *, now: float) -> None:
-        """A worker came up, perhaps one that was lost: it may hold a task before its first beat is heard."""
-        if not self.is_alive(worker_id):
-            self._workers[worker_id] = _Worker(now, Capacity())
-
     def on_interruption(self, *, now: float) -> None:
         """The bus or the controller was away, so nobody could be heard: all have their full time again."""
         for worker in self._workers.values():
@@ -53,10 +48,6 @@ class Liveness:
         for worker_id in lost:
             self._workers[worker_id].judged_lost = True
         return lost
-
-    def lost(self) -> list[WorkerId]:
-        """All that are judged lost and were not heard since."""
-        return [worker_id for worker_id, worker in self._workers.items() if worker.judged_lost]
 
     def forget(self, worker_id: WorkerId) -> None:
         self._workers.pop(worker_id, None)

@@ -86,6 +86,7 @@ class Offers:
                 return
             accepted, is_worth_repeating = await self._place(row, need)
             if accepted:
+                self._scheduler.on_accepted(need)
                 self._decline_pause_s = _FIRST_PAUSE_AFTER_DECLINE_S
                 return  # the worker's claim is in the record, which takes the task out of the line when it arrives
             if is_worth_repeating:

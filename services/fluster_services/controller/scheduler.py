@@ -23,6 +23,10 @@ class Place(NamedTuple):
     job: JobKey
 
 
+MAX_WINDOW = 32
+_WIDENS_AFTER = 8  # offers that are accepted in a row
+
+
 @dataclass
 class _Line:
     """Tasks with the same need, the oldest first; those that are out or gone stay in the heap until they come up."""
@@ -30,6 +34,11 @@ class _Line:
     need: Capacity
     heap: list[Place] = field(default_factory=list)
     closed: bool = False
+    out: int = 0
+    # Tasks of it that may be out at once. Where room is scarce it is one: of two that are out the later may come upon the
+    # room that the earlier just missed.
+    window: int = MAX_WINDOW
+    accepted: int = 0  # in a row
 
 
 class Scheduler:
@@ -38,10 +47,8 @@ class Scheduler:
     def __init__(self) -> None:
         self._lines: dict[Capacity, _Line] = {}
         self._waiting: dict[tuple[JobKey, int], Capacity] = {}
-        self._needing: dict[
-            Capacity, set[tuple[JobKey, int]]
-        ] = {}  # {need: the tasks that wait for it, also while out}
-        self._out: set[tuple[JobKey, int]] = set()
+        self._needing: dict[Capacity, set[tuple[JobKey, int]]] = {}  # {need: who waits for it, also while out}
+        self._out: dict[tuple[JobKey, int], Capacity] = {}  # {task: the need with which it was offered}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -73,23 +80,37 @@ class Scheduler:
     def remove(self, job: JobKey, task: int) -> None:
         """A task does not wait any more."""
         self._forget_need((job, task))
-        self._out.discard((job, task))
+        self._bring_in((job, task))
+
+    def _bring_in(self, task: tuple[JobKey, int]) -> None:
+        need = self._out.pop(task, None)
+        if need is not None and need in self._lines:
+            self._lines[need].out -= 1
 
     def take(self, limit: int) -> list[tuple[Place, Capacity]]:
         """Up to `limit` tasks to offer now; each is out until `on_declined` or `remove`."""
         taken: list[tuple[Place, Capacity]] = []
         while len(taken) < limit:
             first = min(
-                (line for line in list(self._lines.values()) if not line.closed and self._has_task(line)),
+                (line for line in list(self._lines.values()) if self._may_offer(line)),
                 key=lambda line: line.heap[0],
                 default=None,
             )
             if first is None:
                 break
             place = heapq.heappop(first.heap)
-            self._out.add((place.job, place.task))
+            self._out[(place.job, place.task)] = first.need
+            first.out += 1
             taken.append((place, first.need))
         return taken
+
+    def is_full(self, need: Capacity) -> bool:
+        """True while as many tasks with that need are out as may be at once."""
+        line = self._lines.get(need)
+        return line is not None and line.out >= line.window
+
+    def _may_offer(self, line: _Line) -> bool:
+        return not line.closed and line.out < line.window and self._has_task(line)
 
     def _has_task(self, line: _Line) -> bool:
         while line.heap:
@@ -97,15 +118,26 @@ class Scheduler:
             if self._waiting.get(task) == line.need and task not in self._out:
                 return True
             heapq.heappop(line.heap)
-        del self._lines[line.need]
+        if line.need not in self._needing and not line.out:
+            del self._lines[line.need]
         return False
+
+    def on_accepted(self, need: Capacity) -> None:
+        """An offer was taken. Its task is out until `remove`: its record is on its way."""
+        line = self._lines.get(need)
+        if line is not None:
+            line.accepted += 1
+            if line.accepted % _WIDENS_AFTER == 0:
+                line.window = min(MAX_WINDOW, line.window * 2)
 
     def on_declined(self, place: Place, need: Capacity, *, room: bool) -> None:
         """An offer came back. Without `room` anywhere, tasks that need at least as much are not offered for now."""
         task = (place.job, place.task)
-        self._out.discard(task)
+        self._bring_in(task)
         if self._waiting.get(task) == need:
             self._push(place, need)
+            line = self._lines[need]
+            line.window, line.accepted = 1, 0
         if not room:
             for line in self._lines.values():
                 line.closed = line.closed or _at_least(line.need, need)
@@ -130,8 +162,8 @@ class Scheduler:
     def sanity_check(self) -> None:
         """Raise AssertionError when a waiting task is neither out nor in a line."""
         lined = {(place.job, place.task) for line in self._lines.values() for place in line.heap}
-        assert set(self._waiting) <= lined | self._out  # noqa: S101
-        assert self._out <= set(self._waiting)  # noqa: S101
+        assert set(self._waiting) <= lined | set(self._out)  # noqa: S101
+        assert set(self._out) <= set(self._waiting)  # noqa: S101
 
 
 def _at_least(need: Capacity, other: Capacity) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar
 
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
@@ -17,6 +17,8 @@ from fluster_services.worker.runtime import RunningTask
 
 if TYPE_CHECKING:
     from fluster_services.worker.spool import SpoolRecord
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ class LogPump:
             subject=subject,
             watch=subjects.watch_logs(record.namespace),
         )
-        last = await feed.last()
+        last = await _patiently(self._bus, f"the last output of {record.job_id}", feed.last)
         if last is None:
             return
         batch = LogBatch.from_json(last.data)
@@ -100,12 +102,14 @@ def _subject(record: TaskRecord, stream: str) -> str:
 
 
 async def _append_patiently(bus: Bus, subject: str, batch: LogBatch, message_id: str) -> None:
+    await _patiently(bus, f"output for {subject}", lambda: append(bus, subject, batch, message_id=message_id))
+
+
+async def _patiently(bus: Bus, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
-            await append(bus, subject, batch, message_id=message_id)
+            return await attempt()
         except BusError as error:
-            log.info("output for %s waits: %s", subject, error)
+            log.info("%s waits: %s", what, error)
             await bus.wait_connected()
             await asyncio.sleep(_PAUSE_S)
-        else:
-            return

@@ -18,7 +18,13 @@ from typing import Any
 from fluster_bus import subjects
 from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus, Delivery
-from fluster_bus.errors import BusError, NoRespondersError, StreamNotFoundError
+from fluster_bus.errors import (
+    BusError,
+    DisconnectedError,
+    NoRespondersError,
+    RequestTimeoutError,
+    StreamNotFoundError,
+)
 from fluster_bus.messages import (
     Capacity,
     Heartbeat,
@@ -259,6 +265,12 @@ class Worker:
             log.warning("%s could not be started: %s", key, error)
             await self._end_unstarted(row, key, Outcome(_blame(error), f"could not be started: {error}"))
             return
+        except Exception as error:
+            # One task that nobody thought of must not take the worker down, again at each of its attempts.
+            log.exception("%s could not be started", key)
+            reason = f"could not be started: {type(error).__name__}: {error}"
+            await self._end_unstarted(row, key, Outcome(JobStatus.FAILED, reason))
+            return
         await self._see_through(row, key, running, adopted=False)
 
     async def _prepared(
@@ -386,7 +398,7 @@ class Worker:
         adopted = {running.key: running for running in await self._runtime.adopt()}
         for key, running in adopted.items():
             namespace, job_id, task, attempt = key.split(".")
-            row = await self._claims.look(Namespace(namespace), job_id, int(task))
+            row = await self._until_known(functools.partial(self._claims.look, Namespace(namespace), job_id, int(task)))
             if row is not None and self._claims.is_mine(row.value, int(attempt)):
                 log.info("adopted %s", key)
                 self._ledger.hold(key, needed(row.value.resources))
@@ -397,7 +409,9 @@ class Worker:
                 self._spawn(_discard(running))
         # On a new cluster the controller is making the buckets at this moment.
         held = await retried(
-            lambda _left_s: self._claims.held(), on=(NoRespondersError,), timeout_s=_CONTROLLER_TIMEOUT_S
+            lambda _left_s: self._claims.held(),
+            on=(NoRespondersError, DisconnectedError, RequestTimeoutError),
+            timeout_s=_CONTROLLER_TIMEOUT_S,
         )
         for row in held:
             record = row.value
