@@ -21,9 +21,10 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 @pytest.fixture
-def family(monkeypatch: pytest.MonkeyPatch) -> Family:
-    """Whoever is started from here belongs to it."""
+def family(monkeypatch: pytest.MonkeyPatch) -> Iterator[Family]:
+    """Whoever is started from here belongs to it, and is gone afterwards, also when the test failed."""
     family = Family()
     for name, value in family.variables.items():
         monkeypatch.setenv(name, value)
-    return family
+    yield family
+    family.kill()

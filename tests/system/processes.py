@@ -1,5 +1,6 @@
 """Finds every process that a test started, also those that were forked away from their parents."""
 
+import contextlib
 import os
 import uuid
 from collections.abc import Mapping
@@ -47,6 +48,12 @@ class Family:
             return _mark_of(process.environ()) == self.mark and process.status() != psutil.STATUS_ZOMBIE
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             return False
+
+    def kill(self) -> None:
+        """End them all."""
+        for process in self.members():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def wait_gone(self, timeout_s: float = 20) -> None:
         """Return when none is left."""

@@ -159,13 +159,12 @@ def test_a_failing_task_is_tried_again_within_its_budget(cluster: LocalCluster, 
 
 
 def test_one_failing_task_fails_the_job(cluster: LocalCluster) -> None:
-    info = finish(
-        cluster, command("sh", "-c", "test $FLUSTER_TASK_INDEX != 1 || { echo bad >&2; exit 4; }", replicas=3)
-    )
+    script = "test $FLUSTER_TASK_INDEX != 1 && exec sleep 600; echo bad >&2; exit 4"
+    info = finish(cluster, command("sh", "-c", script, replicas=3))
     assert info.status is JobStatus.FAILED
     assert info.error_message.startswith("task 1: ")
     assert "bad" in info.error_message
-    assert [task.status for task in info.tasks] == [JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.SUCCEEDED]
+    assert [task.status for task in info.tasks] == [JobStatus.KILLED, JobStatus.FAILED, JobStatus.KILLED]
     assert info.exit_code == 4
 
 

@@ -143,7 +143,7 @@ def test_the_death_of_the_owner_ends_everything(family: Family, temporary: Path,
 
 
 def test_the_death_of_the_supervisor_ends_everything(family: Family, temporary: Path) -> None:
-    owner = Owner(family, "sys.stdin.read()", before="")
+    owner = Owner(family, "threading.Event().wait()")
     owner.supervisor.kill()
     wait_until(lambda: [process.pid for process in family.members()] in ([], [owner.process.pid]), PATIENCE_S)
     owner.process.send_signal(signal.SIGINT)
