@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -66,7 +66,9 @@ def test_shutdown_leaves_nothing(family: Family, temporary: Path) -> None:
 
 
 OWNER = """
-import sys, threading
+import signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background may ignore these
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from fluster.cluster import LocalCluster
 from tests.system.job_requests import sleeper, wait_ready
 {before}
@@ -101,14 +103,31 @@ class Owner:
         return self.process.returncode, errors
 
 
+StartOwner = Callable[..., Owner]
+
+
+@pytest.fixture
+def start_owner(family: Family) -> Iterator[StartOwner]:
+    started: list[Owner] = []
+
+    def start(after: str, before: str = "") -> Owner:
+        started.append(Owner(family, after, before))
+        return started[-1]
+
+    yield start
+    for owner in started:
+        owner.process.kill()
+        owner.process.communicate()
+
+
 WAIT_IN_CLUSTER = "cluster.wait(job_id)"
 WAIT_BELOW_WITH = "with cluster:\n    threading.Event().wait()"
 END = ""
 
 
 @pytest.mark.parametrize("after", [WAIT_IN_CLUSTER, WAIT_BELOW_WITH])
-def test_ctrl_c_ends_everything(family: Family, temporary: Path, after: str) -> None:
-    owner = Owner(family, after)
+def test_ctrl_c_ends_everything(family: Family, temporary: Path, start_owner: StartOwner, after: str) -> None:
+    owner = start_owner(after)
     os.killpg(owner.process.pid, signal.SIGINT)
     status, errors = owner.end()
     assert status == -signal.SIGINT
@@ -118,15 +137,15 @@ def test_ctrl_c_ends_everything(family: Family, temporary: Path, after: str) -> 
     assert not is_left(owner.store_dir)
 
 
-def test_a_program_that_just_ends_ends_its_cluster(family: Family, temporary: Path) -> None:
-    status, errors = Owner(family, END).end()
+def test_a_program_that_just_ends_ends_its_cluster(family: Family, temporary: Path, start_owner: StartOwner) -> None:
+    status, errors = start_owner(END).end()
     assert (status, errors) == (0, "")
     assert family.members() == []
     assert list(temporary.iterdir()) == []
 
 
-def test_a_program_that_fails_ends_its_cluster(family: Family, temporary: Path) -> None:
-    status, errors = Owner(family, "raise RuntimeError('oops')").end()
+def test_a_program_that_fails_ends_its_cluster(family: Family, temporary: Path, start_owner: StartOwner) -> None:
+    status, errors = start_owner("raise RuntimeError('oops')").end()
     assert status == 1
     assert errors.strip().endswith("RuntimeError: oops")
     assert family.members() == []
@@ -134,16 +153,18 @@ def test_a_program_that_fails_ends_its_cluster(family: Family, temporary: Path) 
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
-def test_the_death_of_the_owner_ends_everything(family: Family, temporary: Path, number: signal.Signals) -> None:
-    owner = Owner(family, WAIT_IN_CLUSTER)
+def test_the_death_of_the_owner_ends_everything(
+    family: Family, temporary: Path, start_owner: StartOwner, number: signal.Signals
+) -> None:
+    owner = start_owner(WAIT_IN_CLUSTER)
     owner.process.send_signal(number)
     assert owner.end()[0] == -number
     family.wait_gone()
     assert list(temporary.iterdir()) == []
 
 
-def test_the_death_of_the_supervisor_ends_everything(family: Family, temporary: Path) -> None:
-    owner = Owner(family, "threading.Event().wait()")
+def test_the_death_of_the_supervisor_ends_everything(family: Family, temporary: Path, start_owner: StartOwner) -> None:
+    owner = start_owner("threading.Event().wait()")
     owner.supervisor.kill()
     wait_until(lambda: [process.pid for process in family.members()] in ([], [owner.process.pid]), PATIENCE_S)
     owner.process.send_signal(signal.SIGINT)
@@ -152,8 +173,8 @@ def test_the_death_of_the_supervisor_ends_everything(family: Family, temporary: 
     assert list(temporary.iterdir()) == []
 
 
-def test_the_death_of_both_ends_everything(family: Family) -> None:
-    owner = Owner(family, WAIT_IN_CLUSTER)
+def test_the_death_of_both_ends_everything(family: Family, start_owner: StartOwner) -> None:
+    owner = start_owner(WAIT_IN_CLUSTER)
     owner.supervisor.kill()
     owner.process.kill()
     owner.end()
@@ -161,7 +182,7 @@ def test_the_death_of_both_ends_everything(family: Family) -> None:
     shutil.rmtree(owner.store_dir, ignore_errors=True)  # nobody is left who could
 
 
-def test_a_forked_child_does_not_keep_the_cluster(family: Family, temporary: Path) -> None:
+def test_a_forked_child_does_not_keep_the_cluster(family: Family, temporary: Path, start_owner: StartOwner) -> None:
     """As those of multiprocessing, which may live on."""
     before = """
 import os, signal
@@ -173,7 +194,7 @@ child = context.Process(target=signal.pause)
 child.start()
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    owner = Owner(family, after, before)
+    owner = start_owner(after, before)
     assert owner.process.wait(PATIENCE_S) == -signal.SIGKILL
     wait_until(lambda: len(family.members()) == 1, PATIENCE_S, family.members)  # the child
     assert list(temporary.iterdir()) == []
@@ -183,7 +204,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_forked_child_ends_by_itself_and_is_told_that_the_connection_is_not_its_own(
-    family: Family, temporary: Path
+    family: Family, temporary: Path, start_owner: StartOwner
 ) -> None:
     after = """
 import os
@@ -197,7 +218,7 @@ if child == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 assert cluster.poll(job_id).status == "RUNNING", "the child's end is not the cluster's"
 """
-    status, errors = Owner(family, after).end()
+    status, errors = start_owner(after).end()
     assert status == 0, errors
     assert "make one here, with Cluster(address)" in errors
     assert family.members() == []
