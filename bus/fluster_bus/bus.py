@@ -53,6 +53,8 @@ ERROR_CODE_HEADER = "Nats-Service-Error-Code"
 _STATUS_HEADER = "Status"
 _NO_RESPONDERS = "503"
 _PENDING_MESSAGES, _PENDING_BYTES = 512 * 1024, 256 << 20  # of one subscription, before the slowest are dropped
+# What writing to a connection raises that just broke: a RuntimeError is uvloop's word for it, a TypeError asyncio's.
+_TRANSPORT_GONE = (OSError, RuntimeError, TypeError)
 _FLUSH = "(flush)"  # in the place of a subject
 _DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]+)"', re.IGNORECASE)
 
@@ -234,11 +236,24 @@ class Bus:
                 # What waits to be written would go to the transport that is gone, which asyncio answers with a TypeError.
                 self._nats._pending, self._nats._pending_data_size = [], 0  # noqa: SLF001
                 await self._nats.close()
-        except nats.errors.Error as error:
+        except (nats.errors.Error, *_TRANSPORT_GONE) as error:
             log.info("the connection %s did not end cleanly: %s", self.name, error)
+            await self._abandon()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _abandon(self) -> None:
+        """Let go of what nats-py keeps when the server left in the middle of its own close."""
+        client = self._nats
+        client._pending, client._pending_data_size = [], 0  # noqa: SLF001
+        for task in [each._wait_for_msgs_task for each in client._subs.values()]:  # noqa: SLF001
+            if task is not None:
+                task.cancel()
+        client._subs.clear()  # noqa: SLF001
+        await client.close()  # does nothing where it came far enough to call itself closed
+        if client._transport is not None:  # noqa: SLF001
+            client._transport.close()  # noqa: SLF001
 
     @property
     def connected(self) -> bool:

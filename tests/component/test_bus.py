@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from fluster_bus import subjects
 from fluster_bus.address import BusAddress
@@ -535,3 +536,20 @@ async def test_the_password_is_in_no_log(
     password = own_server.credentials(Role.OPERATOR).password
     assert password is not None
     assert password not in caplog.text
+
+
+def test_closing_is_quiet_when_the_server_dies_at_that_moment(
+    own_server: EmbeddedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def close_a_broken_one() -> None:
+        bus = await Bus.connect(own_server.credentials(Role.OPERATOR), name="test")
+        freeze_server(own_server)
+        for _ in range(3):
+            await bus.publish("fluster.nobody", bytes(100_000))  # what it has not read makes its end a reset
+        await asyncio.sleep(0)
+        kill_server(own_server)
+        await bus.close()
+
+    own_server.start()
+    uvloop.run(close_a_broken_one())  # as programs have it: its transports raise what asyncio's keep to themselves
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []

@@ -306,7 +306,7 @@ def test_up_ends_when_its_supervisor_does() -> None:
         (supervisor,) = [process for process in family.named("fluster_services.supervisor") if process.ppid() == up.pid]
         supervisor.kill()
         _, errors = up.communicate(timeout=_TIMEOUT_S)
-    assert up.returncode == 3
+    assert up.returncode == 3, errors
     assert "supervisor ended" in errors
     assert "Traceback" not in errors
     family.wait_gone()
