@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import nats
@@ -17,26 +15,26 @@ import nats.errors
 from nats.aio.client import Client as NatsClient
 from nats.js import JetStreamContext
 
-from fluster_bus import subjects
-from fluster_bus.codec import encode_json_error
+from fluster_bus.delivery import Delivery
 from fluster_bus.errors import (
     BusError,
     ClosedError,
     ConnectError,
     CredentialsError,
     DisconnectedError,
-    FlusterError,
     MessageTooLargeError,
     NoRespondersError,
     RequestTimeoutError,
     ServiceError,
 )
 from fluster_bus.messages.model import Message
+from fluster_bus.replies import Replies
 from fluster_bus.retries import retried
+from fluster_bus.serving import Service
+from fluster_bus.subscription import Subscription
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
-    from nats.aio.subscription import Subscription as NatsSubscription
 
     from fluster_bus.address import BusAddress
 
@@ -48,91 +46,12 @@ Reply = TypeVar("Reply", bound=Message)
 DEFAULT_TIMEOUT_S = 5.0
 _ASK_AGAIN_S = 2.0  # an answer takes milliseconds: after this its sender has probably died
 _DRAIN_TIMEOUT_S = 2
-ERROR_HEADER = "Nats-Service-Error"  # of the services API, ADR-32
-ERROR_CODE_HEADER = "Nats-Service-Error-Code"
-_STATUS_HEADER = "Status"
 _NO_RESPONDERS = "503"
 _PENDING_MESSAGES, _PENDING_BYTES = 512 * 1024, 256 << 20  # of one subscription, before the slowest are dropped
 # What writing to a connection raises that just broke: a RuntimeError is uvloop's word for it, a TypeError asyncio's.
 _TRANSPORT_GONE = (OSError, RuntimeError, TypeError)
 _FLUSH = "(flush)"  # in the place of a subject
 _DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]+)"', re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """A message as it arrived."""
-
-    subject: str
-    data: bytes
-    reply: str = ""
-    headers: dict[str, str] | None = None
-
-    @property
-    def status(self) -> str | None:
-        """The server's own word on a reply: `503` nobody listens, `404` not found, `204` end of a batch."""
-        return self.headers.get(_STATUS_HEADER) if self.headers else None
-
-
-class Subscription:
-    """Interest in a subject, until it is drained or dropped."""
-
-    def __init__(self, bus: Bus, subscription: NatsSubscription) -> None:
-        self._bus = bus
-        self._subscription = subscription
-        self._leaving = False
-
-    async def drain(self) -> None:
-        """Leave, after everything that is on its way here has been handled: nothing is lost, but by a lost connection."""
-        if self._leaving:
-            return
-        self._leaving = True
-        subscription = self._subscription
-        try:
-            # nats-py's own drain stops listening when its PONG is there, which may be before its UNSUB has left.
-            await subscription._conn._send_unsubscribe(subscription._id)  # noqa: SLF001
-            await self._bus.flush()
-            await subscription._pending_queue.join()  # noqa: SLF001
-        except (DisconnectedError, ClosedError):
-            log.debug("%s: the connection was lost while leaving %s", self._bus.name, subscription.subject)
-        finally:
-            await self.unsubscribe()
-
-    async def unsubscribe(self) -> None:
-        """Leave at once; what is on its way here is dropped. Works without a connection, too."""
-        self._leaving = True
-        connection = self._subscription._conn  # noqa: SLF001
-        # nats-py raises for a second time and has no getter; a connection that closes takes its subscriptions along.
-        if not (self._subscription._closed or connection.is_closed or connection.is_draining):  # noqa: SLF001
-            await self._subscription.unsubscribe()
-
-
-class _Replies:
-    """Requests that are out, by the token at the end of their reply subject."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count()
-        self._waiting: dict[str, tuple[str, asyncio.Queue[Delivery | BusError]]] = {}  # {token: (subject, answers)}
-
-    def open(self, subject: str) -> tuple[str, asyncio.Queue[Delivery | BusError]]:
-        token = f"{next(self._numbers):x}"
-        answers: asyncio.Queue[Delivery | BusError] = asyncio.Queue()
-        self._waiting[token] = (subject, answers)
-        return token, answers
-
-    def close(self, token: str) -> None:
-        self._waiting.pop(token, None)
-
-    def deliver(self, delivery: Delivery) -> None:
-        waiting = self._waiting.get(subjects.last_token(delivery.subject))
-        if waiting is not None:  # else it came after its requester gave up
-            waiting[1].put_nowait(delivery)
-
-    def fail(self, error: BusError, *, subject: str | None = None) -> None:
-        """Tell all requesters, or those of one subject, that no answer will come."""
-        for asked, answers in self._waiting.values():
-            if subject is None or asked.lower() == subject.lower():  # nats-py puts errors into lower case
-                answers.put_nowait(error)
 
 
 class Bus:
@@ -142,7 +61,7 @@ class Bus:
         self.address = address
         self.name = name
         self._nats = NatsClient()
-        self._replies = _Replies()
+        self._replies = Replies()
         # A secret of this connection: who sees one reply subject can neither guess nor hear another's.
         self._inbox = f"{address.inbox_prefix}.{secrets.token_urlsafe(16)}"
         self._opened = False
@@ -409,8 +328,8 @@ class Bus:
             raise type(answer)(*answer.args)  # a fresh one: several requesters were handed the same
         if answer.status == _NO_RESPONDERS:
             raise NoRespondersError(f"nobody listens on {subject}")
-        if answer.headers and ERROR_HEADER in answer.headers:
-            raise ServiceError(answer.headers.get(ERROR_CODE_HEADER, "unknown"), answer.headers[ERROR_HEADER])
+        if answer.error is not None:
+            raise ServiceError(*answer.error)
         return answer
 
     async def request_many(
@@ -455,7 +374,7 @@ class Bus:
     # ---- receiving --------------------------------------------------------------------------------------
 
     async def _on_reply(self, msg: Msg) -> None:
-        self._replies.deliver(_delivery(msg))
+        self._replies.deliver(Delivery.of(msg))
 
     async def subscribe(
         self, subject: str, callback: Callable[[Delivery], Awaitable[None] | None], *, queue: str = ""
@@ -463,7 +382,7 @@ class Bus:
         """Have `callback` run for each message, one after the other, in the order they were sent."""
 
         async def on_message(msg: Msg) -> None:
-            result = callback(_delivery(msg))
+            result = callback(Delivery.of(msg))
             if result is not None:
                 await result
 
@@ -494,45 +413,8 @@ class Bus:
         exception an error reply and a line in the log. A reply subject that is no inbox is refused: else whoever
         may ask here could make this service write wherever it may write itself.
         """
-        room = asyncio.Semaphore(concurrency)
-
-        async def answer(delivery: Delivery) -> None:
-            try:
-                reply, headers = await self._answer(delivery, request, handler)
-                if delivery.reply:
-                    await self._reply(delivery.reply, reply, headers)
-            except (DisconnectedError, ClosedError):
-                log.info("%s: the connection was lost before %s was answered", self.name, subject)
-            finally:
-                room.release()
-
-        async def on_delivery(delivery: Delivery) -> None:
-            if delivery.reply and not subjects.is_inbox(delivery.reply):
-                log.warning("%s: refused a request on %s: its reply subject is no inbox", self.name, delivery.subject)
-                return
-            await room.acquire()
-            self.spawn(answer(delivery), f"answer to {delivery.subject}")
-
-        return await self.subscribe(subject, on_delivery, queue=queue)
-
-    async def _reply(self, subject: str, data: bytes, headers: dict[str, str] | None) -> None:
-        try:
-            await self.publish(subject, data, headers=headers)
-        except MessageTooLargeError as error:
-            data, headers = _error_reply(type(error).__name__, error)
-            await self.publish(subject, data, headers=headers)
-
-    async def _answer(
-        self, delivery: Delivery, request: type[Request], handler: Callable[[Request, str], Awaitable[Message]]
-    ) -> tuple[bytes, dict[str, str] | None]:
-        try:
-            return (await handler(request.from_json(delivery.data), delivery.subject)).to_json(), None
-        except FlusterError as error:
-            code = error.code if isinstance(error, ServiceError) else type(error).__name__
-            return _error_reply(code, error)
-        except Exception as error:
-            log.exception("%s: the handler of %s failed", self.name, delivery.subject)
-            return _error_reply("InternalError", error)
+        service = Service(self, subject, request, handler, concurrency=concurrency)
+        return await self.subscribe(subject, service.on_delivery, queue=queue)
 
     @property
     def jetstream(self) -> JetStreamContext:
@@ -553,14 +435,3 @@ class Bus:
 
 def _is_refusal(error: Exception) -> bool:
     return "authorization" in str(error).lower()
-
-
-def _delivery(msg: Msg) -> Delivery:
-    headers: dict[str, Any] | None = msg.headers
-    return Delivery(msg.subject, msg.data, msg.reply, headers)
-
-
-def _error_reply(code: str, error: Exception) -> tuple[bytes, dict[str, str]]:
-    # A header's value cannot hold a line break, nor what has no form in UTF-8.
-    one_line = "".join(each if each.isprintable() else "?" for each in " ".join(str(error).split()))
-    return encode_json_error(code, str(error)), {ERROR_CODE_HEADER: code, ERROR_HEADER: one_line or code}

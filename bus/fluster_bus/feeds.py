@@ -26,7 +26,8 @@ from fluster_bus.errors import (
 )
 
 if TYPE_CHECKING:
-    from fluster_bus.bus import Bus, Delivery
+    from fluster_bus.bus import Bus
+    from fluster_bus.delivery import Delivery
 
 _BATCH = 256
 _END_OF_BATCH, _NOT_FOUND = "204", "404"

@@ -35,7 +35,8 @@ from fluster_bus.retries import retried
 from fluster_bus.tables import sequence_of_ack
 
 if TYPE_CHECKING:
-    from fluster_bus.bus import Bus, Delivery
+    from fluster_bus.bus import Bus
+    from fluster_bus.delivery import Delivery
 
 CHUNK_BYTES = 512 << 10
 MAX_OBJECT_BYTES = 512 << 20

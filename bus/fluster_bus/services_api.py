@@ -17,7 +17,9 @@ from nats.micro.service import EndpointInfo, EndpointStats, ServiceInfo, Service
 from fluster_bus import subjects
 
 if TYPE_CHECKING:
-    from fluster_bus.bus import Bus, Delivery, Subscription
+    from fluster_bus.bus import Bus
+    from fluster_bus.delivery import Delivery
+    from fluster_bus.subscription import Subscription
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from fluster_bus.errors import StorageError
 from fluster_bus.retries import retried
 
 if TYPE_CHECKING:
-    from fluster_bus.bus import Bus, Delivery
+    from fluster_bus.bus import Bus
+    from fluster_bus.delivery import Delivery
 
 log = logging.getLogger(__name__)
 

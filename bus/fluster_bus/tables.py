@@ -23,7 +23,8 @@ from fluster_bus.feeds import CaughtUp, Entry, Feed
 from fluster_bus.messages.model import Message
 
 if TYPE_CHECKING:
-    from fluster_bus.bus import Bus, Delivery
+    from fluster_bus.bus import Bus
+    from fluster_bus.delivery import Delivery
 
 log = logging.getLogger(__name__)
 

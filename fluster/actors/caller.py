@@ -23,7 +23,8 @@ from fluster.actors.rosters import Change, Joined, Known, Left, Roster, Unknown
 from fluster.cluster import AsyncCluster
 from fluster.errors import ActorNotFoundError, ActorTimeoutError, ConnectionLostError, MailboxFullError
 from fluster_bus import subjects
-from fluster_bus.bus import Bus, Delivery
+from fluster_bus.bus import Bus
+from fluster_bus.delivery import Delivery
 from fluster_bus.errors import (
     BusError,
     ClosedError,

@@ -23,7 +23,7 @@ from fluster.errors import (
     RemoteError,
 )
 from fluster_bus import codec, subjects
-from fluster_bus.bus import Delivery
+from fluster_bus.delivery import Delivery
 from fluster_bus.messages import (
     Entrypoint,
     EnvironmentConfig,

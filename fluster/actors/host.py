@@ -16,12 +16,12 @@ from fluster.actors.members import DISCONNECTED_AT, LEAVING, TIMEOUTS
 from fluster.actors.outbox import Outbox
 from fluster.cluster import AsyncCluster
 from fluster_bus import subjects
-from fluster_bus.bus import Subscription
 from fluster_bus.errors import BusError
 from fluster_bus.messages import Endpoint, EndpointId
 from fluster_bus.registry import LEASE_S
 from fluster_bus.retries import retried
 from fluster_bus.services_api import Announcement, ServedEndpoint
+from fluster_bus.subscription import Subscription
 
 log = logging.getLogger(__name__)
 

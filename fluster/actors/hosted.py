@@ -19,14 +19,13 @@ from fluster.actors.mailbox import Mailbox
 from fluster.actors.outbox import Outbox, Reply
 from fluster.errors import ActorDiedError, ActorTimeoutError, MailboxFullError
 from fluster_bus import codec, subjects
-from fluster_bus.bus import ERROR_CODE_HEADER, ERROR_HEADER, Delivery
+from fluster_bus.delivery import Delivery, error_headers
 from fluster_bus.errors import InvalidMessageError, MessageTooLargeError
 from fluster_bus.services_api import EndpointCounts
 
 log = logging.getLogger(__name__)
 
 _FRAME_OVERHEAD = 4096  # of a reply around its payload, amply
-_MAX_HEADER = 1_000
 
 
 class _Job(NamedTuple):
@@ -209,8 +208,7 @@ class HostedActor:
             self._send(job, ok=False, payload=encode_failure(error, skipped_frames=1))
         else:
             kind, text = type_name(error), message_of(error)
-            one_line = " ".join(text.split())[:_MAX_HEADER] or kind
-            headers = {ERROR_CODE_HEADER: kind, ERROR_HEADER: one_line}
+            headers = error_headers(kind, text)
             body = codec.encode_json_error(kind, text, traceback_of(error, skipped_frames=1))
             self._outbox.add(Reply(job.reply, "", 0, ok=False, payload=body, headers=headers))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from fluster_bus.bus import Delivery
+from fluster_bus.delivery import Delivery
 
 
 class Intake:

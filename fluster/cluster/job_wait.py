@@ -7,7 +7,8 @@ import contextlib
 
 from fluster.cluster.job_states import UNANSWERED, JobStates
 from fluster_bus import subjects
-from fluster_bus.bus import Bus, Delivery
+from fluster_bus.bus import Bus
+from fluster_bus.delivery import Delivery
 from fluster_bus.errors import DisconnectedError
 from fluster_bus.messages import JobId, JobInfo, JobRecord, Namespace
 

@@ -188,6 +188,9 @@ class Calculator:
     def fail(self, error: BaseException) -> None:
         raise error
 
+    def complain(self, text: str) -> None:
+        raise ValueError(text)
+
     def echo(self, data: Any) -> Any:
         return data
 
@@ -632,6 +635,7 @@ async def test_a_plain_client_calls_with_json(shared: Env) -> None:
             ("nothing", b"", "AttributeError"),
             ("_hidden", b"", "AttributeError"),
             ("make", b"[3]", "TypeError"),
+            ("complain", b'["a\\r\\nb\\u0000\\ud800"]', "ValueError"),  # a text that no header can hold
         ):
             answer = await ask(subjects.actor_any(NAMESPACE, "json", method_name), body)
             assert json.loads(answer.data)["error"]["type"] == kind

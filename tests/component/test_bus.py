@@ -13,7 +13,8 @@ import uvloop
 
 from fluster_bus import subjects
 from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus, Delivery
+from fluster_bus.bus import Bus
+from fluster_bus.delivery import Delivery
 from fluster_bus.errors import (
     BusError,
     ClosedError,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fluster_bus.bus import Delivery
+from fluster_bus.delivery import Delivery
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from tests.component.conftest import ConnectBus

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fluster_bus import subjects
-from fluster_bus.bus import Bus, Delivery
+from fluster_bus.bus import Bus
+from fluster_bus.delivery import Delivery
 from fluster_bus.errors import BusError
 from fluster_bus.messages import (
     Capacity,

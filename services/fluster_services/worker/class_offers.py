@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from fluster_bus import subjects
-from fluster_bus.bus import Bus, Subscription
+from fluster_bus.bus import Bus
 from fluster_bus.messages import Capacity, Offer, OfferReply
+from fluster_bus.subscription import Subscription
 from fluster_services.capacity import CapacityClass, classes_covered
 
 

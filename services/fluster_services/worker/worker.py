@@ -17,7 +17,8 @@ from typing import Any
 
 from fluster_bus import subjects
 from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus, Delivery
+from fluster_bus.bus import Bus
+from fluster_bus.delivery import Delivery
 from fluster_bus.errors import (
     BusError,
     DisconnectedError,
