@@ -1,4 +1,11 @@
+import signal
+
 import pytest
+
+# A shell ignores them for what it runs in the background, and so would every process that a test starts and interrupts.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -67,8 +67,6 @@ def test_shutdown_leaves_nothing(family: Family, temporary: Path) -> None:
 
 OWNER = """
 import signal, sys, threading
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background may ignore these
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from fluster.cluster import LocalCluster
 from tests.system.job_requests import sleeper, wait_ready
 {before}
