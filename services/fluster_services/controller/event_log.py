@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 # Transitions bear the time of whoever wrote them: clocks may differ by as much and nothing is lost.
 _MARGIN = timedelta(minutes=5)
 _PAUSE_S = 0.2
+_GATHERED_S, _MAX_BATCH = 0.02, 512
 
 
 class EventLog:
@@ -73,18 +74,25 @@ class EventLog:
         self._queue.put_nowait((namespace, event))
 
     async def publish(self) -> None:
-        """Publish what is queued, until cancelled."""
+        """Publish what is queued, until cancelled: all that a moment brings at once, since each message alone costs more."""
         while True:
-            namespace, event = await self._queue.get()
-            message_id = f"{namespace}.{_key(event)}.{event.transition.number}"
+            batch = [await self._queue.get()]
+            await asyncio.sleep(_GATHERED_S)
+            while len(batch) < _MAX_BATCH and not self._queue.empty():
+                batch.append(self._queue.get_nowait())
             while True:
                 try:
-                    await append(self._bus, subjects.events(namespace, event.job_id), event, message_id=message_id)
+                    # Stored in the order sent. What a failure made doubtful is sent again, in order too.
+                    await asyncio.gather(*(self._append(namespace, event) for namespace, event in batch))
                     break
                 except BusError as error:
-                    log.warning("event %s waits: %s", message_id, error)
+                    log.warning("%d events wait: %s", len(batch), error)
                     await self._bus.wait_connected()
                     await asyncio.sleep(_PAUSE_S)
+
+    async def _append(self, namespace: Namespace, event: Event) -> None:
+        message_id = f"{namespace}.{_key(event)}.{event.transition.number}"
+        await append(self._bus, subjects.events(namespace, event.job_id), event, message_id=message_id)
 
 
 def _key(event: Event) -> str:

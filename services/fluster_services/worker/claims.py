@@ -95,12 +95,18 @@ class Claims:
         *,
         exit_code: int | None = None,
         error: TaskError | None = None,
+        started_at: float | None = None,
     ) -> bool:
-        """Write how the attempt of `row` ended; False when it was superseded meanwhile."""
+        """Write how the attempt of `row` ended; False when it was superseded meanwhile.
+
+        With `started_at` its process ran, and the record says so first if it does not yet.
+        """
         attempt, now = row.value.attempt, time.time()
-        ended = await self.change(
-            row,
-            lambda task: lifecycle.end(
+
+        def ended(task: TaskRecord) -> TaskRecord | None:
+            if started_at is not None:
+                task = lifecycle.run(task, attempt=attempt, worker_id=self._worker_id, now=started_at) or task
+            return lifecycle.end(
                 task,
                 attempt=attempt,
                 worker_id=self._worker_id,
@@ -109,13 +115,13 @@ class Claims:
                 reason=reason,
                 exit_code=exit_code,
                 error=error,
-            ),
-        )
-        return ended is not None
+            )
 
-    async def run(self, row: Row[TaskRecord]) -> Row[TaskRecord]:
+        return await self.change(row, ended) is not None
+
+    async def run(self, row: Row[TaskRecord], *, started_at: float | None = None) -> Row[TaskRecord]:
         """Write that the attempt of `row` runs; returns the record as it then is, or as it was."""
-        attempt, now = row.value.attempt, time.time()
+        attempt, now = row.value.attempt, started_at if started_at is not None else time.time()
         running = await self.change(
             row, lambda task: lifecycle.run(task, attempt=attempt, worker_id=self._worker_id, now=now)
         )

@@ -11,6 +11,8 @@ from fluster_bus.messages import Capacity, Offer, OfferReply
 from fluster_bus.subscription import Subscription
 from fluster_services.capacity import CapacityClass, classes_covered
 
+_LAG_S = 0.1
+
 
 class ClassOffers:
     """The subscriptions of one worker, changed as its free capacity changes."""
@@ -20,6 +22,25 @@ class ClassOffers:
         self._on_offer = on_offer
         self._subscriptions: dict[CapacityClass, Subscription] = {}
         self._changing = asyncio.Lock()
+        self._later: asyncio.TimerHandle | None = None
+
+    def soon(self, cover: Callable[[], object]) -> None:
+        """Have `cover` called in a moment, once however often this is asked meanwhile.
+
+        For room that was given away and leaves room for the like of it: a short task has often brought it back by then,
+        and nothing was left and joined again. Until then a larger task may be offered in vain, which is declined.
+        """
+        if self._later is None:
+            self._later = asyncio.get_running_loop().call_later(_LAG_S, self._cover_now, cover)
+
+    def _cover_now(self, cover: Callable[[], object]) -> None:
+        self._later = None
+        cover()
+
+    def close(self) -> None:
+        """Forget what was to be done in a moment."""
+        if self._later is not None:
+            self._later.cancel()
 
     async def cover(self, free: Callable[[], Capacity]) -> None:
         """Return when the bus knows which classes `free()` covers.

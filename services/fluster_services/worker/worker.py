@@ -46,7 +46,7 @@ from fluster_bus.retries import retried
 from fluster_bus.services_api import Announcement, ServedEndpoint
 from fluster_bus.streams import workers_table
 from fluster_bus.tables import Row
-from fluster_services.capacity import needed
+from fluster_services.capacity import fits, needed
 from fluster_services.config import CacheLimits, Timing
 from fluster_services.worker.claims import Claims
 from fluster_services.worker.class_offers import ClassOffers
@@ -63,6 +63,7 @@ log = logging.getLogger(__name__)
 
 _ADOPTION_PAUSE_S = 0.5
 _CONTROLLER_TIMEOUT_S = 60.0
+_MOMENT_S = 0.02  # shorter than anybody watches
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ class Worker:
                 self._spawn(self._review_forever())
                 ready()
         finally:
+            self._classes.close()
             await self._preparation.close()
             await self._runtime.close()
 
@@ -201,11 +203,19 @@ class Worker:
 
     async def _take(self, offer: Offer) -> str | None:
         """Reserve, then claim: None when the task is this worker's, else why not."""
-        row = await self._claims.look(offer.namespace, offer.job_id, offer.task)
+        if offer.namespace not in self._config.job_credentials:
+            return "no such namespace here"
+        # The job is not needed yet, but so both come by one round trip.
+        row, job = await asyncio.gather(
+            self._claims.look(offer.namespace, offer.job_id, offer.task),
+            self._claims.job(offer.namespace, offer.job_id),
+        )
         if row is None or row.revision < offer.revision:
             return "no such record here"
         key = subjects.attempt_key(offer.namespace, offer.job_id, offer.task, offer.attempt)
-        if not self._ledger.reserve(key, needed(row.value.resources)):
+        need = needed(row.value.resources)
+        if not self._ledger.reserve(key, need):
+            self._spawn(self._cover_when_possible())
             return "no room"
         try:
             claimed = await self._claims.claim(row, offer)
@@ -216,13 +226,18 @@ class Worker:
         if claimed is None:
             await self._give_back(key)
             return "somebody else has it, or it is not wanted any more"
-        self._spawn(self._start(claimed, key))
+        if fits(need, self._ledger.free):
+            self._classes.soon(lambda: self._spawn(self._cover_when_possible()))
+        else:
+            self._spawn(self._cover_when_possible())
+        self._spawn(self._start(claimed, key, job))
         return None
 
     async def _settle(self, offer: Offer, key: str) -> None:
         row = await self._until_known(lambda: self._claims.look(offer.namespace, offer.job_id, offer.task))
         if row is not None and self._claims.is_mine(row.value, offer.attempt):
-            await self._start(row, key)
+            self._spawn(self._cover_when_possible())
+            await self._start(row, key, None)
         else:
             await self._give_back(key)
 
@@ -245,11 +260,10 @@ class Worker:
 
     # ---- running ----------------------------------------------------------------------------------------
 
-    async def _start(self, row: Row[TaskRecord], key: str) -> None:
-        self._spawn(self._cover_when_possible())
+    async def _start(self, row: Row[TaskRecord], key: str, job: JobRecord | None) -> None:
         record = row.value
         try:
-            job = await self._claims.job(record.namespace, record.job_id)
+            job = job or await self._claims.job(record.namespace, record.job_id)
             if job is None:
                 raise LaunchError(f"job {record.job_id} has no record any more")
             found = await self._prepared(row, job, key)
@@ -318,18 +332,39 @@ class Worker:
         pump = LogPump(self._bus, row.value, running)
         if adopted:
             await pump.resume()
-        row = await self._claims.run(row)
-        self._obey(row.value)  # what was wished while it was being started
-        outcome = await follow(running, pump)
+        started_at = time.time()
+        is_over = asyncio.Event()
+        tell_running = asyncio.create_task(self._tell_running(row, is_over, started_at))
+        try:
+            outcome = await follow(running, pump)
+            is_over.set()
+            row = await tell_running
+        finally:
+            tell_running.cancel()
         del self._attempts[key]
-        await self._remove_endpoints(row.value)
         # Joined before the end is written: whoever reads the end and offers the next task finds somebody listening.
-        await self._give_back(key)
+        await asyncio.gather(self._remove_endpoints(row.value), self._give_back(key))
         if not await self._claims.end(
-            row, outcome.state, outcome.reason, exit_code=outcome.exit_code, error=outcome.error
+            row,
+            outcome.state,
+            outcome.reason,
+            exit_code=outcome.exit_code,
+            error=outcome.error,
+            started_at=started_at,
         ):
             log.info("%s ended as %s, and is not this worker's any more", key, outcome.state)
         await running.forget()
+
+    async def _tell_running(self, row: Row[TaskRecord], is_over: asyncio.Event, started_at: float) -> Row[TaskRecord]:
+        """Write that it runs, unless it is over in a moment: then that is written together with its end."""
+        try:
+            async with asyncio.timeout(_MOMENT_S):
+                await is_over.wait()
+            return row
+        except TimeoutError:
+            row = await self._claims.run(row, started_at=started_at)
+            self._obey(row.value)  # what was wished while it was being started
+            return row
 
     async def _end_unstarted(self, row: Row[TaskRecord], key: str, outcome: Outcome) -> None:
         await self._give_back(key)
