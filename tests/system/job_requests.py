@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from fluster.cluster import Cluster
-from fluster_bus.messages import Entrypoint, EnvironmentConfig, JobId, JobRequest, LogLine
+from fluster_bus.messages import Entrypoint, EnvironmentConfig, JobId, JobRequest, JobStatus, LogLine
+from tests.waiting import wait_until
 
 READY = "ready"
 
@@ -27,10 +28,11 @@ def sleeper(**fields: Any) -> JobRequest:
 
 
 def wait_ready(cluster: Cluster, job_id: JobId, lines: int = 1) -> None:
-    """Return when the job has written `lines` lines."""
+    """Return when the job has written `lines` lines and is known to run, which is told a moment later."""
     with followed(cluster, job_id) as following:
         for _ in range(lines):
             next(following)
+    wait_until(lambda: cluster.poll(job_id).status is not JobStatus.BUILDING)
 
 
 @contextmanager
