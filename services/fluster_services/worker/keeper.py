@@ -2,10 +2,14 @@
 
 It spools the output, records the end, keeps the fence, and sees to it that nothing of the task is left. What it and the worker say to
 each other is in worker_link.py.
+
+When its attempt is over and forgotten, the connected worker may give it the next one of the same namespace: most of what a keeper
+costs is to become one, since a forked copy pays for each page that it touches first.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import signal
@@ -24,6 +28,8 @@ from fluster_services.worker.attempt_directory import (
     KEEPER_FILE,
     KEEPER_LOG_FILE,
     LOG_FILE,
+    SOCKET_FILE,
+    SPEC_FILE,
     ExitReason,
     ExitRecord,
     LaunchSpec,
@@ -59,6 +65,8 @@ _GIVE_UP_AFTER_S = 30.0  # a process that SIGKILL does not end by then hangs in 
 _RECORD_RETRY_S = 5.0
 # What is still in a pipe when all its writers are dead. A stranger that holds it open may go on writing for ever.
 _MAX_DRAIN_BYTES = 2 * 1024 * 1024
+_IDLE_S = 30.0  # without a next attempt
+_MAX_ATTEMPTS = 200  # then it goes, with whatever has piled up in it
 
 
 def run_keeper(spec: LaunchSpec, listener: socket.socket, directory: Path, *, owner_fd: int | None, umask: int) -> None:
@@ -68,31 +76,61 @@ def run_keeper(spec: LaunchSpec, listener: socket.socket, directory: Path, *, ow
     """
     os.setsid()
     set_process_name("fluster-keeper")
-    _take_descriptors({listener.fileno(), *(() if owner_fd is None else (owner_fd,))})
-    keeper = _Keeper(spec, listener, directory)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    _complain_here()
+    close_fds_except({0, 1, 2, listener.fileno(), *(() if owner_fd is None else (owner_fd,))})
+    keeper = _Keeper(umask)
     try:
-        keeper.run(owner_fd, umask)
+        keeper.run(spec, listener, directory, owner_fd)
     except BaseException:
         keeper.kill_all()
         raise
 
 
-def _take_descriptors(kept: set[int]) -> None:
-    log = os.open(KEEPER_LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (log, 1), (log, 2)):
-        os.dup2(source, target)
-    close_fds_except({0, 1, 2, *kept})
+def _complain_here() -> None:
+    """Have complaints go to the attempt's directory, which is the working directory."""
+    log = os.open(KEEPER_LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    for target in (1, 2):
+        os.dup2(log, target)
+    os.close(log)
+
+
+def take_draft(draft: Path, directory: Path) -> tuple[LaunchSpec, socket.socket]:
+    """Make `draft` the directory of an attempt, which is the working directory then; returns what to run and its listener.
+
+    Raises OSError; then nothing was taken. From the one rename on a worker's restart takes it for started; before, for never started.
+    """
+    spec = from_json(LaunchSpec, json.loads((draft / SPEC_FILE).read_bytes()))
+    os.chdir(draft)  # a relative name, since a socket's path may have 107 bytes only
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(SOCKET_FILE)
+        listener.listen(8)
+        draft.rename(directory)
+    except BaseException:
+        listener.close()
+        os.chdir("/")
+        raise
+    return spec, listener
 
 
 class _Keeper:
-    def __init__(self, spec: LaunchSpec, listener: socket.socket, directory: Path) -> None:
-        self._spec = spec
-        self._directory = directory
+    def __init__(self, umask: int) -> None:
+        self._umask = umask
         self._selector = selectors.DefaultSelector()
         self._timers = Timers()
         self._is_over = False
+        self._is_idle = False  # its attempt is forgotten
+        self._attempts = 0
+        self._link = WorkerLink(self._selector, self._timers, self._obey)
 
+    def _begin(self, spec: LaunchSpec, listener: socket.socket, directory: Path) -> None:
+        """Run an attempt whose directory is the working directory."""
+        self._is_idle = False
+        self._attempts += 1
+        self._spec = spec
+        self._directory = directory
         self._task_pid = 0
         self._started_at = 0.0
         self._status: int | None = None  # of the main process, once it ended
@@ -111,21 +149,23 @@ class _Keeper:
         self._cutters: dict[Stream, LineCutter] = {}
         self._pipes: dict[Stream, int] = {}
         self._stderr_tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
+        self._start_task(self._umask)
+        self._link.listen(listener)
 
-        self._link = WorkerLink(listener, self._selector, self._timers, self._obey)
-
-    def run(self, owner_fd: int | None, umask: int) -> None:
+    def run(self, spec: LaunchSpec, listener: socket.socket, directory: Path, owner_fd: int | None) -> None:
         become_subreaper()
         self._watch_signals()
         if owner_fd is not None:
             self._watch(owner_fd, lambda: self._on_owner(owner_fd))
-        self._start_task(umask)
-        self._link.listen()
+        self._begin(spec, listener, directory)
         while not self._is_over:
             for key, _ in self._selector.select(self._timers.timeout(time.monotonic())):
                 if key.fd in self._selector.get_map():  # an earlier one of this round may have closed it
                     key.data()
             self._timers.fire(time.monotonic())
+            if self._is_idle:
+                self._is_over = self._is_over or not self._link.is_connected
+                continue
             if self._record is None and self._status is not None and (not self._has_children or self._has_given_up):
                 self._finish(self._status)
             self._link.tell(self._standing())
@@ -213,6 +253,8 @@ class _Keeper:
 
     def _on_signal(self, fd: int) -> None:
         if signal.SIGTERM in os.read(fd, 4096):
+            if self._is_idle:
+                self._is_over = True
             self._kill(self._spec.kill_grace_s, "killed", "its keeper was asked to stop (SIGTERM)")
         self._reap()
 
@@ -299,6 +341,9 @@ class _Keeper:
             self._abandon()
 
     def _abandon(self) -> None:
+        if self._is_idle:
+            self._is_over = True
+            return
         self._is_abandoned = True
         if self._record is not None:
             self._leave_no_trace()
@@ -363,9 +408,34 @@ class _Keeper:
         discard(self._directory)
         self._is_over = True
 
+    # The next attempt
+
+    def _forget(self) -> None:
+        self._leave_no_trace()
+        if self._has_children or self._attempts >= _MAX_ATTEMPTS:
+            return  # what could not be killed must not be taken for the next one's
+        self._is_over, self._is_idle = False, True
+        self._timers.cancel("keep", "record")
+        self._timers.set("idle", time.monotonic() + _IDLE_S, self._on_kept_long_enough)
+        self._link.go_idle()
+
+    def _assign(self, draft: Path, directory: Path) -> None:
+        try:
+            spec, listener = take_draft(draft, directory)
+        except (OSError, ValueError, TypeError) as error:
+            self._link.refuse(error)
+            return
+        self._timers.cancel("idle")
+        _complain_here()
+        self._begin(spec, listener, directory)
+
     # The worker
 
     def _obey(self, message: dict[str, Any]) -> None:
+        if self._is_idle:
+            if "assign" in message:
+                self._assign(Path(message["assign"]["draft"]), Path(message["assign"]["directory"]))
+            return
         if "kill" in message:
             self._kill(float(message["kill"]), "killed", message.get("reason"))
         if "renew" in message and self._status is None and self._reason == "exited":
@@ -376,6 +446,6 @@ class _Keeper:
                 sent_at = min(float(message.get("sent_at", time.monotonic())), time.monotonic())
                 self._timers.set("fence", sent_at + float(message["renew"]), self._on_fence)
         if "forget" in message and self._record is not None:
-            self._leave_no_trace()
+            self._forget()
         if "abandon" in message:
             self._abandon()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import fcntl
 import json
 import logging
@@ -53,17 +54,21 @@ _FORGET_TIMEOUT_S = 60.0
 _LEFTOVERS_TIMEOUT_S = 10.0
 _LEFTOVERS_INTERVAL_S = 0.01
 _KEEPER_LOG_TAIL_BYTES = 4000
+_MAX_IDLE = 32  # keepers that wait for another attempt; each has a few MiB of its own
 
 
 class ProcessTask:
     """An attempt under a keeper of this machine."""
 
-    def __init__(self, spec: LaunchSpec, directory: Path, siblings: set[ProcessTask]) -> None:
+    def __init__(
+        self, spec: LaunchSpec, directory: Path, siblings: set[ProcessTask], idle: IdleKeepers | None = None
+    ) -> None:
         self.spec = spec
         self.pid: int | None = None
         self.started_at: float | None = None
         self._directory = directory
         self._siblings = siblings  # of the runtime; holds this one until it is forgotten
+        self._idle = idle  # where its keeper goes when it is free
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._record: ExitRecord | None = None
@@ -110,13 +115,42 @@ class ProcessTask:
         if self._record is None:
             raise RuntimeError(f"{self.key} cannot be forgotten yet: wait for Exited in its events()")
         self._is_forgotten = True
+        is_free = False
         if self._reader is not None:
             self._send({"forget": True})
-            await self._wait_keeper_gone(self._reader)  # it deletes the directory, which may be large, and ends
-        await self._disconnect()
-        if self._directory.exists():
-            await asyncio.to_thread(discard, self._directory)
+            # It deletes the directory, which may be large, and ends, or waits for another attempt.
+            is_free = await self._wait_forgotten(self._reader)
+        if is_free and self._idle is not None and self._reader is not None and self._writer is not None:
+            self._idle.add(self.key, self._reader, self._writer)
+            self._reader = self._writer = None
+        else:
+            await self._disconnect()
+            if self._directory.exists():
+                await asyncio.to_thread(discard, self._directory)
         self._siblings.discard(self)
+
+    async def assign(self, draft: Path) -> bool:
+        """Have a keeper that is free run what `draft` holds; False when there is none, or it died before it did.
+
+        Raises AlreadyStartedError, LaunchError.
+        """
+        idle = self._idle
+        found = idle.take(self.key) if idle is not None else None
+        if idle is None or found is None:
+            return False
+        self._reader, self._writer = found
+        self._send({"assign": {"draft": str(draft), "directory": str(self._directory)}})
+        message = await self._next_message()
+        if message is not None and "refused" in message:
+            idle.add(self.key, *found)
+            self._reader = self._writer = None
+            refused = message["refused"]
+            if refused["errno"] in (errno.ENOTEMPTY, errno.EEXIST):
+                raise AlreadyStartedError(refused["error"])
+            raise LaunchError(f"{self._directory} could not be begun: {refused['error']}")
+        if message is None:
+            await self._disconnect()
+        return message is not None or _is_taken(draft)
 
     async def connect(self) -> bool:
         """Connect to the keeper; whether there is one."""
@@ -166,7 +200,7 @@ class ProcessTask:
             return None
         try:
             line = await self._reader.readline()
-        except ConnectionResetError:
+        except (ConnectionResetError, BrokenPipeError):
             return None
         if not line.endswith(b"\n"):
             return None
@@ -176,13 +210,16 @@ class ProcessTask:
             self.started_at = float(message["started"]["started_at"])
         return message
 
-    async def _wait_keeper_gone(self, reader: asyncio.StreamReader) -> None:
+    async def _wait_forgotten(self, reader: asyncio.StreamReader) -> bool:
+        """Return when all traces are gone; whether the keeper is there, and free."""
         try:
             async with asyncio.timeout(_FORGET_TIMEOUT_S):
-                while await reader.read(65536):
-                    pass
-        except ConnectionResetError:  # it left without reading all that was sent
-            return
+                while line := await reader.readline():
+                    if line.endswith(b"\n") and "idle" in json.loads(line):
+                        return True
+                return False
+        except (ConnectionResetError, BrokenPipeError):  # it left without reading all that was sent
+            return False
         except TimeoutError as cause:
             raise TimeoutError(
                 f"{self.key}: its keeper did not delete {self._directory} within {_FORGET_TIMEOUT_S} s"
@@ -235,6 +272,48 @@ class ProcessTask:
                 return
 
 
+class IdleKeepers:
+    """Keepers whose attempts are over and forgotten, and that may have another one of the same namespace."""
+
+    def __init__(self) -> None:
+        self._connections: dict[str, list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]] = {}
+
+    def add(self, key: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Keep the connection to a keeper that had `key`, or let it go where there are enough."""
+        free = self._connections.setdefault(_namespace(key), [])
+        free[:] = [each for each in free if not each[0].at_eof()]
+        if sum(map(len, self._connections.values())) < _MAX_IDLE:
+            free.append((reader, writer))
+        else:
+            writer.close()
+
+    def take(self, key: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        """The connection to a keeper that may have `key`: the one that was used last, which is the warmest."""
+        free = self._connections.get(_namespace(key), [])
+        while free:
+            reader, writer = free.pop()
+            if not reader.at_eof() and not writer.is_closing():
+                return reader, writer
+            writer.close()
+        return None
+
+    async def close(self) -> None:
+        """Let them go."""
+        writers = [writer for free in self._connections.values() for _, writer in free]
+        self._connections.clear()
+        for writer in writers:
+            writer.close()
+        await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
+
+
+def _is_taken(draft: Path) -> bool:
+    return not draft.exists()
+
+
+def _namespace(key: str) -> str:
+    return key.partition(".")[0]
+
+
 class ProcessRuntime:
     """Runs attempts as processes of this machine, each under a keeper that the template forks."""
 
@@ -243,6 +322,7 @@ class ProcessRuntime:
         self._state_dir = state_dir.absolute()
         self._template = template
         self._tasks: set[ProcessTask] = set()  # also those that are over, until they are forgotten
+        self._idle = IdleKeepers()
         self._abandonments: set[asyncio.Task[None]] = set()
         longest = os.fsencode(self._state_dir / directory_name("") / SOCKET_FILE)
         if len(longest) > _MAX_SOCKET_PATH_BYTES and not sys.platform.startswith("linux"):
@@ -290,6 +370,7 @@ class ProcessRuntime:
         await asyncio.gather(*self._abandonments)
         for task in tuple(self._tasks):
             await task.detach()
+        await self._idle.close()
         self._tasks.clear()
         self._lock.close()
 
@@ -299,7 +380,7 @@ class ProcessRuntime:
             _log.error("%s is deleted: its %s is missing or was lost in a crash of the machine", directory, SPEC_FILE)
             await asyncio.to_thread(discard, directory)
             return None
-        task = ProcessTask(from_json(LaunchSpec, data), directory, self._tasks)
+        task = ProcessTask(from_json(LaunchSpec, data), directory, self._tasks, self._idle)
         task.look_up()
         await task.connect()
         return task
@@ -311,28 +392,36 @@ class ProcessRuntime:
             raise LaunchError(f"{spec.key} has nothing to run: give a command, a payload_file or a payload")
         directory = self._state_dir / directory_name(spec.key)
         draft = directory.with_name(f"{directory.name}.{secrets.token_hex(4)}{NEW_SUFFIX}")
+        task = ProcessTask(spec, directory, self._tasks, self._idle)
+        try:
+            await self._begin(task, draft, directory, payload)
+        except BaseException:
+            self._tasks.discard(task)
+            raise
+        return task
+
+    async def _begin(self, task: ProcessTask, draft: Path, directory: Path, payload: bytes | None) -> None:
         failure: LaunchError | None = None
         try:
-            _write_draft(draft, spec, payload)
+            _write_draft(draft, task.spec, payload)
+            if await task.assign(draft):
+                return
             await self._template.fork_keeper(draft, directory)
         except OSError as cause:
             discard(draft)
-            raise LaunchError(f"{spec.key} cannot be written to {draft}: {cause}") from cause
+            raise LaunchError(f"{task.key} cannot be written to {draft}: {cause}") from cause
         except AlreadyStartedError as cause:
             discard(draft)
-            raise AlreadyStartedError(f"{spec.key} was started here already, and is not forgotten") from cause
+            raise AlreadyStartedError(f"{task.key} was started here already, and is not forgotten") from cause
         except LaunchError as cause:
             failure = cause
         if failure is not None and discard(draft):
             raise failure
         # No draft left, so the template started it before it failed us, if it did.
-        task = ProcessTask(spec, directory, self._tasks)
         if not await task.connect() and failure is not None:
-            self._tasks.discard(task)
             await asyncio.to_thread(discard, directory)
             raise failure
         await task.wait_started()
-        return task
 
 
 async def _abandon(launch: asyncio.Future[ProcessTask]) -> None:

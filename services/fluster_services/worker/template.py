@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fluster_services.worker import keeper
-from fluster_services.worker.attempt_directory import SOCKET_FILE, SPEC_FILE, LaunchSpec, from_json
 from fluster_services.worker.processes import close_fds_except, handled_signals, reset_signals, set_process_name
 from fluster_services.worker.runtime import AlreadyStartedError, LaunchError
 from fluster_services.worker.task_process import freshen_interpreter
@@ -231,16 +230,10 @@ class _Template:
                 return
 
     def _fork_keeper(self, draft: Path, directory: Path) -> int:
-        # Read here, not by the keeper: what this process does often costs the copy nothing.
-        spec = from_json(LaunchSpec, json.loads((draft / SPEC_FILE).read_bytes()))
-        # Relative to the directory, since a socket's path may have 107 bytes only.
-        os.chdir(draft)
+        # Done here, not by the keeper: what this process does often costs the copy nothing.
+        spec, listener = keeper.take_draft(draft, directory)
         try:
-            with socket.socket(socket.AF_UNIX) as listener:
-                listener.bind(SOCKET_FILE)
-                listener.listen(8)
-                # From here on a worker's restart takes it for started; before, for never started. One rename, so never both.
-                draft.rename(directory)
+            with listener:
                 signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
                 try:
                     pid = os.fork()

@@ -1,8 +1,9 @@
 """The keeper's end of its socket. A worker that is connected exchanges JSON lines with it:
 
-    keeper ─► worker   {"started": {"pid", "started_at"}}, {"spooled": offset}, {"exited": ExitRecord}
+    keeper ─► worker   {"started": {"pid", "started_at"}}, {"spooled": offset}, {"exited": ExitRecord},
+                       {"idle": true}: forgotten, and ready for another, {"refused": {"errno", "error"}}
     worker ─► keeper   {"kill": grace_s, "reason"}, {"renew": fence_after_s | null, "sent_at": monotonic}, {"forget": true},
-                       {"abandon": true}: kill at once, leave no trace
+                       {"abandon": true}: kill at once, leave no trace, {"assign": {"draft", "directory"}}, to an idle one
 
 What the keeper tells is how things stand, never a history: nothing piles up for a worker that does not read.
 """
@@ -39,26 +40,58 @@ class WorkerLink:
 
     def __init__(
         self,
-        listener: socket.socket,
         selector: selectors.BaseSelector,
         timers: Timers,
         obey: Callable[[dict[str, Any]], None],
     ) -> None:
-        self._listener = listener
+        self._listener: socket.socket | None = None
         self._selector = selector
         self._timers = timers
         self._obey = obey
         self._connection: socket.socket | None = None
         self._received = b""
         self._unsent = b""
-        self._has_told_start = False
-        self._told_offset = 0
-        self._has_told_exit = False
+        self._start_anew()
 
-    def listen(self) -> None:
-        """Let workers connect."""
-        self._listener.setblocking(False)
-        self._selector.register(self._listener.fileno(), selectors.EVENT_READ, self._on_connect)
+    def _start_anew(self) -> None:
+        self._has_told_start = self._has_told_exit = False
+        self._told_offset = 0
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None
+
+    def listen(self, listener: socket.socket) -> None:
+        """Let workers connect. One that is connected already hears of the new attempt."""
+        listener.setblocking(False)
+        self._listener = listener
+        self._selector.register(listener.fileno(), selectors.EVENT_READ, self._on_connect)
+        self._start_anew()
+
+    def go_idle(self) -> None:
+        """Let nobody connect any more; the worker that is connected hears that it may give another attempt."""
+        if self._listener is not None:
+            self._selector.unregister(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
+        self._timers.cancel("tell")
+        self._say({"idle": True})
+
+    def refuse(self, error: Exception) -> None:
+        """Say that the attempt given was not begun."""
+        self._say({"refused": {"error": str(error), "errno": getattr(error, "errno", None)}})
+
+    def _say(self, message: dict[str, Any]) -> None:
+        """Say a few bytes to a worker that waits for them."""
+        if self._connection is None:
+            return
+        try:
+            self._unsent += json.dumps(message).encode() + b"\n"
+            self._unsent = self._unsent[self._connection.send(self._unsent) :]
+        except (BlockingIOError, BrokenPipeError, ConnectionResetError):
+            self._unsent = b"?"
+        if self._unsent:
+            self._disconnect()  # it does not listen, and is not waited for
 
     def tell(self, standing: Standing) -> None:
         """Send what the worker does not know yet, as far as it takes it."""
@@ -93,6 +126,8 @@ class WorkerLink:
         return None
 
     def _on_connect(self) -> None:
+        if self._listener is None:
+            return
         try:
             connection, _ = self._listener.accept()
         except BlockingIOError:
@@ -101,8 +136,7 @@ class WorkerLink:
         connection.setblocking(False)
         self._connection = connection
         self._received = self._unsent = b""
-        self._has_told_start = self._has_told_exit = False
-        self._told_offset = 0
+        self._start_anew()
         self._selector.register(connection.fileno(), selectors.EVENT_READ, self._on_message)
 
     def _on_message(self) -> None:
