@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import logging
 import signal
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from fluster_bus.messages import JobStatus, TaskError
 from fluster_services.worker.attempt_directory import ExitRecord
 from fluster_services.worker.log_pump import LogPump
-from fluster_services.worker.runtime import Exited, RunningTask
+from fluster_services.worker.runtime import Exited, RunningTask, Spooled
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +28,17 @@ class Outcome:
     error: TaskError | None = None
 
 
-async def follow(running: RunningTask, pump: LogPump) -> Outcome:
-    """Carry an attempt's output off until it ends; returns how that was, once the last line is in the stream."""
+async def follow(
+    running: RunningTask, pump: LogPump, before_output: Callable[[], Awaitable[object]] | None = None
+) -> Outcome:
+    """Carry an attempt's output off until it ends; returns how that was, once the last line is in the stream.
+
+    `before_output` is awaited before any of it is published.
+    """
     exit_record: ExitRecord | None = None
     async for event in running.events():
+        if before_output is not None and isinstance(event, Spooled):
+            await before_output()
         await pump.publish()
         if isinstance(event, Exited):
             exit_record = event.record

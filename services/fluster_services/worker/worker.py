@@ -333,11 +333,19 @@ class Worker:
         if adopted:
             await pump.resume()
         started_at = time.time()
-        is_over = asyncio.Event()
+        is_over = asyncio.get_running_loop().create_future()
         tell_running = asyncio.create_task(self._tell_running(row, is_over, started_at))
+
+        async def speak() -> None:
+            """Before anybody can read what it says, its record says that it runs."""
+            if not is_over.done():
+                is_over.set_result(False)
+            await asyncio.wait({tell_running})
+
         try:
-            outcome = await follow(running, pump)
-            is_over.set()
+            outcome = await follow(running, pump, speak)
+            if not is_over.done():
+                is_over.set_result(True)
             row = await tell_running
         finally:
             tell_running.cancel()
@@ -355,16 +363,19 @@ class Worker:
             log.info("%s ended as %s, and is not this worker's any more", key, outcome.state)
         await running.forget()
 
-    async def _tell_running(self, row: Row[TaskRecord], is_over: asyncio.Event, started_at: float) -> Row[TaskRecord]:
-        """Write that it runs, unless it is over in a moment: then that is written together with its end."""
+    async def _tell_running(
+        self, row: Row[TaskRecord], is_over: asyncio.Future[bool], started_at: float
+    ) -> Row[TaskRecord]:
+        """Write that it runs, unless it is silent and over in a moment: then that is written together with its end."""
         try:
             async with asyncio.timeout(_MOMENT_S):
-                await is_over.wait()
-            return row
+                if await asyncio.shield(is_over):
+                    return row
         except TimeoutError:
-            row = await self._claims.run(row, started_at=started_at)
-            self._obey(row.value)  # what was wished while it was being started
-            return row
+            pass
+        row = await self._claims.run(row, started_at=started_at)
+        self._obey(row.value)  # what was wished while it was being started
+        return row
 
     async def _end_unstarted(self, row: Row[TaskRecord], key: str, outcome: Outcome) -> None:
         await self._give_back(key)
