@@ -21,6 +21,8 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 PYTEST_FLAGS ?=
 # Options for the demo: make demo DEMO_FLAGS='--find open'
 DEMO_FLAGS ?=
+# Options for the simulator: make bench-simulator SIMULATOR_FLAGS=--full
+SIMULATOR_FLAGS ?=
 # To move to newer versions: make lock LOCK_FLAGS=--upgrade
 LOCK_FLAGS ?=
 
@@ -34,7 +36,7 @@ PYTHON ?= $(shell for try in python3 /usr/bin/python3 $(foreach version,$(PYTHON
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: $(SETUP) ## Set up .venv: locked dependencies, and this checkout as an editable install
@@ -109,6 +111,10 @@ format: $(SETUP) ## Format the code and fix what the linter can fix
 .PHONY: bench
 bench: $(SETUP) ## Run the benchmarks
 	@$(BIN)/python -m benchmarks
+
+.PHONY: bench-simulator
+bench-simulator: $(SETUP) ## Simulate clusters of thousands of workers
+	@$(BIN)/python -m benchmarks.simulator $(SIMULATOR_FLAGS)
 
 .PHONY: wheel
 wheel: $(SETUP) ## Build the wheel into dist/

@@ -1,0 +1,77 @@
+"""What it costs to take in, dispatch and end one job while so many others wait."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+from benchmarks.simulator.workload import MACHINE, Workload
+from fluster_bus.messages import JobId, JobRecord, JobStatus, Namespace, TaskRecord, WorkerId
+from fluster_bus.tables import Row
+from fluster_services import capacity, lifecycle
+from fluster_services.controller.books import Books, JobKey, record_key
+from fluster_services.controller.reconcile import next_records
+from fluster_services.controller.scheduler import Place, Scheduler
+
+FEW, MANY = 100, 100_000
+_MEASURED, _ROUNDS = 1_000, 5
+_NAMESPACE, _WORKER = Namespace("default"), WorkerId("worker")
+
+
+class Backlog:
+    """A queue that stays as long as it is: for each job that is dispatched and ends, another one is submitted."""
+
+    def __init__(self, queued: int) -> None:
+        self._requests = Workload(workers=1, jobs=1, load=1, tasks_up_to=1).requests()
+        self._books, self._scheduler = Books(), Scheduler()
+        self._submitted = self._revision = 0
+        for _ in range(queued):
+            self._submit()
+
+    def _apply(self, record: JobRecord | TaskRecord) -> JobKey | None:
+        self._revision += 1
+        return self._books.apply(Row(record_key(record), record, self._revision))
+
+    def _submit(self) -> None:
+        self._submitted += 1
+        request = self._requests[self._submitted % len(self._requests)]
+        job = lifecycle.new_job(_NAMESPACE, JobId(f"job-{self._submitted}"), request, order=self._submitted, now=0.0)
+        self._apply(job)
+        for task in lifecycle.new_tasks(job):
+            key = self._apply(task)
+            assert key is not None
+            self._scheduler.add(Place(task.order, task.task, key), capacity.needed(task.resources))
+
+    def pass_one_through(self) -> None:
+        """Dispatch the first one, let it end, and submit another."""
+        ((place, need),) = self._scheduler.take(1)
+        entry = self._books.get(place.job)
+        assert entry is not None
+        assert capacity.fits(need, MACHINE)
+        self._scheduler.on_accepted(need)
+        claimed = lifecycle.claim(entry.tasks[place.task].value, attempt=1, worker_id=_WORKER, now=1.0)
+        assert claimed is not None
+        self._apply(claimed)
+        self._scheduler.remove(place.job, place.task)
+        ended = lifecycle.end(
+            claimed, attempt=1, worker_id=_WORKER, now=2.0, state=JobStatus.SUCCEEDED, reason="exit code 0"
+        )
+        assert ended is not None
+        self._apply(ended)
+        for record in next_records(entry, now=3.0, parent=None):
+            self._apply(record)
+        self._submit()
+
+
+def costs_us() -> tuple[float, float]:
+    """CPU time for each job with few and with many queued: the medians of rounds that alternate, so that both meet the same noise."""
+    backlogs = [Backlog(FEW), Backlog(MANY)]
+    rounds: list[list[float]] = [[], []]
+    for _ in range(_ROUNDS):
+        for backlog, taken in zip(backlogs, rounds, strict=True):
+            started = time.process_time()
+            for _ in range(_MEASURED):
+                backlog.pass_one_through()
+            taken.append((time.process_time() - started) / _MEASURED * 1e6)
+    few, many = map(statistics.median, rounds)
+    return few, many
