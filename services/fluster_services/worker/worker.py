@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import importlib.metadata
 import logging
-import os
-import platform
-import socket
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,12 +19,9 @@ from fluster_bus.errors import (
     DisconnectedError,
     NoRespondersError,
     RequestTimeoutError,
-    StreamNotFoundError,
 )
 from fluster_bus.messages import (
     Capacity,
-    Heartbeat,
-    HeartbeatReply,
     JobRecord,
     JobStatus,
     Look,
@@ -38,13 +30,10 @@ from fluster_bus.messages import (
     OfferReply,
     TaskRecord,
     WorkerId,
-    WorkerInfo,
 )
 from fluster_bus.objects import ObjectStore
 from fluster_bus.registry import Registry
 from fluster_bus.retries import retried
-from fluster_bus.services_api import Announcement, ServedEndpoint
-from fluster_bus.streams import workers_table
 from fluster_bus.tables import Row
 from fluster_services.capacity import fits, needed
 from fluster_services.config import CacheLimits, Timing
@@ -55,6 +44,7 @@ from fluster_services.worker.ledger import Ledger
 from fluster_services.worker.log_pump import LogPump, publish_preparation
 from fluster_services.worker.outcome import Outcome, follow
 from fluster_services.worker.preparation import Preparation, Prepared
+from fluster_services.worker.presence import Presence
 from fluster_services.worker.runtime import LaunchError, RunningTask, Runtime
 from fluster_services.worker.template import TemplateDiedError
 from fluster_services.worker.uv import BuildError
@@ -95,6 +85,14 @@ class Worker:
         self._ledger = Ledger(config.total)
         self._classes = ClassOffers(bus, self._on_offer)
         self._attempts: dict[str, RunningTask] = {}  # {attempt key: what runs}
+        self._presence = Presence(
+            bus,
+            config.worker_id,
+            total=config.total,
+            timing=config.timing,
+            free=lambda: self._ledger.free,
+            attempts=self._attempts.keys,
+        )
         self._launcher = Launcher(
             worker_id=config.worker_id,
             credentials=config.job_credentials,
@@ -115,16 +113,16 @@ class Worker:
         await asyncio.to_thread(self._preparation.open)
         try:
             async with self._tasks:
-                await self._register()
+                await self._presence.register()
                 self._bus.on_reconnect(self._review.set)
                 await self._adopt()
                 self._has_adopted = True
                 await self._bus.subscribe(subjects.worker_verb(self._worker_id, "look"), self._on_look)
                 await self._bus.serve(subjects.worker_verb(self._worker_id, "offer"), Offer, self._on_offer)
-                await self._announce()
+                await self._presence.announce()
                 await self._cover()
                 self._review.set()  # for what was wished before this worker listened
-                self._spawn(self._beat_forever())
+                self._spawn(self._presence.beat_forever(self._renew))
                 self._spawn(self._review_forever())
                 ready()
         finally:
@@ -135,52 +133,11 @@ class Worker:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.create_task(work)
 
-    # ---- being known ------------------------------------------------------------------------------------
+    # ---- offers -----------------------------------------------------------------------------------------
 
-    async def _register(self) -> None:
-        info = WorkerInfo(
-            worker_id=self._worker_id,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            total=self._config.total,
-            version=importlib.metadata.version("fluster"),
-            python=platform.python_version(),
-            started_at=time.time(),
-        )
-        table = workers_table(self._bus)
-        # On a new cluster the controller is making the table at this moment.
-        await retried(
-            lambda _left_s: table.put(self._worker_id, info), on=(StreamNotFoundError,), timeout_s=_CONTROLLER_TIMEOUT_S
-        )
-
-    async def _announce(self) -> None:
-        offers = ServedEndpoint("offer", subjects.worker_verb(self._worker_id, "offer"))
-        await Announcement(
-            "fluster-worker",
-            self._worker_id,
-            importlib.metadata.version("fluster"),
-            description="Runs tasks of a Fluster cluster",
-            endpoints=[offers],
-        ).serve(self._bus)
-
-    async def _beat_forever(self) -> None:
-        """Tell that this worker lives. What it runs is fenced from the sending of the last beat that was heard."""
-        timing = self._config.timing
-        subject = subjects.heartbeats(self._worker_id)
-        while True:
-            sent = time.monotonic()
-            beat = Heartbeat(worker_id=self._worker_id, free=self._ledger.free, attempts=tuple(self._attempts))
-            try:
-                answer = await self._bus.request(subject, beat.to_json(), timeout_s=timing.heartbeat_s)
-                if not HeartbeatReply.from_json(answer.data).registered:
-                    await self._register()
-            except BusError as error:
-                log.info("a heartbeat was not heard: %s", error)
-            else:
-                fence_in_s = timing.fence_after_s - (time.monotonic() - sent)
-                for running in self._attempts.values():
-                    running.renew(fence_in_s)
-            await asyncio.sleep(max(0.0, timing.heartbeat_s - (time.monotonic() - sent)))
+    def _renew(self, fence_in_s: float) -> None:
+        for running in self._attempts.values():
+            running.renew(fence_in_s)
 
     async def _cover(self) -> None:
         if not self._has_adopted:

@@ -1,0 +1,95 @@
+"""How a worker is known: its registration, its place among the services, its heartbeats."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import logging
+import os
+import platform
+import socket
+import time
+from collections.abc import Callable, Collection
+
+from fluster_bus import subjects
+from fluster_bus.bus import Bus
+from fluster_bus.errors import BusError, StreamNotFoundError
+from fluster_bus.messages import Capacity, Heartbeat, HeartbeatReply, WorkerId, WorkerInfo
+from fluster_bus.retries import retried
+from fluster_bus.services_api import Announcement, ServedEndpoint
+from fluster_bus.streams import workers_table
+from fluster_services.config import Timing
+
+log = logging.getLogger(__name__)
+
+_CONTROLLER_TIMEOUT_S = 60.0
+
+
+class Presence:
+    """One worker as others know it. `free` and `attempts` tell what its heartbeats say."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        worker_id: WorkerId,
+        *,
+        total: Capacity,
+        timing: Timing,
+        free: Callable[[], Capacity],
+        attempts: Callable[[], Collection[str]],
+    ) -> None:
+        self._bus = bus
+        self._worker_id = worker_id
+        self._timing = timing
+        self._free = free
+        self._attempts = attempts
+        self._info = WorkerInfo(
+            worker_id=worker_id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            total=total,
+            version=importlib.metadata.version("fluster"),
+            python=platform.python_version(),
+            started_at=time.time(),
+        )
+
+    async def register(self) -> None:
+        """Put the worker into the table of workers."""
+        table = workers_table(self._bus)
+        # On a new cluster the controller is making the table at this moment.
+        await retried(
+            lambda _left_s: table.put(self._worker_id, self._info),
+            on=(StreamNotFoundError,),
+            timeout_s=_CONTROLLER_TIMEOUT_S,
+        )
+
+    async def announce(self) -> None:
+        """Be listed among the services."""
+        offers = ServedEndpoint("offer", subjects.worker_verb(self._worker_id, "offer"))
+        await Announcement(
+            "fluster-worker",
+            self._worker_id,
+            self._info.version,
+            description="Runs tasks of a Fluster cluster",
+            endpoints=[offers],
+        ).serve(self._bus)
+
+    async def beat_forever(self, renew: Callable[[float], None]) -> None:
+        """Tell that this worker lives; `renew(fence_in_s)` after each beat that was heard.
+
+        What the worker runs is fenced from the sending of the last of those.
+        """
+        timing = self._timing
+        subject = subjects.heartbeats(self._worker_id)
+        while True:
+            sent = time.monotonic()
+            beat = Heartbeat(worker_id=self._worker_id, free=self._free(), attempts=tuple(self._attempts()))
+            try:
+                answer = await self._bus.request(subject, beat.to_json(), timeout_s=timing.heartbeat_s)
+                if not HeartbeatReply.from_json(answer.data).registered:
+                    await self.register()
+            except BusError as error:
+                log.info("a heartbeat was not heard: %s", error)
+            else:
+                renew(timing.fence_after_s - (time.monotonic() - sent))
+            await asyncio.sleep(max(0.0, timing.heartbeat_s - (time.monotonic() - sent)))
