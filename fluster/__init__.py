@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         MailboxFullError,
         NoClusterError,
         RemoteError,
+        WorkerNotFoundError,
         WorkspaceError,
     )
     from fluster.worker_pool import WorkerPool
@@ -110,6 +111,7 @@ __all__ = [
     "TpuConfig",
     "TpuTopologyInfo",
     "WorkerId",
+    "WorkerNotFoundError",
     "WorkerPool",
     "WorkspaceError",
     "actor",

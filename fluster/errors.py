@@ -7,6 +7,7 @@ FlusterError
 │   ├── ClusterStartError         a local cluster did not come up
 │   ├── WorkspaceError            a ValueError: a job's folder cannot be packed as it is
 │   ├── JobNotFoundError          no job has that id
+│   ├── WorkerNotFoundError       no worker of that name answers
 │   ├── JobRefusedError           the cluster did not take the job; nothing was started
 │   ├── JobFailedError            a job ended otherwise than well; `info` tells how
 │   └── JobTimeoutError           a TimeoutError: the job had not ended in time, and goes on
@@ -46,6 +47,7 @@ __all__ = [
     "MailboxFullError",
     "NoClusterError",
     "RemoteError",
+    "WorkerNotFoundError",
     "WorkspaceError",
 ]
 
@@ -68,6 +70,10 @@ class WorkspaceError(ClusterError, ValueError):
 
 class JobNotFoundError(ClusterError, LookupError):
     """No job has that id."""
+
+
+class WorkerNotFoundError(ClusterError, LookupError):
+    """No worker of that name answers."""
 
 
 class JobRefusedError(ClusterError):

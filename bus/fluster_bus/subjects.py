@@ -129,6 +129,9 @@ def dispatch(device: str, variant: str, count: int, cpu: str, memory: str) -> st
 DISPATCH_QUEUE = "workers"
 
 
+WORKER_VERBS = ("offer", "drain")
+
+
 def worker_verb(worker: str, verb: str) -> str:
     return f"{_SYS}.workers.{_name('worker', worker)}.{_name('verb', verb)}"  # fluster.sys.workers.w1.look
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fluster.cli import actors, clusters, jobs
+from fluster.cli import actors, clusters, jobs, workers
 from fluster.cli.exit_codes import DEBUG_VARIABLE, EXIT_CODES_HELP, report
 from fluster.cli.options import Options, Output
 
@@ -91,7 +91,7 @@ def _guarded(command: Callable[..., None]) -> Callable[..., None]:
 
 _add("demo", clusters.demo, "Clusters")
 _add("up", clusters.up, "Clusters")
-_add("workers", clusters.workers, "Clusters")
+_add("workers", workers.workers, "Workers")
 _add("submit", jobs.submit, "Jobs", **_WORDS)
 _add("ps", jobs.ps, "Jobs")
 _add("status", jobs.status, "Jobs")
@@ -100,6 +100,11 @@ _add("logs", jobs.logs, "Jobs")
 _add("cancel", jobs.cancel, "Jobs")
 _add("actors", actors.actors, "Actors")
 _add("call", actors.call, "Actors", **_JSON)
+
+worker = typer.Typer(name="worker", help="Ask one worker, or send it away. For operators.", no_args_is_help=True)
+for _name, _command in (("drain", workers.drain),):
+    worker.command(_name)(_guarded(_command))
+app.add_typer(worker, rich_help_panel="Workers")
 
 _ALONE = ("demo", "up")  # they bring their own cluster
 
@@ -111,8 +116,9 @@ def _set_option(context: Any, parameter: Any, value: Any) -> None:
 
 def _with_shared_options(group: Any) -> Any:
     """The same commands, which take the shared options behind their name too."""
+    inner = [each for command in group.commands.values() for each in getattr(command, "commands", {}).items()]
     for option in group.params:
-        for name, command in group.commands.items():
+        for name, command in [*group.commands.items(), *inner]:
             if option.name in {field.name for field in dataclasses.fields(Options)} and name not in _ALONE:
                 again = copy.copy(option)
                 again.default, again.expose_value, again.callback = None, False, _set_option

@@ -1,4 +1,4 @@
-"""Clusters of this machine, and the workers of the one that is meant."""
+"""Clusters of this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 
 from fluster.cli.exit_codes import CommandError, ExitCode, say
 from fluster.cli.options import Options
-from fluster.cli.output import age, size, write, write_json, write_table
+from fluster.cli.output import write
 
 _ADDRESS_FILE = "address.json"
 
@@ -112,35 +112,3 @@ def _size(text: str | None) -> int | None:
         return None if text is None else parse_size(text)
     except ValueError as error:
         raise CommandError(f"--memory: {error}", ExitCode.USAGE) from error
-
-
-def workers(context: typer.Context) -> None:
-    """List the cluster's workers: what they have, and what of it is free."""
-    options = Options.of(context)
-    with options.connect() as cluster:
-        found = cluster.list_workers()
-    if options.json:
-        write_json([worker.model_dump(mode="json") for worker in found])
-        return
-    columns = ["WORKER", "STATE", "HEARD", "CPU FREE", "MEMORY FREE", "DEVICES FREE", "TASKS", "AGE", "HOST"]
-    write_table(
-        columns,
-        [
-            [
-                worker.info.worker_id,
-                "alive" if worker.alive else "lost",
-                f"{worker.silent_for_s:.0f}s ago",
-                f"{worker.free.cpu:g}/{worker.info.total.cpu:g}",
-                f"{size(worker.free.memory)} of {size(worker.info.total.memory)}",
-                _devices(worker.free.devices, worker.info.total.devices, worker.info.total.variant),
-                str(worker.running),
-                age(worker.info.started_at),
-                worker.info.host,
-            ]
-            for worker in found
-        ],
-    )
-
-
-def _devices(free: int, total: int, variant: str) -> str:
-    return f"{free}/{total} {variant}" if total else "-"

@@ -18,7 +18,7 @@ class ExitCode(IntEnum):
     FAILED = 1  # a job, an actor's method or the demo's check failed
     USAGE = 2
     NO_CLUSTER = 3  # no address, nobody there, credentials refused, no answer, or it did not start
-    NOT_FOUND = 4  # no such job, actor or namespace
+    NOT_FOUND = 4  # no such job, actor, worker or namespace
     BUG = 70  # of sysexits.h: an error that nobody foresaw
     INTERRUPTED = 130  # 128 + SIGINT
     BROKEN_PIPE = 141  # 128 + SIGPIPE
@@ -26,7 +26,7 @@ class ExitCode(IntEnum):
 
 EXIT_CODES_HELP = (
     "Exit codes: 0 it went well; 1 the job or the actor's method failed; 2 wrong usage; 3 no cluster (no address, nobody "
-    "answers, credentials refused, it did not start); 4 no such job, actor or namespace; 70 an error in fluster itself; 130 "
+    "answers, credentials refused, it did not start); 4 no such job, actor, worker or namespace; 70 an error in fluster itself; 130 "
     f"interrupted; 141 whoever read the output left. {DEBUG_VARIABLE}=1 shows the traceback of an error."
 )
 
@@ -77,7 +77,7 @@ def _judge(error: BaseException) -> tuple[ExitCode, str]:
         problems = error.errors(include_url=False, include_context=False, include_input=True)
         texts = (f"{'.'.join(str(part) for part in each['loc'])}={each['input']!r}: {each['msg']}" for each in problems)
         return ExitCode.USAGE, "; ".join(texts)
-    if isinstance(error, errors.JobNotFoundError | errors.ActorNotFoundError):
+    if isinstance(error, errors.JobNotFoundError | errors.ActorNotFoundError | errors.WorkerNotFoundError):
         return ExitCode.NOT_FOUND, str(error)
     if isinstance(error, bus.ServiceError) and error.code == _NO_NAMESPACE:
         return ExitCode.NOT_FOUND, str(error)

@@ -38,6 +38,7 @@ class Cluster:
     explain = blocking(AsyncCluster.explain)
     list_jobs = blocking(AsyncCluster.list_jobs)
     list_workers = blocking(AsyncCluster.list_workers)
+    drain_worker = blocking(AsyncCluster.drain_worker)
     logs = blocking_iterator(AsyncCluster.logs)
     register_endpoint = blocking(AsyncCluster.register_endpoint)
     unregister_endpoint = blocking(AsyncCluster.unregister_endpoint)

@@ -10,6 +10,7 @@ from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from typing import Self, TypeVar, overload
 
+from fluster.cluster import worker_calls
 from fluster.cluster.identity import CONTROLLER_ADDRESS, NAMESPACE, TaskIdentity
 from fluster.cluster.job_logs import LogFilter, job_logs
 from fluster.cluster.job_states import UNANSWERED, JobStates
@@ -22,6 +23,7 @@ from fluster_bus.bus import Bus, Reply
 from fluster_bus.errors import ServiceError, StorageError
 from fluster_bus.messages import (
     Done,
+    DrainReply,
     Endpoint,
     EndpointId,
     ExplainReply,
@@ -37,6 +39,7 @@ from fluster_bus.messages import (
     Namespace,
     TerminateReply,
     TerminateRequest,
+    WorkerId,
     WorkerList,
     WorkerStatus,
 )
@@ -253,6 +256,16 @@ class AsyncCluster:
     async def list_workers(self) -> list[WorkerStatus]:
         """The workers that have registered, and how they are."""
         return list((await self.bus.ask(subjects.workers_list(self.namespace), Done(), WorkerList)).workers)
+
+    async def drain_worker(
+        self, worker_id: WorkerId, *, timeout: float | None = None, wait: bool = False
+    ) -> DrainReply:
+        """Have a worker take nothing new, wait for what runs, and leave; with `wait`, return when it has left.
+
+        After `timeout` seconds it hands back what still runs: stopped, and tried elsewhere at the cost of the preemption
+        budget. For operators. Raises WorkerNotFoundError, and CredentialsError for anybody else.
+        """
+        return await worker_calls.drain_worker(self.bus, worker_id, timeout_s=timeout, wait=wait)
 
     # ---- endpoints --------------------------------------------------------------------------------------
 

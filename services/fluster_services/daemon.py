@@ -32,19 +32,24 @@ def run_daemon(
     ready_fd: int | None = None,
     owner_fd: int | None = None,
     log_file: Path | None = None,
+    on_leave: Callable[[], None] | None = None,
 ) -> None:
-    """Run `serve(bus, ready)` until SIGTERM, Ctrl-C, or the end of the pipe `owner_fd`: its owner is gone.
+    """Run `serve(bus, ready)` until it returns, SIGTERM, Ctrl-C, or the end of the pipe `owner_fd`: its owner is gone.
 
+    With `on_leave` the first signal only calls that, for `serve` to return in its own time; a second one ends it at
+    once, with the status that a shell gives to a program that died of the signal.
     A byte is written to `ready_fd` when `serve` calls `ready`. Exits with status 1 and one line when it cannot go on.
     """
     _set_up_logging(log_file)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_main(serve, address, name, ready_fd, owner_fd))
+            status = runner.run(_main(serve, address, name, ready_fd=ready_fd, owner_fd=owner_fd, on_leave=on_leave))
     except* FlusterError as errors:
         for error in _single(errors):
             log.error("%s", error)  # noqa: TRY400 - the reason is in the message; a traceback would hide it
         sys.exit(1)
+    if status:
+        sys.exit(status)
 
 
 def _set_up_logging(log_file: Path | None) -> None:
@@ -76,18 +81,30 @@ async def _main(
     serve: Callable[[Bus, Callable[[], None]], Coroutine[Any, Any, None]],
     address: BusAddress,
     name: str,
+    *,
     ready_fd: int | None,
     owner_fd: int | None,
-) -> None:
+    on_leave: Callable[[], None] | None,
+) -> int:
     loop = asyncio.get_running_loop()
     leaving = asyncio.Event()
+    asked: list[int] = []  # the signals, in their order
+    serving: asyncio.Task[None] | None = None
+
+    def on_signal(number: int) -> None:
+        asked.append(number)
+        if on_leave is None or serving is None or len(asked) > 1:
+            leaving.set()
+        else:
+            on_leave()
+
     for number in _LEAVE_SIGNALS:
-        loop.add_signal_handler(number, leaving.set)
+        loop.add_signal_handler(number, on_signal, number)
     if owner_fd is not None:
         loop.add_reader(owner_fd, leaving.set)  # nothing is ever written there: it can only end
     bus = await _connect(address, name, leaving)
     if bus is None:
-        return
+        return 0
 
     def ready() -> None:
         log.info("%s is ready at %s", name, address)
@@ -107,6 +124,7 @@ async def _main(
         await asyncio.gather(serving, leave, return_exceptions=True)
         await bus.close()
     log.info("%s has left", name)
+    return 128 + asked[-1] if on_leave is not None and len(asked) > 1 else 0
 
 
 async def _connect(address: BusAddress, name: str, leaving: asyncio.Event) -> Bus | None:

@@ -3,6 +3,7 @@
 The owner writes a LocalSetup as one line to standard input and reads a LocalStarted as one line from standard output.
 Standard input is the leash: when it ends, because the owner closed it or died in whatever way, everything ends. A daemon
 that dies is started again, on the same port and the same store, so that clients and actors go on without being told.
+Only a worker that was told to drain stays away.
 
 Single-threaded, without an event loop: the daemons are forked from here with everything imported.
 """
@@ -53,6 +54,7 @@ class Daemon:
     started_at: float = 0.0
     pause_s: float = _FIRST_PAUSE_S
     restart_at: float | None = None
+    may_leave: bool = False  # when it ends with status 0 it has done what it was told, and stays away
 
 
 @dataclass
@@ -83,7 +85,10 @@ class Supervisor:
         self.server.start()
         self.daemons = [
             Daemon("controller", self._run_controller),
-            *(Daemon(f"worker-{number}", self._worker_body(number)) for number in range(self.setup.workers)),
+            *(
+                Daemon(f"worker-{number}", self._worker_body(number), may_leave=True)
+                for number in range(self.setup.workers)
+            ),
         ]
         ready = [(daemon, self._fork_and_ask(daemon)) for daemon in self.daemons]
         deadline = time.monotonic() + _START_TIMEOUT_S
@@ -221,9 +226,12 @@ class Supervisor:
     def _reap(self) -> None:
         """Take in every child that ended: daemons, and keepers whose worker is gone. The server's own handle copes."""
         now = time.monotonic()
-        while pid := _next_ended():
+        while ended := _next_ended():
+            pid, status = ended
             for daemon in self.daemons:
-                if daemon.pid == pid:
+                if daemon.pid == pid and daemon.may_leave and status == 0:
+                    daemon.pid = 0
+                elif daemon.pid == pid:
                     settled = now - daemon.started_at >= _SETTLED_S
                     daemon.pause_s = _FIRST_PAUSE_S if settled else min(daemon.pause_s * 2, _LAST_PAUSE_S)
                     daemon.pid, daemon.restart_at = 0, now + daemon.pause_s
@@ -278,12 +286,13 @@ class Supervisor:
                 deadline = time.monotonic() + _LEAVE_TIMEOUT_S
 
 
-def _next_ended() -> int:
-    """A child that ended, taken in; 0 when there is none."""
+def _next_ended() -> tuple[int, int] | None:
+    """A child that ended, taken in, with its status; None when there is none."""
     try:
-        return os.waitpid(-1, os.WNOHANG)[0]
+        pid, status = os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
-        return 0
+        return None
+    return (pid, status) if pid else None
 
 
 def _no_children() -> bool:

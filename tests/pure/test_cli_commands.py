@@ -13,7 +13,7 @@ from fluster.cli.app import app
 from fluster.cli.exit_codes import CommandError, ExitCode
 from fluster_bus.messages import GpuConfig
 
-COMMANDS = ["demo", "up", "workers", "submit", "ps", "status", "explain", "logs", "cancel", "actors", "call"]
+COMMANDS = ["demo", "up", "workers", "worker", "submit", "ps", "status", "explain", "logs", "cancel", "actors", "call"]
 
 
 def _help(*arguments: str) -> str:
@@ -29,7 +29,7 @@ def test_the_help_names_every_command_and_the_exit_codes() -> None:
     assert "Exit codes" in text
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "workers"])
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in {"workers", "worker"}])
 def test_the_help_of_a_command_has_something_to_try(command: str) -> None:
     assert f"fluster {command}" in _help(command).split("Try:")[1]
 

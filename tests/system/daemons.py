@@ -1,6 +1,7 @@
 """A cluster whose parts are started, killed and started again by hand, with a timing of their own."""
 
 import base64
+import dataclasses
 import os
 import pickle
 import signal
@@ -8,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from fluster.cluster import Cluster
 from fluster_bus.messages import Capacity, Namespace, WorkerId
@@ -84,8 +85,8 @@ class Daemons:
         address = self.server.credentials(Role.SERVICE)
         self._start("controller", ControllerConfig(address=address, namespaces=(DEFAULT,), timing=self.timing))
 
-    def start_worker(self, name: str = "w1") -> None:
-        """Start it, and return when it takes offers."""
+    def start_worker(self, name: str = "w1", **fields: Any) -> None:
+        """Start it, and return when it takes offers; `fields` of its configuration are as given."""
         config = WorkerConfig(
             address=self.server.credentials(Role.SERVICE),
             worker_id=WorkerId(name),
@@ -96,7 +97,7 @@ class Daemons:
             working_dir=self.folder,
             python_path=tuple(sys.path),
         )
-        self._start(name, config)
+        self._start(name, dataclasses.replace(config, **fields))
 
     def _start(self, name: str, config: ControllerConfig | WorkerConfig) -> None:
         ready_end, ready = os.pipe()

@@ -34,6 +34,7 @@ from fluster_bus.messages.requests import (
 )
 from fluster_bus.messages.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig, parse_size
 from fluster_bus.messages.tpu import TPU_TOPOLOGIES, TpuTopologyInfo, tpu_topology
+from fluster_bus.messages.worker_service import DrainReply, DrainRequest
 from fluster_bus.messages.workers import (
     Capacity,
     Heartbeat,
@@ -51,6 +52,8 @@ __all__ = [
     "Capacity",
     "CpuConfig",
     "Done",
+    "DrainReply",
+    "DrainRequest",
     "Endpoint",
     "EndpointId",
     "EndpointList",

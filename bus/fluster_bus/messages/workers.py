@@ -29,6 +29,7 @@ class WorkerInfo(Message):
     version: str
     python: str
     started_at: float
+    draining: bool = False  # it takes nothing new, and leaves when what it has is over
 
 
 class Offer(Message):

@@ -117,6 +117,7 @@ class Controller:
                     self.judge.on_registered(change.value)
                 else:
                     self.workers.pop(WorkerId(change.key), None)
+                    self.judge.on_left(WorkerId(change.key))
 
     def apply(self, row: Row[JobRecord | TaskRecord]) -> None:
         """Take in a record as it was read or written, with everything that follows from it."""

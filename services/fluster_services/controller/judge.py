@@ -82,8 +82,18 @@ class Judge:
                 except BusError as error:
                     log.info("the lost worker %s is taken from the table later: %s", worker_id, error)
 
+    def on_left(self, worker_id: WorkerId) -> None:
+        """A worker is not in the table any more: it will not be heard, and nobody need wait for it."""
+        if self._liveness.is_alive(worker_id):  # it left by itself; one that was lost stays lost
+            self._liveness.forget(worker_id)
+
     def alive(self) -> list[WorkerId]:
-        return self._liveness.alive()
+        """The workers that may be given something."""
+        return [worker_id for worker_id in self._liveness.alive() if not self._is_draining(worker_id)]
+
+    def _is_draining(self, worker_id: WorkerId) -> bool:
+        info = self._controller.workers.get(worker_id)
+        return info is not None and info.draining
 
     def free(self, worker_id: WorkerId) -> Capacity:
         return self._liveness.free(worker_id)
@@ -103,11 +113,11 @@ class Judge:
         ]
 
     def views(self) -> list[WorkerView]:
-        """The workers that live, as far as it matters to whoever waits for them."""
+        """The workers that live and take work, as far as it matters to whoever waits for them."""
         books = self._controller.books
         found = []
         for worker_id, info in sorted(self._controller.workers.items()):
-            if self._liveness.is_alive(worker_id):
+            if self._liveness.is_alive(worker_id) and not info.draining:
                 held = books.held_by(worker_id)
                 # By the records, which are newer than what the worker's last beat said it had left.
                 free = info.total
@@ -121,7 +131,8 @@ class Judge:
 
     async def _give_up_misfits(self) -> None:
         scheduler = self._controller.offers.scheduler
-        totals = [(worker_id, info.total) for worker_id, info in sorted(self._controller.workers.items())]
+        workers = sorted(self._controller.workers.items())
+        totals = [(worker_id, info.total) for worker_id, info in workers if not info.draining]
         now = time.monotonic()
         misfits = [
             need for need in scheduler.needs() if totals and not any(capacity.fits(need, total) for _, total in totals)

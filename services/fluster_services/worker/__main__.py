@@ -12,6 +12,7 @@ from fluster_bus.messages import Namespace, WorkerId
 from fluster_bus.roles import Role, User
 from fluster_services.daemon import run_daemon
 from fluster_services.worker.detection import detect_capacity
+from fluster_services.worker.draining import Draining
 from fluster_services.worker.process_runtime import ProcessRuntime
 from fluster_services.worker.template import start_template
 from fluster_services.worker.worker import Worker, WorkerConfig
@@ -29,8 +30,20 @@ def main() -> None:
         state_dir=state_dir,
         total=detect_capacity(),
         job_credentials=credentials,
+        drain_timeout_s=_seconds("FLUSTER_DRAIN_TIMEOUT_S", WorkerConfig.drain_timeout_s),
     )
     run_worker(config)
+
+
+def _seconds(variable: str, default: float) -> float:
+    text = os.environ.get(variable, "")
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        sys.exit(f"{variable}={text!r} is no time: give seconds, such as 60")
+    return value
 
 
 def _password(user: User) -> str:
@@ -43,16 +56,23 @@ def _password(user: User) -> str:
 def run_worker(
     config: WorkerConfig, *, ready_fd: int | None = None, owner_fd: int | None = None, log_file: Path | None = None
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C, or until the owner is gone. Tasks go on under their keepers."""
+    """Serve until the worker has drained, by request or after SIGTERM or Ctrl-C, or until the owner is gone.
+
+    A second signal ends it at once: its tasks go on under their keepers, and a worker of the same name adopts them.
+    """
+    draining = Draining()
     config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     template = start_template(owner_fd=owner_fd)  # before there is an event loop or a connection to inherit
     run_daemon(
-        lambda bus, ready: Worker(bus, config, ProcessRuntime(config.state_dir / "attempts", template)).run(ready),
+        lambda bus, ready: Worker(bus, config, ProcessRuntime(config.state_dir / "attempts", template), draining).run(
+            ready
+        ),
         address=config.address,
         name=config.worker_id,
         ready_fd=ready_fd,
         owner_fd=owner_fd,
         log_file=log_file,
+        on_leave=lambda: draining.ask(config.drain_timeout_s),
     )
 
 

@@ -42,7 +42,7 @@ GONE_SUFFIX = ".gone"
 # Set for every task; its children that outlive a killed keeper are found by it.
 DIRECTORY_VARIABLE = "FLUSTER_ATTEMPT_DIRECTORY"
 
-ExitReason = Literal["exited", "killed", "timed_out", "fenced", "owner_gone", "keeper_died"]
+ExitReason = Literal["exited", "killed", "preempted", "timed_out", "fenced", "owner_gone", "keeper_died"]
 
 
 @dataclass(frozen=True)

@@ -437,7 +437,8 @@ class _Keeper:
                 self._assign(Path(message["assign"]["draft"]), Path(message["assign"]["directory"]))
             return
         if "kill" in message:
-            self._kill(float(message["kill"]), "killed", message.get("reason"))
+            how: ExitReason = "preempted" if message.get("preempted") else "killed"
+            self._kill(float(message["kill"]), how, message.get("reason"))
         if "renew" in message and self._status is None and self._reason == "exited":
             if message["renew"] is None:
                 self._timers.cancel("fence")

@@ -29,6 +29,9 @@ class Ledger:
             }
         )
 
+    def __len__(self) -> int:
+        return len(self._reserved)
+
     def __contains__(self, attempt: str) -> bool:
         return attempt in self._reserved
 

@@ -57,6 +57,8 @@ def outcome(record: ExitRecord) -> Outcome:
         )
     if record.reason == "killed":
         return Outcome(JobStatus.KILLED, record.kill_reason or "killed", record.exit_code, error)
+    if record.reason == "preempted":
+        return Outcome(JobStatus.WORKER_FAILED, record.kill_reason or "preempted", record.exit_code)
     if record.reason == "timed_out":
         return Outcome(JobStatus.FAILED, f"stopped: {record.kill_reason}", record.exit_code, error)
     if record.reason == "fenced":

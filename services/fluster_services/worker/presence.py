@@ -53,6 +53,15 @@ class Presence:
             started_at=time.time(),
         )
 
+    async def say_draining(self) -> None:
+        """Be known as one that takes nothing new."""
+        self._info = self._info.model_copy(update={"draining": True})
+        await self.register()
+
+    async def deregister(self) -> None:
+        """Be no worker of the cluster any more."""
+        await workers_table(self._bus).delete(self._worker_id)
+
     async def register(self) -> None:
         """Put the worker into the table of workers."""
         table = workers_table(self._bus)
@@ -65,13 +74,15 @@ class Presence:
 
     async def announce(self) -> None:
         """Be listed among the services."""
-        offers = ServedEndpoint("offer", subjects.worker_verb(self._worker_id, "offer"))
+        endpoints = [
+            ServedEndpoint(verb, subjects.worker_verb(self._worker_id, verb)) for verb in subjects.WORKER_VERBS
+        ]
         await Announcement(
             "fluster-worker",
             self._worker_id,
             self._info.version,
             description="Runs tasks of a Fluster cluster",
-            endpoints=[offers],
+            endpoints=endpoints,
         ).serve(self._bus)
 
     async def beat_forever(self, renew: Callable[[float], None]) -> None:

@@ -103,8 +103,8 @@ class ProcessTask:
                 raise
             return [], start_offset  # its keeper died before it could make one
 
-    def kill(self, grace_s: float, reason: str) -> None:
-        self._send({"kill": grace_s, "reason": reason})
+    def kill(self, grace_s: float, reason: str, *, preempted: bool = False) -> None:
+        self._send({"kill": grace_s, "reason": reason, "preempted": preempted})
 
     def renew(self, fence_after_s: float | None) -> None:
         if self._writer is not None and self._writer.transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:

@@ -55,8 +55,11 @@ class RunningTask(Protocol):
     def read_log(self, start_offset: int = 0, *, max_bytes: int = 1024 * 1024) -> tuple[list[SpoolRecord], int]:
         """Records from `start_offset` on, and the offset to go on from. Raises FileNotFoundError once it is forgotten."""
 
-    def kill(self, grace_s: float, reason: str) -> None:
-        """Have it stopped: politely, and by force after `grace_s`. `Exited` tells when that is done."""
+    def kill(self, grace_s: float, reason: str, *, preempted: bool = False) -> None:
+        """Have it stopped: politely, and by force after `grace_s`. `Exited` tells when that is done.
+
+        With `preempted` it is nobody's wish that the task ends: it is to be tried elsewhere.
+        """
 
     def renew(self, fence_after_s: float | None) -> None:
         """Have it stopped unless this is called again within that time; None: never."""

@@ -22,6 +22,8 @@ from fluster_bus.errors import (
 )
 from fluster_bus.messages import (
     Capacity,
+    DrainReply,
+    DrainRequest,
     JobRecord,
     JobStatus,
     Look,
@@ -39,6 +41,7 @@ from fluster_services.capacity import fits, needed
 from fluster_services.config import CacheLimits, Timing
 from fluster_services.worker.claims import Claims
 from fluster_services.worker.class_offers import ClassOffers
+from fluster_services.worker.draining import Draining
 from fluster_services.worker.launch import Launcher
 from fluster_services.worker.ledger import Ledger
 from fluster_services.worker.log_pump import LogPump, publish_preparation
@@ -54,6 +57,7 @@ log = logging.getLogger(__name__)
 _ADOPTION_PAUSE_S = 0.5
 _CONTROLLER_TIMEOUT_S = 60.0
 _MOMENT_S = 0.02  # shorter than anybody watches
+_HAND_BACK_S = 5.0  # beyond the grace: for the ends to be written
 
 
 @dataclass(frozen=True)
@@ -69,12 +73,13 @@ class WorkerConfig:
     working_dir: Path | None = None
     python_path: tuple[str, ...] = ()
     caches: CacheLimits = field(default_factory=CacheLimits)
+    drain_timeout_s: float = 60.0  # after SIGTERM, before what still runs is handed back
 
 
 class Worker:
-    """One worker on one connection; `run` serves until it is cancelled. Its tasks outlive it."""
+    """One worker on one connection; `run` serves until it is cancelled, or has drained. Cancelled, its tasks outlive it."""
 
-    def __init__(self, bus: Bus, config: WorkerConfig, runtime: Runtime) -> None:
+    def __init__(self, bus: Bus, config: WorkerConfig, runtime: Runtime, draining: Draining) -> None:
         self._bus = bus
         self._config = config
         self._runtime = runtime
@@ -90,7 +95,7 @@ class Worker:
             config.worker_id,
             total=config.total,
             timing=config.timing,
-            free=lambda: self._ledger.free,
+            free=self._free,
             attempts=self._attempts.keys,
         )
         self._launcher = Launcher(
@@ -103,7 +108,10 @@ class Worker:
         )
         self._preparation = Preparation(config.state_dir, functools.partial(ObjectStore, bus), config.caches)
         self._preparing: dict[str, asyncio.Task[Prepared]] = {}  # {attempt key: what it waits for}
+        self._draining = draining
+        self._is_handing_back = False
         self._tasks = asyncio.TaskGroup()
+        self._work: set[asyncio.Task[Any]] = set()  # what has to be over before the worker may leave
         self._review = asyncio.Event()
         self._has_adopted = False
 
@@ -119,19 +127,80 @@ class Worker:
                 self._has_adopted = True
                 await self._bus.subscribe(subjects.worker_verb(self._worker_id, "look"), self._on_look)
                 await self._bus.serve(subjects.worker_verb(self._worker_id, "offer"), Offer, self._on_offer)
+                await self._bus.serve(subjects.worker_verb(self._worker_id, "drain"), DrainRequest, self._on_drain)
                 await self._presence.announce()
                 await self._cover()
                 self._review.set()  # for what was wished before this worker listened
-                self._spawn(self._presence.beat_forever(self._renew))
-                self._spawn(self._review_forever())
+                loops = [
+                    self._tasks.create_task(self._presence.beat_forever(self._renew)),
+                    self._tasks.create_task(self._review_forever()),
+                ]
                 ready()
+                is_done = await self._drain()
+                for loop in loops:  # a beat after the worker has left would bring it back
+                    loop.cancel()
+                await asyncio.wait(loops)
+                if is_done:
+                    await self._deregister()
         finally:
             self._classes.close()
             await self._preparation.close()
             await self._runtime.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.create_task(work)
+        self._track(self._tasks.create_task(work))
+
+    def _track(self, work: asyncio.Task[Any]) -> None:
+        self._work.add(work)
+        work.add_done_callback(self._work.discard)
+
+    # ---- leaving ----------------------------------------------------------------------------------------
+
+    async def _on_drain(self, request: DrainRequest, _subject: str) -> DrainReply:
+        self._draining.ask(request.timeout_s)
+        return DrainReply(worker_id=self._worker_id, running=len(self._ledger))
+
+    async def _drain(self) -> bool:
+        """Whether nothing is left to do, once this worker was asked to leave and has waited for what it had."""
+        await self._draining.wait_asked()
+        log.info("%s takes nothing new, and leaves when its %d attempts are over", self._worker_id, len(self._ledger))
+        self._spawn(self._cover_when_possible())
+        self._spawn(self._say_draining())
+        if await self._draining.wait_done(self._work):
+            return True
+        self._is_handing_back = True
+        for running in self._attempts.values():
+            self._hand_back(running)
+        for preparing in self._preparing.values():
+            preparing.cancel()
+        timeout_s = self._config.timing.kill_grace_s + _HAND_BACK_S
+        if self._work:
+            await asyncio.wait(self._work, timeout=timeout_s)
+        if self._work:
+            # Their keepers stop them, and the controller gives them away when this worker has been silent for long enough.
+            log.warning("%s leaves, with %d attempts whose end is not told", self._worker_id, len(self._ledger))
+        for work in self._work:
+            work.cancel()
+        return not self._work
+
+    def _hand_back(self, running: RunningTask) -> None:
+        running.kill(self._config.timing.kill_grace_s, self._left, preempted=True)
+
+    @property
+    def _left(self) -> str:
+        return f"worker {self._worker_id} left before it was over"
+
+    async def _say_draining(self) -> None:
+        try:
+            await self._presence.say_draining()
+        except BusError as error:
+            log.info("that %s drains is not in the table of workers: %s", self._worker_id, error)
+
+    async def _deregister(self) -> None:
+        try:
+            await self._presence.deregister()
+        except BusError as error:
+            log.info("%s leaves without a word, and will be found lost: %s", self._worker_id, error)
 
     # ---- offers -----------------------------------------------------------------------------------------
 
@@ -142,7 +211,10 @@ class Worker:
     async def _cover(self) -> None:
         if not self._has_adopted:
             return  # what is claimed now would be taken for something that an earlier run claimed and never started
-        await self._classes.cover(lambda: self._ledger.free)
+        await self._classes.cover(self._free)
+
+    def _free(self) -> Capacity:
+        return Capacity() if self._draining.is_asked else self._ledger.free
 
     async def _cover_when_possible(self) -> None:
         try:
@@ -155,6 +227,9 @@ class Worker:
     # ---- claiming ---------------------------------------------------------------------------------------
 
     async def _on_offer(self, offer: Offer, _subject: str) -> OfferReply:
+        work = asyncio.current_task()
+        if work is not None:
+            self._track(work)
         refusal = await self._take(offer)
         return OfferReply(worker_id=self._worker_id, accepted=refusal is None, reason=refusal or "")
 
@@ -169,6 +244,8 @@ class Worker:
         )
         if row is None or row.revision < offer.revision:
             return "no such record here"
+        if self._draining.is_asked:
+            return "it drains"
         key = subjects.attempt_key(offer.namespace, offer.job_id, offer.task, offer.attempt)
         need = needed(row.value.resources)
         if not self._ledger.reserve(key, need):
@@ -252,6 +329,9 @@ class Worker:
         record = row.value
         while True:
             prepared = await self._prepare(record, job, key)
+            if self._is_handing_back:
+                await self._end_unstarted(row, key, Outcome(JobStatus.WORKER_FAILED, self._left))
+                return None
             if prepared == Prepared():
                 return row, prepared
             # That may have taken its time, in which the task was given to somebody else, or stopped.
@@ -286,6 +366,8 @@ class Worker:
 
     async def _see_through(self, row: Row[TaskRecord], key: str, running: RunningTask, *, adopted: bool) -> None:
         self._attempts[key] = running
+        if self._is_handing_back:
+            self._hand_back(running)
         pump = LogPump(self._bus, row.value, running)
         if adopted:
             await pump.resume()

@@ -1,0 +1,45 @@
+"""What an operator asks single workers. Others have no credentials for that."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TypeVar
+
+from fluster.errors import WorkerNotFoundError
+from fluster_bus import subjects
+from fluster_bus.bus import Bus
+from fluster_bus.errors import NoRespondersError
+from fluster_bus.feeds import CaughtUp
+from fluster_bus.messages import DrainReply, DrainRequest, Message, WorkerId
+from fluster_bus.streams import workers_table
+from fluster_bus.tables import Deleted
+
+Reply = TypeVar("Reply", bound=Message)
+
+_ASK_TIMEOUT_S = 5.0
+
+
+async def ask_worker(bus: Bus, worker_id: WorkerId, verb: str, request: Message, reply: type[Reply]) -> Reply:
+    """The worker's answer. Raises WorkerNotFoundError when none of that name listens, and what `Bus.request` raises."""
+    try:
+        answer = await bus.request(subjects.worker_verb(worker_id, verb), request.to_json(), timeout_s=_ASK_TIMEOUT_S)
+    except NoRespondersError as error:
+        raise WorkerNotFoundError(f"no worker {worker_id!r} answers: `fluster workers` lists them") from error
+    return reply.from_json(answer.data)
+
+
+async def drain_worker(bus: Bus, worker_id: WorkerId, *, timeout_s: float | None, wait: bool) -> DrainReply:
+    """Ask the worker to leave; with `wait`, return when it has left."""
+    reply = await ask_worker(bus, worker_id, "drain", DrainRequest(timeout_s=timeout_s), DrainReply)
+    if wait:
+        await _wait_left(bus, worker_id)
+    return reply
+
+
+async def _wait_left(bus: Bus, worker_id: WorkerId) -> None:
+    is_there = False
+    async with aclosing(workers_table(bus).watch(worker_id)) as changes:
+        async for change in changes:
+            is_there = not isinstance(change, Deleted) and (is_there or not isinstance(change, CaughtUp))
+            if not is_there:
+                return
