@@ -103,6 +103,7 @@ def end(
     reason: str,
     exit_code: int | None = None,
     error: TaskError | None = None,
+    last_words: str = "",
 ) -> TaskRecord | None:
     """The attempt ended at its worker: SUCCEEDED, FAILED, KILLED, or WORKER_FAILED when it was not its own fault."""
     if task.state not in _HELD or not _holds(task, attempt, worker_id):
@@ -114,6 +115,7 @@ def end(
         reason,
         exit_code=exit_code,
         error=error,
+        last_words=last_words,
         finished_at=now,
         failures=task.failures + (state is JobStatus.FAILED),
         preemptions=task.preemptions + (state is JobStatus.WORKER_FAILED),
@@ -165,6 +167,7 @@ def retry(task: TaskRecord, *, now: float) -> TaskRecord | None:
         worker_id=None,
         exit_code=None,
         error=None,
+        last_words="",
         started_at=None,
         finished_at=None,
     )
@@ -219,7 +222,7 @@ def request_job_kill(job: JobRecord, *, reason: str) -> JobRecord | None:
 
 def finish_job(job: JobRecord, tasks: Iterable[TaskRecord], *, now: float) -> JobRecord | None:
     """The job's end, once all its tasks have ended: SUCCEEDED if all did, KILLED if that was asked for, else the
-    worst that happened to one, with its error.
+    worst that happened to one, with its error and its last words.
     """
     tasks = sorted(tasks, key=lambda task: task.task)  # whoever decides names the same culprit
     if job.state.finished() or not tasks or not all(is_final(task) for task in tasks):
@@ -233,6 +236,8 @@ def finish_job(job: JobRecord, tasks: Iterable[TaskRecord], *, now: float) -> Jo
         message = culprit.transitions[-1].reason if culprit.transitions else ""
         if len(tasks) > 1:
             message = f"task {culprit.task}: {message}"
+        if culprit.last_words:
+            message = f"{message}; its last words:\n{culprit.last_words}"
     started = [task.started_at for task in tasks if task.started_at is not None]
     return _moved(
         job,

@@ -20,7 +20,8 @@ def _exit(**fields: Any) -> ExitRecord:
     [
         (_exit(), JobStatus.SUCCEEDED, "exit code 0", 0),
         (_exit(exit_code=3), JobStatus.FAILED, "exit code 3", 3),
-        (_exit(exit_code=3, stderr_tail=["a", "b"]), JobStatus.FAILED, "exit code 3; its last words:\na\nb", 3),
+        (_exit(exit_code=3, log_tail=["a", "b"]), JobStatus.FAILED, "exit code 3", 3),
+        (_exit(exit_code=0, reason="preempted", kill_reason="shut down"), JobStatus.WORKER_FAILED, "shut down", 0),
         (_exit(exit_code=None, signal=9), JobStatus.FAILED, "killed by SIGKILL", None),
         (
             _exit(exit_code=None, signal=9, oom=True),
@@ -47,7 +48,7 @@ def test_what_was_not_the_tasks_own_fault(reason: Any) -> None:
 def test_the_exception_comes_along() -> None:
     pickled = base64.b64encode(pickle.dumps(ValueError("bad"))).decode()
     error = TaskError(type="ValueError", message="bad", traceback="Traceback …", pickled=pickled)
-    ended = outcome(_exit(exit_code=1, error=error, stderr_tail=["noise"]))
+    ended = outcome(_exit(exit_code=1, error=error, log_tail=["noise"]))
     assert ended.reason == "ValueError: bad"
     assert ended.error is not None
     assert ended.error.pickled is not None
@@ -57,6 +58,11 @@ def test_the_exception_comes_along() -> None:
     assert unpicklable.error.pickled is None
 
 
-def test_only_the_last_lines_are_told() -> None:
-    ended = outcome(_exit(exit_code=1, stderr_tail=[f"line {number}" for number in range(100)]))
-    assert ended.reason.splitlines()[1:] == [f"line {number}" for number in range(90, 100)]
+@pytest.mark.parametrize("fields", [{}, {"reason": "timed_out"}, {"error": TaskError(type="E", message="m")}])
+def test_what_failed_has_last_words(fields: dict[str, Any]) -> None:
+    assert outcome(_exit(exit_code=1, log_tail=["a", "b"], **fields)).last_words == "a\nb"
+
+
+@pytest.mark.parametrize("fields", [{}, {"reason": "killed", "exit_code": 1}, {"reason": "fenced", "exit_code": 1}])
+def test_what_did_not_fail_has_none(fields: dict[str, Any]) -> None:
+    assert outcome(_exit(log_tail=["a", "b"], **fields)).last_words == ""

@@ -35,14 +35,15 @@ def test_when_the_budget_is_spent_the_last_failure_is_told(cluster: Cluster, tmp
     job = cluster.launch(call(_fail_twice, str(tmp_path / "ledger"), max_retries_failure=1, retry_backoff_s=0.05))
     info = cluster.wait(job, timeout=TIMEOUT_S)
     assert info.status is JobStatus.FAILED
-    assert info.error_message == "RuntimeError: try 2 fails"
+    assert info.error_message.splitlines()[0] == "RuntimeError: try 2 fails; its last words:"
+    assert info.error_message.splitlines()[-1] == "RuntimeError: try 2 fails"
 
 
 def test_an_attempt_that_runs_over_its_time_is_stopped_and_fails(cluster: Cluster) -> None:
     job = cluster.launch(sleeper(timeout_s=0.3))
     info = cluster.wait(job, timeout=TIMEOUT_S)
     assert info.status is JobStatus.FAILED
-    assert info.error_message == "stopped: it ran for 0.3 s, its timeout"
+    assert info.error_message == "stopped: it ran for 0.3 s, its timeout; its last words:\nready"
 
 
 def test_a_job_that_finds_no_room_in_its_time_is_given_up(cluster: Cluster) -> None:

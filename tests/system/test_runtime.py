@@ -75,8 +75,8 @@ async def test_an_exception_is_printed_and_can_be_raised_again(site: Site) -> No
     assert (record.error.type, record.error.message) == ("ValueError", "no such luck")
     assert 'raise ValueError("no such luck")' in record.error.traceback
     assert "task_process.py" not in record.error.traceback
-    assert record.stderr_tail[-1] == "ValueError: no such luck"
-    assert texts(task, "stderr") == record.stderr_tail
+    assert record.log_tail[-1] == "ValueError: no such luck"
+    assert texts(task, "stderr") == record.log_tail
     assert record.error.pickled is not None
     assert isinstance(pickle.loads(base64.b64decode(record.error.pickled)), ValueError)
 
@@ -218,14 +218,14 @@ async def test_a_command_that_cannot_be_started_says_why(
     assert (record.exit_code, record.reason) == (exit_code, "exited")
     assert record.error is not None
     assert message in record.error.message
-    assert message in record.stderr_tail[0]
+    assert message in record.log_tail[0]
 
 
-async def test_the_last_lines_of_stderr_are_in_the_record(site: Site) -> None:
-    task = await site.command("sh", "-c", "for n in $(seq 100); do echo line $n >&2; done; echo out; exit 5")
+async def test_the_last_lines_of_the_log_are_in_the_record(site: Site) -> None:
+    task = await site.command("sh", "-c", "for n in $(seq 100); do echo line $n >&2; done; exit 5")
     record = await end_of(task)
     assert record.exit_code == 5
-    assert record.stderr_tail == [f"line {number}" for number in range(81, 101)]
+    assert record.log_tail == [f"line {number}" for number in range(81, 101)]
     assert len(texts(task, "stderr")) == 100
 
 

@@ -41,6 +41,7 @@ class TaskRecord(Message):
     kill_requested: str | None = None  # the reason
     exit_code: int | None = None
     error: TaskError | None = None
+    last_words: str = ""  # the end of its output, when it failed
     failures: int = 0
     preemptions: int = 0
     started_at: float | None = None

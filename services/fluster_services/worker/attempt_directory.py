@@ -98,7 +98,7 @@ class ExitRecord:
     reason: ExitReason
     kill_reason: str | None = None
     error: TaskError | None = None
-    stderr_tail: list[str] = field(default_factory=list)
+    log_tail: list[str] = field(default_factory=list)  # the last lines of both streams, also beyond the log's cap
     started_at: float | None = None  # wall clock
     finished_at: float | None = None
     oom: bool | None = None  # True: killed while the machine was out of memory; None: not known

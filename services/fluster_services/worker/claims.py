@@ -96,6 +96,7 @@ class Claims:
         exit_code: int | None = None,
         error: TaskError | None = None,
         started_at: float | None = None,
+        last_words: str = "",
     ) -> bool:
         """Write how the attempt of `row` ended; False when it was superseded meanwhile.
 
@@ -115,6 +116,7 @@ class Claims:
                 reason=reason,
                 exit_code=exit_code,
                 error=error,
+                last_words=last_words,
             )
 
         return await self.change(row, ended) is not None

@@ -148,7 +148,7 @@ class _Keeper:
         self._spool = SpoolWriter(LOG_FILE, spec.max_log_bytes)
         self._cutters: dict[Stream, LineCutter] = {}
         self._pipes: dict[Stream, int] = {}
-        self._stderr_tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
+        self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
         self._start_task(self._umask)
         self._link.listen(listener)
 
@@ -233,8 +233,7 @@ class _Keeper:
 
     def _spool_pieces(self, stream: Stream, pieces: list[tuple[bytes, bool]]) -> None:
         self._spool.append(stream, pieces, time.time())
-        if stream == "stderr":
-            self._stderr_tail.extend(text[:_TAIL_LINE_BYTES] for text, _ in pieces[-_TAIL_LINES:])
+        self._tail.extend(text[:_TAIL_LINE_BYTES] for text, _ in pieces[-_TAIL_LINES:])
 
     # Signals and deaths
 
@@ -370,7 +369,7 @@ class _Keeper:
             reason=self._reason,
             kill_reason=self._kill_reason,
             error=None if error is None else from_json(TaskError, error),
-            stderr_tail=[line.decode("utf-8", "replace") for line in self._stderr_tail],
+            log_tail=[line.decode("utf-8", "replace") for line in self._tail],
             started_at=self._started_at,
             finished_at=time.time(),
             oom=self._was_out_of_memory(number),

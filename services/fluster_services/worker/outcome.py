@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 from fluster_bus.messages import JobStatus, TaskError
 from fluster_services.worker.attempt_directory import ExitRecord
+from fluster_services.worker.last_words import last_words
 from fluster_services.worker.log_pump import LogPump
 from fluster_services.worker.runtime import Exited, RunningTask, Spooled
 
 log = logging.getLogger(__name__)
-
-_MESSAGE_LINES = 10  # of stderr, in the message of a command that failed
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,7 @@ class Outcome:
     reason: str
     exit_code: int | None = None
     error: TaskError | None = None
+    last_words: str = ""  # the end of its output, when it failed
 
 
 async def follow(
@@ -60,14 +60,18 @@ def outcome(record: ExitRecord) -> Outcome:
     if record.reason == "preempted":
         return Outcome(JobStatus.WORKER_FAILED, record.kill_reason or "preempted", record.exit_code)
     if record.reason == "timed_out":
-        return Outcome(JobStatus.FAILED, f"stopped: {record.kill_reason}", record.exit_code, error)
+        return _failed(f"stopped: {record.kill_reason}", record, error)
     if record.reason == "fenced":
         return Outcome(JobStatus.WORKER_FAILED, "stopped by the fence: its worker was cut off from the bus")
     if record.reason in {"keeper_died", "owner_gone"}:
         return Outcome(JobStatus.WORKER_FAILED, "its keeper was killed")
     if record.exit_code == 0:
         return Outcome(JobStatus.SUCCEEDED, "exit code 0", 0)
-    return Outcome(JobStatus.FAILED, _failure(record), record.exit_code, error)
+    return _failed(_failure(record), record, error)
+
+
+def _failed(reason: str, record: ExitRecord, error: TaskError | None) -> Outcome:
+    return Outcome(JobStatus.FAILED, reason, record.exit_code, error, last_words(record.log_tail))
 
 
 def _failure(record: ExitRecord) -> str:
@@ -77,10 +81,8 @@ def _failure(record: ExitRecord) -> str:
         how = f"killed by {_signal_name(record.signal)}"
         if record.oom:
             how += " while the machine was out of memory"
-    else:
-        how = f"exit code {record.exit_code}"
-    tail = "\n".join(record.stderr_tail[-_MESSAGE_LINES:])
-    return f"{how}; its last words:\n{tail}" if tail else how
+        return how
+    return f"exit code {record.exit_code}"
 
 
 def _signal_name(number: int) -> str:

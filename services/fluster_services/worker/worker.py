@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -398,6 +399,7 @@ class Worker:
             exit_code=outcome.exit_code,
             error=outcome.error,
             started_at=started_at,
+            last_words=outcome.last_words,
         ):
             log.info("%s ended as %s, and is not this worker's any more", key, outcome.state)
         await running.forget()
