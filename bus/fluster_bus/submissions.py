@@ -75,6 +75,14 @@ async def submissions(bus: Bus) -> AsyncGenerator[Submission]:
         await subscription.unsubscribe()  # what is on its way comes again, to whoever reads next
 
 
+async def first_unsettled(bus: Bus) -> int:
+    """A place in the order of submission before which everything was recorded or refused. Raises StorageError."""
+    try:
+        return int((await bus.jetstream.stream_info(subjects.SUBMIT_STREAM)).state.first_seq)
+    except (nats.errors.Error, TimeoutError) as error:
+        raise StorageError(f"the stream of submitted jobs does not answer: {error}") from error
+
+
 async def _ensure_consumer(bus: Bus) -> None:
     config = ConsumerConfig(
         durable_name=subjects.SUBMIT_CONSUMER,

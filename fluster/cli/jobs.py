@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -41,6 +41,13 @@ def submit(
     ] = None,
     replicas: Annotated[int, typer.Option(min=1, help="How many tasks run the command.")] = 1,
     retries: Annotated[int, typer.Option(min=0, help="How often a task that fails is tried again.")] = 0,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="Start when that job has succeeded; may be given several times."),
+    ] = None,
+    after_failure: Annotated[
+        Literal["fail", "run"], typer.Option(help="When such a job did not succeed: fail too, or run all the same.")
+    ] = "fail",
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the job, and end with its outcome.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="The same, and show what it prints.")] = False,
 ) -> None:
@@ -53,11 +60,13 @@ def submit(
     Try:
       fluster submit --cpu 2 --env MODE=full -- python train.py --epochs 3
       job=$(fluster submit -- sleep 60); fluster cancel $job
+      fluster submit --after prepare-3f2a -- python train.py
     """
     options = Options.of(context)
     request = _request(command, name, _resources(cpu, memory, gpu), env or [], replicas=replicas, retries=retries)
     with options.connect() as cluster:
-        job_id = cluster.launch(request)
+        dependencies = tuple(_find(cluster, each) for each in after or ())
+        job_id = cluster.launch(request.model_copy(update={"after": dependencies, "after_failure": after_failure}))
         if not wait and not follow:
             write_json({"job_id": job_id}) if options.json else write(job_id)
             return
@@ -176,6 +185,7 @@ def status(context: typer.Context, job: Id) -> None:
         "namespace": info.namespace,
         "state": info.status,
         "parent": info.parent or "-",
+        "after": ", ".join(info.after) or "-",
         "submitted": _moment(info.submitted_at),
         "started": _moment(info.started_at),
         "finished": _moment(info.finished_at),

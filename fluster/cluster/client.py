@@ -117,20 +117,29 @@ class AsyncCluster:
         return (await self.launch_many([request]))[0]
 
     async def launch_many(self, requests: Sequence[JobRequest]) -> list[JobId]:
-        """The ids of many jobs, in order; quicker than one `launch` after the other. Raises as `launch` does."""
+        """The ids of many jobs, in order; quicker than one `launch` after the other. Raises as `launch` does.
+
+        One may run `after` those that are before it here.
+        """
         requests = await with_stored_workspaces(self.bus, self.namespace, requests)
         room = asyncio.Semaphore(_SUBMITS_AT_ONCE)
+        job_ids = [request.job_id or JobId(unique_name(request.name)) for request in requests]
+        storing: dict[JobId, asyncio.Task[int]] = {}
 
-        async def submit(request: JobRequest) -> tuple[JobId, int]:
+        async def submit(job_id: JobId, request: JobRequest, earlier: list[asyncio.Task[int]]) -> int:
+            if earlier:
+                await asyncio.wait(earlier)
             async with room:
-                job_id = request.job_id or JobId(unique_name(request.name))
                 stamped = request.model_copy(update={"job_id": job_id, "parent": self._parent_of(request)})
-                return job_id, await self._submit(stamped)
+                return await self._submit(stamped)
 
-        submitted = await asyncio.gather(*(submit(request) for request in requests))
-        for job_id, place in submitted:
+        tasks = []
+        for job_id, request in zip(job_ids, requests, strict=True):
+            earlier = [storing[each] for each in request.after if each in storing]
+            storing[job_id] = asyncio.create_task(submit(job_id, request, earlier))
+            tasks.append(storing[job_id])
+        for job_id, place in zip(job_ids, await asyncio.gather(*tasks), strict=True):
             self._states.expect(job_id, place)
-        job_ids = [job_id for job_id, _ in submitted]
         await self._states.confirm(job_ids)
         return job_ids
 

@@ -56,9 +56,13 @@ def new_job(namespace: Namespace, job_id: JobId, request: JobRequest, *, order: 
 
 
 def new_tasks(job: JobRecord) -> list[TaskRecord]:
-    """The records of a job's tasks, all waiting."""
+    """The records of a job's tasks, all waiting for a worker; none yet while the job waits for others."""
+    if awaits_others(job):
+        return []
     request = job.request
-    first = Transition(number=1, state=JobStatus.PENDING, time=job.submitted_at, reason="submitted", attempt=1)
+    # When it was submitted, or released.
+    since = job.transitions[-1]
+    first = Transition(number=1, state=JobStatus.PENDING, time=since.time, reason=since.reason, attempt=1)
     return [
         TaskRecord(
             job_id=job.job_id,
@@ -220,6 +224,25 @@ def request_job_kill(job: JobRecord, *, reason: str) -> JobRecord | None:
     return job.model_copy(update={"kill_requested": reason})
 
 
+def awaits_others(job: JobRecord) -> bool:
+    """True while jobs that it is to run after have not ended: then its tasks have no records."""
+    return bool(job.request.after) and not job.released
+
+
+def release_job(job: JobRecord, *, now: float) -> JobRecord | None:
+    """What the job was to run after has ended: its tasks may be recorded, and offered."""
+    if job.state.finished() or not awaits_others(job):
+        return None
+    return _moved(job, JobStatus.PENDING, now, "what it was to run after has ended", released=True)
+
+
+def end_unreleased(job: JobRecord, *, state: JobStatus, now: float, reason: str) -> JobRecord | None:
+    """The end of a job that still waited for others, so that none of its tasks was ever there."""
+    if job.state.finished() or not awaits_others(job):
+        return None
+    return _moved(job, state, now, reason, error_message=reason, finished_at=now)
+
+
 def finish_job(job: JobRecord, tasks: Iterable[TaskRecord], *, now: float) -> JobRecord | None:
     """The job's end, once all its tasks have ended: SUCCEEDED if all did, KILLED if that was asked for, else the
     worst that happened to one, with its error and its last words.
@@ -276,6 +299,7 @@ def job_info(job: JobRecord, tasks: Iterable[TaskRecord]) -> JobInfo:
         error_message=job.error_message,
         error=job.error,
         parent=job.request.parent,
+        after=job.request.after,
         tasks=tuple(_task_status(task) for task in tasks),
     )
 

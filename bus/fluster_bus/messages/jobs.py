@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NewType, Self
+from typing import Any, Literal, NewType, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -22,6 +22,7 @@ WorkerId = NewType("WorkerId", str)
 EndpointId = NewType("EndpointId", str)
 
 MAX_REPLICAS = 10_000
+MAX_AFTER = 1_000
 MAX_ENTRYPOINT_BYTES = 4 << 20  # base64 makes 5.4 MiB of it
 # Of a whole request: its record, with how the job ended, must stay below the server's message limit of 8 MiB.
 MAX_REQUEST_BYTES = 6 << 20
@@ -195,6 +196,8 @@ class JobRequest(Message):
     job_id: JobId | None = None  # made from the name when it is left out
     parent: JobId | None = None  # the job that launched it: it ends when that one does
     detached: bool = False  # launched from within a job, it is not its child and lives on
+    after: tuple[JobId, ...] = Field(default=(), max_length=MAX_AFTER)  # jobs, by id or JobInfo, that must end first
+    after_failure: Literal["fail", "run"] = "fail"  # when one of those does not succeed: fail too, or run all the same
 
     @field_validator("name")
     @classmethod
@@ -205,6 +208,30 @@ class JobRequest(Message):
     @classmethod
     def _check_id(cls, value: JobId | None) -> JobId | None:
         return None if value is None else JobId(check_name("job id", value))
+
+    @field_validator("after", mode="before")
+    @classmethod
+    def _ids_of(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError(f"after={value!r} is a text: give a list of job ids, such as ['prepare-3f2a']")
+        if not isinstance(value, Sequence):
+            return value
+        return tuple(each.job_id if isinstance(each, JobInfo) else each for each in value)
+
+    @field_validator("after")
+    @classmethod
+    def _check_after(cls, value: tuple[JobId, ...]) -> tuple[JobId, ...]:
+        return tuple(dict.fromkeys(JobId(check_name("job id", job_id)) for job_id in value))
+
+    @model_validator(mode="after")
+    def _waits_for_others(self) -> Self:
+        if self.job_id is not None and self.job_id in self.after:
+            raise ValueError(f"job {self.job_id!r} cannot wait for itself: take it out of after=…")
+        if self.parent is not None and self.parent in self.after:
+            raise ValueError(
+                f"job {self.parent!r} is its parent, and stops it on ending: take it out of after=…, or say detached=True"
+            )
+        return self
 
     @field_validator("ports")
     @classmethod
@@ -251,7 +278,8 @@ class JobInfo(Message):
     error_message: str = ""
     error: TaskError | None = Field(default=None, repr=False)
     parent: JobId | None = None
-    tasks: tuple[TaskStatus, ...] = ()
+    after: tuple[JobId, ...] = ()
+    tasks: tuple[TaskStatus, ...] = ()  # none while it waits for other jobs to end
 
     @property
     def worker_id(self) -> WorkerId | None:

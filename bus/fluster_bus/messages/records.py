@@ -59,6 +59,7 @@ class JobRecord(Message):
     submitted_at: float
     state: JobStatus = JobStatus.PENDING
     kill_requested: str | None = None
+    released: bool = False  # what it was to run `after` has ended; its tasks have no records before that
     error_message: str = ""
     error: TaskError | None = None
     started_at: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -42,6 +43,7 @@ class Books:
     def __init__(self) -> None:
         self._jobs: dict[JobKey, JobEntry] = {}
         self._children: dict[JobKey, set[JobKey]] = {}  # {parent: its jobs}
+        self._dependents: dict[JobKey, set[JobKey]] = {}  # {job: those that wait for its end}
         self._held: dict[WorkerId, set[tuple[JobKey, int]]] = {}  # {worker: the tasks it holds}
 
     def apply(self, row: Row[JobRecord] | Row[TaskRecord] | Row[JobRecord | TaskRecord]) -> JobKey | None:
@@ -61,7 +63,19 @@ class Books:
             entry.job = Row(row.key, record, row.revision)
             if record.request.parent is not None:
                 self._children.setdefault(JobKey(key.namespace, record.request.parent), set()).add(key)
+            self._index_dependencies(key, record)
         return key
+
+    def _index_dependencies(self, key: JobKey, job: JobRecord) -> None:
+        waits = lifecycle.awaits_others(job) and not job.state.finished()
+        for job_id in job.request.after:
+            dependency = JobKey(key.namespace, job_id)
+            if waits:
+                self._dependents.setdefault(dependency, set()).add(key)
+            elif dependency in self._dependents:
+                self._dependents[dependency].discard(key)
+                if not self._dependents[dependency]:
+                    del self._dependents[dependency]
 
     def _index_held(self, key: JobKey, before: TaskRecord | None, after: TaskRecord) -> None:
         place = (key, after.task)
@@ -77,6 +91,20 @@ class Books:
 
     def children(self, key: JobKey) -> frozenset[JobKey]:
         return frozenset(self._children.get(key, ()))
+
+    def dependents(self, key: JobKey) -> frozenset[JobKey]:
+        """The jobs that wait for its end."""
+        return frozenset(self._dependents.get(key, ()))
+
+    def dependencies(self, key: JobKey) -> dict[JobId, JobRecord]:
+        """The jobs that it names in `after`, as far as they are known."""
+        job = self._jobs[key].job
+        found = {}
+        for job_id in job.value.request.after if job is not None else ():
+            dependency = self.get(JobKey(key.namespace, job_id))
+            if dependency is not None and dependency.job is not None:
+                found[job_id] = dependency.job.value
+        return found
 
     def held_by(self, worker_id: WorkerId) -> list[tuple[JobKey, Row[TaskRecord]]]:
         """The tasks that a worker holds."""
@@ -95,11 +123,21 @@ class Books:
         ]
         return (entry for _, _, entry in sorted(entries, key=lambda each: each[:2], reverse=True))
 
+    def latest(self, namespace: Namespace, limit: int) -> list[JobId]:
+        """Ids of jobs that were recorded last, without a look at the others."""
+        found = (key.job_id for key in reversed(self._jobs) if key.namespace == namespace)
+        return list(itertools.islice(found, limit))
+
     def keys(self) -> list[JobKey]:
         return list(self._jobs)
 
     def sanity_check(self) -> None:
         """Raise AssertionError when the index contradicts the records."""
+        for dependency, dependents in self._dependents.items():
+            for key in dependents:
+                job = self._jobs[key].job
+                assert job is not None and lifecycle.awaits_others(job.value)  # noqa: S101, PT018
+                assert dependency.job_id in job.value.request.after  # noqa: S101
         for worker_id, held in self._held.items():
             for key, task in held:
                 record = self._jobs[key].tasks[task].value

@@ -29,7 +29,7 @@ from fluster_services.controller.event_log import EventLog
 from fluster_services.controller.intake import Intake
 from fluster_services.controller.judge import Judge
 from fluster_services.controller.offers import Offers
-from fluster_services.controller.reconcile import next_records
+from fluster_services.controller.reconcile import missing_tasks, next_records
 from fluster_services.controller.registry_sweep import RegistrySweep
 from fluster_services.controller.scheduler import Place
 from fluster_services.controller.service import ControllerService
@@ -129,8 +129,8 @@ class Controller:
         if isinstance(record, TaskRecord):
             self._apply_task(key, record)
         elif record.state.finished():
-            for child in self.books.children(key):
-                self.mark(child)
+            for other in self.books.children(key) | self.books.dependents(key):
+                self.mark(other)
         self.mark(key)
         self.registry.on_job_changed(key)
         self.intake.on_job_changed(key)
@@ -199,26 +199,41 @@ class Controller:
         parent_id = entry.job.value.request.parent
         parent = self.books.get(JobKey(key.namespace, parent_id)) if parent_id is not None else None
         parent_record = parent.job.value if parent is not None and parent.job is not None else None
-        wanted = next_records(entry, now=time.time(), parent=parent_record)
+        after = self.books.dependencies(key) if lifecycle.awaits_others(entry.job.value) else None
+        wanted = next_records(entry, now=time.time(), parent=parent_record, after=after)
         # Taken now: while one is written, the books may move on to records that the others were not decided from.
         for record, revision in [(record, entry.revision_of(record)) for record in wanted]:
             await self.write(record, revision)
+        for task in missing_tasks(entry):
+            if not await self._record_released(task):
+                return
+
+    async def _record_released(self, task: TaskRecord) -> bool:
+        """Write the first record of a task whose job waited for others; False when that is tried again later."""
+        try:
+            await self.intake.record_task(task)
+        except BusError as error:
+            await self._later(task, error)
+            return False
+        return True
+
+    async def _later(self, record: JobRecord | TaskRecord, error: BusError) -> None:
+        log.warning("%s could not be written, and is tried again: %s", record_key(record), error)
+        await self.bus.wait_connected()
+        await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
+        self.mark(JobKey(record.namespace, record.job_id))
 
     async def write(self, record: JobRecord | TaskRecord, decided_from: int) -> bool:
         """Replace the record of revision `decided_from` by `record`, decided from it; False when somebody else was first.
 
         Then nothing is lost: the other's record arrives, and the job is looked at again.
         """
-        key = JobKey(record.namespace, record.job_id)
         try:
             revision = await self.records[record.namespace].update(record_key(record), record, decided_from)
         except RevisionConflictError:
             return False
         except BusError as error:
-            log.warning("%s could not be written, and is tried again: %s", record_key(record), error)
-            await self.bus.wait_connected()
-            await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
-            self.mark(key)
+            await self._later(record, error)
             return False
         self.apply(Row(record_key(record), record, revision))
         if isinstance(record, TaskRecord) and record.kill_requested is not None and lifecycle.is_held(record):

@@ -22,15 +22,25 @@ class WorkerView:
 
 
 def explain(
-    job: JobRecord, tasks: Sequence[TaskRecord], workers: Sequence[WorkerView], *, ahead: int, now: float
+    job: JobRecord,
+    tasks: Sequence[TaskRecord],
+    workers: Sequence[WorkerView],
+    *,
+    ahead: int,
+    now: float,
+    waits_for: Sequence[tuple[str, JobStatus]] = (),
 ) -> str:
-    """Why the job stands where it stands. `workers` are those that live; `ahead` tasks were submitted before it and wait."""
+    """Why the job stands where it stands. `workers` are those that live; `ahead` tasks are before its own in the line;
+    `waits_for` has the jobs that it runs after and that have not ended, and how they stand.
+    """
     if job.state.finished():
         return f"it ended as {job.state}" + (f": {job.error_message}" if job.error_message else "")
     waiting = [task for task in tasks if task.state is JobStatus.PENDING]
     held = [task for task in tasks if lifecycle.is_held(task)]
     if job.kill_requested is not None:
         return f"it is being stopped ({job.kill_requested}); {len(held)} of its tasks have not ended yet"
+    if lifecycle.awaits_others(job):
+        return _why_not_released(waits_for)
     if not waiting:
         places = _listed(sorted({str(task.worker_id) for task in held}))
         return (
@@ -39,6 +49,15 @@ def explain(
             else "its end is being written"
         )
     return _why_waiting(waiting, workers, ahead) + _retried(waiting, now)
+
+
+def _why_not_released(waits_for: Sequence[tuple[str, JobStatus]]) -> str:
+    if not waits_for:
+        return "what it was to run after has ended, and it is being released"
+    if len(waits_for) == 1:
+        name, state = waits_for[0]
+        return f"waits for job {name}, which is {state}"
+    return f"waits for {len(waits_for)} jobs: {_listed([f'{name} ({state})' for name, state in waits_for])}"
 
 
 def _why_waiting(waiting: Sequence[TaskRecord], workers: Sequence[WorkerView], ahead: int) -> str:

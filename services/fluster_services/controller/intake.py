@@ -22,9 +22,10 @@ from fluster_bus.errors import (
 from fluster_bus.messages import JobId, JobRecord, JobRequest, Namespace, RefusedJob, TaskRecord
 from fluster_bus.messages.jobs import MAX_REQUEST_BYTES
 from fluster_bus.names import MAX_NAME_LENGTH, check_name
-from fluster_bus.submissions import Submission, submissions
+from fluster_bus.submissions import Submission, first_unsettled, submissions
 from fluster_bus.tables import Row
 from fluster_services import lifecycle
+from fluster_services.controller import dependencies
 from fluster_services.controller.books import JobKey, record_key
 from fluster_services.controller.event_log import refusal
 
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _RECORDED_AT_ONCE = 64
 _SENT_AGAIN_S = 120.0  # as long as a stream, which has not forgotten the message, drops what is sent twice
+_NAMES_COMPARED = 1_000  # of the latest jobs, when one is named that does not exist
 _REMEMBERED = 50_000  # submissions whose fate is known without a look at the records
 
 
@@ -44,7 +46,7 @@ class Intake:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self._looked_at: OrderedDict[int, RefusedJob | None] = OrderedDict()  # {sequence: why it was refused}
-        self._changed = asyncio.Condition()
+        self._in_hand: dict[int, asyncio.Task[None]] = {}  # {sequence: who looks at it}
         self._waiters: dict[JobKey | int, list[asyncio.Future[None]]] = {}
 
     async def run(self) -> None:
@@ -53,10 +55,17 @@ class Intake:
         async with asyncio.TaskGroup() as tasks, aclosing(submissions(self._controller.bus)) as submitted:
             async for submission in submitted:
                 await room.acquire()
-                task = tasks.create_task(self._take(submission))
+                task = self._in_hand[submission.sequence] = tasks.create_task(self._take(submission))
                 task.add_done_callback(lambda _task: room.release())
 
     async def _take(self, submission: Submission) -> None:
+        try:
+            await self._look_at(submission)
+        finally:
+            if self._in_hand.get(submission.sequence) is asyncio.current_task():
+                del self._in_hand[submission.sequence]
+
+    async def _look_at(self, submission: Submission) -> None:
         refused: RefusedJob | None = None
         try:
             try:
@@ -66,7 +75,7 @@ class Intake:
                 await submission.refuse()
             else:
                 await submission.done()
-        except BusError as error:
+        except (BusError, _TooEarlyError) as error:
             # The stream delivers it again; creating its records twice does no harm.
             log.warning("submission %d waits: %s", submission.sequence, error)
             return
@@ -86,6 +95,8 @@ class Intake:
             )
         request = JobRequest.from_json(submission.data)
         job_id = request.job_id or JobId(f"{request.name[: MAX_NAME_LENGTH - 20]}-{submission.sequence}")
+        if request.after:
+            await self._check_dependencies(namespace, request, submission.sequence)
         now = time.time()
         job = lifecycle.new_job(namespace, job_id, request, order=submission.sequence, now=now)
         try:
@@ -98,10 +109,36 @@ class Intake:
                 ) from error
             job = known.value if isinstance(known.value, JobRecord) else job
         for task in lifecycle.new_tasks(job):
-            try:
-                await self._create(task)
-            except KeyExistsError:
-                continue  # written before this controller, or the one before it, was stopped
+            await self.record_task(task)
+
+    async def _check_dependencies(self, namespace: Namespace, request: JobRequest, sequence: int) -> None:
+        """Return when the jobs that it is to run after are recorded. Raises UnknownDependencyError, _TooEarlyError."""
+        earlier = [task for before, task in self._in_hand.items() if before < sequence]
+        if earlier:
+            await asyncio.wait(earlier)
+
+        def unknown() -> str | None:
+            books = self._controller.books
+            return dependencies.unknown(
+                request.after,
+                lambda job_id: books.get(JobKey(namespace, job_id)) is not None,
+                lambda: books.latest(namespace, _NAMES_COMPARED),
+            )
+
+        if unknown() is None:
+            return
+        # What another controller took before it died comes again: only when that is settled it is sure that there is no such.
+        settled = await first_unsettled(self._controller.bus) >= sequence
+        missing = unknown()
+        if missing is not None:
+            raise UnknownDependencyError(missing) if settled else _TooEarlyError(missing)
+
+    async def record_task(self, task: TaskRecord) -> None:
+        """Write the first record of a task, if it is not there yet. Raises BusError."""
+        try:
+            await self._create(task)
+        except KeyExistsError:
+            return  # written before this controller, or the one before it, was stopped
 
     async def _create(self, record: JobRecord | TaskRecord) -> None:
         key = record_key(record)
@@ -150,8 +187,23 @@ class UnknownNamespaceError(FlusterError):
     """The cluster was not set up with that namespace."""
 
 
+class UnknownDependencyError(FlusterError):
+    """It is to run after a job that does not exist."""
+
+
+class _TooEarlyError(FlusterError):
+    """It cannot be decided yet."""
+
+
 # What will not be better when it comes again.
-_REFUSED = (InvalidMessageError, InvalidNameError, KeyExistsError, MessageTooLargeError, UnknownNamespaceError)
+_REFUSED = (
+    InvalidMessageError,
+    InvalidNameError,
+    KeyExistsError,
+    MessageTooLargeError,
+    UnknownDependencyError,
+    UnknownNamespaceError,
+)
 
 
 def _is_same(known: JobRecord | TaskRecord, job: JobRecord) -> bool:

@@ -6,13 +6,20 @@ beat. So nothing depends on having seen every event.
 
 from __future__ import annotations
 
-from fluster_bus.messages import Endpoint, JobRecord, JobStatus, TaskRecord
+from collections.abc import Mapping
+
+from fluster_bus.messages import Endpoint, JobId, JobRecord, JobStatus, TaskRecord
 from fluster_services import lifecycle
+from fluster_services.controller import dependencies
 from fluster_services.controller.books import JobEntry
 
 
-def next_records(entry: JobEntry, *, now: float, parent: JobRecord | None) -> list[JobRecord | TaskRecord]:
-    """The records that replace present ones: kill wishes passed on, retries, tasks that are missing, the job's end."""
+def next_records(
+    entry: JobEntry, *, now: float, parent: JobRecord | None, after: Mapping[JobId, JobRecord] | None = None
+) -> list[JobRecord | TaskRecord]:
+    """The records that replace present ones: kill wishes passed on, retries, the release of a job that waited for those
+    in `after`, the job's end.
+    """
     if entry.job is None:
         return []
     job = entry.job.value
@@ -22,6 +29,9 @@ def next_records(entry: JobEntry, *, now: float, parent: JobRecord | None) -> li
         killed = lifecycle.request_job_kill(job, reason=f"its parent {parent.job_id} ended as {parent.state}")
         if killed is not None:
             return [killed]
+    if lifecycle.awaits_others(job):
+        followed = dependencies.next_record(job, after or {}, now=now)
+        return [followed] if followed is not None else []
     tasks = entry.task_records()
     stop = job.kill_requested or _too_many_failures(job, tasks)
     changed = [new for task in tasks if (new := _next_task(task, now, stop=stop)) is not None]
@@ -31,6 +41,13 @@ def next_records(entry: JobEntry, *, now: float, parent: JobRecord | None) -> li
         return []  # its tasks' records are still being written
     finished = lifecycle.finish_job(job, tasks, now=now)
     return [finished] if finished is not None else []
+
+
+def missing_tasks(entry: JobEntry) -> list[TaskRecord]:
+    """The tasks of a released job that have no record yet. Those of other jobs are recorded when they are submitted."""
+    if entry.job is None or entry.job.value.state.finished() or not entry.job.value.released:
+        return []
+    return [task for task in lifecycle.new_tasks(entry.job.value) if task.task not in entry.tasks]
 
 
 def _too_many_failures(job: JobRecord, tasks: list[TaskRecord]) -> str | None:

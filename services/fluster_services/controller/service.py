@@ -21,6 +21,7 @@ from fluster_bus.messages import (
     ExplainRequest,
     JobInfo,
     JobRecord,
+    JobStatus,
     ListReply,
     ListRequest,
     Namespace,
@@ -37,6 +38,7 @@ from fluster_bus.messages.model import Message
 from fluster_bus.services_api import Announcement, ServedEndpoint
 from fluster_services import lifecycle
 from fluster_services.controller.books import JobEntry, JobKey
+from fluster_services.controller.dependencies import waits_for
 from fluster_services.controller.explain import explain
 
 if TYPE_CHECKING:
@@ -163,8 +165,25 @@ class ControllerService:
         for key, _task in self._controller.offers.scheduler.waiting():
             entry = self._controller.books.get(key)
             ahead += entry is not None and entry.job is not None and entry.job.value.order < job.order
-        reason = explain(job, tasks, self._controller.judge.views(), ahead=ahead, now=time.time())
+        reason = explain(
+            job,
+            tasks,
+            self._controller.judge.views(),
+            ahead=ahead,
+            now=time.time(),
+            waits_for=self._waits_for(job),
+        )
         return ExplainReply(job_id=request.job_id, reason=reason)
+
+    def _waits_for(self, job: JobRecord) -> list[tuple[str, JobStatus]]:
+        """The jobs that it waits for, and how they stand."""
+        books = self._controller.books
+        found: list[tuple[str, JobStatus]] = []
+        for each in waits_for(job, books.dependencies(JobKey(job.namespace, job.job_id))):
+            entry = books.get(JobKey(each.namespace, each.job_id))
+            tasks = entry.task_records() if entry is not None else []
+            found.append((each.job_id, lifecycle.job_info(each, tasks).status))
+        return found
 
     def _known(self, key: JobKey) -> tuple[JobRecord, list[TaskRecord]]:
         entry = self._controller.books.get(key)
