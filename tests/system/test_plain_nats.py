@@ -70,14 +70,11 @@ async def states(client: Client, key: str) -> list[str]:
     return found
 
 
-async def stored(client: Client, subject: str) -> list[Msg]:
-    """What the streams have of a subject."""
+async def stored(client: Client, subject: str, count: int) -> list[Msg]:
+    """The first messages that the streams have of a subject, waited for: events are written a moment after records."""
     subscription = await client.jetstream().subscribe(subject, ordered_consumer=True)
     try:
-        info = await subscription.consumer_info()
-        delivered = info.delivered
-        assert delivered is not None
-        return [await subscription.next_msg(timeout=5) for _ in range((info.num_pending or 0) + delivered.consumer_seq)]
+        return [await subscription.next_msg(timeout=PATIENCE_S) for _ in range(count)]
     finally:
         await subscription.unsubscribe()
 
@@ -96,12 +93,12 @@ async def test_a_job_is_submitted_and_watched_to_its_end(client: Client) -> None
 
     logs = {
         msg.subject.split(".")[-1]: json.loads(msg.data)
-        for msg in await stored(client, f"fluster.default.logs.{name}.>")
+        for msg in await stored(client, f"fluster.default.logs.{name}.>", 2)
     }
     assert [text for _, text in logs["stdout"]["lines"]] == ["hello"]
     assert [text for _, text in logs["stderr"]["lines"]] == ["oops"]
 
-    events = [json.loads(msg.data) for msg in await stored(client, f"fluster.default.events.{name}")]
+    events = [json.loads(msg.data) for msg in await stored(client, f"fluster.default.events.{name}", 6)]
     assert [event["transition"]["state"] for event in events if "task" in event] == [
         "PENDING",
         "BUILDING",
