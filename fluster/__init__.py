@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         deploy,
         method,
     )
-    from fluster.cluster import AsyncCluster, Cluster, LocalCluster, current_cluster
+    from fluster.cluster import AsyncCluster, Cluster, LocalCluster, TaskContext, current_cluster, current_task
     from fluster.errors import (
         ActorDiedError,
         ActorError,
@@ -35,9 +35,11 @@ if TYPE_CHECKING:
         JobFailedError,
         JobNotFoundError,
         JobRefusedError,
+        JobResultError,
         JobTimeoutError,
         MailboxFullError,
         NoClusterError,
+        NoTaskError,
         RemoteError,
         WorkerNotFoundError,
         WorkspaceError,
@@ -97,6 +99,7 @@ __all__ = [
     "JobNotFoundError",
     "JobRefusedError",
     "JobRequest",
+    "JobResultError",
     "JobStatus",
     "JobTimeoutError",
     "LocalCluster",
@@ -104,9 +107,11 @@ __all__ = [
     "MailboxFullError",
     "Namespace",
     "NoClusterError",
+    "NoTaskError",
     "RemoteError",
     "Resolver",
     "ResourceConfig",
+    "TaskContext",
     "TaskStatus",
     "TpuConfig",
     "TpuTopologyInfo",
@@ -117,6 +122,7 @@ __all__ = [
     "actor",
     "create_environment",
     "current_cluster",
+    "current_task",
     "deploy",
     "method",
 ]

@@ -4,12 +4,14 @@ FlusterError
 ├── BusError …                    see fluster_bus.errors
 ├── ClusterError
 │   ├── NoClusterError            no cluster is named, and none may be started here
+│   ├── NoTaskError               this process is no task of a job
 │   ├── ClusterStartError         a local cluster did not come up
 │   ├── WorkspaceError            a ValueError: a job's folder cannot be packed as it is
 │   ├── JobNotFoundError          no job has that id
 │   ├── WorkerNotFoundError       no worker of that name answers
 │   ├── JobRefusedError           the cluster did not take the job; nothing was started
 │   ├── JobFailedError            a job ended otherwise than well; `info` tells how
+│   ├── JobResultError            a job succeeded, but what it returned cannot be had
 │   └── JobTimeoutError           a TimeoutError: the job had not ended in time, and goes on
 └── ActorError
     ├── ActorNotFoundError        nobody serves that name; the call was not delivered to anyone
@@ -43,9 +45,11 @@ __all__ = [
     "JobFailedError",
     "JobNotFoundError",
     "JobRefusedError",
+    "JobResultError",
     "JobTimeoutError",
     "MailboxFullError",
     "NoClusterError",
+    "NoTaskError",
     "RemoteError",
     "WorkerNotFoundError",
     "WorkspaceError",
@@ -58,6 +62,10 @@ class ClusterError(FlusterError):
 
 class NoClusterError(ClusterError):
     """No cluster is named, or none answers there."""
+
+
+class NoTaskError(ClusterError):
+    """This process is no task of a job."""
 
 
 class ClusterStartError(ClusterError):
@@ -90,6 +98,10 @@ class JobFailedError(ClusterError):
 
     def __reduce__(self) -> tuple[type[JobFailedError], tuple[JobInfo]]:
         return type(self), (self.info,)
+
+
+class JobResultError(ClusterError):
+    """The job succeeded, but what it returned cannot be had: it is too large, cannot be pickled, or is gone by now."""
 
 
 class JobTimeoutError(ClusterError, TimeoutError):

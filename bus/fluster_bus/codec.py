@@ -26,7 +26,7 @@ def encode(value: Any) -> bytes:
     """A pickle of `value`. Raises TypeError, naming what cannot be pickled."""
     try:
         data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-        if _MAIN_MODULE not in data:
+        if not mentions_main(data):
             return data
     except Exception:  # noqa: S110 - any failure means the same: cloudpickle is asked, and raises if it can't
         pass
@@ -37,6 +37,11 @@ def encode(value: Any) -> bytes:
             f"cannot be pickled: {error} (in {_SHOWN.repr(value)}); "
             "pass plain data, or open files, locks and connections where they are used"
         ) from error
+
+
+def mentions_main(pickled: bytes | memoryview) -> bool:
+    """True for a pickle that may mean another thing in the process that reads it."""
+    return _MAIN_MODULE in bytes(pickled)
 
 
 def decode(data: bytes | memoryview) -> Any:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-import json
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -21,18 +20,13 @@ from pydantic import Field
 
 from fluster_bus import subjects
 from fluster_bus.errors import (
-    DisconnectedError,
     InvalidMessageError,
-    NoRespondersError,
     ObjectCorruptError,
     ObjectNotFoundError,
     ObjectTooLargeError,
-    RequestTimeoutError,
-    StorageError,
 )
 from fluster_bus.messages.model import Message
-from fluster_bus.retries import retried
-from fluster_bus.tables import sequence_of_ack
+from fluster_bus.stored_messages import StoredMessages, side_by_side
 
 if TYPE_CHECKING:
     from fluster_bus.bus import Bus
@@ -44,8 +38,6 @@ MAX_MESSAGES = 8_192  # of a namespace: 4 GiB of chunks; beyond them the oldest 
 KEPT_S = 7 * 86_400
 _RENEWED_AFTER = timedelta(seconds=KEPT_S / 4)  # what is put again later than this is stored anew
 _AT_ONCE = 8
-_PATIENCE_S = 30.0
-_UNANSWERED = (NoRespondersError, DisconnectedError, RequestTimeoutError)
 
 T = TypeVar("T")
 
@@ -93,23 +85,13 @@ class ObjectStore:
         sequences: list[int] = []
         for batch in _batches(enumerate(chunks)):
             parts = ((subjects.bundle_part(self.namespace, sha256, number), chunk) for number, chunk in batch)
-            sequences += await _all(self._append(subject, chunk) for subject, chunk in parts)
+            sequences += await side_by_side(self._messages.append(subject, chunk) for subject, chunk in parts)
         manifest = _Manifest(size=size, chunks=len(sequences), first_sequence=min(sequences, default=0))
-        await self._append(subjects.bundle_manifest(self.namespace, sha256), manifest.to_json())
-
-    async def _append(self, subject: str, data: bytes) -> int:
-        """Store one message. Sent twice it is there once, since the later takes the place of the earlier."""
-        try:
-            answer = await _patiently(lambda: self.bus.request(subject, data))
-        except NoRespondersError as error:
-            raise StorageError(f"no stream takes {subject}: does the namespace exist, is a controller up?") from error
-        except RequestTimeoutError as error:
-            raise StorageError(f"{subject} was not acknowledged: is the server's disk full?") from error
-        return sequence_of_ack(answer, subject)
+        await self._messages.append(subjects.bundle_manifest(self.namespace, sha256), manifest.to_json())
 
     async def _is_fresh(self, sha256: str) -> bool:
         """True when the object is there, whole, and for a good while yet."""
-        found = await self._last(subjects.bundle_manifest(self.namespace, sha256))
+        found = await self._messages.last(subjects.bundle_manifest(self.namespace, sha256))
         if found is None or datetime.now(UTC) - _stored_at(found) > _RENEWED_AFTER:
             return False
         try:
@@ -118,7 +100,7 @@ class ObjectStore:
             return False
         if manifest.chunks == 0:
             return True
-        oldest = await self._read(self._direct_get, json.dumps({"seq": manifest.first_sequence}).encode())
+        oldest = await self._messages.at(manifest.first_sequence)
         return oldest is not None and subjects.is_bundle_part(_subject(oldest), self.namespace, sha256)
 
     # ---- getting ----------------------------------------------------------------------------------------
@@ -129,7 +111,7 @@ class ObjectStore:
         Raises ObjectNotFoundError, ObjectTooLargeError, ObjectCorruptError, OSError, and BusError when it cannot be
         read at the moment.
         """
-        found = await self._last(subjects.bundle_manifest(self.namespace, sha256))
+        found = await self._messages.last(subjects.bundle_manifest(self.namespace, sha256))
         if found is None:
             raise self._missing(sha256)
         try:
@@ -144,7 +126,7 @@ class ObjectStore:
     async def _write_chunks(self, file: BinaryIO, sha256: str, manifest: _Manifest) -> None:
         digest, left = hashlib.sha256(), manifest.size
         for batch in _batches(range(manifest.chunks)):
-            for chunk in await _all(self._chunk(sha256, number) for number in batch):
+            for chunk in await side_by_side(self._chunk(sha256, number) for number in batch):
                 left -= len(chunk)
                 if left >= 0:  # else it is wrong anyhow, and shall not fill the disk
                     digest.update(chunk)
@@ -156,7 +138,7 @@ class ObjectStore:
             )
 
     async def _chunk(self, sha256: str, number: int) -> bytes:
-        found = await self._last(subjects.bundle_part(self.namespace, sha256, number))
+        found = await self._messages.last(subjects.bundle_part(self.namespace, sha256, number))
         if found is None:
             raise self._missing(sha256)
         return found.data
@@ -167,22 +149,9 @@ class ObjectStore:
             f"{KEPT_S // 86_400} days, or until newer ones take their room"
         )
 
-    # ---- asking -----------------------------------------------------------------------------------------
-
     @property
-    def _direct_get(self) -> str:
-        return subjects.direct_get(subjects.bundles_stream(self.namespace))
-
-    async def _last(self, subject: str) -> Delivery | None:
-        return await self._read(f"{self._direct_get}.{subject}")
-
-    async def _read(self, subject: str, data: bytes = b"") -> Delivery | None:
-        try:
-            answer = await _patiently(lambda: self.bus.request(subject, data))
-        except NoRespondersError as error:
-            stream = subjects.bundles_stream(self.namespace)
-            raise StorageError(f"stream {stream} does not exist: the controller makes it when it starts") from error
-        return answer if answer.status is None else None
+    def _messages(self) -> StoredMessages:
+        return StoredMessages(self.bus, subjects.bundles_stream(self.namespace))
 
 
 @contextmanager
@@ -201,20 +170,6 @@ def _hash_of(file: BinaryIO) -> str:
     while block := file.read(CHUNK_BYTES):
         digest.update(block)
     return digest.hexdigest()
-
-
-async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
-    """Ask again while the server is just coming back: nothing here does harm when it is done twice."""
-    return await retried(lambda _left_s: ask(), on=_UNANSWERED, timeout_s=_PATIENCE_S)
-
-
-async def _all(calls: Iterable[Awaitable[T]]) -> list[T]:
-    """What these return, run side by side; none runs on when one has failed."""
-    outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
-    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
 
 
 def _batches(items: Iterable[T]) -> Iterator[list[T]]:

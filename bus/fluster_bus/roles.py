@@ -137,6 +137,7 @@ def _asks(namespace: str) -> tuple[str, ...]:
         subjects.logs_stream(namespace),
         subjects.events_stream(namespace),
         subjects.bundles_stream(namespace),
+        subjects.results_stream(namespace),
     )
     # Never the inbox of `service`: a forged reply there could pass for another service's word.
     repliers = (User(Role.OPERATOR), User(Role.CLIENT, namespace), User(Role.JOB, namespace))

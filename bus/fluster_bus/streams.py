@@ -24,6 +24,7 @@ from fluster_bus.messages.model import Message
 from fluster_bus.messages.records import JobRecord, TaskRecord
 from fluster_bus.messages.workers import WorkerInfo
 from fluster_bus.objects import CHUNK_BYTES, KEPT_S, MAX_MESSAGES
+from fluster_bus.results import MAX_RESULTS_BYTES, RESULT_CHUNK_BYTES, RESULTS_KEPT_S
 from fluster_bus.retries import retried
 from fluster_bus.tables import Table, sequence_of_ack
 
@@ -135,6 +136,22 @@ def _bundles(namespace: str) -> StreamConfig:
     )
 
 
+def _results(namespace: str) -> StreamConfig:
+    return StreamConfig(
+        name=subjects.results_stream(namespace),
+        subjects=[subjects.results_of_all(namespace)],
+        max_age=RESULTS_KEPT_S,
+        max_bytes=MAX_RESULTS_BYTES,
+        max_msg_size=RESULT_CHUNK_BYTES,
+        max_msgs_per_subject=1,
+        discard=DiscardPolicy.OLD,
+        storage=StorageType.FILE,
+        allow_direct=True,
+        allow_rollup_hdrs=False,
+        deny_delete=True,  # not purging: those of a job go with its records
+    )
+
+
 async def ensure_system(bus: Bus) -> None:
     """Make what the whole cluster needs, unless it is there."""
     await _ensure(
@@ -168,6 +185,7 @@ async def ensure_namespace(bus: Bus, namespace: str) -> None:
             subjects.watch_logs(namespace),
         ),
         _bundles(namespace),
+        _results(namespace),
     ):
         await _ensure(bus, config)
 

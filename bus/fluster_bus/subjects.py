@@ -71,6 +71,10 @@ def watch_events(namespace: str, job: str = ANY_TAIL) -> str:
     return f"{_ROOT}.{_ns(namespace)}.watch.events.{job}"  # fluster.default.watch.events.train-1
 
 
+def watch_progress(namespace: str, job: str = ANY_TOKEN, task: str = ANY_TOKEN) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.watch.progress.{_name('job', job)}.{task}"  # fluster.default.watch.progress.train-1.0
+
+
 def watch_any(namespace: str) -> str:
     return f"{_ROOT}.{_ns(namespace)}.watch.{ANY_TAIL}"  # fluster.default.watch.>
 
@@ -110,6 +114,19 @@ def _bundle(namespace: str, sha256: str) -> str:
 
 def bundles_of_all(namespace: str) -> str:
     return f"{_ROOT}.{_ns(namespace)}.bundles.{ANY_TAIL}"  # fluster.default.bundles.>
+
+
+def result_part(namespace: str, job: str, task: int, attempt: int, number: int) -> str:
+    # fluster.default.results.train-1.0.1.0
+    return f"{_ROOT}.{_ns(namespace)}.results.{_name('job', job)}.{task}.{attempt}.{number}"
+
+
+def results_of_job(namespace: str, job: str) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.results.{check_name('job', job)}.{ANY_TAIL}"  # fluster.default.results.train-1.>
+
+
+def results_of_all(namespace: str) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.results.{ANY_TAIL}"  # fluster.default.results.>
 
 
 def namespace_of(subject: str) -> str:
@@ -221,6 +238,10 @@ def bundles_stream(namespace: str) -> str:
     return f"FLUSTER_BUNDLES_{check_namespace(namespace)}"
 
 
+def results_stream(namespace: str) -> str:
+    return f"FLUSTER_RESULTS_{check_namespace(namespace)}"
+
+
 def bucket_stream(bucket: str) -> str:
     return f"KV_{bucket}"
 
@@ -246,6 +267,10 @@ def message_delete(stream: str) -> str:
     return f"$JS.API.STREAM.MSG.DELETE.{stream}"
 
 
+def stream_purge(stream: str) -> str:
+    return f"$JS.API.STREAM.PURGE.{stream}"
+
+
 def is_ack(subject: str) -> bool:
     """True for where a stream waits for the acknowledgement of what it delivered."""
     return subject.startswith(JETSTREAM_ACKS.removesuffix(ANY_TAIL))
@@ -253,6 +278,11 @@ def is_ack(subject: str) -> bool:
 
 def task_key(job: str, task: int) -> str:
     return f"{check_name('job', job)}.{task}"  # train-1.0
+
+
+def task_key_of_any(job: str) -> str:
+    """The keys of all tasks of a job."""
+    return f"{check_name('job', job)}.{ANY_TOKEN}"  # train-1.*
 
 
 def is_task_key(key: str) -> bool:
@@ -344,5 +374,6 @@ STREAM_INPUTS = (
     f"{_ROOT}.*.logs.{ANY_TAIL}",
     f"{_ROOT}.*.events.{ANY_TAIL}",
     f"{_ROOT}.*.bundles.{ANY_TAIL}",
+    f"{_ROOT}.*.results.{ANY_TAIL}",
 )
 STREAM_OUTPUT = f"{_ROOT}.*.watch.{ANY_TAIL}"

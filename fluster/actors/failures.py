@@ -7,6 +7,7 @@ import pickle
 import traceback as tracebacks
 
 from fluster.errors import RemoteError
+from fluster.restored_errors import restored
 from fluster_bus import codec
 
 _MAX_TEXT = 64 << 10  # characters of a traceback or message; an exception never fills a message
@@ -63,12 +64,4 @@ def _pickled(error: Exception) -> bytes | None:
 def decode_failure(payload: bytes) -> Exception:
     """The exception, with the remote traceback as a note; a RemoteError when it cannot be had as itself here."""
     kind, message, text, itself = pickle.loads(payload)
-    error: Exception = RemoteError(kind, message, text)
-    if itself is not None:
-        try:
-            error = codec.decode(itself)
-        except Exception as broken:
-            error.add_note(f"it could not be read as itself here: {type_name(broken)}: {broken}")
-    if text:
-        error.add_note(f"raised at the actor:\n{text}")
-    return error
+    return restored(itself, RemoteError(kind, message, text), traceback=text, where="at the actor")

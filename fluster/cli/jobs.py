@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import sys
 import time
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from fluster.cli.exit_codes import CommandError, ExitCode, one_line, say
+from fluster.cli.job_progress import wait_shown
 from fluster.cli.options import Options
-from fluster.cli.output import age, duration, write, write_json, write_table
+from fluster.cli.output import age, duration, jsonable, write, write_json, write_table
 
 if TYPE_CHECKING:
     from fluster.cluster import Cluster
@@ -77,7 +80,7 @@ def submit(
         try:
             if follow:
                 _print_logs(cluster, job_id, options, follow=True, numbered=replicas > 1)
-            info = cluster.wait(job_id)
+            info = cluster.wait(job_id) if follow or options.json else wait_shown(cluster, job_id)
         except KeyboardInterrupt:
             say(f"job {job_id} goes on: `fluster logs -f {job_id}` shows it, `fluster cancel {job_id}` ends it")
             raise
@@ -190,13 +193,14 @@ def status(context: typer.Context, job: Id) -> None:
         "started": _moment(info.started_at),
         "finished": _moment(info.finished_at),
         "ran": duration(info.started_at, info.finished_at),
+        "progress": _progress(info.progress, info.progress_message),
         "error": info.error_message or "-",
     }
     for what, value in facts.items():
         write(f"{what:10} {one_line(value)}")
     write("")
     write_table(
-        ["TASK", "STATE", "ATTEMPT", "WORKER", "EXIT", "DURATION", "FAILURES", "PREEMPTIONS", "ERROR"],
+        ["TASK", "STATE", "ATTEMPT", "WORKER", "EXIT", "DURATION", "PROGRESS", "FAILURES", "PREEMPTIONS", "ERROR"],
         [
             [
                 str(task.task),
@@ -205,6 +209,7 @@ def status(context: typer.Context, job: Id) -> None:
                 task.worker_id or "-",
                 "-" if task.exit_code is None else str(task.exit_code),
                 duration(task.started_at, task.finished_at),
+                _progress(task.progress.fraction, task.progress.message) if task.progress is not None else "-",
                 str(task.failures),
                 str(task.preemptions),
                 task.error_message,
@@ -212,6 +217,10 @@ def status(context: typer.Context, job: Id) -> None:
             for task in info.tasks
         ],
     )
+
+
+def _progress(fraction: float | None, message: str) -> str:
+    return "-" if fraction is None else f"{fraction:.0%} {message}".rstrip()
 
 
 def explain(context: typer.Context, job: Id) -> None:
@@ -280,6 +289,50 @@ def _print_logs(
         stream.write(f"{line.task}| {line.text}\n" if numbered else f"{line.text}\n")
         if follow:
             stream.flush()
+
+
+def result(
+    context: typer.Context,
+    job: Id,
+    *,
+    task: Annotated[int | None, typer.Option(min=0, help="Only of this task.")] = None,
+    pickled: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write it there as it was pickled, and do not unpickle it.")
+    ] = None,
+) -> None:
+    """Print what a job's callable returned, once the job has finished.
+
+    It is shown as Python does it, with --output json as JSON where that is possible.
+    Its modules must be importable here; --pickled does without.
+
+    Try:
+      fluster result train-3f2a
+    """
+    from fluster.cluster.job_results import pickled_result_of
+
+    options = Options.of(context)
+    with options.connect() as cluster:
+        job_id = _find(cluster, job)
+        info = cluster.wait(job_id)
+        _check_succeeded(info, task)
+        if pickled is not None:
+            data = cluster.portal.run(pickled_result_of, cluster.asynchronous.bus, info, task)
+            pickled.write_bytes(pickle.dumps(None) if data is None else data)
+            return
+        value = cluster.result(job_id, task=task)
+    if options.json:
+        write_json({"job_id": job_id, "result": jsonable(value)})
+    else:
+        write(repr(value))
+
+
+def _check_succeeded(info: JobInfo, task: int | None) -> None:
+    from fluster_bus.messages import JobStatus
+
+    if task is not None and task >= len(info.tasks):
+        raise CommandError(f"--task {task}: job {info.job_id} has {len(info.tasks)}, from 0 on", ExitCode.USAGE)
+    if not (_succeeded(info) if task is None else info.tasks[task].status is JobStatus.SUCCEEDED):
+        raise CommandError(_outcome(info), ExitCode.FAILED)
 
 
 def cancel(

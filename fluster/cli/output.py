@@ -33,6 +33,15 @@ def write_json(value: Any) -> None:
     write(json.dumps(value, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False))
 
 
+def jsonable(value: Any) -> Any:
+    """`value` where JSON has a form for it, else what Python shows."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return repr(value)
+    return value
+
+
 def write_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Aligned columns, the last one cut to the terminal's width. Without colours where nobody looks."""
     from rich.console import Console

@@ -34,6 +34,8 @@ class Cluster:
     launch_many = blocking(AsyncCluster.launch_many)
     poll = blocking(AsyncCluster.poll)
     wait = blocking(AsyncCluster.wait)
+    watch = blocking_iterator(AsyncCluster.watch)
+    result = blocking(AsyncCluster.result)
     terminate = blocking(AsyncCluster.terminate)
     explain = blocking(AsyncCluster.explain)
     list_jobs = blocking(AsyncCluster.list_jobs)

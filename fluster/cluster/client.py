@@ -8,13 +8,15 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
-from typing import Self, TypeVar, overload
+from typing import Any, Self, TypeVar, overload
 
 from fluster.cluster import worker_calls
 from fluster.cluster.identity import CONTROLLER_ADDRESS, NAMESPACE, TaskIdentity
 from fluster.cluster.job_logs import LogFilter, job_logs
+from fluster.cluster.job_results import results_of
 from fluster.cluster.job_states import UNANSWERED, JobStates
 from fluster.cluster.job_wait import get_finished, wait_finished
+from fluster.cluster.job_watch import watch_job
 from fluster.cluster.stored_workspaces import with_stored_workspaces
 from fluster.errors import JobFailedError, JobNotFoundError, JobTimeoutError
 from fluster_bus import subjects
@@ -201,6 +203,25 @@ class AsyncCluster:
                 if info.status is not JobStatus.SUCCEEDED:
                     raise JobFailedError(info)
         return infos[0] if isinstance(job, str) else infos
+
+    async def watch(self, job_id: JobId) -> AsyncGenerator[JobInfo]:
+        """The job as it stands, and again whenever its state or its progress has changed, until it has finished.
+
+        Changes that follow each other quickly may be told as one. Raises JobNotFoundError.
+        """
+        async with aclosing(watch_job(self.bus, self.namespace, job_id, self._states)) as infos:
+            async for info in infos:
+                yield info
+
+    async def result(self, job_id: JobId, *, task: int | None = None, timeout: float | None = None) -> Any:
+        """What the job's callable returned, once the job has finished; of a job of several tasks a list, by their ranks.
+
+        `task` asks for one of them, which may have succeeded though the job did not. Raises what the callable raised,
+        with its traceback as a note; JobFailedError when the job ended badly in another way; JobResultError when it
+        succeeded and its result was too large, could not be pickled, or is not kept any more; JobTimeoutError after
+        `timeout` seconds, JobNotFoundError, and ValueError for a task that the job does not have.
+        """
+        return await results_of(self.bus, await self.wait(job_id, timeout=timeout), task)
 
     async def terminate(self, job_id: JobId, *, reason: str = "terminated by request") -> None:
         """Have the job stopped, with what it launched; a finished one stays as it is. Raises JobNotFoundError."""

@@ -28,6 +28,19 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class RecordLimits:
+    """How long, and how many, records of finished jobs a namespace keeps. Beyond that the longest finished go.
+
+    What happened to them stays in the event stream for its own time.
+    """
+
+    kept_s: float = 7 * 86_400
+    max_finished: int = 100_000
+    kept_at_least_s: float = 300.0  # however many there are: whoever waited for one shall find it
+    sweep_s: float = 5.0  # between two looks
+
+
+@dataclass(frozen=True)
 class CacheLimits:
     """How much of its disk a worker gives to what it may need again, beside what is in use."""
 

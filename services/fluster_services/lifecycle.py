@@ -20,7 +20,8 @@ that was superseded. Then nothing is written. Every other state than those on th
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TypeVar
 
 from fluster_bus.messages import (
@@ -30,8 +31,10 @@ from fluster_bus.messages import (
     JobRequest,
     JobStatus,
     Namespace,
+    Progress,
     TaskError,
     TaskRecord,
+    TaskResult,
     TaskStatus,
     Transition,
     WorkerId,
@@ -108,6 +111,8 @@ def end(
     exit_code: int | None = None,
     error: TaskError | None = None,
     last_words: str = "",
+    result: TaskResult | None = None,
+    progress: Progress | None = None,
 ) -> TaskRecord | None:
     """The attempt ended at its worker: SUCCEEDED, FAILED, KILLED, or WORKER_FAILED when it was not its own fault."""
     if task.state not in _HELD or not _holds(task, attempt, worker_id):
@@ -120,6 +125,8 @@ def end(
         exit_code=exit_code,
         error=error,
         last_words=last_words,
+        result=result,
+        progress=progress,
         finished_at=now,
         failures=task.failures + (state is JobStatus.FAILED),
         preemptions=task.preemptions + (state is JobStatus.WORKER_FAILED),
@@ -284,8 +291,10 @@ def _joined_state(job: JobRecord, tasks: list[TaskRecord]) -> JobStatus:
     return next(state for state in order if state in states)
 
 
-def job_info(job: JobRecord, tasks: Iterable[TaskRecord]) -> JobInfo:
-    """The job as users see it. Before its end its tasks tell how it stands."""
+def job_info(
+    job: JobRecord, tasks: Iterable[TaskRecord], progress: Mapping[int, Progress] = MappingProxyType({})
+) -> JobInfo:
+    """The job as users see it. Before its end its tasks tell how it stands; `progress` is what those that run have said."""
     tasks = sorted(tasks, key=lambda task: task.task)
     started = [task.started_at for task in tasks if task.started_at is not None]
     return JobInfo(
@@ -300,7 +309,7 @@ def job_info(job: JobRecord, tasks: Iterable[TaskRecord]) -> JobInfo:
         error=job.error,
         parent=job.request.parent,
         after=job.request.after,
-        tasks=tuple(_task_status(task) for task in tasks),
+        tasks=tuple(_task_status(task, progress.get(task.task)) for task in tasks),
     )
 
 
@@ -310,7 +319,7 @@ def _present_state(tasks: list[TaskRecord]) -> JobStatus:
     return JobStatus.BUILDING if any(task.state is JobStatus.BUILDING for task in tasks) else JobStatus.PENDING
 
 
-def _task_status(task: TaskRecord) -> TaskStatus:
+def _task_status(task: TaskRecord, progress: Progress | None) -> TaskStatus:
     return TaskStatus(
         task=task.task,
         status=task.state,
@@ -322,6 +331,8 @@ def _task_status(task: TaskRecord) -> TaskStatus:
         finished_at=task.finished_at,
         failures=task.failures,
         preemptions=task.preemptions,
+        result=task.result,
+        progress=progress or task.progress,
     )
 
 

@@ -112,11 +112,11 @@ async def test_what_is_not_there_is_said_to_be_missing(
     with pytest.raises(ObjectNotFoundError, match="kept for 7 days"):
         await store.get_file("0" * 64, tmp_path / "file")
     nowhere = ObjectStore(bus, Namespace(unique_name("nowhere")))
-    monkeypatch.setattr("fluster_bus.objects._PATIENCE_S", 0.1)
+    monkeypatch.setattr("fluster_bus.stored_messages._PATIENCE_S", 0.1)
     with pytest.raises(StorageError, match="does not exist"):
         await nowhere.get_file("0" * 64, tmp_path / "file")
     with pytest.raises(StorageError, match="does the namespace exist"):
-        await nowhere._append(subjects.bundle_part(nowhere.namespace, "0" * 64, 0), b"")
+        await nowhere._messages.append(subjects.bundle_part(nowhere.namespace, "0" * 64, 0), b"")
 
 
 async def test_another_namespace_is_out_of_reach(

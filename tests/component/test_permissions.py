@@ -163,6 +163,8 @@ NOT_TO_SEND = [
     subjects.bundle_manifest(THEIRS, "0" * 64),
     subjects.direct_get(subjects.bundles_stream(THEIRS)),
     f"{subjects.direct_get(subjects.bundles_stream(THEIRS))}.{subjects.bundle_part(THEIRS, '0' * 64, 0)}",
+    subjects.result_part(THEIRS, "train-1", 0, 1, 0),
+    subjects.direct_get(subjects.results_stream(THEIRS)),
     f"{User(Role.JOB, THEIRS).inbox[:-1]}token",
     f"{User(Role.CLIENT, THEIRS).inbox[:-1]}token",
     # the cluster's own
@@ -177,6 +179,8 @@ NOT_TO_SEND = [
     f"{subjects.direct_get(RECORDS)}.{_record(OURS)}",
     subjects.logs(OURS, "train-1", "0", "1", "stdout"),
     subjects.events(OURS, "train-1"),
+    subjects.result_part(OURS, "train-1", 0, 1, 0),  # else others would unpickle what a stranger made
+    f"$JS.API.STREAM.PURGE.{subjects.results_stream(OURS)}",
     subjects.watch_jobs(OURS, "train-1"),
     subjects.watch_endpoints(OURS, "calculator.-.0.0.e1"),
     # JetStream beyond direct reads: consumers can make it send to any subject
@@ -294,6 +298,7 @@ async def test_a_rollup_does_not_wipe_the_stored_files(connect: Connect, rollup:
         _record(THEIRS),
         _entry(THEIRS),
         subjects.bundle_part(THEIRS, "0" * 64, 0),
+        subjects.result_part(OURS, "train-1", 0, 1, 0),
         f"$JS.API.STREAM.DELETE.{RECORDS}",
     ],
 )

@@ -3,7 +3,7 @@
 import random
 
 from fluster_bus.messages import Entrypoint, JobId, JobRecord, JobRequest, JobStatus, Namespace, TaskRecord, WorkerId
-from fluster_bus.tables import Row
+from fluster_bus.tables import Deleted, Row
 from fluster_services import lifecycle
 from fluster_services.controller.books import Books, JobKey, record_key
 
@@ -74,8 +74,7 @@ def test_children_and_the_newest() -> None:
         books.apply(row(job_record(name, order=number, parent="a" if name != "a" else None), number))
     assert books.children(JobKey(NS, JobId("a"))) == {JobKey(NS, JobId("b")), JobKey(NS, JobId("c"))}
     assert books.children(JobKey(NS, JobId("b"))) == frozenset()
-    newest = [entry.job.value.job_id for entry in books.newest(NS) if entry.job is not None]
-    assert newest == ["c", "b", "a"]
+    assert [key.job_id for key in books.newest(NS)] == ["c", "b", "a"]
     assert list(books.newest(Namespace("other"))) == []
     assert len(books.keys()) == 3
 
@@ -110,3 +109,21 @@ def _advance(task: TaskRecord, dice: random.Random) -> TaskRecord | None:
     if lifecycle.is_held(task) and task.worker_id is not None:
         return lifecycle.lose_worker(task, worker_id=task.worker_id, now=2, reason="lost")
     return lifecycle.retry(task, now=3)
+
+
+def test_a_job_that_was_removed_leaves_nothing() -> None:
+    books = Books()
+    books.apply(row(job_record("parent", order=1), 1))
+    books.apply(row(job_record("a", order=2, parent="parent"), 2))
+    books.apply(row(_claimed(lifecycle.new_tasks(job_record("a"))[0], "w1"), 3))
+    assert books.remove(NS, Deleted("a.0", 4)) is None
+    assert books.remove(NS, Deleted("a", 1)) is None  # it was made anew since
+    removed = books.remove(NS, Deleted("a", 5))
+    assert removed is not None
+    assert removed[0] == JobKey(NS, JobId("a"))
+    assert len(removed[1]) == 2
+    assert books.get(removed[0]) is None
+    assert books.held_by(WorkerId("w1")) == []
+    assert books.children(JobKey(NS, JobId("parent"))) == frozenset()
+    assert books.remove(NS, Deleted("a", 6)) is None
+    books.sanity_check()

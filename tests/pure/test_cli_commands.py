@@ -13,7 +13,11 @@ from fluster.cli.app import app
 from fluster.cli.exit_codes import CommandError, ExitCode
 from fluster_bus.messages import GpuConfig
 
-COMMANDS = ["demo", "up", "workers", "worker", "submit", "ps", "status", "explain", "logs", "cancel", "actors", "call"]
+COMMANDS = [
+    *("demo", "up", "workers", "worker"),
+    *("submit", "ps", "status", "explain", "logs", "result", "cancel"),
+    *("actors", "call"),
+]
 
 
 def _help(*arguments: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from fluster.actors import ActorServer
 from fluster.cluster import LocalCluster
 from fluster_bus.address import BusAddress
 from fluster_bus.messages import JobId, JobStatus
+from tests.system.job_requests import call
 from tests.system.processes import Family
 
 _COMMAND = [sys.executable, "-c", "from fluster.cli import main; main()"]
@@ -319,3 +321,22 @@ def test_up_that_cannot_start_says_why_in_one_line(cluster: LocalCluster) -> Non
     )
     assert done.returncode == 3
     assert port in _one_line(done)
+
+
+# ---- results --------------------------------------------------------------------------------------------------
+
+
+def test_a_result_is_shown_and_written(cli: Cli, tmp_path: Path) -> None:
+    job_id = cli.cluster.launch(call(dict, [("one", 1)]))
+    assert cli.ok("result", job_id).strip() == "{'one': 1}"
+    assert cli.json("result", job_id) == {"job_id": job_id, "result": {"one": 1}}
+    cli.ok("result", "--pickled", str(tmp_path / "file"), job_id)
+    assert pickle.loads((tmp_path / "file").read_bytes()) == {"one": 1}
+    assert cli.run("result", "--task", "1", job_id).returncode == 2
+
+
+def test_a_job_that_failed_has_no_result_to_show(cli: Cli) -> None:
+    job_id = cli.cluster.launch(call(int, "no number"))
+    done = cli.run("result", job_id)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "ended as FAILED: ValueError: invalid literal" in done.stderr

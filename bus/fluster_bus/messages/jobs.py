@@ -250,6 +250,20 @@ class TaskError(Message):
     pickled: bytes | None = Field(default=None, repr=False)
 
 
+class TaskResult(Message):
+    """What a task's callable returned, other than None: how large its pickle is, or why it could not be kept."""
+
+    size: int = Field(default=0, ge=0)
+    error: str = ""
+
+
+class Progress(Message):
+    """How far a task is, by its own word."""
+
+    fraction: float = Field(ge=0, le=1)
+    message: str = Field(default="", max_length=500)
+
+
 class TaskStatus(Message):
     """One task of a job, at its newest attempt."""
 
@@ -263,6 +277,8 @@ class TaskStatus(Message):
     finished_at: float | None = None
     failures: int = 0
     preemptions: int = 0
+    result: TaskResult | None = None  # None: it returned None, or has not returned
+    progress: Progress | None = None  # None: it has said nothing
 
 
 class JobInfo(Message):
@@ -287,6 +303,20 @@ class JobInfo(Message):
         return self.tasks[0].worker_id if self.tasks else None
 
     @property
+    def progress(self) -> float | None:
+        """How much is done, from 0 to 1, as the mean of its tasks; None when none of them has told."""
+        if all(task.progress is None for task in self.tasks):
+            return None
+        return sum(map(_fraction, self.tasks)) / len(self.tasks)
+
+    @property
+    def progress_message(self) -> str:
+        """What the first task that runs says about it, else the first that said anything."""
+        told = [task for task in self.tasks if task.progress is not None and task.progress.message]
+        told.sort(key=lambda task: task.status.finished())
+        return told[0].progress.message if told and told[0].progress is not None else ""
+
+    @property
     def exit_code(self) -> int | None:
         """The first exit code other than 0, else 0 once all tasks have ended."""
         codes = [task.exit_code for task in self.tasks]
@@ -294,3 +324,9 @@ class JobInfo(Message):
         if failed:
             return failed[0]
         return None if None in codes or not codes else 0
+
+
+def _fraction(task: TaskStatus) -> float:
+    if task.status is JobStatus.SUCCEEDED:
+        return 1.0
+    return task.progress.fraction if task.progress is not None else 0.0

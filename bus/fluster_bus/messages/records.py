@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from fluster_bus.messages.jobs import JobId, JobRequest, JobStatus, Namespace, TaskError, WorkerId
+from fluster_bus.messages.jobs import JobId, JobRequest, JobStatus, Namespace, Progress, TaskError, TaskResult, WorkerId
 from fluster_bus.messages.model import Message
 from fluster_bus.messages.resources import ResourceConfig
 
@@ -42,6 +42,8 @@ class TaskRecord(Message):
     exit_code: int | None = None
     error: TaskError | None = None
     last_words: str = ""  # the end of its output, when it failed
+    result: TaskResult | None = None
+    progress: Progress | None = None  # written with the end; before it the worker tells
     failures: int = 0
     preemptions: int = 0
     started_at: float | None = None

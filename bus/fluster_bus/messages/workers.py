@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from fluster_bus.messages.jobs import JobId, Namespace, WorkerId
+from fluster_bus.messages.jobs import JobId, Namespace, Progress, WorkerId
 from fluster_bus.messages.model import Message
 
 
@@ -56,6 +56,16 @@ class Look(Message):
     namespace: Namespace
     job_id: JobId
     task: int
+
+
+class ProgressReport(Message):
+    """How far a task is."""
+
+    namespace: Namespace
+    job_id: JobId
+    task: int
+    attempt: int
+    progress: Progress
 
 
 class Heartbeat(Message):

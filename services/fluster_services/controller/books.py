@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fluster_bus import subjects
 from fluster_bus.messages import JobId, JobRecord, Namespace, TaskRecord, WorkerId
-from fluster_bus.tables import Row
+from fluster_bus.tables import Deleted, Row
 from fluster_services import lifecycle
 
 
@@ -89,6 +89,40 @@ class Books:
         entry = self._jobs.get(key)
         return entry if entry is not None and entry.job is not None else None
 
+    def remove(self, namespace: Namespace, deleted: Deleted) -> tuple[JobKey, list[JobRecord | TaskRecord]] | None:
+        """A record was deleted: with that of a job its tasks go too. Returns what is not known any more."""
+        if subjects.is_task_key(deleted.key):
+            return None
+        key = JobKey(namespace, JobId(deleted.key))
+        entry = self._jobs.get(key)
+        if entry is None or (entry.job is not None and entry.job.revision > deleted.revision):
+            return None
+        gone = self.discard(key)
+        return (key, gone) if gone is not None else None
+
+    def discard(self, key: JobKey) -> list[JobRecord | TaskRecord] | None:
+        """Forget a job; returns its records, None when it was not known."""
+        entry = self._jobs.pop(key, None)
+        if entry is None:
+            return None
+        records: list[JobRecord | TaskRecord] = list(entry.task_records())
+        for task in entry.task_records():
+            if task.worker_id is not None:
+                self._held.get(task.worker_id, set()).discard((key, task.task))
+        self._children.pop(key, None)
+        if entry.job is not None:
+            records.append(entry.job.value)
+            parent = entry.job.value.request.parent
+            siblings = self._children.get(JobKey(key.namespace, parent)) if parent is not None else None
+            if siblings is not None:
+                siblings.discard(key)
+        return records
+
+    def child_records(self, key: JobKey) -> list[JobRecord]:
+        """The records of the jobs that a job has launched."""
+        children = (self.get(child) for child in self._children.get(key, ()))
+        return [child.job.value for child in children if child is not None and child.job is not None]
+
     def children(self, key: JobKey) -> frozenset[JobKey]:
         return frozenset(self._children.get(key, ()))
 
@@ -114,14 +148,14 @@ class Books:
         """The workers that hold something."""
         return [worker_id for worker_id, held in self._held.items() if held]
 
-    def newest(self, namespace: Namespace) -> Iterator[JobEntry]:
+    def newest(self, namespace: Namespace) -> Iterator[JobKey]:
         """The namespace's jobs, in the order opposite to their submission."""
         entries = [
-            (entry.job.value.order, key.job_id, entry)
+            (entry.job.value.order, key)
             for key, entry in self._jobs.items()
             if key.namespace == namespace and entry.job is not None
         ]
-        return (entry for _, _, entry in sorted(entries, key=lambda each: each[:2], reverse=True))
+        return (key for _, key in sorted(entries, reverse=True))
 
     def latest(self, namespace: Namespace, limit: int) -> list[JobId]:
         """Ids of jobs that were recorded last, without a look at the others."""

@@ -21,16 +21,18 @@ from fluster_bus.errors import BusError, DisconnectedError, RevisionConflictErro
 from fluster_bus.feeds import CaughtUp
 from fluster_bus.messages import JobRecord, JobStatus, Look, Namespace, TaskRecord, WorkerId, WorkerInfo
 from fluster_bus.streams import ensure_namespace, ensure_system, records_table, workers_table
-from fluster_bus.tables import Row
+from fluster_bus.tables import Deleted, Row
 from fluster_services import capacity, lifecycle
-from fluster_services.config import Timing
+from fluster_services.config import RecordLimits, Timing
 from fluster_services.controller.books import Books, JobKey, record_key
 from fluster_services.controller.event_log import EventLog
 from fluster_services.controller.intake import Intake
 from fluster_services.controller.judge import Judge
 from fluster_services.controller.offers import Offers
+from fluster_services.controller.progress import ProgressBoard
 from fluster_services.controller.reconcile import missing_tasks, next_records
 from fluster_services.controller.registry_sweep import RegistrySweep
+from fluster_services.controller.retention import RecordSweep
 from fluster_services.controller.scheduler import Place
 from fluster_services.controller.service import ControllerService
 
@@ -47,6 +49,7 @@ class ControllerConfig:
     address: BusAddress
     namespaces: tuple[Namespace, ...] = (Namespace("default"),)
     timing: Timing = field(default_factory=Timing)
+    records: RecordLimits = field(default_factory=RecordLimits)
     controller_id: str = "controller"
 
 
@@ -65,6 +68,8 @@ class Controller:
         self.offers = Offers(self)
         self.judge = Judge(self)
         self.registry = RegistrySweep(self)
+        self.progress = ProgressBoard(self)
+        self.retention = RecordSweep(self)
         self._service = ControllerService(self)
         self._dirty: asyncio.Queue[JobKey] = asyncio.Queue()
         self._queued: set[JobKey] = set()
@@ -84,12 +89,13 @@ class Controller:
                 tasks.create_task(watch(read[-1]))
             for event in read:
                 await event.wait()
-            for loop in (self.events.publish, self.judge.run, self.offers.run, self.intake.run):
+            for loop in (self.events.publish, self.judge.run, self.offers.run, self.intake.run, self.retention.run):
                 tasks.create_task(loop())
             for namespace in self.config.namespaces:
                 tasks.create_task(self.registry.run(namespace))
             for _ in range(_RECONCILED_AT_ONCE):
                 tasks.create_task(self._reconcile_forever())
+            await self.progress.listen()
             await self._service.serve()
             await self.bus.flush()
             ready()
@@ -102,6 +108,8 @@ class Controller:
                 async for change in changes:
                     if isinstance(change, Row):
                         self.apply(change)
+                    elif isinstance(change, Deleted):
+                        self.retention.on_deleted(namespace, change)
                     elif isinstance(change, CaughtUp):
                         read.set()
 
@@ -126,6 +134,7 @@ class Controller:
             return
         record = row.value
         self.events.on_record(record)
+        self.retention.on_record(key, record)
         if isinstance(record, TaskRecord):
             self._apply_task(key, record)
         elif record.state.finished():
@@ -136,6 +145,7 @@ class Controller:
         self.intake.on_job_changed(key)
 
     def _apply_task(self, key: JobKey, task: TaskRecord) -> None:
+        self.progress.on_task_changed(key, task)
         if lifecycle.is_held(task) and task.worker_id is not None:
             self.judge.on_held(task.worker_id)
         if task.state.finished():

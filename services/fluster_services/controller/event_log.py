@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from datetime import timedelta
 
 from fluster_bus import subjects
@@ -65,6 +66,11 @@ class EventLog:
                 if transition.time > stored_until:
                     task = record.task if isinstance(record, TaskRecord) else None
                     self._put(record.namespace, Event(job_id=record.job_id, task=task, transition=transition))
+
+    def forget(self, records: Iterable[JobRecord | TaskRecord]) -> None:
+        """These records are not there any more."""
+        for record in records:
+            self._seen.pop((record.namespace, record_key(record)), None)
 
     def refuse(self, namespace: Namespace, event: Event) -> None:
         """Queue the word that a submission was not taken."""

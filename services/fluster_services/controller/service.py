@@ -37,7 +37,7 @@ from fluster_bus.messages import (
 from fluster_bus.messages.model import Message
 from fluster_bus.services_api import Announcement, ServedEndpoint
 from fluster_services import lifecycle
-from fluster_services.controller.books import JobEntry, JobKey
+from fluster_services.controller.books import JobKey
 from fluster_services.controller.dependencies import waits_for
 from fluster_services.controller.explain import explain
 
@@ -134,10 +134,12 @@ class ControllerService:
 
     def _info(self, key: JobKey) -> JobInfo | None:
         entry = self._controller.books.get(key)
-        return _job_info(entry) if entry is not None else None
+        if entry is None or entry.job is None:
+            return None
+        return lifecycle.job_info(entry.job.value, entry.task_records(), self._controller.progress.of(key))
 
     async def _list(self, namespace: Namespace, request: ListRequest) -> ListReply:
-        infos = (_job_info(entry) for entry in self._controller.books.newest(namespace))
+        infos = (self._info(key) for key in self._controller.books.newest(namespace))
         wanted = (info for info in infos if info is not None and (not request.states or info.status in request.states))
         asked = itertools.islice(wanted, request.skip, request.skip + request.limit)
         found = [info.model_copy(update={"error": None}) for info in asked]
@@ -219,10 +221,6 @@ class ControllerService:
         registry = self._controller.registry.registry(namespace)
         found = await (registry.lookup(query.name) if query.name is not None else registry.list(query.prefix))
         return EndpointList(endpoints=tuple(found))
-
-
-def _job_info(entry: JobEntry) -> JobInfo | None:
-    return lifecycle.job_info(entry.job.value, entry.task_records()) if entry.job is not None else None
 
 
 def _fitting(infos: Iterable[JobInfo]) -> Iterator[JobInfo]:

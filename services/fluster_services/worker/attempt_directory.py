@@ -9,6 +9,9 @@
     log                       the output (spool.py)
     keeper.log                complaints of the keeper itself
     error.json                the exception that ended a callable
+    result.pickle             what a callable returned, if that was not None
+    result.json               why it could not be kept
+    progress, progress.pipe   how far the task is by its own word (fluster/progress_file.py)
     exit.json                 the ExitRecord, once all is over
     work/                     the working directory, unless the spec names another
 <state>/<name>.gone           being deleted
@@ -34,13 +37,12 @@ LOG_FILE = "log"
 KEEPER_LOG_FILE = "keeper.log"
 ERROR_FILE = "error.json"
 EXIT_FILE = "exit.json"
+RESULT_FILE = "result.pickle"
+RESULT_ERROR_FILE = "result.json"
 WORK_FOLDER = "work"
 
 NEW_SUFFIX = ".new"
 GONE_SUFFIX = ".gone"
-
-# Set for every task; its children that outlive a killed keeper are found by it.
-DIRECTORY_VARIABLE = "FLUSTER_ATTEMPT_DIRECTORY"
 
 ExitReason = Literal["exited", "killed", "preempted", "timed_out", "fenced", "owner_gone", "keeper_died"]
 
@@ -105,6 +107,8 @@ class ExitRecord:
     log_end: int = 0  # the offset behind the last record of the log
     dropped_bytes: int = 0  # output that did not fit into the log's cap
     surviving_pids: list[int] = field(default_factory=list)  # could not be killed
+    result_bytes: int | None = None  # the size of what the callable returned, pickled; None if that was None
+    result_error: str | None = None  # why that could not be kept
 
 
 _Data = TypeVar("_Data", LaunchSpec, TaskError, ExitRecord)

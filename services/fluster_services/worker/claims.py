@@ -10,7 +10,17 @@ from collections.abc import Callable
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
 from fluster_bus.errors import BusError, RevisionConflictError
-from fluster_bus.messages import JobRecord, JobStatus, Namespace, Offer, TaskError, TaskRecord, WorkerId
+from fluster_bus.messages import (
+    JobRecord,
+    JobStatus,
+    Namespace,
+    Offer,
+    Progress,
+    TaskError,
+    TaskRecord,
+    TaskResult,
+    WorkerId,
+)
 from fluster_bus.streams import jobs_table, records_table, tasks_table
 from fluster_bus.tables import Row
 from fluster_services import lifecycle
@@ -97,6 +107,8 @@ class Claims:
         error: TaskError | None = None,
         started_at: float | None = None,
         last_words: str = "",
+        result: TaskResult | None = None,
+        progress: Progress | None = None,
     ) -> bool:
         """Write how the attempt of `row` ended; False when it was superseded meanwhile.
 
@@ -117,6 +129,8 @@ class Claims:
                 exit_code=exit_code,
                 error=error,
                 last_words=last_words,
+                result=result,
+                progress=progress,
             )
 
         return await self.change(row, ended) is not None

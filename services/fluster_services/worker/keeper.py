@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fluster.progress_file import Progress, make_progress_file, read_progress
 from fluster_services.worker.attempt_directory import (
     ERROR_FILE,
     EXIT_FILE,
@@ -53,6 +54,7 @@ from fluster_services.worker.processes import (
 )
 from fluster_services.worker.spool import LineCutter, SpoolWriter, Stream
 from fluster_services.worker.task_process import run_task
+from fluster_services.worker.task_result import find_result
 from fluster_services.worker.timers import Timers
 from fluster_services.worker.worker_link import Standing, WorkerLink
 
@@ -63,6 +65,7 @@ _FIRST_SWEEP_INTERVAL_S = 0.01
 _LAST_SWEEP_INTERVAL_S = 1.0
 _GIVE_UP_AFTER_S = 30.0  # a process that SIGKILL does not end by then hangs in the kernel
 _RECORD_RETRY_S = 5.0
+_PROGRESS_INTERVAL_S = 0.25  # however often the task tells
 # What is still in a pipe when all its writers are dead. A stranger that holds it open may go on writing for ever.
 _MAX_DRAIN_BYTES = 2 * 1024 * 1024
 _IDLE_S = 30.0  # without a next attempt
@@ -149,6 +152,8 @@ class _Keeper:
         self._cutters: dict[Stream, LineCutter] = {}
         self._pipes: dict[Stream, int] = {}
         self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
+        self._progress: Progress | None = None
+        self._progress_fd = self._watch_progress()
         self._start_task(self._umask)
         self._link.listen(listener)
 
@@ -171,7 +176,7 @@ class _Keeper:
             self._link.tell(self._standing())
 
     def _standing(self) -> Standing:
-        return Standing(self._task_pid, self._started_at, self._spool.end, self._record)
+        return Standing(self._task_pid, self._started_at, self._spool.end, self._record, self._progress)
 
     def _watch(self, fd: int, action: Callable[[], object]) -> None:
         self._selector.register(fd, selectors.EVENT_READ, action)
@@ -234,6 +239,36 @@ class _Keeper:
     def _spool_pieces(self, stream: Stream, pieces: list[tuple[bytes, bool]]) -> None:
         self._spool.append(stream, pieces, time.time())
         self._tail.extend(text[:_TAIL_LINE_BYTES] for text, _ in pieces[-_TAIL_LINES:])
+
+    def _watch_progress(self) -> int | None:
+        try:
+            fd = make_progress_file(self._directory)
+        except OSError as error:  # a full disk, or one without pipes: the task runs all the same
+            self._complain(f"no progress can be told: {error}")
+            return None
+        self._watch(fd, partial(self._on_progress, fd))
+        return fd
+
+    def _close_progress(self) -> None:
+        """Take its last word, and hear no more."""
+        fd, self._progress_fd = self._progress_fd, None
+        if fd is not None:
+            self._progress = read_progress(self._directory) or self._progress
+            if self._timers.at("progress") is None:
+                self._selector.unregister(fd)
+            self._timers.cancel("progress")
+            os.close(fd)
+
+    def _on_progress(self, fd: int) -> None:
+        os.read(fd, _READ_BYTES)
+        self._progress = read_progress(self._directory) or self._progress
+        # Not looked at for a while: a task that tells without end must not keep this process and the worker busy.
+        self._selector.unregister(fd)
+        self._timers.set(
+            "progress",
+            time.monotonic() + _PROGRESS_INTERVAL_S,
+            lambda: self._watch(fd, partial(self._on_progress, fd)),
+        )
 
     # Signals and deaths
 
@@ -353,6 +388,7 @@ class _Keeper:
 
     def _finish(self, status: int) -> None:
         self._timers.cancel("fence", "timeout", "sigkill", "sweep", "give_up")
+        self._close_progress()
         survivors = descendants(os.getpid()) if self._has_children else []
         for stream in tuple(self._pipes):
             drained = 0
@@ -363,6 +399,8 @@ class _Keeper:
         code = os.waitstatus_to_exitcode(status)
         number = -code if code < 0 else None
         error = read_json(ERROR_FILE)
+        has_returned = code == 0 and self._reason == "exited" and self._spec.command is None
+        result_bytes, result_error = find_result() if has_returned else (None, None)
         self._record = ExitRecord(
             exit_code=code if code >= 0 else None,
             signal=number,
@@ -376,6 +414,8 @@ class _Keeper:
             log_end=self._spool.end,
             dropped_bytes=self._spool.dropped_bytes,
             surviving_pids=survivors,
+            result_bytes=result_bytes,
+            result_error=result_error,
         )
         self._spool.close()
         self._timers.set("keep", time.monotonic() + self._spec.keep_s, self._on_kept_long_enough)

@@ -6,13 +6,13 @@ import base64
 import logging
 import signal
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fluster_bus.messages import JobStatus, TaskError
+from fluster_bus.messages import JobStatus, Progress, TaskError, TaskResult
 from fluster_services.worker.attempt_directory import ExitRecord
 from fluster_services.worker.last_words import last_words
 from fluster_services.worker.log_pump import LogPump
-from fluster_services.worker.runtime import Exited, RunningTask, Spooled
+from fluster_services.worker.runtime import Exited, Progressed, RunningTask, Spooled
 
 log = logging.getLogger(__name__)
 
@@ -26,23 +26,36 @@ class Outcome:
     exit_code: int | None = None
     error: TaskError | None = None
     last_words: str = ""  # the end of its output, when it failed
+    result: TaskResult | None = None
+    progress: Progress | None = None  # its last word
 
 
 async def follow(
-    running: RunningTask, pump: LogPump, before_output: Callable[[], Awaitable[object]] | None = None
+    running: RunningTask,
+    pump: LogPump,
+    *,
+    on_progress: Callable[[Progress], Awaitable[None]],
+    before_output: Callable[[], Awaitable[object]] | None = None,
 ) -> Outcome:
     """Carry an attempt's output off until it ends; returns how that was, once the last line is in the stream.
 
     `before_output` is awaited before any of it is published.
     """
+    progress: Progress | None = None
     exit_record: ExitRecord | None = None
     async for event in running.events():
+        if isinstance(event, Progressed):
+            progress = Progress(fraction=event.fraction, message=event.message)
+            await on_progress(progress)
+            continue
         if before_output is not None and isinstance(event, Spooled):
             await before_output()
         await pump.publish()
         if isinstance(event, Exited):
             exit_record = event.record
-    return outcome(exit_record) if exit_record is not None else Outcome(JobStatus.WORKER_FAILED, "its end is not known")
+    if exit_record is None:
+        return Outcome(JobStatus.WORKER_FAILED, "its end is not known")
+    return replace(outcome(exit_record), progress=progress)
 
 
 def outcome(record: ExitRecord) -> Outcome:
@@ -66,12 +79,18 @@ def outcome(record: ExitRecord) -> Outcome:
     if record.reason in {"keeper_died", "owner_gone"}:
         return Outcome(JobStatus.WORKER_FAILED, "its keeper was killed")
     if record.exit_code == 0:
-        return Outcome(JobStatus.SUCCEEDED, "exit code 0", 0)
+        return Outcome(JobStatus.SUCCEEDED, "exit code 0", 0, result=_result(record))
     return _failed(_failure(record), record, error)
 
 
 def _failed(reason: str, record: ExitRecord, error: TaskError | None) -> Outcome:
     return Outcome(JobStatus.FAILED, reason, record.exit_code, error, last_words(record.log_tail))
+
+
+def _result(record: ExitRecord) -> TaskResult | None:
+    if record.result_error is not None:
+        return TaskResult(error=record.result_error)
+    return TaskResult(size=record.result_bytes) if record.result_bytes is not None else None
 
 
 def _failure(record: ExitRecord) -> str:

@@ -18,8 +18,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from fluster.progress_file import DIRECTORY_VARIABLE
 from fluster_services.worker.attempt_directory import (
-    DIRECTORY_VARIABLE,
     EXIT_FILE,
     GONE_SUFFIX,
     KEEPER_FILE,
@@ -27,6 +27,7 @@ from fluster_services.worker.attempt_directory import (
     LOG_FILE,
     NEW_SUFFIX,
     PAYLOAD_FILE,
+    RESULT_FILE,
     SOCKET_FILE,
     SPEC_FILE,
     ExitRecord,
@@ -41,7 +42,7 @@ from fluster_services.worker.attempt_directory import (
     write_json,
 )
 from fluster_services.worker.processes import boot_id, leftovers
-from fluster_services.worker.runtime import AlreadyStartedError, Exited, LaunchError, Spooled
+from fluster_services.worker.runtime import AlreadyStartedError, Exited, LaunchError, Progressed, Spooled
 from fluster_services.worker.spool import SpoolRecord, read_spool
 from fluster_services.worker.template import TemplateHandle
 
@@ -80,7 +81,7 @@ class ProcessTask:
     def key(self) -> str:
         return self.spec.key
 
-    async def events(self) -> AsyncIterator[Spooled | Exited]:
+    async def events(self) -> AsyncIterator[Spooled | Progressed | Exited]:
         while self._record is None:
             message = await self._next_message()
             if message is None and self._is_detached:
@@ -93,6 +94,9 @@ class ProcessTask:
                 self._record = from_json(ExitRecord, message["exited"])
             elif "spooled" in message:
                 yield Spooled(int(message["spooled"]))
+            elif "progress" in message:
+                fraction, text = message["progress"]
+                yield Progressed(float(fraction), str(text))
         yield Exited(self._record)
 
     def read_log(self, start_offset: int = 0, *, max_bytes: int = 1024 * 1024) -> tuple[list[SpoolRecord], int]:
@@ -102,6 +106,13 @@ class ProcessTask:
             if self._is_forgotten:
                 raise
             return [], start_offset  # its keeper died before it could make one
+
+    def read_result(self, start: int, max_bytes: int) -> bytes:
+        # The task could have put a link there, and this process may read more than it.
+        fd = os.open(self._directory / RESULT_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            file.seek(start)
+            return file.read(max_bytes)
 
     def kill(self, grace_s: float, reason: str, *, preempted: bool = False) -> None:
         self._send({"kill": grace_s, "reason": reason, "preempted": preempted})

@@ -26,6 +26,14 @@ class Spooled:
 
 
 @dataclass(frozen=True)
+class Progressed:
+    """How far the task is, by its own word."""
+
+    fraction: float
+    message: str
+
+
+@dataclass(frozen=True)
 class Exited:
     """The attempt is over; its whole output can be read."""
 
@@ -49,11 +57,14 @@ class RunningTask(Protocol):
     def started_at(self) -> float | None:
         """The wall clock when it started, if it did and that is known."""
 
-    def events(self) -> AsyncIterator[Spooled | Exited]:
+    def events(self) -> AsyncIterator[Spooled | Progressed | Exited]:
         """What happens, for one reader at a time. `Exited` is the last; asked again, it comes at once. Steps may be skipped."""
 
     def read_log(self, start_offset: int = 0, *, max_bytes: int = 1024 * 1024) -> tuple[list[SpoolRecord], int]:
         """Records from `start_offset` on, and the offset to go on from. Raises FileNotFoundError once it is forgotten."""
+
+    def read_result(self, start: int, max_bytes: int) -> bytes:
+        """Bytes of what its callable returned, pickled; fewer than `max_bytes` at their end. Raises OSError."""
 
     def kill(self, grace_s: float, reason: str, *, preempted: bool = False) -> None:
         """Have it stopped: politely, and by force after `grace_s`. `Exited` tells when that is done.

@@ -24,8 +24,8 @@ from typing import Any, NoReturn
 
 import cloudpickle  # type: ignore[import-untyped, unused-ignore]
 
+from fluster.progress_file import DIRECTORY_VARIABLE
 from fluster_services.worker.attempt_directory import (
-    DIRECTORY_VARIABLE,
     ERROR_FILE,
     SPEC_FILE,
     WORK_FOLDER,
@@ -43,6 +43,7 @@ from fluster_services.worker.processes import (
     reset_signals,
     set_process_name,
 )
+from fluster_services.worker.task_result import keep_result
 
 EXIT_NOT_EXECUTABLE = 126  # as shells have it
 EXIT_NOT_FOUND = 127
@@ -257,7 +258,9 @@ def _run_callable(spec: LaunchSpec, directory: Path, environment: dict[str, str]
 def _call(payload: bytes, directory: Path) -> int:
     try:
         function, args, kwargs = pickle.loads(payload)
-        function(*args, **kwargs)
+        returned = function(*args, **kwargs)
+        if returned is not None:
+            keep_result(returned, directory)
     except BaseException as error:
         return _exit_code_of(error, directory)
     return 0

@@ -49,6 +49,8 @@ from fluster_services.worker.log_pump import LogPump, publish_preparation
 from fluster_services.worker.outcome import Outcome, follow
 from fluster_services.worker.preparation import Preparation, Prepared
 from fluster_services.worker.presence import Presence
+from fluster_services.worker.progress_pump import ProgressPump
+from fluster_services.worker.result_pump import publish_result
 from fluster_services.worker.runtime import LaunchError, RunningTask, Runtime
 from fluster_services.worker.template import TemplateDiedError
 from fluster_services.worker.uv import BuildError
@@ -108,6 +110,7 @@ class Worker:
             python_path=config.python_path,
         )
         self._preparation = Preparation(config.state_dir, functools.partial(ObjectStore, bus), config.caches)
+        self._progress = ProgressPump(bus)
         self._preparing: dict[str, asyncio.Task[Prepared]] = {}  # {attempt key: what it waits for}
         self._draining = draining
         self._is_handing_back = False
@@ -134,6 +137,7 @@ class Worker:
                 self._review.set()  # for what was wished before this worker listened
                 loops = [
                     self._tasks.create_task(self._presence.beat_forever(self._renew)),
+                    self._tasks.create_task(self._progress.repeat_forever()),
                     self._tasks.create_task(self._review_forever()),
                 ]
                 ready()
@@ -383,15 +387,18 @@ class Worker:
             await asyncio.wait({tell_running})
 
         try:
-            outcome = await follow(running, pump, speak)
+            on_progress = functools.partial(self._progress.tell, key, row.value)
+            outcome = await follow(running, pump, on_progress=on_progress, before_output=speak)
             if not is_over.done():
                 is_over.set_result(True)
             row = await tell_running
         finally:
             tell_running.cancel()
+            self._progress.forget(key)
         del self._attempts[key]
         # Joined before the end is written: whoever reads the end and offers the next task finds somebody listening.
         await asyncio.gather(self._remove_endpoints(row.value), self._give_back(key))
+        result = await publish_result(self._bus, row.value, running, outcome.result)
         if not await self._claims.end(
             row,
             outcome.state,
@@ -400,6 +407,8 @@ class Worker:
             error=outcome.error,
             started_at=started_at,
             last_words=outcome.last_words,
+            result=result,
+            progress=outcome.progress,
         ):
             log.info("%s ended as %s, and is not this worker's any more", key, outcome.state)
         await running.forget()

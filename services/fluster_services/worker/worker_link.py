@@ -1,7 +1,8 @@
 """The keeper's end of its socket. A worker that is connected exchanges JSON lines with it:
 
-    keeper ─► worker   {"started": {"pid", "started_at"}}, {"spooled": offset}, {"exited": ExitRecord},
-                       {"idle": true}: forgotten, and ready for another, {"refused": {"errno", "error"}}
+    keeper ─► worker   {"started": {"pid", "started_at"}}, {"spooled": offset}, {"progress": [fraction, message]},
+                       {"exited": ExitRecord}, {"idle": true}: forgotten, and ready for another,
+                       {"refused": {"errno", "error"}}
     worker ─► keeper   {"kill": grace_s, "reason", "preempted": bool}, {"renew": fence_after_s | null, "sent_at": monotonic}, {"forget": true},
                        {"abandon": true}: kill at once, leave no trace, {"assign": {"draft", "directory"}}, to an idle one
 
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from fluster.progress_file import Progress
 from fluster_services.worker.attempt_directory import ExitRecord, to_json
 from fluster_services.worker.timers import Timers
 
@@ -33,6 +35,7 @@ class Standing(NamedTuple):
     started_at: float
     spooled: int
     record: ExitRecord | None
+    progress: Progress | None = None
 
 
 class WorkerLink:
@@ -56,6 +59,7 @@ class WorkerLink:
     def _start_anew(self) -> None:
         self._has_told_start = self._has_told_exit = False
         self._told_offset = 0
+        self._told_progress: Progress | None = None
 
     @property
     def is_connected(self) -> bool:
@@ -120,6 +124,9 @@ class WorkerLink:
             self._told_offset = standing.spooled
             self._timers.set("tell", time.monotonic() + _TELL_INTERVAL_S, lambda: None)
             return {"spooled": self._told_offset}
+        if standing.progress != self._told_progress:
+            self._told_progress = standing.progress
+            return {"progress": standing.progress}
         if standing.record is not None and not self._has_told_exit:
             self._has_told_exit = True
             return {"exited": to_json(standing.record)}

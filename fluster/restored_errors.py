@@ -1,0 +1,23 @@
+"""Exceptions that were raised in another process, raised again here."""
+
+from __future__ import annotations
+
+from fluster_bus import codec
+
+
+def restored(pickled: bytes | None, otherwise: Exception, *, traceback: str, where: str) -> Exception:
+    """The exception that was pickled, else `otherwise`, with the traceback of where it was raised as a note."""
+    error = otherwise
+    if pickled is not None:
+        try:
+            decoded = codec.decode(pickled)
+        except Exception as broken:
+            kind = type(broken)
+            name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+            error.add_note(f"it could not be read as itself here: {name}: {broken}")
+        else:
+            # SystemExit and its like would end whoever asked.
+            error = decoded if isinstance(decoded, Exception) else error
+    if traceback:
+        error.add_note(f"raised {where}:\n{traceback}")
+    return error

@@ -1,0 +1,50 @@
+"""How far the tasks that run are. Kept in memory only: workers say it again, and the record of its end has the last."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fluster_bus import subjects
+from fluster_bus.delivery import Delivery
+from fluster_bus.messages import Progress, ProgressReport, TaskRecord
+from fluster_services import lifecycle
+from fluster_services.controller.books import JobKey
+
+if TYPE_CHECKING:
+    from fluster_services.controller.controller import Controller
+
+
+class ProgressBoard:
+    """The newest word of each task that a worker holds."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._told: dict[JobKey, dict[int, ProgressReport]] = {}
+
+    async def listen(self) -> None:
+        """Hear what workers tell from now on."""
+        for namespace in self._controller.config.namespaces:
+            await self._controller.bus.subscribe(subjects.watch_progress(namespace), self._on_report)
+
+    def _on_report(self, delivery: Delivery) -> None:
+        report = ProgressReport.from_json(delivery.data)
+        key = JobKey(report.namespace, report.job_id)
+        entry = self._controller.books.get(key)
+        row = entry.tasks.get(report.task) if entry is not None else None
+        # Those alone that a record says are held, so that there are never more than what runs.
+        if row is not None and lifecycle.is_held(row.value) and row.value.attempt == report.attempt:
+            self._told.setdefault(key, {})[report.task] = report
+
+    def on_task_changed(self, key: JobKey, task: TaskRecord) -> None:
+        """A task's record changed: what an earlier attempt said does not count any more."""
+        told = self._told.get(key)
+        known = told.get(task.task) if told is not None else None
+        if told is None or known is None or (lifecycle.is_held(task) and task.attempt == known.attempt):
+            return
+        del told[task.task]
+        if not told:
+            del self._told[key]
+
+    def of(self, key: JobKey) -> dict[int, Progress]:
+        """{task: how far it is}, for those of the job that have said so."""
+        return {task: report.progress for task, report in self._told.get(key, {}).items()}

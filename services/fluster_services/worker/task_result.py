@@ -1,0 +1,87 @@
+"""What a callable returned, on its way from the task to whoever stores it: written by the one, found by its keeper."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped, unused-ignore]
+
+from fluster_bus.codec import mentions_main
+from fluster_services.worker.attempt_directory import RESULT_ERROR_FILE, RESULT_FILE, read_json, write_json
+
+MAX_RESULT_BYTES = 64 << 20
+_MAX_REASON_CHARACTERS = 1_000
+
+
+def keep_result(value: Any, directory: Path) -> None:
+    """Write `value` down, or why that cannot be done: the work is done, so this is no failure of the task."""
+    try:
+        draft = directory / f"{RESULT_FILE}.draft"
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(_pickled(value))
+        draft.replace(directory / RESULT_FILE)
+    except _TooLargeError:
+        reason = (
+            f"what it returned is larger than {MAX_RESULT_BYTES:,} bytes when pickled: write it to a file or a store, "
+            "and return its name"
+        )
+    except OSError as error:
+        reason = f"what it returned could not be written down: {error}"
+    except Exception as error:
+        reason = (
+            f"what it returned, a {type(value).__name__}, cannot be pickled: {type(error).__name__}: {error}; "
+            "return plain data"
+        )
+    else:
+        return
+    reason = reason[:_MAX_REASON_CHARACTERS]
+    sys.stderr.write(f"fluster: {reason}\n")
+    write_json(directory / RESULT_ERROR_FILE, {"reason": reason})
+
+
+def find_result() -> tuple[int | None, str | None]:
+    """The size of what the task of the attempt in the working directory returned, and why it was not kept."""
+    problem = read_json(RESULT_ERROR_FILE)
+    if problem is not None:
+        return None, str(problem.get("reason"))
+    try:
+        found = os.lstat(RESULT_FILE)
+    except FileNotFoundError:
+        return None, None
+    if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_RESULT_BYTES:
+        return None, f"{RESULT_FILE} is not what Fluster wrote there"
+    return found.st_size, None
+
+
+class _TooLargeError(Exception):
+    """There is more than may be kept."""
+
+
+class _Bounded(io.BytesIO):
+    def write(self, data: Any, /) -> int:
+        if self.tell() + memoryview(data).nbytes > MAX_RESULT_BYTES:
+            raise _TooLargeError
+        return super().write(data)
+
+
+def _pickled(value: Any) -> memoryview:
+    """As `codec.encode` does it, but no further than what may be kept."""
+    file = _Bounded()
+    try:
+        pickle.dump(value, file, protocol=pickle.HIGHEST_PROTOCOL)
+        if not mentions_main(file.getbuffer()):
+            return file.getbuffer()
+    except _TooLargeError:
+        raise
+    except Exception:  # noqa: S110 - any failure means the same: cloudpickle is asked, and raises if it can't
+        pass
+    file = _Bounded()
+    cloudpickle.dump(value, file, protocol=pickle.HIGHEST_PROTOCOL)
+    return file.getbuffer()

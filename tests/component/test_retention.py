@@ -1,0 +1,227 @@
+"""Records of finished jobs go in time, with all that belongs to them; the history stays."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from fluster.cluster.client import AsyncCluster
+from fluster.errors import JobNotFoundError
+from fluster_bus import subjects
+from fluster_bus.bus import Bus
+from fluster_bus.errors import ObjectNotFoundError
+from fluster_bus.feeds import Feed
+from fluster_bus.messages import (
+    Capacity,
+    Entrypoint,
+    JobId,
+    JobRequest,
+    JobStatus,
+    Namespace,
+    ResourceConfig,
+    WorkerId,
+)
+from fluster_bus.results import ResultStore
+from fluster_bus.roles import Role
+from fluster_bus.server import EmbeddedServer
+from fluster_bus.streams import jobs_table, records_table
+from fluster_services.config import LOCAL_TIMING, RecordLimits
+from fluster_services.controller import retention
+from fluster_services.controller.books import JobKey
+from fluster_services.controller.controller import Controller, ControllerConfig
+from tests.component.conftest import ConnectBus
+from tests.component.toy_worker import STAY_RUNNING, SUCCEED, Plan, ToyWorker
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.anyio
+
+NS = Namespace("default")
+AT_ONCE = RecordLimits(kept_s=0.2, kept_at_least_s=0, sweep_s=0.02)
+THREE = RecordLimits(max_finished=3, kept_at_least_s=0, sweep_s=0.02)
+NEVER = RecordLimits(sweep_s=0.02)
+
+
+@asynccontextmanager
+async def controller(server: EmbeddedServer, limits: RecordLimits) -> AsyncIterator[Controller]:
+    """A controller that is gone afterwards, as after a kill."""
+    address = server.credentials(Role.SERVICE)
+    bus = await Bus.connect(address, name="controller")
+    running = Controller(bus, ControllerConfig(address=address, timing=LOCAL_TIMING, records=limits))
+    ready = asyncio.Event()
+    task = asyncio.create_task(running.run(ready.set))
+    task.add_done_callback(lambda _task: ready.set())
+    await ready.wait()
+    assert not task.done(), task
+    try:
+        yield running
+        assert not task.done(), task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await bus.close()
+        running.books.sanity_check()
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+def _request(name: str = "job", **fields: object) -> JobRequest:
+    entrypoint = Entrypoint(command=("true",))
+    return JobRequest(name=name, entrypoint=entrypoint, resources=ResourceConfig.with_cpu(1), **fields)  # type: ignore[arg-type]
+
+
+async def _start_worker(bus: Bus, plan: Plan = SUCCEED) -> ToyWorker:
+    return await ToyWorker(bus, WorkerId("w1"), Capacity(cpu=8, memory=64 << 30), lambda _record: plan, 1.0).start()
+
+
+async def _connect(server: EmbeddedServer, stack: AsyncExitStack) -> AsyncCluster:
+    return await stack.enter_async_context(await AsyncCluster.connect(server.credentials(Role.CLIENT, NS)))
+
+
+async def _keys(bus: Bus) -> list[str]:
+    return sorted(row.key for row in await records_table(bus, NS).rows())
+
+
+async def _messages(bus: Bus) -> int:
+    stream = subjects.bucket_stream(subjects.jobs_bucket(NS))
+    return (await bus.jetstream.stream_info(stream)).state.messages
+
+
+async def test_a_finished_job_goes_with_its_tasks_results_and_marks(
+    own_server: EmbeddedServer, connect_bus: ConnectBus, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "_MARK_KEPT_S", 0.0)
+    bus = await connect_bus(own_server, Role.SERVICE)
+    running = await stack.enter_async_context(controller(own_server, AT_ONCE))
+    await _start_worker(bus)
+    cluster = await _connect(own_server, stack)
+    job_id = await cluster.launch(_request(replicas=3))
+    await ResultStore(bus, NS).put(job_id, 0, 1, [b"12345"])  # as if it had been told in time
+
+    async def is_gone() -> bool:
+        return await _messages(bus) == 0
+
+    await wait_until_async(is_gone)
+    with pytest.raises(JobNotFoundError):
+        await cluster.poll(job_id)
+    assert await cluster.list_jobs() == []
+    assert running.books.keys() == []
+    assert running.events._seen == {}
+    feed = Feed(bus, subjects.events_stream(NS), subject=subjects.events(NS, job_id), watch=subjects.watch_events(NS))
+    assert len([entry async for entry in feed.stored()]) == 2 + 3 * 4  # what happened stays
+
+
+async def test_results_go_with_their_job(bus: Bus, namespace: Namespace) -> None:
+    store = ResultStore(bus, namespace)
+    await store.put("a", 0, 1, [b"12345"])
+    await store.put("a-2", 0, 1, [b"12345"])
+    await store.remove("a")
+    with pytest.raises(ObjectNotFoundError):
+        await store.get("a", 0, 1, 5)
+    assert await store.get("a-2", 0, 1, 5) == b"12345"
+
+
+async def test_an_id_can_be_used_again(
+    own_server: EmbeddedServer, connect_bus: ConnectBus, stack: AsyncExitStack
+) -> None:
+    bus = await connect_bus(own_server, Role.SERVICE)
+    await stack.enter_async_context(controller(own_server, AT_ONCE))
+    await _start_worker(bus)
+    cluster = await _connect(own_server, stack)
+    for _ in range(3):
+        await cluster.launch(_request(job_id=JobId("same")))
+
+        async def is_gone() -> bool:
+            return await jobs_table(bus, NS).get("same") is None
+
+        await wait_until_async(is_gone)
+
+
+async def test_of_too_many_the_oldest_go_and_what_runs_stays(
+    own_server: EmbeddedServer, connect_bus: ConnectBus, stack: AsyncExitStack
+) -> None:
+    bus = await connect_bus(own_server, Role.SERVICE)
+    running = await stack.enter_async_context(controller(own_server, THREE))
+    worker = await _start_worker(bus, STAY_RUNNING)
+    cluster = await _connect(own_server, stack)
+    first = await cluster.launch(_request("first"))
+    jobs = []
+    for number in range(6):
+        jobs.append(await cluster.launch(_request(f"job{number}")))
+        attempt, job = subjects.attempt_key(NS, jobs[-1], 0, 1), JobKey(NS, jobs[-1])
+        await wait_until_async(functools.partial(worker.held.__contains__, attempt))
+        await worker.end(attempt)
+        await wait_until_async(functools.partial(_has_ended, running, job))
+
+    async def left() -> bool:
+        return {job.job_id for job in await cluster.list_jobs()} == {first, *jobs[3:]}
+
+    await wait_until_async(left)
+    assert (await cluster.poll(first)).status is JobStatus.RUNNING
+
+
+def _has_ended(running: Controller, key: JobKey) -> bool:
+    entry = running.books.get(key)
+    return entry is None or (entry.job is not None and entry.job.value.state.finished())
+
+
+async def test_a_parent_stays_until_its_children_have_ended(
+    own_server: EmbeddedServer, connect_bus: ConnectBus, stack: AsyncExitStack
+) -> None:
+    bus = await connect_bus(own_server, Role.SERVICE)
+    await stack.enter_async_context(controller(own_server, AT_ONCE))
+    worker = await _start_worker(bus, STAY_RUNNING)
+    cluster = await _connect(own_server, stack)
+    parent = await cluster.launch(_request("parent"))
+    await wait_until_async(lambda: subjects.attempt_key(NS, parent, 0, 1) in worker.held)
+    child = await cluster.launch(_request("child", parent=parent))
+    await wait_until_async(lambda: subjects.attempt_key(NS, child, 0, 1) in worker.held)
+    await worker.end(subjects.attempt_key(NS, parent, 0, 1))
+
+    async def both_gone() -> bool:
+        return await _keys(bus) == []
+
+    await wait_until_async(both_gone)
+    feed = Feed(bus, subjects.events_stream(NS), subject=subjects.events(NS, child), watch=subjects.watch_events(NS))
+    assert any(b"its parent" in entry.data for entry in [entry async for entry in feed.stored()])
+
+
+async def test_a_sweep_that_was_cut_short_is_taken_up_again(
+    own_server: EmbeddedServer, connect_bus: ConnectBus, stack: AsyncExitStack
+) -> None:
+    bus = await connect_bus(own_server, Role.SERVICE)
+    async with controller(own_server, NEVER):
+        await _start_worker(bus)
+        async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+            job_id = await cluster.launch(_request(replicas=2))
+            await cluster.wait(job_id, timeout=10)
+    await records_table(bus, NS).delete(subjects.task_key(job_id, 0))
+    running = await stack.enter_async_context(controller(own_server, AT_ONCE))
+
+    async def is_gone() -> bool:
+        return await _keys(bus) == []
+
+    await wait_until_async(is_gone)
+    await wait_until_async(lambda: running.books.keys() == [])
+
+
+async def test_another_controller_hears_of_it(
+    own_server: EmbeddedServer, connect_bus: ConnectBus, stack: AsyncExitStack
+) -> None:
+    """It watches the records, so it keeps no more in memory than the one that sweeps."""
+    bus = await connect_bus(own_server, Role.SERVICE)
+    other = await stack.enter_async_context(controller(own_server, NEVER))
+    await _start_worker(bus)
+    cluster = await _connect(own_server, stack)
+    await cluster.wait(await cluster.launch(_request(replicas=2)), timeout=10)
+    assert other.books.keys() != []
+    await stack.enter_async_context(controller(own_server, AT_ONCE))
+    await wait_until_async(lambda: other.books.keys() == [])
+    assert len(other.retention._plan) == 0

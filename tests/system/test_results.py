@@ -1,0 +1,199 @@
+"""What jobs return, as users meet it."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fluster.cluster import AsyncCluster, LocalCluster
+from fluster.errors import JobFailedError, JobNotFoundError, JobResultError, JobTimeoutError
+from fluster_bus.messages import JobId, JobStatus
+from fluster_services.worker import task_result
+from tests.system.daemons import PATIENT, Daemons
+from tests.system.job_requests import call, command, sleeper, wait_ready
+from tests.system.processes import Family
+from tests.waiting import wait_until
+
+PATIENCE_S = 60
+
+pytestmark = pytest.mark.anyio
+
+
+def test_a_result_comes_back(cluster: LocalCluster) -> None:
+    def add(left: int, right: int) -> dict[str, int]:
+        return {"sum": left + right}
+
+    job_id = cluster.launch(call(add, 40, 2))
+    assert cluster.result(job_id, timeout=PATIENCE_S) == {"sum": 42}
+    assert cluster.result(job_id) == {"sum": 42}
+    (task,) = cluster.poll(job_id).tasks
+    assert task.result is not None
+    assert task.result.size > 0
+
+
+def test_none_costs_nothing(cluster: LocalCluster) -> None:
+    job_id = cluster.launch(call(print, "something"))
+    assert cluster.result(job_id, timeout=PATIENCE_S) is None
+    assert cluster.poll(job_id).tasks[0].result is None
+
+
+def test_a_large_result_comes_whole(cluster: LocalCluster) -> None:
+    def work() -> bytes:
+        return bytes(range(256)) * 20_000
+
+    assert cluster.result(cluster.launch(call(work)), timeout=PATIENCE_S) == bytes(range(256)) * 20_000
+
+
+def test_a_command_has_no_result(cluster: LocalCluster) -> None:
+    assert cluster.result(cluster.launch(command("true")), timeout=PATIENCE_S) is None
+
+
+def test_a_class_of_the_script_travels(cluster: LocalCluster) -> None:
+    def make() -> Any:
+        class Point:
+            def __init__(self, x: int) -> None:
+                self.x = x
+
+        return Point(3)
+
+    assert cluster.result(cluster.launch(call(make)), timeout=PATIENCE_S).x == 3
+
+
+def test_results_of_several_tasks_come_by_rank(cluster: LocalCluster) -> None:
+    def rank() -> str:
+        import os
+
+        return os.environ["FLUSTER_TASK_INDEX"]
+
+    job_id = cluster.launch(call(rank, replicas=3))
+    assert cluster.result(job_id, timeout=PATIENCE_S) == ["0", "1", "2"]
+    assert cluster.result(job_id, task=1) == "1"
+    with pytest.raises(ValueError, match="has no task 3: it has 3"):
+        cluster.result(job_id, task=3)
+
+
+def test_what_the_job_raised_is_raised(cluster: LocalCluster) -> None:
+    def work() -> None:
+        raise KeyError("no such thing")
+
+    job_id = cluster.launch(call(work))
+    with pytest.raises(KeyError, match="no such thing") as caught:
+        cluster.result(job_id, timeout=PATIENCE_S)
+    (note,) = caught.value.__notes__
+    assert f"raised in job {job_id}" in note
+    assert "in work" in note
+
+
+def test_a_job_that_failed_otherwise_is_told(cluster: LocalCluster) -> None:
+    with pytest.raises(JobFailedError, match="exit code 3"):
+        cluster.result(cluster.launch(command("sh", "-c", "exit 3")), timeout=PATIENCE_S)
+
+    def leave() -> None:
+        raise SystemExit(4)
+
+    with pytest.raises(JobFailedError, match="exit code 4"):
+        cluster.result(cluster.launch(call(leave)), timeout=PATIENCE_S)
+
+
+def test_a_task_that_succeeded_has_its_result_also_in_a_job_that_failed(cluster: LocalCluster) -> None:
+    def work() -> str:
+        import os
+
+        if os.environ["FLUSTER_TASK_INDEX"] == "1":
+            raise ValueError("one")
+        return "well"
+
+    job_id = cluster.launch(call(work, replicas=2, max_task_failures=1))
+    with pytest.raises(ValueError, match="one"):
+        cluster.result(job_id, timeout=PATIENCE_S)
+    assert cluster.result(job_id, task=0) == "well"
+
+
+def test_what_cannot_be_kept_is_told_and_is_no_failure(cluster: LocalCluster) -> None:
+    job_id = cluster.launch(call(threading.Lock))
+    with pytest.raises(JobResultError, match=r"a lock, cannot be pickled.*; return plain data"):
+        cluster.result(job_id, timeout=PATIENCE_S)
+    info = cluster.poll(job_id)
+    assert info.status is JobStatus.SUCCEEDED
+    assert any("cannot be pickled" in line.text for line in cluster.logs(job_id))
+    job_id = cluster.launch(call(bytes, task_result.MAX_RESULT_BYTES))
+    with pytest.raises(JobResultError, match=r"larger than 67,108,864 bytes"):
+        cluster.result(job_id, timeout=PATIENCE_S)
+
+
+def test_what_cannot_be_unpickled_here_says_why(cluster: LocalCluster, tmp_path: Path) -> None:
+    folder = str(tmp_path)
+
+    def work() -> Any:
+        import sys
+        from pathlib import Path
+
+        Path(folder, "only_there.py").write_text("class Thing:\n    pass\n")
+        sys.path.insert(0, folder)
+        import only_there  # type: ignore[import-not-found]
+
+        return only_there.Thing()
+
+    with pytest.raises(JobResultError, match=r"cannot be unpickled here: ModuleNotFoundError: .*only_there"):
+        cluster.result(cluster.launch(call(work)), timeout=PATIENCE_S)
+
+
+def test_a_job_that_goes_on_has_no_result_yet(cluster: LocalCluster) -> None:
+    job_id = cluster.launch(sleeper())
+    with pytest.raises(JobTimeoutError):
+        cluster.result(job_id, timeout=0.2)
+    cluster.terminate(job_id)
+    with pytest.raises(JobFailedError, match="KILLED"):
+        cluster.result(job_id, timeout=PATIENCE_S)
+    with pytest.raises(JobNotFoundError):
+        cluster.result(JobId("nobody"))
+
+
+async def test_it_is_awaited_too(cluster: LocalCluster) -> None:
+    async with await AsyncCluster.connect(cluster.address) as same:
+        assert await same.result(await same.launch(call(sum, [1, 2])), timeout=PATIENCE_S) == 3
+
+
+def test_a_retried_job_has_the_result_of_its_last_attempt(cluster: LocalCluster) -> None:
+    def work() -> int:
+        import os
+
+        attempt = int(os.environ["FLUSTER_ATTEMPT"])
+        if attempt == 1:
+            raise ValueError("first")
+        return attempt
+
+    assert cluster.result(cluster.launch(call(work, max_retries_failure=1, retry_backoff_s=0)), timeout=PATIENCE_S) == 2
+
+
+def test_the_result_survives_the_death_of_the_worker_and_of_the_server(family: Family, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    path = str(gate)
+
+    def work() -> bytes:
+        import os
+        import time
+
+        print("ready", flush=True)
+        while not os.path.exists(path):  # noqa: PTH110
+            time.sleep(0.01)
+        return b"x" * 1_500_000
+
+    with Daemons(tmp_path, family, timing=PATIENT) as daemons:
+        daemons.start_controller()
+        daemons.start_worker()
+        with daemons.connect() as cluster:
+            job_id = cluster.launch(call(work))
+            wait_ready(cluster, job_id)
+            daemons.kill("w1")
+            gate.touch()
+            wait_until(lambda: not family.named("fluster-task"), PATIENCE_S)  # it ended with nobody to tell
+            daemons.kill_server()
+            daemons.server.start()
+            daemons.start_worker()
+            assert cluster.result(job_id, timeout=PATIENCE_S) == b"x" * 1_500_000
+            assert cluster.poll(job_id).tasks[0].attempt == 1
+            daemons.kill_server()
+            daemons.server.start()
+            assert cluster.result(job_id, timeout=PATIENCE_S) == b"x" * 1_500_000
