@@ -19,16 +19,19 @@ from fluster_bus.messages import (
     Capacity,
     Entrypoint,
     JobId,
+    JobRecord,
     JobRequest,
     JobStatus,
     Namespace,
     ResourceConfig,
+    TaskError,
     WorkerId,
 )
 from fluster_bus.results import ResultStore
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.streams import jobs_table, records_table
+from fluster_services import lifecycle
 from fluster_services.config import LOCAL_TIMING, RecordLimits
 from fluster_services.controller import retention
 from fluster_services.controller.books import JobKey
@@ -225,3 +228,81 @@ async def test_another_controller_hears_of_it(
     await stack.enter_async_context(controller(own_server, AT_ONCE))
     await wait_until_async(lambda: other.books.keys() == [])
     assert len(other.retention._plan) == 0
+
+
+# ---- what is kept in memory ---------------------------------------------------------------------------------
+
+
+def _large(name: str = "large", **fields: object) -> JobRequest:
+    entrypoint = Entrypoint(callable=len, args=(b"x" * 100_000,))
+    return JobRequest(name=name, entrypoint=entrypoint, resources=ResourceConfig.with_cpu(1), **fields)  # type: ignore[arg-type]
+
+
+async def test_a_large_callable_is_in_the_record_until_the_job_has_finished(
+    own_server: EmbeddedServer, connect_bus: ConnectBus, stack: AsyncExitStack
+) -> None:
+    bus = await connect_bus(own_server, Role.SERVICE)
+    running = await stack.enter_async_context(controller(own_server, NEVER))
+    worker = await _start_worker(bus, STAY_RUNNING)
+    cluster = await _connect(own_server, stack)
+    table = jobs_table(bus, NS)
+    job_id = await cluster.launch(_large(replicas=2))
+    await wait_until_async(lambda: len(worker.held) == 2)
+    entry = running.books.get(JobKey(NS, job_id))
+    assert entry is not None
+    assert entry.job is not None
+    assert len(entry.job.value.to_json()) < 1_000
+
+    async def stored() -> int:
+        row = await table.get(job_id)
+        assert row is not None
+        return len(row.value.to_json())
+
+    assert await stored() > 100_000
+    await cluster.terminate(job_id)  # which is written into the record
+    info = await cluster.wait(job_id, timeout=10)
+    assert info.status is JobStatus.KILLED
+    assert await stored() < 1_500
+
+
+async def test_a_kill_wish_leaves_the_callable_in_the_record(
+    own_server: EmbeddedServer, connect_bus: ConnectBus, stack: AsyncExitStack
+) -> None:
+    bus = await connect_bus(own_server, Role.SERVICE)
+    running = await stack.enter_async_context(controller(own_server, NEVER))
+    await _start_worker(bus, STAY_RUNNING)
+    cluster = await _connect(own_server, stack)
+    job_id = await cluster.launch(_large())
+    entry = running.books.get(JobKey(NS, job_id))
+    assert entry is not None
+    assert entry.job is not None
+    wish = lifecycle.request_job_kill(entry.job.value, reason="enough")
+    assert wish is not None
+    whole = await running._whole(wish, entry.job.revision)
+    assert isinstance(whole, JobRecord)
+    assert whole.kill_requested == "enough"
+    assert len(whole.to_json()) > 100_000
+    assert await running._whole(wish, entry.job.revision - 1) is None  # somebody else was first
+
+
+async def test_a_large_exception_is_told_whole(
+    own_server: EmbeddedServer, connect_bus: ConnectBus, stack: AsyncExitStack
+) -> None:
+    bus = await connect_bus(own_server, Role.SERVICE)
+    running = await stack.enter_async_context(controller(own_server, NEVER))
+    worker = await _start_worker(bus, STAY_RUNNING)
+    cluster = await _connect(own_server, stack)
+    job_id = await cluster.launch(_request())
+    key = subjects.attempt_key(NS, job_id, 0, 1)
+    await wait_until_async(lambda: key in worker.held)
+    error = TaskError(type="ValueError", message="no", traceback="t" * 10_000, pickled=b"\x80" * 100_000)
+    row = await worker.claims.look(NS, job_id, 0)
+    assert row is not None
+    assert await worker.claims.end(row, JobStatus.FAILED, "it raised", exit_code=1, error=error)
+    assert (await cluster.wait(job_id, timeout=10)).error == error
+    entry = running.books.get(JobKey(NS, job_id))
+    assert entry is not None
+    assert entry.job is not None
+    assert len(entry.job.value.to_json()) < 1_500
+    assert entry.task_records()[0].error is None
+    assert (await cluster.list_jobs())[0].error is None

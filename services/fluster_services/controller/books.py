@@ -10,6 +10,7 @@ from fluster_bus import subjects
 from fluster_bus.messages import JobId, JobRecord, Namespace, TaskRecord, WorkerId
 from fluster_bus.tables import Deleted, Row
 from fluster_services import lifecycle
+from fluster_services.controller.slim_records import slim_job, slim_task
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -56,11 +57,15 @@ class Books:
             if known is not None and known.revision >= row.revision:
                 return None
             self._index_held(key, known.value if known else None, record)
-            entry.tasks[record.task] = Row(row.key, record, row.revision)
+            is_over = entry.job is not None and entry.job.value.state.finished()
+            entry.tasks[record.task] = Row(row.key, slim_task(record) if is_over else record, row.revision)
         else:
             if entry.job is not None and entry.job.revision >= row.revision:
                 return None
-            entry.job = Row(row.key, record, row.revision)
+            entry.job = Row(row.key, slim_job(record), row.revision)
+            if record.state.finished():
+                for task, known in entry.tasks.items():
+                    entry.tasks[task] = Row(known.key, slim_task(known.value), known.revision)
             if record.request.parent is not None:
                 self._children.setdefault(JobKey(key.namespace, record.request.parent), set()).add(key)
             self._index_dependencies(key, record)

@@ -35,6 +35,7 @@ from fluster_services.controller.registry_sweep import RegistrySweep
 from fluster_services.controller.retention import RecordSweep
 from fluster_services.controller.scheduler import Place
 from fluster_services.controller.service import ControllerService
+from fluster_services.controller.slim_records import is_slim_request
 
 log = logging.getLogger(__name__)
 
@@ -239,6 +240,10 @@ class Controller:
         Then nothing is lost: the other's record arrives, and the job is looked at again.
         """
         try:
+            whole = await self._whole(record, decided_from)
+            if whole is None:
+                return False
+            record = whole
             revision = await self.records[record.namespace].update(record_key(record), record, decided_from)
         except RevisionConflictError:
             return False
@@ -249,6 +254,15 @@ class Controller:
         if isinstance(record, TaskRecord) and record.kill_requested is not None and lifecycle.is_held(record):
             await self._tell_worker(record)
         return True
+
+    async def _whole(self, record: JobRecord | TaskRecord, decided_from: int) -> JobRecord | TaskRecord | None:
+        """The record with the callable that is not kept in memory, if a worker may need it; None when it has changed."""
+        if isinstance(record, TaskRecord) or record.state.finished() or not is_slim_request(record.request):
+            return record
+        present = await self.records[record.namespace].get(record.job_id)
+        if present is None or present.revision != decided_from or not isinstance(present.value, JobRecord):
+            return None
+        return record.model_copy(update={"request": present.value.request})
 
     async def _tell_worker(self, task: TaskRecord) -> None:
         if task.worker_id is None:

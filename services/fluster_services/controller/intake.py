@@ -28,6 +28,7 @@ from fluster_services import lifecycle
 from fluster_services.controller import dependencies
 from fluster_services.controller.books import JobKey, record_key
 from fluster_services.controller.event_log import refusal
+from fluster_services.controller.slim_records import slim_request
 
 if TYPE_CHECKING:
     from fluster_services.controller.controller import Controller
@@ -212,7 +213,7 @@ def _is_same(known: JobRecord | TaskRecord, job: JobRecord) -> bool:
         return True
     if not isinstance(known, JobRecord) or job.submitted_at - known.submitted_at > _SENT_AGAIN_S:
         return False
-    return known.request == job.request
+    return slim_request(known.request) == slim_request(job.request)
 
 
 def _claimed_id(data: bytes) -> JobId | None:

@@ -6,7 +6,7 @@ import asyncio
 import importlib.metadata
 import itertools
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
@@ -40,6 +40,7 @@ from fluster_services import lifecycle
 from fluster_services.controller.books import JobKey
 from fluster_services.controller.dependencies import waits_for
 from fluster_services.controller.explain import explain
+from fluster_services.controller.slim_records import is_slim_error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -115,7 +116,7 @@ class ControllerService:
         refused = await self._looked_at(keys, request.submissions)
         infos = {key: self._info(key) for key in keys}
         return StatusReply(
-            jobs=tuple(_fitting(info for info in infos.values() if info is not None)),
+            jobs=await self._fitting(info for info in infos.values() if info is not None),
             unknown=tuple(key.job_id for key, info in infos.items() if info is None),
             refused=refused,
         )
@@ -132,6 +133,24 @@ class ControllerService:
             return ()  # the reply names as unknown what is not recorded yet
         return tuple(result for result in results if result is not None)
 
+    async def _fitting(self, infos: Iterable[JobInfo]) -> tuple[JobInfo, ...]:
+        """The first of them, as many as a message holds, with what is not kept in memory; at least one."""
+        found: list[JobInfo] = []
+        size = 0
+        for info in infos:
+            whole = await self._whole(info)
+            size += len(whole.to_json())
+            if found and size > _MAX_REPLY_BYTES:
+                break
+            found.append(whole)
+        return tuple(found)
+
+    async def _whole(self, info: JobInfo) -> JobInfo:
+        if not is_slim_error(info.error):
+            return info
+        row = await self._controller.records[info.namespace].get(info.job_id)
+        return info.model_copy(update={"error": row.value.error if row is not None else None})
+
     def _info(self, key: JobKey) -> JobInfo | None:
         entry = self._controller.books.get(key)
         if entry is None or entry.job is None:
@@ -143,7 +162,7 @@ class ControllerService:
         wanted = (info for info in infos if info is not None and (not request.states or info.status in request.states))
         asked = itertools.islice(wanted, request.skip, request.skip + request.limit)
         found = [info.model_copy(update={"error": None}) for info in asked]
-        jobs = tuple(_fitting(found))
+        jobs = await self._fitting(found)
         return ListReply(jobs=jobs, more=len(jobs) < len(found))
 
     async def _terminate(self, namespace: Namespace, request: TerminateRequest) -> TerminateReply:
@@ -221,13 +240,3 @@ class ControllerService:
         registry = self._controller.registry.registry(namespace)
         found = await (registry.lookup(query.name) if query.name is not None else registry.list(query.prefix))
         return EndpointList(endpoints=tuple(found))
-
-
-def _fitting(infos: Iterable[JobInfo]) -> Iterator[JobInfo]:
-    """The first of them, as many as a message holds; at least one."""
-    size = 0
-    for info in infos:
-        before, size = size, size + len(info.to_json())
-        if before and size > _MAX_REPLY_BYTES:
-            return
-        yield info
