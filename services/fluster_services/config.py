@@ -35,7 +35,7 @@ class RecordLimits:
     """
 
     kept_s: float = 7 * 86_400
-    max_finished: int = 100_000
+    max_finished: int = 25_000  # each takes some 7 KB of a controller's memory
     kept_at_least_s: float = 300.0  # however many there are: whoever waited for one shall find it
     sweep_s: float = 5.0  # between two looks
 

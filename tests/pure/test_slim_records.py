@@ -46,7 +46,7 @@ def test_errors_of_finished_jobs_are_cut() -> None:
     running = _job(state=JobStatus.PENDING, error=_error(5_000))
     assert slim_job(running) is running
     small = _job(state=JobStatus.FAILED, error=_error(10))
-    assert slim_job(small) is small
+    assert slim_job(small).error is small.error
     slim = slim_job(_job(state=JobStatus.FAILED, error=_error(5_000)))
     assert is_slim_error(slim.error)
     assert slim.error is not None
@@ -57,5 +57,4 @@ def test_errors_of_finished_jobs_are_cut() -> None:
 
 def test_tasks_of_finished_jobs_need_no_error() -> None:
     (task,) = lifecycle.new_tasks(_job())
-    assert slim_task(task) is task
     assert slim_task(task.model_copy(update={"error": _error(10)})).error is None

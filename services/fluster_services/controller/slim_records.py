@@ -8,11 +8,30 @@ exceptions of finished jobs are read again for whoever asks.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
-from fluster_bus.messages import JobRecord, JobRequest, TaskError, TaskRecord
+from fluster_bus.messages import (
+    Entrypoint,
+    EnvironmentConfig,
+    JobRecord,
+    JobRequest,
+    ResourceConfig,
+    TaskError,
+    TaskRecord,
+)
 
 _SMALL_BYTES = 1_024  # not worth the trouble
 _MARK = b"sha256:"  # no pickle begins so
+# What nobody asks of a job that has finished: the same for all.
+_OF_NO_USE: Mapping[str, Any] = MappingProxyType(
+    {
+        "entrypoint": Entrypoint(pickled=_MARK),
+        "resources": ResourceConfig(),
+        "environment": EnvironmentConfig(),
+    }
+)
 
 
 def slim_request(request: JobRequest) -> JobRequest:
@@ -30,19 +49,21 @@ def is_slim_request(request: JobRequest) -> bool:
 
 
 def slim_job(job: JobRecord) -> JobRecord:
-    """The job's record as it is kept in memory."""
-    changes: dict[str, object] = {}
-    request = slim_request(job.request)
-    if request is not job.request:
-        changes["request"] = request
-    if job.state.finished() and job.error is not None and _size(job.error) > _SMALL_BYTES:
-        changes["error"] = job.error.model_copy(update={"pickled": _MARK, "traceback": ""})
-    return job.model_copy(update=changes) if changes else job
+    """The job's record as it is kept in memory. That of a finished job is not written again, so more of it can go."""
+    if not job.state.finished():
+        request = slim_request(job.request)
+        return job if request is job.request else job.model_copy(update={"request": request})
+    error = job.error
+    if error is not None and _size(error) > _SMALL_BYTES:
+        error = error.model_copy(update={"pickled": _MARK, "traceback": ""})
+    request = job.request.model_copy(update=_OF_NO_USE)
+    return job.model_copy(update={"request": request, "error": error, "transitions": job.transitions[-1:]})
 
 
 def slim_task(task: TaskRecord) -> TaskRecord:
     """The record of a task of a finished job, whose error is in that of the job, if it is the one that counts."""
-    return task if task.error is None else task.model_copy(update={"error": None})
+    of_no_use = {"error": None, "resources": _OF_NO_USE["resources"], "transitions": task.transitions[-1:]}
+    return task.model_copy(update=of_no_use)
 
 
 def is_slim_error(error: TaskError | None) -> bool:
