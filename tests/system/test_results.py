@@ -197,3 +197,8 @@ def test_the_result_survives_the_death_of_the_worker_and_of_the_server(family: F
             daemons.kill_server()
             daemons.server.start()
             assert cluster.result(job_id, timeout=PATIENCE_S) == b"x" * 1_500_000
+
+
+def test_a_large_callable_that_waits_for_another_job_is_still_whole(cluster: LocalCluster) -> None:
+    first = cluster.launch(call(print))
+    assert cluster.result(cluster.launch(call(len, b"x" * 50_000, after=(first,))), timeout=PATIENCE_S) == 50_000
