@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import nats
 import nats.errors
-from nats.aio.client import Client as NatsClient
 from nats.js import JetStreamContext
 
 from fluster_bus.delivery import Delivery
@@ -28,6 +27,7 @@ from fluster_bus.errors import (
     ServiceError,
 )
 from fluster_bus.messages.model import Message
+from fluster_bus.nats_client import QuickClient
 from fluster_bus.replies import Replies
 from fluster_bus.retries import retried
 from fluster_bus.serving import Service
@@ -60,7 +60,7 @@ class Bus:
     def __init__(self, address: BusAddress, name: str) -> None:
         self.address = address
         self.name = name
-        self._nats = NatsClient()
+        self._nats = QuickClient()
         self._replies = Replies()
         # A secret of this connection: who sees one reply subject can neither guess nor hear another's.
         self._inbox = f"{address.inbox_prefix}.{secrets.token_urlsafe(16)}"
@@ -312,11 +312,11 @@ class Bus:
         CredentialsError when the server forbids the subject, RequestTimeoutError, and ServiceError when the
         answer is an error.
         """
-        token, answers = self._replies.open(subject)
+        token, coming = self._replies.expect(subject)
         try:
             await self.publish(subject, data, reply=f"{self._inbox}.{token}", headers=headers)
             async with asyncio.timeout(timeout_s):
-                answer = await answers.get()
+                answer = await coming
         except TimeoutError as error:
             raise RequestTimeoutError(f"nobody answered {subject} within {timeout_s:g} s") from error
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import nats.errors
@@ -220,3 +220,30 @@ async def append(bus: Bus, subject: str, message: Message, *, message_id: str) -
     except RequestTimeoutError as error:
         raise StorageError(f"{subject} was not acknowledged: is the server's disk full?") from error
     return sequence_of_ack(answer, subject)
+
+
+class Appender:
+    """The one writer of a stream, who stores many messages for the price of one acknowledgement."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._last: int | None = None  # the sequence of the last message stored
+
+    async def append(self, messages: Sequence[tuple[str, Message, str]]) -> None:
+        """Store (subject, message, message id) in this order, each id once.
+
+        All but the last are sent without asking for an answer: when the answer to that one has the sequence that it must
+        have after all of them, they are stored too. Else, or when somebody else writes there as well, each is sent again
+        and asked about. Raises StorageError and other BusErrors; then it is to be tried again as a whole.
+        """
+        if not messages:
+            return
+        last, self._last = self._last, None
+        if last is not None:
+            for subject, message, message_id in messages[:-1]:
+                await self._bus.publish(subject, message.to_json(), headers={_ID_HEADER: message_id})
+            subject, message, message_id = messages[-1]
+            self._last = await append(self._bus, subject, message, message_id=message_id)
+            if self._last == last + len(messages):
+                return
+        self._last = max(await asyncio.gather(*(append(self._bus, *each[:2], message_id=each[2]) for each in messages)))

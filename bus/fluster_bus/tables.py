@@ -132,14 +132,21 @@ class Table(Generic[Record]):
         found = (self._change(entry) async for entry in self._feed(keys).stored())
         return [change async for change in found if isinstance(change, Row)]
 
-    async def watch(self, keys: str = subjects.ANY_TAIL) -> AsyncGenerator[Row[Record] | Deleted | CaughtUp]:
+    async def watch(
+        self, keys: str = subjects.ANY_TAIL, *, is_known: Callable[[str, int], bool] | None = None
+    ) -> AsyncGenerator[Row[Record] | Deleted | CaughtUp]:
         """The records whose keys match, then CaughtUp, then every change, in order, across server restarts.
 
-        A record that cannot be read is passed over, with a line in the log.
+        A record that cannot be read is passed over, with a line in the log; so is what `is_known(key, revision)`.
         """
         async with aclosing(self._feed(keys).follow()) as entries:
             async for entry in entries:
-                change = entry if isinstance(entry, CaughtUp) else self._change(entry)
+                if isinstance(entry, CaughtUp):
+                    yield entry
+                    continue
+                if is_known is not None and is_known(subjects.key_of(self._bucket, entry.subject), entry.sequence):
+                    continue
+                change = self._change(entry)
                 if change is not None:
                     yield change
 

@@ -82,6 +82,17 @@ class Books:
                 if not self._dependents[dependency]:
                     del self._dependents[dependency]
 
+    def has_seen(self, namespace: Namespace, key: str, revision: int) -> bool:
+        """True when the record under `key` of a namespace's bucket is known at that revision, or a newer one."""
+        job_id, _, task = key.partition(".")
+        entry = self._jobs.get(JobKey(namespace, JobId(job_id)))
+        if entry is None:
+            return False
+        if task and not task.isdecimal():
+            return False
+        row = entry.tasks.get(int(task)) if task else entry.job
+        return row is not None and row.revision >= revision
+
     def _index_held(self, key: JobKey, before: TaskRecord | None, after: TaskRecord) -> None:
         place = (key, after.task)
         if before is not None and before.worker_id is not None:

@@ -104,8 +104,12 @@ class Controller:
     # ---- reading ----------------------------------------------------------------------------------------
 
     def _records_watch(self, namespace: Namespace) -> Callable[[asyncio.Event], Coroutine[Any, Any, None]]:
+        def is_known(key: str, revision: int) -> bool:
+            """True for what this controller wrote itself, so that it need not be read once more."""
+            return self.books.has_seen(namespace, key, revision)
+
         async def watch(read: asyncio.Event) -> None:
-            async with aclosing(self.records[namespace].watch()) as changes:
+            async with aclosing(self.records[namespace].watch(is_known=is_known)) as changes:
                 async for change in changes:
                     if isinstance(change, Row):
                         self.apply(change)

@@ -17,7 +17,7 @@ from fluster_bus.bus import Bus
 from fluster_bus.errors import BusError
 from fluster_bus.feeds import Feed
 from fluster_bus.messages import Event, JobId, JobRecord, JobStatus, Namespace, TaskRecord, Transition
-from fluster_bus.streams import append
+from fluster_bus.streams import Appender
 from fluster_services.controller.books import record_key
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ class EventLog:
         self._seen: dict[tuple[Namespace, str], int] = {}  # {record: the last transition that is queued or published}
         self._stored_until: dict[Namespace, float] = {}  # older transitions are in the stream
         self._queue: asyncio.Queue[tuple[Namespace, Event]] = asyncio.Queue()
+        self._appenders: dict[Namespace, Appender] = {}
 
     async def load(self, namespace: Namespace) -> None:
         """Learn what the namespace's stream has."""
@@ -89,16 +90,25 @@ class EventLog:
             while True:
                 try:
                     # Stored in the order sent. What a failure made doubtful is sent again, in order too.
-                    await asyncio.gather(*(self._append(namespace, event) for namespace, event in batch))
+                    for namespace in dict.fromkeys(namespace for namespace, _ in batch):
+                        await self._append(namespace, [event for each, event in batch if each == namespace])
                     break
                 except BusError as error:
                     log.warning("%d events wait: %s", len(batch), error)
                     await self._bus.wait_connected()
                     await asyncio.sleep(_PAUSE_S)
 
-    async def _append(self, namespace: Namespace, event: Event) -> None:
-        message_id = f"{namespace}.{_key(event)}.{event.transition.number}"
-        await append(self._bus, subjects.events(namespace, event.job_id), event, message_id=message_id)
+    async def _append(self, namespace: Namespace, events: list[Event]) -> None:
+        appender = self._appenders.setdefault(namespace, Appender(self._bus))
+        messages = [
+            (
+                subjects.events(namespace, event.job_id),
+                event,
+                f"{namespace}.{_key(event)}.{event.transition.number}",
+            )
+            for event in events
+        ]
+        await appender.append(messages)
 
 
 def _key(event: Event) -> str:
