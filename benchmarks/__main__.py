@@ -1,11 +1,13 @@
-"""`python -m benchmarks [NAME…]`: run the benchmarks of this folder, all unless some are named, and print one table.
+"""`python -m benchmarks [--peers DIR] [NAME…]`: run the benchmarks of this folder, all unless some are named, and print one table.
 
-A benchmark is a module with a function `run` that gives its rows.
+With --peers, a folder that holds venv-hyperqueue, jobs are compared with HyperQueue's. A benchmark is a module with a function `run` that gives its rows.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import os
 import pkgutil
 import sys
 import time
@@ -15,6 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.hyperqueue_jobs import PEERS_VARIABLE
 from benchmarks.row import Row
 
 
@@ -26,7 +29,13 @@ def _benchmarks() -> dict[str, Callable[[], Iterable[Row]]]:
 
 def main() -> None:
     known = _benchmarks()
-    chosen = sys.argv[1:] or list(known)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
+    parser.add_argument("--peers", metavar="DIR", help="a folder that holds venv-hyperqueue")
+    options = parser.parse_args()
+    if options.peers is not None:
+        os.environ[PEERS_VARIABLE] = str(Path(options.peers).absolute())
+    chosen = options.names or list(known)
     unknown = [name for name in chosen if name not in known]
     if unknown:
         sys.exit(f"no benchmark {', '.join(unknown)}: there are {', '.join(known)}")
