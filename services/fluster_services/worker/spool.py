@@ -80,13 +80,14 @@ class SpoolWriter:
     """Appends to a spool. It never raises for want of room: what cannot be stored is counted, and a mark says so in its place."""
 
     def __init__(self, path: str | Path, max_log_bytes: int) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._path = path
+        self._fd: int | None = None  # not before there is something to store: most short tasks say nothing
         self._max_log_bytes = max_log_bytes
         self._stored: dict[Stream, int] = {"stdout": 0, "stderr": 0}
         self._is_capped: dict[Stream, bool] = {"stdout": False, "stderr": False}
         self._lost_bytes = 0  # since the last mark, for want of disk space
         self._lost_because = ""
-        self.end = os.fstat(self._fd).st_size
+        self.end = 0
         self.dropped_bytes = 0
 
     def append(self, stream: Stream, pieces: Sequence[tuple[bytes, bool]], now: float) -> None:
@@ -113,7 +114,9 @@ class SpoolWriter:
 
     def close(self) -> None:
         """Close the file; what was appended is there."""
-        os.close(self._fd)
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
     def _store(self, stream: Stream, records: list[bytes], text_bytes: int, now: float) -> None:
         block = b"".join(records)
@@ -128,13 +131,19 @@ class SpoolWriter:
             self.dropped_bytes += text_bytes
 
     def _write(self, block: bytes) -> bool:
+        if not block:
+            return True
         view = memoryview(block)
         try:
+            if self._fd is None:
+                self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+                self.end = os.fstat(self._fd).st_size
             while view:
                 view = view[os.write(self._fd, view) :]
         except OSError as error:  # a full disk must not end the task; half a record must not stay
             self._lost_because = error.strerror or str(error)
-            os.ftruncate(self._fd, self.end)
+            if self._fd is not None:
+                os.ftruncate(self._fd, self.end)
             return False
         self.end += len(block)
         return True

@@ -230,8 +230,7 @@ def _run_callable(spec: LaunchSpec, directory: Path, environment: dict[str, str]
     payload = _read_payload(spec, directory)
     python_path = _python_path(spec, directory)
     sys.path[:] = [*python_path, *(entry for entry in sys.path if entry not in ("", *python_path))]
-    os.environ.clear()
-    os.environ.update(environment)
+    _replace_environment(environment)
     random.seed()
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
@@ -253,6 +252,15 @@ def _run_callable(spec: LaunchSpec, directory: Path, environment: dict[str, str]
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     return exit_code
+
+
+def _replace_environment(environment: dict[str, str]) -> None:
+    """Change only what is different: most is not, and each change is a page or two."""
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    for name, value in environment.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 def _call(payload: bytes, directory: Path) -> int:
