@@ -68,6 +68,7 @@ _RECORD_RETRY_S = 5.0
 _PROGRESS_INTERVAL_S = 0.25  # however often the task tells
 # What is still in a pipe when all its writers are dead. A stranger that holds it open may go on writing for ever.
 _MAX_DRAIN_BYTES = 2 * 1024 * 1024
+_TOLD_FIRST_S = 1.0  # how long the worker's own word that it has the end saves a file
 _IDLE_S = 30.0  # without a next attempt
 _MAX_ATTEMPTS = 200  # then it goes, with whatever has piled up in it
 
@@ -79,16 +80,23 @@ def run_keeper(spec: LaunchSpec, listener: socket.socket, directory: Path, *, ow
     """
     os.setsid()
     set_process_name("fluster-keeper")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    _complain_here()
+    _be_quiet()
     close_fds_except({0, 1, 2, listener.fileno(), *(() if owner_fd is None else (owner_fd,))})
     keeper = _Keeper(umask)
     try:
         keeper.run(spec, listener, directory, owner_fd)
     except BaseException:
+        _complain_here()
         keeper.kill_all()
         raise
+
+
+def _be_quiet() -> None:
+    """Have nothing to say: a file for complaints is made when there is one."""
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for target in (0, 1, 2):
+        os.dup2(nothing, target)
+    os.close(nothing)
 
 
 def _complain_here() -> None:
@@ -126,6 +134,7 @@ class _Keeper:
         self._is_over = False
         self._is_idle = False  # its attempt is forgotten
         self._attempts = 0
+        self._has_complained = False
         self._link = WorkerLink(self._selector, self._timers, self._obey)
 
     def _begin(self, spec: LaunchSpec, listener: socket.socket, directory: Path) -> None:
@@ -147,6 +156,7 @@ class _Keeper:
         self._has_given_up = False
         self._is_abandoned = False
         self._record: ExitRecord | None = None
+        self._is_to_record = False  # the record is not written yet
 
         self._spool = SpoolWriter(LOG_FILE, spec.max_log_bytes)
         self._cutters: dict[Stream, LineCutter] = {}
@@ -174,6 +184,8 @@ class _Keeper:
             if self._record is None and self._status is not None and (not self._has_children or self._has_given_up):
                 self._finish(self._status)
             self._link.tell(self._standing())
+            if self._is_to_record and self._record is not None and not self._link.is_connected:
+                self._write_record(self._record)
 
     def _standing(self) -> Standing:
         return Standing(self._task_pid, self._started_at, self._spool.end, self._record, self._progress)
@@ -419,12 +431,16 @@ class _Keeper:
         )
         self._spool.close()
         self._timers.set("keep", time.monotonic() + self._spec.keep_s, self._on_kept_long_enough)
-        self._write_record(self._record)
+        self._is_to_record = True
+        # A worker that hears it has it forgotten in a moment. One that dies before is noticed, and then it is written.
+        self._timers.set("record", time.monotonic() + _TOLD_FIRST_S, partial(self._write_record, self._record))
         if self._is_abandoned:
             self._link.tell(self._standing())
             self._leave_no_trace()
 
     def _complain(self, what: str) -> None:
+        _complain_here()
+        self._has_complained = True
         sys.stderr.write(f"{self._spec.key}: {what}\n")
 
     def _was_out_of_memory(self, number: int | None) -> bool | None:
@@ -434,6 +450,7 @@ class _Keeper:
         return None if count is None or self._oom_kills is None else count > self._oom_kills
 
     def _write_record(self, record: ExitRecord) -> None:
+        self._is_to_record = False
         try:
             write_json(EXIT_FILE, to_json(record))
         except OSError as error:  # a full disk: the connected worker is told anyhow
@@ -441,6 +458,8 @@ class _Keeper:
             self._timers.set("record", time.monotonic() + _RECORD_RETRY_S, lambda: self._write_record(record))
 
     def _on_kept_long_enough(self) -> None:
+        if self._is_to_record and self._record is not None:
+            self._write_record(self._record)
         self._is_over = True
 
     def _leave_no_trace(self) -> None:
@@ -454,6 +473,7 @@ class _Keeper:
         if self._has_children or self._attempts >= _MAX_ATTEMPTS:
             return  # what could not be killed must not be taken for the next one's
         self._is_over, self._is_idle = False, True
+        self._is_to_record = False
         self._timers.cancel("keep", "record")
         self._timers.set("idle", time.monotonic() + _IDLE_S, self._on_kept_long_enough)
         self._link.go_idle()
@@ -465,7 +485,9 @@ class _Keeper:
             self._link.refuse(error)
             return
         self._timers.cancel("idle")
-        _complain_here()
+        if self._has_complained:
+            self._has_complained = False
+            _be_quiet()
         self._begin(spec, listener, directory)
 
     # The worker
