@@ -18,7 +18,9 @@ DIRECTORY_VARIABLE = "FLUSTER_ATTEMPT_DIRECTORY"  # where both are; set for ever
 PROGRESS_FILE = "progress"
 PROGRESS_PIPE = "progress.pipe"
 MAX_PROGRESS_CHARACTERS = 500
-_SIZE = 4_096  # of the file, always: what is written there later needs no room on a disk that is full by then
+_SIZE = 4_096  # of the file, always: what is written there later needs no more room
+_NOBODY_READS = (errno.ENXIO, errno.ENOENT)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Progress(NamedTuple):
@@ -41,34 +43,34 @@ def checked_progress(fraction: float, message: str) -> Progress:
     return Progress(float(fraction), message)
 
 
-def make_progress_file(directory: Path) -> int:
-    """Make file and pipe in `directory`; the reading end of the pipe, which does not block. Raises OSError."""
-    (directory / PROGRESS_FILE).write_bytes(b" " * _SIZE)
+def make_progress_pipe(directory: Path) -> int:
+    """Make the pipe in `directory`; its reading end, which does not block. Raises OSError."""
     os.mkfifo(directory / PROGRESS_PIPE, 0o600)
     # Also for writing: else the pipe would be at its end, time and again, whenever no task has it open.
     return os.open(directory / PROGRESS_PIPE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def write_progress(directory: Path, progress: Progress) -> None:
-    """Tell the keeper. Does nothing when there is none any more. Raises OSError."""
+    """Tell the keeper. Does nothing when there is none any more, or no room on the disk. Raises OSError."""
     data = json.dumps(progress, ensure_ascii=False).encode(errors="replace").ljust(_SIZE)
-    try:
-        file = os.open(directory / PROGRESS_FILE, os.O_WRONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        os.pwrite(file, data, 0)
-    finally:
-        os.close(file)
     try:
         pipe = os.open(directory / PROGRESS_PIPE, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno in (errno.ENXIO, errno.ENOENT):  # nobody reads, or there is no pipe
+        if error.errno in _NOBODY_READS:
             return
         raise
     try:
+        file = os.open(directory / PROGRESS_FILE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.pwrite(file, data, 0)
+        finally:
+            os.close(file)
         with contextlib.suppress(BlockingIOError, BrokenPipeError):  # full: it will be read; broken: nobody reads
             os.write(pipe, b".")
+    except OSError as error:
+        # Whoever only wants to tell how far it is must not end for that.
+        if error.errno not in (*_NOBODY_READS, *_NO_ROOM):
+            raise
     finally:
         os.close(pipe)
 

@@ -12,7 +12,7 @@ from fluster.progress_file import (
     PROGRESS_FILE,
     Progress,
     checked_progress,
-    make_progress_file,
+    make_progress_pipe,
     read_progress,
     write_progress,
 )
@@ -43,7 +43,7 @@ def test_a_long_message_is_cut() -> None:
 
 @pytest.mark.parametrize("message", ["", "epoch 3", "ünïcødé 🎉" * 50, "\0" * 500, "\ud800", '"\n\\'])
 def test_what_was_told_last_is_read(tmp_path: Path, message: str) -> None:
-    pipe = make_progress_file(tmp_path)
+    pipe = make_progress_pipe(tmp_path)
     assert read_progress(tmp_path) is None
     write_progress(tmp_path, checked_progress(0.25, "something longer than what comes next"))
     write_progress(tmp_path, checked_progress(0.5, message))
@@ -56,7 +56,7 @@ def test_what_was_told_last_is_read(tmp_path: Path, message: str) -> None:
 
 
 def test_a_full_pipe_does_not_block_and_loses_nothing(tmp_path: Path) -> None:
-    pipe = make_progress_file(tmp_path)
+    pipe = make_progress_pipe(tmp_path)
     while select.select([], [pipe], [], 0)[1]:
         os.write(pipe, b"." * 512)
     write_progress(tmp_path, Progress(1.0, "done"))
@@ -67,7 +67,7 @@ def test_a_full_pipe_does_not_block_and_loses_nothing(tmp_path: Path) -> None:
 def test_nobody_is_told_when_there_is_no_keeper(tmp_path: Path) -> None:
     write_progress(tmp_path, Progress(0.5, ""))
     assert list(tmp_path.iterdir()) == []
-    os.close(make_progress_file(tmp_path))
+    os.close(make_progress_pipe(tmp_path))
     write_progress(tmp_path, Progress(0.5, ""))  # it died
 
 

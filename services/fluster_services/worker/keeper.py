@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fluster.progress_file import Progress, make_progress_file, read_progress
+from fluster.progress_file import Progress, make_progress_pipe, read_progress
 from fluster_services.worker.attempt_directory import (
     ERROR_FILE,
     EXIT_FILE,
@@ -254,7 +254,7 @@ class _Keeper:
 
     def _watch_progress(self) -> int | None:
         try:
-            fd = make_progress_file(self._directory)
+            fd = make_progress_pipe(self._directory)
         except OSError as error:  # a full disk, or one without pipes: the task runs all the same
             self._complain(f"no progress can be told: {error}")
             return None
