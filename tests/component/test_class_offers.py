@@ -107,3 +107,17 @@ async def test_a_change_that_the_loss_of_the_server_interrupts(
     asker = await connect_bus(own_server, Role.SERVICE)
     for each in sorted(classes_covered(before) | classes_covered(after))[::5]:
         assert await _listens(asker, each) == (each in classes_covered(after))
+
+
+async def test_room_that_is_given_away_is_told_of_once_in_a_moment(
+    own_server: EmbeddedServer, connect_bus: ConnectBus
+) -> None:
+    offers = ClassOffers(await connect_bus(own_server, Role.SERVICE), _accept)
+    told: list[int] = []
+    for expected in (1, 2):
+        for _ in range(3):
+            offers.soon(lambda: told.append(1))
+        await wait_until_async(lambda: len(told) == expected)  # noqa: B023
+    offers.soon(lambda: told.append(1))
+    offers.close()
+    assert told == [1, 1]
