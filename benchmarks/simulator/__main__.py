@@ -7,6 +7,7 @@ for a worker, how much of the cluster is used, and what a job costs the controll
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import sys
 import time
@@ -31,6 +32,7 @@ def main() -> None:
     parser.add_argument("--load", type=float, help="CPUs asked for on average, of those there are")
     parser.add_argument("--swing", type=float, default=0.0, help="how far the load of noon is above the average")
     options = parser.parse_args()
+    gc.set_threshold(100_000, 20, 100)  # hardly anything here is garbage in a circle, and there is much to look through
     sizes: tuple[tuple[int, int], ...] = _FULL if options.full else _SMALL
     if options.workers is not None:
         sizes = ((options.workers, options.jobs),)
