@@ -1,11 +1,13 @@
 """A keeper whose attempt is over and forgotten gets the next one of its namespace."""
 
+import asyncio
 import json
 import os
 
 import psutil
 import pytest
 
+from fluster_services.worker import process_runtime
 from fluster_services.worker.attempt_directory import KEEPER_FILE
 from fluster_services.worker.process_runtime import ProcessTask
 from fluster_services.worker.runtime import AlreadyStartedError
@@ -28,6 +30,27 @@ async def test_the_next_attempt_of_a_namespace_gets_the_keeper_that_is_free(site
         assert texts(task) == [key]
         await task.forget()
     assert keepers[0] == keepers[1] == keepers[3] != keepers[2]
+
+
+async def test_a_keeper_that_will_be_free_in_a_moment_is_waited_for(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_runtime, "_MOMENT_S", 10.0)
+    first = await site.command("true")
+    keeper = _keeper_of(first)
+    await end_of(first)
+    starting = asyncio.create_task(site.command("true", key="ns.job.1.1"))
+    await asyncio.sleep(0)
+    await first.forget()
+    assert _keeper_of(await starting) == keeper
+
+
+async def test_a_keeper_that_is_not_free_soon_is_not_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_runtime, "_MOMENT_S", 0.01)
+    first = await site.command("true")
+    await end_of(first)
+    second = await site.command("true", key="ns.job.1.1")
+    assert _keeper_of(second) != _keeper_of(first)
 
 
 async def test_an_attempt_finds_nothing_of_the_one_before(site: Site) -> None:

@@ -14,9 +14,10 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from fluster.progress_file import DIRECTORY_VARIABLE
 from fluster_services.worker.attempt_directory import (
@@ -55,6 +56,7 @@ _FORGET_TIMEOUT_S = 60.0
 _LEFTOVERS_TIMEOUT_S = 10.0
 _LEFTOVERS_INTERVAL_S = 0.01
 _KEEPER_LOG_TAIL_BYTES = 4000
+_MOMENT_S = 0.05  # in which a keeper whose attempt is over is free again
 _MAX_IDLE = 32  # keepers that wait for another attempt; each has a few MiB of its own
 
 
@@ -74,6 +76,7 @@ class ProcessTask:
         self._writer: asyncio.StreamWriter | None = None
         self._record: ExitRecord | None = None
         self._is_forgotten = False
+        self._is_coming = False  # its keeper will be free in a moment
         self._is_detached = False
         siblings.add(self)
 
@@ -92,6 +95,9 @@ class ProcessTask:
                     self._record = await self._record_without_keeper()
             elif "exited" in message:
                 self._record = from_json(ExitRecord, message["exited"])
+                if self._idle is not None and not self._is_coming:
+                    self._is_coming = True
+                    self._idle.expect(self.key)
             elif "spooled" in message:
                 yield Spooled(int(message["spooled"]))
             elif "progress" in message:
@@ -127,10 +133,15 @@ class ProcessTask:
             raise RuntimeError(f"{self.key} cannot be forgotten yet: wait for Exited in its events()")
         self._is_forgotten = True
         is_free = False
-        if self._reader is not None:
-            self._send({"forget": True})
-            # It deletes the directory, which may be large, and ends, or waits for another attempt.
-            is_free = await self._wait_forgotten(self._reader)
+        try:
+            if self._reader is not None:
+                self._send({"forget": True})
+                # It deletes the directory, which may be large, and ends, or waits for another attempt.
+                is_free = await self._wait_forgotten(self._reader)
+        finally:
+            if self._idle is not None and self._is_coming:
+                self._is_coming = False
+                self._idle.expect(self.key, -1)
         if is_free and self._idle is not None and self._reader is not None and self._writer is not None:
             self._idle.add(self.key, self._reader, self._writer)
             self._reader = self._writer = None
@@ -146,7 +157,7 @@ class ProcessTask:
         Raises AlreadyStartedError, LaunchError.
         """
         idle = self._idle
-        found = idle.take(self.key) if idle is not None else None
+        found = await idle.take(self.key) if idle is not None else None
         if idle is None or found is None:
             return False
         self._reader, self._writer = found
@@ -283,14 +294,29 @@ class ProcessTask:
                 return
 
 
+Connection: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
 class IdleKeepers:
     """Keepers whose attempts are over and forgotten, and that may have another one of the same namespace."""
 
     def __init__(self) -> None:
-        self._connections: dict[str, list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]] = {}
+        self._connections: dict[str, list[Connection]] = {}
+        self._coming: Counter[str] = Counter()  # {namespace: keepers that will be free in a moment}
+        self._wanted: dict[str, deque[asyncio.Future[Connection]]] = {}
+
+    def expect(self, key: str, count: int = 1) -> None:
+        """The keeper that has `key` will be free in a moment."""
+        self._coming[_namespace(key)] += count
 
     def add(self, key: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Keep the connection to a keeper that had `key`, or let it go where there are enough."""
+        wanted = self._wanted.get(_namespace(key), deque())
+        while wanted:
+            taker = wanted.popleft()
+            if not taker.done():
+                taker.set_result((reader, writer))
+                return
         free = self._connections.setdefault(_namespace(key), [])
         free[:] = [each for each in free if not each[0].at_eof()]
         if sum(map(len, self._connections.values())) < _MAX_IDLE:
@@ -298,15 +324,34 @@ class IdleKeepers:
         else:
             writer.close()
 
-    def take(self, key: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        """The connection to a keeper that may have `key`: the one that was used last, which is the warmest."""
+    async def take(self, key: str) -> Connection | None:
+        """The connection to a keeper that may have `key`: the one that was used last, which is the warmest.
+
+        One that will be free in a moment is waited for that long: it is there sooner than a new one.
+        """
         free = self._connections.get(_namespace(key), [])
         while free:
             reader, writer = free.pop()
             if not reader.at_eof() and not writer.is_closing():
                 return reader, writer
             writer.close()
-        return None
+        wanted = self._wanted.setdefault(_namespace(key), deque())
+        if len(wanted) >= self._coming[_namespace(key)]:
+            return None
+        taker: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+        wanted.append(taker)
+        try:
+            await asyncio.wait({taker}, timeout=_MOMENT_S)
+            return taker.result() if taker.done() else None
+        except asyncio.CancelledError:
+            if taker.done():
+                taker.result()[1].close()  # nobody else knows of it
+            raise
+        finally:
+            if not taker.done():
+                taker.cancel()
+            if taker in wanted:
+                wanted.remove(taker)
 
     async def close(self) -> None:
         """Let them go."""
