@@ -20,6 +20,7 @@ from nats.js.api import (
 from fluster_bus import subjects
 from fluster_bus.errors import NoRespondersError, RequestTimeoutError, StorageError
 from fluster_bus.messages.endpoints import Endpoint
+from fluster_bus.messages.leaders import Fence, Leader
 from fluster_bus.messages.model import Message
 from fluster_bus.messages.records import JobRecord, TaskRecord
 from fluster_bus.messages.workers import WorkerInfo
@@ -45,7 +46,7 @@ _ID_HEADER = "Nats-Msg-Id"
 
 def _records(bus: Bus, namespace: str, read: Callable[[str, bytes], Record]) -> Table[Record]:
     watch = functools.partial(subjects.watch_jobs, namespace)
-    return Table(bus, subjects.jobs_bucket(namespace), read, watch=watch)
+    return Table(bus, subjects.jobs_bucket(namespace), read, watch=watch, has=subjects.is_record_key)
 
 
 def tasks_table(bus: Bus, namespace: str) -> Table[TaskRecord]:
@@ -73,6 +74,22 @@ def endpoints_table(bus: Bus, namespace: str) -> Table[Endpoint]:
     return Table(bus, subjects.endpoints_bucket(namespace), lambda _key, data: Endpoint.from_json(data), watch=watch)
 
 
+def leaders_table(bus: Bus) -> Table[Leader]:
+    """Who leads, under LEADER_KEY."""
+    return Table(
+        bus,
+        subjects.CONTROLLERS_BUCKET,
+        lambda _key, data: Leader.from_json(data),
+        watch=subjects.watch_controllers,
+    )
+
+
+def fences_table(bus: Bus, namespace: str) -> Table[Fence]:
+    """Whose verdicts are taken in the namespace, under LEADER_KEY of the bucket of its jobs."""
+    watch = functools.partial(subjects.watch_jobs, namespace)
+    return Table(bus, subjects.jobs_bucket(namespace), lambda _key, data: Fence.from_json(data), watch=watch)
+
+
 def workers_table(bus: Bus) -> Table[WorkerInfo]:
     """The workers that have registered."""
     return Table(
@@ -97,6 +114,7 @@ def _bucket(bucket: str, watch: str) -> StreamConfig:
         # A roll-up by one who may write a single key would wipe all others: closed, with the purge that does the same.
         allow_rollup_hdrs=False,
         deny_purge=True,
+        allow_atomic=True,
         duplicate_window=_DUPLICATES_S,
         republish=RePublish(src=subjects.bucket_key(bucket), dest=watch),
     )
@@ -167,6 +185,7 @@ async def ensure_system(bus: Bus) -> None:
         ),
     )
     await _ensure(bus, _bucket(subjects.WORKERS_BUCKET, subjects.watch_workers()))
+    await _ensure(bus, _bucket(subjects.CONTROLLERS_BUCKET, subjects.watch_controllers()))
 
 
 async def ensure_namespace(bus: Bus, namespace: str) -> None:
@@ -192,11 +211,14 @@ async def ensure_namespace(bus: Bus, namespace: str) -> None:
 
 async def _ensure(bus: Bus, config: StreamConfig) -> None:
     async def make(left_s: float) -> None:
-        try:
-            await bus.jetstream.stream_info(str(config.name))
-        except nats.js.errors.NotFoundError:
-            async with asyncio.timeout(left_s):
+        async with asyncio.timeout(left_s):
+            try:
+                present = (await bus.jetstream.stream_info(str(config.name))).config
+            except nats.js.errors.NotFoundError:
                 await bus.jetstream.add_stream(config)
+            else:
+                if config.allow_atomic and not present.allow_atomic:  # a version without verdicts in batches made it
+                    await bus.jetstream.update_stream(present.evolve(allow_atomic=True))
 
     try:
         # Around a restart of the server a stream's creation now and then fails with 10049 or 503.

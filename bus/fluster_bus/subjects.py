@@ -161,11 +161,13 @@ def watch_workers(key: str = ANY_TAIL) -> str:
     return f"{_SYS}.watch.workers.{key}"  # fluster.sys.watch.workers.w1
 
 
+def watch_controllers(key: str = ANY_TAIL) -> str:
+    return f"{_SYS}.watch.controllers.{key}"  # fluster.sys.watch.controllers.leader
+
+
 def capacity() -> str:
     return f"{_SYS}.capacity"  # fluster.sys.capacity
 
-
-CONTROLLER_QUEUE = "controllers"
 
 # ---- actors ---------------------------------------------------------------------------------------------
 
@@ -212,10 +214,18 @@ def is_inbox(subject: str) -> bool:
 
 SUBMIT_STREAM = "FLUSTER_SUBMIT"
 SUBMIT_CONSUMER = "controller"
-SUBMIT_DELIVERY = (
-    f"{inbox_prefix('service')}.submissions"  # where the stream pushes to the controllers; nobody else may listen there
-)
 WORKERS_BUCKET = "fluster_workers"
+CONTROLLERS_BUCKET = "fluster_controllers"
+
+# Who leads, in CONTROLLERS_BUCKET and in every bucket of jobs. No job can have that id.
+LEADER_KEY = "leader"
+# In every bucket of jobs: a message under it stands before each batch of verdicts, and voids it when another leads.
+VERDICTS_KEY = f"{LEADER_KEY}.verdicts"
+
+
+def submit_delivery(reader: str) -> str:
+    """Where the stream pushes to one reader of submissions; none but services may listen there."""
+    return f"{inbox_prefix('service')}.submissions.{check_name('reader', reader)}"
 
 
 def jobs_bucket(namespace: str) -> str:
@@ -287,6 +297,11 @@ def task_key_of_any(job: str) -> str:
 
 def is_task_key(key: str) -> bool:
     return "." in key
+
+
+def is_record_key(key: str) -> bool:
+    """True for the key of a job's or a task's record, in a bucket of jobs."""
+    return key not in (LEADER_KEY, VERDICTS_KEY)
 
 
 def attempt_key(namespace: str, job: str, task: int, attempt: int) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import secrets
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import nats.errors
+import nats.js.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_ACK_WAIT_S = 3  # then the server delivers again, to whichever controller is there
+_ACK_WAIT_S = 3  # then the server delivers again
 _MAX_OUT = 1_000  # delivered and not yet acknowledged
 _ENSURE_TIMEOUT_S = 10.0
 _ACK, _TERM = b"+ACK", b"+TERM"
@@ -57,12 +60,14 @@ class Submission:
 async def submissions(bus: Bus) -> AsyncGenerator[Submission]:
     """Submitted jobs in order, until the caller stops; one that is not acknowledged in 3 s comes again.
 
-    Several readers share them. The stream pushes, so nothing is left asking when a reader goes or the server restarts.
+    There is one reader, the newest: it takes over at once what another has and did not acknowledge, also from one that was
+    stopped and still seems to listen. The stream pushes, so nothing is left asking when a reader goes or the server restarts.
     """
-    await _ensure_consumer(bus)
     arrived: asyncio.Queue[Delivery] = asyncio.Queue()  # bounded by _MAX_OUT
-    subscription = await bus.subscribe(subjects.SUBMIT_DELIVERY, arrived.put_nowait, queue=subjects.CONTROLLER_QUEUE)
+    where = subjects.submit_delivery(secrets.token_urlsafe(16))
+    subscription = await bus.subscribe(where, arrived.put_nowait)
     try:
+        await _make_consumer(bus, where)
         while True:
             delivery = await arrived.get()
             if not subjects.is_ack(delivery.reply):
@@ -83,11 +88,10 @@ async def first_unsettled(bus: Bus) -> int:
         raise StorageError(f"the stream of submitted jobs does not answer: {error}") from error
 
 
-async def _ensure_consumer(bus: Bus) -> None:
+async def _make_consumer(bus: Bus, where: str) -> None:
     config = ConsumerConfig(
         durable_name=subjects.SUBMIT_CONSUMER,
-        deliver_subject=subjects.SUBMIT_DELIVERY,
-        deliver_group=subjects.CONTROLLER_QUEUE,
+        deliver_subject=where,
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=_ACK_WAIT_S,
         max_ack_pending=_MAX_OUT,
@@ -95,6 +99,9 @@ async def _ensure_consumer(bus: Bus) -> None:
 
     async def make(left_s: float) -> None:
         async with asyncio.timeout(left_s):
+            # Made anew: the server does not change where one delivers as long as somebody listens there.
+            with contextlib.suppress(nats.js.errors.NotFoundError):
+                await bus.jetstream.delete_consumer(subjects.SUBMIT_STREAM, subjects.SUBMIT_CONSUMER)
             await bus.jetstream.add_consumer(subjects.SUBMIT_STREAM, config)
 
     try:

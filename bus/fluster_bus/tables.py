@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable
+import secrets
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -33,6 +34,10 @@ Record = TypeVar("Record", bound=Message)
 _WRONG_REVISION = 10071  # JSStreamWrongLastSequenceErrF
 _OPERATION_HEADER = "KV-Operation"
 _EXPECTED_HEADER = "Nats-Expected-Last-Subject-Sequence"
+_EXPECTED_SUBJECT_HEADER = "Nats-Expected-Last-Subject-Sequence-Subject"
+# Of an atomic batch, ADR-50: all its messages are stored or none is.
+_BATCH_HEADER, _BATCH_SEQUENCE_HEADER = "Nats-Batch-Id", "Nats-Batch-Sequence"
+_BATCH_COMMIT_HEADER = "Nats-Batch-Commit"
 _DELETED = ("DEL", "PURGE")
 
 
@@ -46,6 +51,24 @@ class Row(Generic[Record]):
 
 
 @dataclass(frozen=True, slots=True)
+class Update(Generic[Record]):
+    """A record that is to replace the one read at `revision`."""
+
+    key: str
+    value: Record
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What must still be so for a batch to be taken: `key` stands at `revision`. An empty message is left under `trace`."""
+
+    key: str
+    revision: int
+    trace: str
+
+
+@dataclass(frozen=True, slots=True)
 class Deleted:
     """A record that was taken away."""
 
@@ -54,16 +77,26 @@ class Deleted:
 
 
 class Table(Generic[Record]):
-    """Records of a bucket. `read(key, data)` makes one, `watch(key)` is where the server republishes its changes."""
+    """Records of a bucket. `read(key, data)` makes one, `watch(key)` is where the server republishes its changes.
+
+    What else may lie in the bucket is told by `has`, which is false for its key.
+    """
 
     def __init__(
-        self, bus: Bus, bucket: str, read: Callable[[str, bytes], Record], *, watch: Callable[[str], str]
+        self,
+        bus: Bus,
+        bucket: str,
+        read: Callable[[str, bytes], Record],
+        *,
+        watch: Callable[[str], str],
+        has: Callable[[str], bool] = lambda _key: True,
     ) -> None:
         self._bus = bus
         self._bucket = bucket
         self._stream = subjects.bucket_stream(bucket)
         self._read = read
         self._watch_subject = watch
+        self._has = has
 
     async def get(self, key: str) -> Row[Record] | None:
         """The record under `key` with its revision, None when there is none."""
@@ -96,6 +129,27 @@ class Table(Generic[Record]):
     async def update(self, key: str, value: Record, revision: int) -> int:
         """Replace the record read at `revision`; return the new revision. Raises RevisionConflictError."""
         return await self._write(key, value.to_json(), expected=revision)
+
+    async def update_all(self, updates: Sequence[Update[Record]], guard: Guard) -> list[int]:
+        """Replace all these records, or none; return their new revisions.
+
+        Raises RevisionConflictError when one of them was changed meanwhile, or the guard was. It takes some milliseconds
+        however many they are, since the server puts a batch together in a file: up to 1,000 are allowed.
+        """
+        batch = secrets.token_hex(8)
+        traced = {_EXPECTED_HEADER: str(guard.revision), _EXPECTED_SUBJECT_HEADER: self._subject(guard.key)}
+        messages = [(guard.trace, b"{}", traced)]
+        messages += [(each.key, each.value.to_json(), {_EXPECTED_HEADER: str(each.revision)}) for each in updates]
+        for number, (key, data, headers) in enumerate(messages[:-1], start=1):
+            placed = {**headers, _BATCH_HEADER: batch, _BATCH_SEQUENCE_HEADER: str(number)}
+            await self._bus.publish(self._subject(key), data, headers=placed)
+        key, data, headers = messages[-1]
+        last = {_BATCH_HEADER: batch, _BATCH_SEQUENCE_HEADER: str(len(messages)), _BATCH_COMMIT_HEADER: "1"}
+        end = await self._write(key, data, expected=None, headers={**headers, **last})
+        return list(range(end - len(updates) + 1, end + 1))
+
+    def _subject(self, key: str) -> str:
+        return subjects.bucket_key(self._bucket, key)
 
     async def put(self, key: str, value: Record) -> int:
         """Put the record, whatever is there; return its revision."""
@@ -133,11 +187,16 @@ class Table(Generic[Record]):
         return [change async for change in found if isinstance(change, Row)]
 
     async def watch(
-        self, keys: str = subjects.ANY_TAIL, *, is_known: Callable[[str, int], bool] | None = None
+        self,
+        keys: str = subjects.ANY_TAIL,
+        *,
+        is_known: Callable[[str, int], bool] | None = None,
+        passed: Callable[[int], None] | None = None,
     ) -> AsyncGenerator[Row[Record] | Deleted | CaughtUp]:
         """The records whose keys match, then CaughtUp, then every change, in order, across server restarts.
 
-        A record that cannot be read is passed over, with a line in the log; so is what `is_known(key, revision)`.
+        A record that cannot be read is passed over, with a line in the log; so is what `is_known(key, revision)`. `passed` is
+        told the revision of whatever else lies in the bucket, when every change before it has been taken in.
         """
         async with aclosing(self._feed(keys).follow()) as entries:
             async for entry in entries:
@@ -149,6 +208,8 @@ class Table(Generic[Record]):
                 change = self._change(entry)
                 if change is not None:
                     yield change
+                elif passed is not None and isinstance(entry, Entry):
+                    passed(entry.sequence)
 
     def _feed(self, keys: str) -> Feed:
         return Feed(
@@ -160,6 +221,8 @@ class Table(Generic[Record]):
 
     def _change(self, entry: Entry) -> Row[Record] | Deleted | None:
         key = subjects.key_of(self._bucket, entry.subject)
+        if not self._has(key):
+            return None
         if _operation(entry.headers) in _DELETED:
             return Deleted(key, entry.sequence)
         try:

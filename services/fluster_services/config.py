@@ -18,6 +18,7 @@ class Timing:
     worker_timeout_s: float = 120.0
     kill_grace_s: float = 10.0
     unschedulable_after_s: float = 60.0  # a job that fits no registered worker is given up after this time
+    leader_lease_s: float = 6.0  # a controller that leads is followed by another when it is silent for so long
 
     def __post_init__(self) -> None:
         if self.worker_timeout_s < self.fence_after_s + self.heartbeat_s:
@@ -49,4 +50,6 @@ class CacheLimits:
 
 
 # Everything is on one machine: a process that is silent for seconds is gone.
-LOCAL_TIMING = Timing(heartbeat_s=1.0, fence_after_s=10.0, worker_timeout_s=15.0, unschedulable_after_s=5.0)
+LOCAL_TIMING = Timing(
+    heartbeat_s=1.0, fence_after_s=10.0, worker_timeout_s=15.0, unschedulable_after_s=5.0, leader_lease_s=3.0
+)

@@ -21,7 +21,12 @@ log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 60.0
 _LOG_BYTES = 10 << 20  # then the file is set aside, and the one before it dropped
+_PAUSE_BEFORE_START_OVER_S = 0.2
 _LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StartOverError(FlusterError):
+    """What was served ended here: it is to be served anew, on a connection of which nobody has heard."""
 
 
 def run_daemon(
@@ -38,7 +43,8 @@ def run_daemon(
 
     With `on_leave` the first signal only calls that, for `serve` to return in its own time; a second one ends it at
     once, with the status that a shell gives to a program that died of the signal.
-    A byte is written to `ready_fd` when `serve` calls `ready`. Exits with status 1 and one line when it cannot go on.
+    When it raises StartOverError, it is called again with another connection. A byte is written to `ready_fd` when `serve`
+    calls `ready` for the first time. Exits with status 1 and one line when it cannot go on.
     """
     _set_up_logging(log_file)
     try:
@@ -102,27 +108,35 @@ async def _main(
         loop.add_signal_handler(number, on_signal, number)
     if owner_fd is not None:
         loop.add_reader(owner_fd, leaving.set)  # nothing is ever written there: it can only end
-    bus = await _connect(address, name, leaving)
-    if bus is None:
-        return 0
+    ready_fds = [ready_fd] if ready_fd is not None else []
 
     def ready() -> None:
         log.info("%s is ready at %s", name, address)
-        if ready_fd is not None:
-            os.write(ready_fd, b"\n")
-            os.close(ready_fd)
+        while ready_fds:
+            descriptor = ready_fds.pop()
+            os.write(descriptor, b"\n")
+            os.close(descriptor)
 
-    serving = asyncio.create_task(serve(bus, ready))
-    leave = asyncio.create_task(leaving.wait())
-    try:
-        await asyncio.wait({serving, leave}, return_when=asyncio.FIRST_COMPLETED)
-        if serving.done():
-            await serving
-    finally:
-        leave.cancel()
-        serving.cancel()
-        await asyncio.gather(serving, leave, return_exceptions=True)
-        await bus.close()
+    while (bus := await _connect(address, name, leaving)) is not None:
+        serving = asyncio.create_task(serve(bus, ready))
+        leave = asyncio.create_task(leaving.wait())
+        over = True
+        try:
+            await asyncio.wait({serving, leave}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                await serving
+        except* StartOverError as errors:
+            over = False
+            for error in _single(errors):
+                log.warning("starting over: %s", error)
+        finally:
+            leave.cancel()
+            serving.cancel()
+            await asyncio.gather(serving, leave, return_exceptions=True)
+            await bus.close()
+        if over:
+            break
+        await asyncio.sleep(_PAUSE_BEFORE_START_OVER_S)
     log.info("%s has left", name)
     return 128 + asked[-1] if on_leave is not None and len(asked) > 1 else 0
 

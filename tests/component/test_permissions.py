@@ -408,7 +408,7 @@ async def test_a_service_answers_a_tenant(connect: Connect) -> None:
     async def answer(message: Msg) -> None:
         await message.respond(b"[]")
 
-    await service.client.subscribe(subjects.jobs_verb("*", "list"), subjects.CONTROLLER_QUEUE, cb=answer)
+    await service.client.subscribe(subjects.jobs_verb("*", "list"), cb=answer)
     assert await service.refusals() == []
     assert (await job.ask(subjects.jobs_verb(OURS, "list"))).data == b"[]"
 

@@ -17,6 +17,7 @@ from fluster_bus.messages.jobs import (
     WorkerId,
     create_environment,
 )
+from fluster_bus.messages.leaders import Fence, Leader
 from fluster_bus.messages.logs import LogBatch, LogLine
 from fluster_bus.messages.model import Message
 from fluster_bus.messages.records import Event, JobRecord, RefusedJob, TaskRecord, Transition
@@ -66,6 +67,7 @@ __all__ = [
     "Event",
     "ExplainReply",
     "ExplainRequest",
+    "Fence",
     "GpuConfig",
     "Heartbeat",
     "HeartbeatReply",
@@ -74,6 +76,7 @@ __all__ = [
     "JobRecord",
     "JobRequest",
     "JobStatus",
+    "Leader",
     "ListReply",
     "ListRequest",
     "LogBatch",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import socket
 from pathlib import Path
 
 from fluster_bus.address import BusAddress
@@ -16,7 +18,7 @@ def main() -> None:
     config = ControllerConfig(
         address=BusAddress.from_environment(),
         namespaces=tuple(Namespace(name.strip()) for name in namespaces),
-        controller_id=os.environ.get("FLUSTER_CONTROLLER_ID", f"controller-{os.getpid()}"),
+        controller_id=os.environ.get("FLUSTER_CONTROLLER_ID", f"controller-{socket.gethostname()}-{os.getpid()}"),
     )
     run_controller(config)
 
@@ -25,8 +27,9 @@ def run_controller(
     config: ControllerConfig, *, ready_fd: int | None = None, owner_fd: int | None = None, log_file: Path | None = None
 ) -> None:
     """Serve until SIGTERM or Ctrl-C, or until the owner is gone."""
+    starts = itertools.count()  # whoever was deposed waits in line, also if it was by a controller of the same id
     run_daemon(
-        lambda bus, ready: Controller(bus, config).run(ready),
+        lambda bus, ready: Controller(bus, config, in_place=next(starts) == 0).run(ready),
         address=config.address,
         name=config.controller_id,
         ready_fd=ready_fd,

@@ -178,6 +178,14 @@ class Books:
         found = (key.job_id for key in reversed(self._jobs) if key.namespace == namespace)
         return list(itertools.islice(found, limit))
 
+    def records(self) -> Iterator[tuple[JobKey, JobRecord | TaskRecord]]:
+        """Every record, a job's before those of its tasks."""
+        for key, entry in list(self._jobs.items()):
+            if entry.job is not None:
+                yield key, entry.job.value
+            for row in list(entry.tasks.values()):
+                yield key, row.value
+
     def keys(self) -> list[JobKey]:
         return list(self._jobs)
 

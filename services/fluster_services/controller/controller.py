@@ -7,9 +7,10 @@ module each: taking in submissions, offering tasks, judging workers, sweeping th
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ from fluster_bus.errors import BusError, DisconnectedError, RevisionConflictErro
 from fluster_bus.feeds import CaughtUp
 from fluster_bus.messages import JobRecord, JobStatus, Look, Namespace, TaskRecord, WorkerId, WorkerInfo
 from fluster_bus.streams import ensure_namespace, ensure_system, records_table, workers_table
-from fluster_bus.tables import Deleted, Row
+from fluster_bus.tables import Deleted, Row, Update
 from fluster_services import capacity, lifecycle
 from fluster_services.config import RecordLimits, Timing
 from fluster_services.controller.books import Books, JobKey, record_key
@@ -34,8 +35,10 @@ from fluster_services.controller.reconcile import missing_tasks, next_records
 from fluster_services.controller.registry_sweep import RegistrySweep
 from fluster_services.controller.retention import RecordSweep
 from fluster_services.controller.scheduler import Place
+from fluster_services.controller.seat import DeposedError, Seat
 from fluster_services.controller.service import ControllerService
 from fluster_services.controller.slim_records import is_slim_request
+from fluster_services.controller.verdicts import RecordUpdate, Verdicts
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +48,10 @@ _PAUSE_AFTER_ERROR_S = 0.2
 
 @dataclass(frozen=True)
 class ControllerConfig:
-    """What a controller needs to know."""
+    """What a controller needs to know.
+
+    `controller_id` is this controller's alone: whoever starts under the id of the leader takes its place at once.
+    """
 
     address: BusAddress
     namespaces: tuple[Namespace, ...] = (Namespace("default"),)
@@ -57,14 +63,23 @@ class ControllerConfig:
 class Controller:
     """One controller on one connection; `run` serves until it is cancelled."""
 
-    def __init__(self, bus: Bus, config: ControllerConfig) -> None:
+    def __init__(self, bus: Bus, config: ControllerConfig, *, in_place: bool = True) -> None:
         self.bus = bus
         self.config = config
         self.books = Books()
         self.records = {namespace: records_table(bus, namespace) for namespace in config.namespaces}
         self.workers_table = workers_table(bus)
         self.workers: dict[WorkerId, WorkerInfo] = {}  # those that have registered
-        self.events = EventLog(bus)
+        self.seat = Seat(
+            bus,
+            config.namespaces,
+            controller_id=config.controller_id,
+            lease_s=config.timing.leader_lease_s,
+            in_place=in_place,
+        )
+        self._verdicts = Verdicts(self.records, self.seat)
+        self._leads = False
+        self.events = EventLog(bus, self.seat)
         self.intake = Intake(self)
         self.offers = Offers(self)
         self.judge = Judge(self)
@@ -77,29 +92,55 @@ class Controller:
         self._busy: set[JobKey] = set()
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Serve; `ready` is called once requests are answered."""
+        """Stand by, and serve from when this controller leads; `ready` is called once it does either.
+
+        Raises DeposedError, in an exception group, when another one leads after that: then a new Controller is needed.
+        """
         await ensure_system(self.bus)
         for namespace in self.config.namespaces:
             await ensure_namespace(self.bus, namespace)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                await self._read(tasks)
+                tasks.create_task(self.seat.run())
+                await self.seat.wait_seen()
+                if not self.seat.leads:
+                    leader = self.seat.holder.controller_id if self.seat.holder is not None else "nobody"
+                    log.info("%s stands by; %s leads", self.config.controller_id, leader)
+                    ready()
+                    ready = _nothing
+                await self.seat.wait_led()
+                await self._lead(tasks)
+                ready()
+        finally:
+            await self.seat.release()
+
+    async def _read(self, tasks: asyncio.TaskGroup) -> None:
+        """Begin to keep up with the records, and return when all that were there are read."""
+        watches = [self._watch_workers, *(self._records_watch(namespace) for namespace in self.config.namespaces)]
+        read = []
+        for watch in watches:
+            read.append(asyncio.Event())
+            tasks.create_task(watch(read[-1]))
+        for event in read:
+            await event.wait()
+
+    async def _lead(self, tasks: asyncio.TaskGroup) -> None:
+        """Begin to act upon the records, and return when requests are answered."""
+        for namespace in self.config.namespaces:
             await self.events.load(namespace)
-        async with asyncio.TaskGroup() as tasks:
-            watches = [self._watch_workers, *(self._records_watch(namespace) for namespace in self.config.namespaces)]
-            read = []
-            for watch in watches:
-                read.append(asyncio.Event())
-                tasks.create_task(watch(read[-1]))
-            for event in read:
-                await event.wait()
-            for loop in (self.events.publish, self.judge.run, self.offers.run, self.intake.run, self.retention.run):
-                tasks.create_task(loop())
-            for namespace in self.config.namespaces:
-                tasks.create_task(self.registry.run(namespace))
-            for _ in range(_RECONCILED_AT_ONCE):
-                tasks.create_task(self._reconcile_forever())
-            await self.progress.listen()
-            await self._service.serve()
-            await self.bus.flush()
-            ready()
+        self._leads = True
+        for key, record in self.books.records():
+            self._follow_up(key, record)
+        for loop in (self.events.publish, self.judge.run, self.offers.run, self.intake.run, self.retention.run):
+            tasks.create_task(loop())
+        for namespace in self.config.namespaces:
+            tasks.create_task(self.registry.run(namespace))
+        for _ in range(_RECONCILED_AT_ONCE):
+            tasks.create_task(self._reconcile_forever())
+        await self.progress.listen()
+        await self._service.serve()
+        await self.bus.flush()
 
     # ---- reading ----------------------------------------------------------------------------------------
 
@@ -109,7 +150,8 @@ class Controller:
             return self.books.has_seen(namespace, key, revision)
 
         async def watch(read: asyncio.Event) -> None:
-            async with aclosing(self.records[namespace].watch(is_known=is_known)) as changes:
+            passed = functools.partial(self.seat.on_passed, namespace)
+            async with aclosing(self.records[namespace].watch(is_known=is_known, passed=passed)) as changes:
                 async for change in changes:
                     if isinstance(change, Row):
                         self.apply(change)
@@ -133,11 +175,12 @@ class Controller:
                     self.judge.on_left(WorkerId(change.key))
 
     def apply(self, row: Row[JobRecord | TaskRecord]) -> None:
-        """Take in a record as it was read or written, with everything that follows from it."""
+        """Take in a record as it was read or written, with everything that follows from it if this controller leads."""
         key = self.books.apply(row)
-        if key is None:
-            return
-        record = row.value
+        if key is not None and self._leads:
+            self._follow_up(key, row.value)
+
+    def _follow_up(self, key: JobKey, record: JobRecord | TaskRecord) -> None:
         self.events.on_record(record)
         self.retention.on_record(key, record)
         if isinstance(record, TaskRecord):
@@ -175,15 +218,13 @@ class Controller:
             reason = f"no worker had room for it within {task.scheduling_timeout_s:g} s"
             given_up = lifecycle.give_up(task, now=time.time(), reason=reason)
             if given_up is not None:
-                self.bus.spawn(self._write(given_up, row.revision), f"end of {key.job_id}.{task.task}")
+                verdict = self.write_verdicts([(given_up, row.revision)])
+                self.bus.spawn(verdict, f"end of {key.job_id}.{task.task}")
 
     def _still_waits(self, key: JobKey, task: TaskRecord) -> Row[TaskRecord] | None:
         entry = self.books.get(key)
         row = entry.tasks.get(task.task) if entry is not None else None
         return row if row is not None and row.value == task else None
-
-    async def _write(self, record: JobRecord | TaskRecord, decided_from: int) -> None:
-        await self.write(record, decided_from)
 
     # ---- writing ----------------------------------------------------------------------------------------
 
@@ -228,21 +269,17 @@ class Controller:
         try:
             await self.intake.record_task(task)
         except BusError as error:
-            await self._later(task, error)
+            await self._later([task], error)
             return False
         return True
-
-    async def _later(self, record: JobRecord | TaskRecord, error: BusError) -> None:
-        log.warning("%s could not be written, and is tried again: %s", record_key(record), error)
-        await self.bus.wait_connected()
-        await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
-        self.mark(JobKey(record.namespace, record.job_id))
 
     async def write(self, record: JobRecord | TaskRecord, decided_from: int) -> bool:
         """Replace the record of revision `decided_from` by `record`, decided from it; False when somebody else was first.
 
-        Then nothing is lost: the other's record arrives, and the job is looked at again.
+        Then nothing is lost: the other's record arrives, and the job is looked at again. This is for what follows from
+        records alone; a decision that rests on silence or time as well is for `write_verdicts`.
         """
+        await self.seat.wait_sure()
         try:
             whole = await self._whole(record, decided_from)
             if whole is None:
@@ -252,12 +289,50 @@ class Controller:
         except RevisionConflictError:
             return False
         except BusError as error:
-            await self._later(record, error)
+            await self._later([record], error)
             return False
+        await self._written(record, revision)
+        return True
+
+    async def write_verdicts(self, decided: Sequence[tuple[JobRecord | TaskRecord, int]]) -> None:
+        """Replace each record of the given revision by the one decided from it, as long as this controller leads.
+
+        Many at once cost little more than one. One that somebody else changed first is left out: the other's record
+        arrives, and the job is looked at again. Nothing is written by a controller that was deposed.
+        """
+        by_namespace: dict[Namespace, list[tuple[JobRecord | TaskRecord, int]]] = {}
+        for record, revision in decided:
+            by_namespace.setdefault(record.namespace, []).append((record, revision))
+        for namespace, of_namespace in by_namespace.items():
+            updates: list[RecordUpdate] = []
+            try:
+                for record, revision in of_namespace:
+                    whole = await self._whole(record, revision)
+                    if whole is not None:
+                        updates.append(Update(record_key(whole), whole, revision))
+                revisions = await self._verdicts.write(namespace, updates)
+            except DeposedError as error:
+                log.warning("%d verdicts are void: %s", len(updates), error)
+                return  # the seat's keeper is about to learn the same
+            except BusError as error:
+                await self._later([record for record, _ in of_namespace], error)
+                continue
+            for update, written in zip(updates, revisions, strict=True):
+                if written is not None:
+                    await self._written(update.value, written)
+
+    async def _later(self, records: Sequence[JobRecord | TaskRecord], error: BusError) -> None:
+        names = ", ".join(record_key(record) for record in records[:3])
+        log.warning("%s could not be written, and %d in all are tried again: %s", names, len(records), error)
+        await self.bus.wait_connected()
+        await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
+        for record in records:
+            self.mark(JobKey(record.namespace, record.job_id))
+
+    async def _written(self, record: JobRecord | TaskRecord, revision: int) -> None:
         self.apply(Row(record_key(record), record, revision))
         if isinstance(record, TaskRecord) and record.kill_requested is not None and lifecycle.is_held(record):
             await self._tell_worker(record)
-        return True
 
     async def _whole(self, record: JobRecord | TaskRecord, decided_from: int) -> JobRecord | TaskRecord | None:
         """The record with the callable that is not kept in memory, if a worker may need it; None when it has changed."""
@@ -276,3 +351,7 @@ class Controller:
             await self.bus.publish(subjects.worker_verb(task.worker_id, "look"), look.to_json())
         except DisconnectedError:
             log.info("%s reads its claims again when it is back", task.worker_id)
+
+
+def _nothing() -> None:
+    """Whoever was to be told has been."""

@@ -19,6 +19,7 @@ from fluster_bus.feeds import Feed
 from fluster_bus.messages import Event, JobId, JobRecord, JobStatus, Namespace, TaskRecord, Transition
 from fluster_bus.streams import Appender
 from fluster_services.controller.books import record_key
+from fluster_services.controller.seat import Seat
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +32,9 @@ _GATHERED_S, _MAX_BATCH = 0.02, 512
 class EventLog:
     """The event streams of all namespaces."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, seat: Seat) -> None:
         self._bus = bus
+        self._seat = seat
         self._seen: dict[tuple[Namespace, str], int] = {}  # {record: the last transition that is queued or published}
         self._stored_until: dict[Namespace, float] = {}  # older transitions are in the stream
         self._queue: asyncio.Queue[tuple[Namespace, Event]] = asyncio.Queue()
@@ -88,6 +90,8 @@ class EventLog:
             while len(batch) < _MAX_BATCH and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
             while True:
+                # Whoever was stopped for longer than the stream remembers ids must not tell again what the next one told.
+                await self._seat.wait_sure()
                 try:
                     # Stored in the order sent. What a failure made doubtful is sent again, in order too.
                     for namespace in dict.fromkeys(namespace for namespace, _ in batch):

@@ -67,6 +67,7 @@ class Intake:
                 del self._in_hand[submission.sequence]
 
     async def _look_at(self, submission: Submission) -> None:
+        await self._controller.seat.wait_sure()
         refused: RefusedJob | None = None
         try:
             try:
@@ -96,6 +97,8 @@ class Intake:
             )
         request = JobRequest.from_json(submission.data)
         job_id = request.job_id or JobId(f"{request.name[: MAX_NAME_LENGTH - 20]}-{submission.sequence}")
+        if job_id == subjects.LEADER_KEY:
+            raise InvalidNameError(f"{job_id!r} is no job id: the cluster itself has that key; choose another")
         if request.after:
             await self._check_dependencies(namespace, request, submission.sequence)
         now = time.time()

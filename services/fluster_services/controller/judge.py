@@ -33,9 +33,9 @@ class Judge:
         """Judge at each beat's interval, until cancelled."""
         bus = self._controller.bus
         bus.on_reconnect(lambda: self._liveness.on_interruption(now=time.monotonic()))
-        await bus.serve(
-            subjects.heartbeats(), Heartbeat, self._on_heartbeat, queue=subjects.CONTROLLER_QUEUE, concurrency=256
-        )
+        # Nobody was heard by this controller while another led, or none did.
+        self._liveness.on_interruption(now=time.monotonic())
+        await bus.serve(subjects.heartbeats(), Heartbeat, self._on_heartbeat, concurrency=256)
         await bus.subscribe(subjects.capacity(), lambda _delivery: self._controller.offers.on_room())
         while True:
             started = time.monotonic()
@@ -44,12 +44,14 @@ class Judge:
                 # This process itself was stopped, or the machine slept: it heard nobody, and may judge nobody for it.
                 self._liveness.on_interruption(now=time.monotonic())
             if bus.connected:
+                await self._controller.seat.wait_sure()
                 await self._judge_workers()
                 await self._give_up_misfits()
 
     # ---- workers ----------------------------------------------------------------------------------------
 
     async def _on_heartbeat(self, beat: Heartbeat, _subject: str) -> HeartbeatReply:
+        await self._controller.seat.wait_sure()  # a beat that only a deposed leader heard was not heard
         if self._liveness.on_beat(beat.worker_id, now=time.monotonic(), free=beat.free):
             self._controller.offers.on_room()
         return HeartbeatReply(registered=beat.worker_id in self._controller.workers)
@@ -72,10 +74,12 @@ class Judge:
             if self._liveness.is_alive(worker_id):
                 continue
             reason = f"worker {worker_id} was not heard for {self._timing.worker_timeout_s:g} s"
-            for _, row in books.held_by(worker_id):
-                lost = lifecycle.lose_worker(row.value, worker_id=worker_id, now=time.time(), reason=reason)
-                if lost is not None:
-                    await self._controller.write(lost, row.revision)
+            held = [row for _, row in books.held_by(worker_id)]
+            lost = [
+                (lifecycle.lose_worker(row.value, worker_id=worker_id, now=time.time(), reason=reason), row.revision)
+                for row in held
+            ]
+            await self._controller.write_verdicts([(record, revision) for record, revision in lost if record])
             if worker_id in workers and not self._liveness.is_alive(worker_id):
                 try:
                     await self._controller.workers_table.delete(worker_id)
@@ -142,6 +146,7 @@ class Judge:
             if now - since < self._timing.unschedulable_after_s:
                 continue
             reason = capacity.misfit(need, [(str(worker_id), total) for worker_id, total in totals])
+            misfit = []
             for key, task in scheduler.waiting_for(need):
                 entry = self._controller.books.get(key)
                 row = entry.tasks.get(task) if entry is not None else None
@@ -149,4 +154,5 @@ class Judge:
                     continue
                 given_up = lifecycle.give_up(row.value, now=time.time(), reason=reason)
                 if given_up is not None:
-                    await self._controller.write(given_up, row.revision)
+                    misfit.append((given_up, row.revision))
+            await self._controller.write_verdicts(misfit)

@@ -84,6 +84,7 @@ class Offers:
             if row is None:
                 self._scheduler.remove(place.job, place.task)
                 return
+            await self._controller.seat.wait_sure()
             accepted, is_worth_repeating = await self._place(row, need)
             if accepted:
                 self._scheduler.on_accepted(need)

@@ -95,6 +95,7 @@ class RegistrySweep:
     async def _remove_stale(self, state: _Namespace) -> None:
         while True:
             key = await state.stale.get()
+            await self._controller.seat.wait_sure()
             known = state.endpoints.get(key)
             if known is None:
                 continue

@@ -79,6 +79,7 @@ class ControllerService:
         answer: Callable[[Namespace, Request], Awaitable[Message]],
     ) -> None:
         async def handler(message: Request, asked: str) -> Message:
+            await self._controller.seat.wait_sure()  # else whoever leads answers
             namespace = Namespace(subjects.namespace_of(asked))
             if namespace not in self._controller.records:
                 raise ServiceError(
@@ -88,16 +89,14 @@ class ControllerService:
                 )
             return await answer(namespace, message)
 
-        await self._controller.bus.serve(subject, request, handler, queue=subjects.CONTROLLER_QUEUE)
+        # In no queue group: only the leader listens, and one that was stopped must not be handed what is asked.
+        await self._controller.bus.serve(subject, request, handler)
 
     async def _announce(self) -> None:
         every = subjects.ANY_TOKEN
-        endpoints = [
-            ServedEndpoint(f"jobs-{verb}", subjects.jobs_verb(every, verb), subjects.CONTROLLER_QUEUE)
-            for verb in subjects.JOB_VERBS
-        ]
+        endpoints = [ServedEndpoint(f"jobs-{verb}", subjects.jobs_verb(every, verb)) for verb in subjects.JOB_VERBS]
         endpoints += [
-            ServedEndpoint(f"endpoints-{verb}", subjects.endpoints_verb(every, verb), subjects.CONTROLLER_QUEUE)
+            ServedEndpoint(f"endpoints-{verb}", subjects.endpoints_verb(every, verb))
             for verb in subjects.ENDPOINT_VERBS
         ]
         announcement = Announcement(
