@@ -34,7 +34,7 @@ class LocalCluster(Cluster):
     `namespace` is the one that this object works in, `namespaces` are further ones that the cluster shall have.
     `cpu` and `memory` are what all workers offer together: by default 16 CPUs or four for each core, and the machine's
     memory. They are logical, nothing is enforced. With `store_dir` the records, logs and registry stay there, and the
-    next LocalCluster with the same folder goes on with them.
+    next LocalCluster with the same folder goes on with them. Of several `controllers` one leads and the others stand by.
 
     Raises ClusterStartError with the reason when it does not come up.
     """
@@ -49,6 +49,7 @@ class LocalCluster(Cluster):
         store_dir: str | Path | None = None,
         port: int = 0,
         namespaces: Sequence[str] = (),
+        controllers: int = 1,
     ) -> None:
         chosen = namespace or os.environ.get(NAMESPACE) or DEFAULT_NAMESPACE
         for name in (chosen, *namespaces):
@@ -56,6 +57,7 @@ class LocalCluster(Cluster):
         setup = LocalSetup(
             namespaces=(chosen, *namespaces),
             workers=workers,
+            controllers=controllers,
             cpu=cpu if cpu is not None else max(_LOGICAL_CPUS, _LOGICAL_CPUS_PER_CORE * (os.cpu_count() or 1)),
             memory=parse_size(memory) if memory is not None else _machine_memory(),
             store_dir=str(Path(store_dir).absolute()) if store_dir is not None else None,

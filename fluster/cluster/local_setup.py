@@ -15,6 +15,7 @@ class LocalSetup(Message):
 
     namespaces: tuple[str, ...] = ("default",)
     workers: int = Field(default=1, ge=1, le=256)
+    controllers: int = Field(default=1, ge=1, le=16)  # one leads, the others stand by
     cpu: float = Field(gt=0)  # logical CPUs of all workers together
     memory: int = Field(gt=0)  # bytes, of all workers together
     store_dir: str | None = None  # None: a temporary folder, removed at the end

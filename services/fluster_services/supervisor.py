@@ -84,7 +84,7 @@ class Supervisor:
         _become_subreaper()
         self.server.start()
         self.daemons = [
-            Daemon("controller", self._run_controller),
+            *(self._controller(number) for number in range(self.setup.controllers)),
             *(
                 Daemon(f"worker-{number}", self._worker_body(number), may_leave=True)
                 for number in range(self.setup.workers)
@@ -163,11 +163,20 @@ class Supervisor:
     def _namespaces(self) -> tuple[Namespace, ...]:
         return tuple(Namespace(name) for name in self.setup.namespaces)
 
-    def _run_controller(self, ready_fd: int | None, owner_fd: int) -> None:
-        config = ControllerConfig(
-            address=self.server.credentials(Role.SERVICE), namespaces=self._namespaces(), timing=LOCAL_TIMING
-        )
-        run_controller(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=self.store_dir / "logs/controller.log")
+    def _controller(self, number: int) -> Daemon:
+        # Started again under the same name, it leads again at once if it did before.
+        name = f"controller-{number}" if number else "controller"
+
+        def body(ready_fd: int | None, owner_fd: int) -> None:
+            config = ControllerConfig(
+                address=self.server.credentials(Role.SERVICE),
+                namespaces=self._namespaces(),
+                timing=LOCAL_TIMING,
+                controller_id=name,
+            )
+            run_controller(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=self.store_dir / f"logs/{name}.log")
+
+        return Daemon(name, body)
 
     def _worker_body(self, number: int) -> Callable[[int | None, int], None]:
         name = f"worker-{number}"

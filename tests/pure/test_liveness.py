@@ -21,6 +21,19 @@ def test_a_silent_worker_is_lost_once() -> None:
     assert liveness.alive() == []
 
 
+def test_a_worker_is_lost_only_when_it_missed_its_beats_too() -> None:
+    """Time alone may have passed while nobody looked."""
+    liveness = Liveness(10, beats=3)
+    liveness.on_beat(W1, now=0, free=SOME)
+    assert liveness.take_lost(now=100) == []
+    assert liveness.take_lost(now=101) == []
+    assert liveness.take_lost(now=102) == [W1]
+    liveness.on_beat(W1, now=103, free=SOME)
+    assert [liveness.take_lost(now=now) for now in (104, 105, 106)] == [[], [], []]
+    liveness.on_interruption(now=110)
+    assert [liveness.take_lost(now=now) for now in (121, 122, 123)] == [[], [], [W1]]
+
+
 def test_a_worker_that_is_heard_again_lives() -> None:
     liveness = Liveness(10)
     liveness.on_beat(W1, now=0, free=SOME)

@@ -80,10 +80,11 @@ class Daemons:
 
     # ---- daemons ----------------------------------------------------------------------------------------
 
-    def start_controller(self) -> None:
-        """Start it, and return when it answers."""
+    def start_controller(self, name: str = "controller") -> None:
+        """Start it, and return when it answers, or stands by for another that does."""
         address = self.server.credentials(Role.SERVICE)
-        self._start("controller", ControllerConfig(address=address, namespaces=(DEFAULT,), timing=self.timing))
+        config = ControllerConfig(address=address, namespaces=(DEFAULT,), timing=self.timing, controller_id=name)
+        self._start(name, config)
 
     def start_worker(self, name: str = "w1", **fields: Any) -> None:
         """Start it, and return when it takes offers; `fields` of its configuration are as given."""

@@ -26,7 +26,9 @@ class Judge:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self._timing = controller.config.timing
-        self._liveness = Liveness(self._timing.worker_timeout_s)
+        self._liveness = Liveness(
+            self._timing.worker_timeout_s, beats=int(self._timing.worker_timeout_s / self._timing.heartbeat_s)
+        )
         self._misfit_since: dict[Capacity, float] = {}  # {need: since when no worker could ever cover it}
 
     async def run(self) -> None:

@@ -11,14 +11,20 @@ from fluster_bus.messages import Capacity, WorkerId
 class _Worker:
     heard_at: float
     free: Capacity
+    missed_beats: int = 0
     judged_lost: bool = False
 
 
 class Liveness:
-    """When each worker was last heard. Times are seconds of a monotonic clock."""
+    """When each worker was last heard. Times are seconds of a monotonic clock.
 
-    def __init__(self, timeout_s: float) -> None:
+    A worker is lost when it was silent for `timeout_s` and in as many looks as `beats`, one for each beat that it should
+    have sent: whoever could not look for a while, because the machine was busy, has not heard what was sent meanwhile.
+    """
+
+    def __init__(self, timeout_s: float, *, beats: int = 1) -> None:
         self._timeout_s = timeout_s
+        self._beats = beats
         self._workers: dict[WorkerId, _Worker] = {}
 
     def on_beat(self, worker_id: WorkerId, *, now: float, free: Capacity) -> bool:
@@ -37,13 +43,18 @@ class Liveness:
         for worker in self._workers.values():
             if not worker.judged_lost:
                 worker.heard_at = now
+                worker.missed_beats = 0
 
     def take_lost(self, *, now: float) -> list[WorkerId]:
-        """The workers that have been silent for too long, each once."""
+        """The workers that have been silent for too long, each once. Asked once for each interval between beats."""
+        for worker in self._workers.values():
+            worker.missed_beats += 1
         lost = [
             worker_id
             for worker_id, worker in self._workers.items()
-            if not worker.judged_lost and now - worker.heard_at >= self._timeout_s
+            if not worker.judged_lost
+            and now - worker.heard_at >= self._timeout_s
+            and worker.missed_beats >= self._beats
         ]
         for worker_id in lost:
             self._workers[worker_id].judged_lost = True

@@ -1,0 +1,333 @@
+"""Several controllers on one real server: one leads, another follows it, and none judges that was deposed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from fluster.cluster.client import AsyncCluster
+from fluster_bus import subjects
+from fluster_bus.bus import Bus
+from fluster_bus.messages import Capacity, Entrypoint, JobId, JobRecord, JobRequest, JobStatus, Namespace, WorkerId
+from fluster_bus.roles import Role
+from fluster_bus.server import EmbeddedServer
+from fluster_bus.streams import fences_table, jobs_table, leaders_table, tasks_table
+from fluster_bus.tables import Update
+from fluster_services import lifecycle
+from fluster_services.config import Timing
+from fluster_services.controller.controller import Controller, ControllerConfig
+from fluster_services.controller.seat import DeposedError
+from tests.component.conftest import ConnectBus, kill_server
+from tests.component.toy_worker import GIB, STAY_RUNNING, SUCCEED, Plan, ToyWorker
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.anyio
+
+NS = Namespace("default")
+LEASE_S = 1.0
+TIMING = Timing(heartbeat_s=0.2, fence_after_s=20, worker_timeout_s=30, kill_grace_s=0.1, leader_lease_s=LEASE_S)
+
+
+class Member:
+    """One of several controllers."""
+
+    def __init__(self, server: EmbeddedServer, controller_id: str, *, in_place: bool, timing: Timing) -> None:
+        self._address = server.credentials(Role.SERVICE)
+        self._config = ControllerConfig(address=self._address, timing=timing, controller_id=controller_id)
+        self._in_place = in_place
+        self.name = controller_id
+        self.ready = asyncio.Event()
+        self.bus: Bus
+        self.controller: Controller
+        self.task: asyncio.Task[None]
+
+    async def start(self) -> Member:
+        self.bus = await Bus.connect(self._address, name=self.name)
+        self.controller = Controller(self.bus, self._config, in_place=self._in_place)
+        self.task = asyncio.create_task(self.controller.run(self.ready.set))
+        await wait_until_async(lambda: self.ready.is_set() or self.task.done())
+        assert self.ready.is_set(), self.task
+        return self
+
+    @property
+    def leads(self) -> bool:
+        return self.controller._leads
+
+    async def vanish(self) -> None:
+        """As SIGKILL takes it: nothing is said."""
+        await self.bus._nats.close()
+        await self.leave()
+
+    async def leave(self) -> None:
+        """As on SIGTERM: it is cancelled, and then its connection closed."""
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        await self.bus.close()
+
+
+StartMember = Callable[..., Awaitable[Member]]
+StartWorker = Callable[..., Awaitable[ToyWorker]]
+
+
+@pytest.fixture
+async def start(own_server: EmbeddedServer) -> AsyncIterator[StartMember]:
+    async with AsyncExitStack() as stack:
+
+        async def start(controller_id: str, *, in_place: bool = True, timing: Timing = TIMING) -> Member:
+            member = await Member(own_server, controller_id, in_place=in_place, timing=timing).start()
+            stack.push_async_callback(member.leave)
+            return member
+
+        yield start
+
+
+@pytest.fixture
+async def start_worker(own_server: EmbeddedServer, connect_bus: ConnectBus) -> StartWorker:
+    async def start_worker(worker_id: str = "w1", plan: Plan = SUCCEED) -> ToyWorker:
+        bus = await connect_bus(own_server, Role.SERVICE, name=worker_id)
+        return await ToyWorker(bus, WorkerId(worker_id), Capacity(cpu=4, memory=8 * GIB), lambda _: plan, 0.2).start()
+
+    return start_worker
+
+
+def _request(name: str = "job", **fields: Any) -> JobRequest:
+    return JobRequest(name=name, entrypoint=Entrypoint(command=("true",)), retry_backoff_s=0, **fields)
+
+
+async def _holder(bus: Bus) -> str:
+    row = await leaders_table(bus).get(subjects.LEADER_KEY)
+    return row.value.controller_id if row is not None else ""
+
+
+# ---- who leads ------------------------------------------------------------------------------------------
+
+
+async def test_one_leads_and_the_others_read_along(
+    start: StartMember, start_worker: StartWorker, own_server: EmbeddedServer
+) -> None:
+    first, second = await start("c1"), await start("c2")
+    assert (first.leads, second.leads, await _holder(first.bus)) == (True, False, "c1")
+    await start_worker()
+    async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+        jobs = await cluster.launch_many([_request() for _ in range(20)])
+        assert {info.status for info in await cluster.wait(jobs, timeout=20)} == {JobStatus.SUCCEEDED}
+        await wait_until_async(
+            lambda: (
+                sum(
+                    isinstance(each, JobRecord) and each.state.finished()
+                    for _, each in second.controller.books.records()
+                )
+                == 20
+            )
+        )
+    assert second.controller.intake._looked_at == {}
+    assert second.controller.events._queue.empty()
+    assert len(second.controller.offers.scheduler) == 0
+
+
+async def test_another_takes_over_when_the_leader_is_gone(
+    start: StartMember, start_worker: StartWorker, own_server: EmbeddedServer
+) -> None:
+    first, second = await start("c1"), await start("c2")
+    worker = await start_worker(plan=STAY_RUNNING)
+    async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+        held = await cluster.launch(_request("held"))
+        await wait_until_async(lambda: len(worker.held) == 1)
+        await first.vanish()
+        assert not second.leads
+        later = await cluster.launch(_request("later"))
+        await wait_until_async(lambda: len(worker.held) == 2, 20)
+        assert second.leads
+        for key in worker.now_held():
+            assert await worker.end(key)
+        infos = await cluster.wait([held, later], timeout=20)
+        assert {(info.status, info.tasks[0].attempt) for info in infos} == {(JobStatus.SUCCEEDED, 1)}
+
+
+async def test_a_leader_that_leaves_hands_over_at_once(start: StartMember) -> None:
+    """Not when its lease is over: that would be in an hour."""
+    timing = Timing(heartbeat_s=0.2, leader_lease_s=3_600)
+    first, second = await start("c1", timing=timing), await start("c2", timing=timing)
+    await first.leave()
+    await wait_until_async(lambda: second.leads)
+    assert await _holder(second.bus) == "c2"
+
+
+async def test_one_that_is_started_in_the_leaders_place_leads_at_once(start: StartMember) -> None:
+    timing = Timing(heartbeat_s=0.2, leader_lease_s=3_600)
+    first = await start("c1", timing=timing)
+    await first.vanish()
+    another = await start("c2", timing=timing)
+    assert not another.leads
+    again = await start("c1", timing=timing)
+    assert (again.leads, another.leads) == (True, False)
+
+
+async def test_two_under_one_id_do_not_depose_each_other_in_turn(start: StartMember) -> None:
+    first = await start("c1")
+    second = await start("c1")
+    await asyncio.wait([first.task], timeout=20)
+    assert _was_deposed(first)
+    anew = await start("c1", in_place=False)
+    assert (second.leads, anew.leads) == (True, False)
+
+
+def _was_deposed(member: Member) -> bool:
+    error = member.task.exception()
+    return isinstance(error, BaseExceptionGroup) and error.subgroup(DeposedError) is not None
+
+
+async def test_a_restart_of_the_server_changes_nobody(start: StartMember, own_server: EmbeddedServer) -> None:
+    first, second = await start("c1"), await start("c2")
+    for _ in range(2):
+        kill_server(own_server)
+        # Longer than the lease, and than the silence after which a follower would try: the time itself is what is tried.
+        await asyncio.sleep(1.5 * LEASE_S)
+        own_server.start()
+        for member in (first, second):
+            await member.bus.wait_connected(10)
+        async with asyncio.timeout(10):
+            await first.controller.seat.wait_sure()
+    assert (first.leads, second.leads, first.task.done(), await _holder(first.bus)) == (True, False, False, "c1")
+
+
+# ---- a leader that was stopped --------------------------------------------------------------------------
+
+
+def _stop(member: Member, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """It does not renew its seat, and learns of nobody else: what a stopped process does not do. Returns what continues it."""
+    seat = member.controller.seat
+    write, on_row, continued = seat._write, seat._on_row, asyncio.Event()
+
+    async def write_later() -> None:
+        await continued.wait()
+        await write()
+
+    monkeypatch.setattr(seat, "_write", write_later)
+    monkeypatch.setattr(seat, "_on_row", lambda row: on_row(row) if continued.is_set() else None)
+    return continued.set
+
+
+async def test_a_stopped_leader_can_judge_nothing(
+    start: StartMember,
+    start_worker: StartWorker,
+    own_server: EmbeddedServer,
+    connect_bus: ConnectBus,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = await start("c1"), await start("c2")
+    worker = await start_worker(plan=STAY_RUNNING)
+    bus = await connect_bus(own_server)
+    async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+        job_ids = await cluster.launch_many([_request() for _ in range(3)])
+        await wait_until_async(lambda: len(worker.now_held()) == 3)
+        _stop(first, monkeypatch)
+        await wait_until_async(lambda: second.leads, 20)
+        before = await tasks_table(bus, NS).rows("*.*")
+
+        # It waits: for all it knows somebody else leads.
+        writing = asyncio.create_task(first.controller.write(before[0].value, before[0].revision))
+        judging = asyncio.create_task(first.controller.write_verdicts(_lost(before)))
+        done, _ = await asyncio.wait({writing, judging}, timeout=0.3)
+        assert not done
+        for task in (writing, judging):
+            task.cancel()
+
+        # And if it had been stopped right after it made sure, with the verdict on its lips: it is void as a whole.
+        async def sure() -> None:
+            pass
+
+        monkeypatch.setattr(first.controller.seat, "wait_sure", sure)
+        with pytest.raises(DeposedError):
+            await first.controller._verdicts.write(NS, [_update(*each) for each in _lost(before)])
+        await first.controller.write_verdicts(_lost(before))
+        assert await tasks_table(bus, NS).rows("*.*") == before
+
+        for key in worker.now_held():
+            assert await worker.end(key)
+        infos = await cluster.wait(job_ids, timeout=20)
+        assert {(info.status, info.tasks[0].attempt) for info in infos} == {(JobStatus.SUCCEEDED, 1)}
+
+
+async def test_a_stopped_leader_that_continues_is_over(start: StartMember, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = await start("c1"), await start("c2")
+    go_on = _stop(first, monkeypatch)
+    await wait_until_async(lambda: second.leads, 20)
+    go_on()
+    await asyncio.wait([first.task], timeout=20)
+    assert _was_deposed(first)
+    assert not second.task.done()
+    assert await _holder(second.bus) == "c2", "the deposed one did not give back what is not its own"
+
+
+async def test_requests_reach_the_leader_also_while_a_stopped_one_still_listens(
+    start: StartMember, own_server: EmbeddedServer, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await start("c1"), await start("c2")
+    _stop(first, monkeypatch)
+    await wait_until_async(lambda: second.leads, 20)
+    await start_worker()
+    async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+        for number in range(20):
+            job_id = await cluster.launch(_request(f"job{number}"))
+            assert (await cluster.wait(job_id, timeout=10)).status is JobStatus.SUCCEEDED
+    assert first.controller.intake._looked_at == {}
+
+
+# ---- verdicts -------------------------------------------------------------------------------------------
+
+
+def _lost(rows: list[Any]) -> list[Any]:
+    found = []
+    for row in rows:
+        lost = lifecycle.lose_worker(row.value, worker_id=row.value.worker_id, now=1.0, reason="not heard")
+        assert lost is not None
+        found.append((lost, row.revision))
+    return found
+
+
+def _update(record: Any, revision: int) -> Any:
+    return Update(subjects.task_key(record.job_id, record.task), record, revision)
+
+
+async def test_a_verdict_that_came_too_late_does_not_void_the_others(
+    start: StartMember, start_worker: StartWorker, own_server: EmbeddedServer, connect_bus: ConnectBus
+) -> None:
+    leader = await start("c1")
+    worker = await start_worker(plan=STAY_RUNNING)
+    tasks = tasks_table(await connect_bus(own_server), NS)
+    async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+        await cluster.launch_many([_request(max_retries_preemption=0) for _ in range(4)])
+        await wait_until_async(lambda: len(worker.now_held()) == 4)
+        rows = await tasks.rows("*.*")
+        decided = _lost(rows)
+        await tasks.update(rows[1].key, rows[1].value, rows[1].revision)
+        await leader.controller.write_verdicts(decided)
+        states = {row.key: row.value.state for row in await tasks.rows("*.*")}
+        assert [states[row.key] for row in rows] == [
+            JobStatus.WORKER_FAILED,
+            JobStatus.RUNNING,
+            JobStatus.WORKER_FAILED,
+            JobStatus.WORKER_FAILED,
+        ]
+
+
+async def test_the_leaders_keys_are_no_jobs(
+    start: StartMember, own_server: EmbeddedServer, connect_bus: ConnectBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    member = await start("c1")
+    bus = await connect_bus(own_server)
+    fence = await fences_table(bus, NS).get(subjects.LEADER_KEY)
+    assert fence is not None
+    assert fence.value.controller_id == "c1"
+    assert await jobs_table(bus, NS).rows() == []
+    async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+        with pytest.raises(Exception, match="'leader' is no job id"):
+            await cluster.launch(_request(job_id=JobId("leader")))
+        assert await cluster.list_jobs() == []
+    assert member.leads
+    assert "cannot be read" not in caplog.text
