@@ -12,11 +12,21 @@ import pytest
 from fluster.cluster.client import AsyncCluster
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
-from fluster_bus.messages import Capacity, Entrypoint, JobId, JobRecord, JobRequest, JobStatus, Namespace, WorkerId
+from fluster_bus.messages import (
+    Capacity,
+    Entrypoint,
+    JobId,
+    JobRecord,
+    JobRequest,
+    JobStatus,
+    Namespace,
+    TaskRecord,
+    WorkerId,
+)
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.streams import fences_table, jobs_table, leaders_table, tasks_table
-from fluster_bus.tables import Update
+from fluster_bus.tables import Table, Update
 from fluster_services import lifecycle
 from fluster_services.config import Timing
 from fluster_services.controller.controller import Controller, ControllerConfig
@@ -101,6 +111,10 @@ def _request(name: str = "job", **fields: Any) -> JobRequest:
 async def _holder(bus: Bus) -> str:
     row = await leaders_table(bus).get(subjects.LEADER_KEY)
     return row.value.controller_id if row is not None else ""
+
+
+async def _run(tasks: Table[TaskRecord], count: int) -> bool:
+    return [row.value.state for row in await tasks.rows("*.*")] == [JobStatus.RUNNING] * count
 
 
 # ---- who leads ------------------------------------------------------------------------------------------
@@ -224,7 +238,7 @@ async def test_a_stopped_leader_can_judge_nothing(
     bus = await connect_bus(own_server)
     async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
         job_ids = await cluster.launch_many([_request() for _ in range(3)])
-        await wait_until_async(lambda: len(worker.now_held()) == 3)
+        await wait_until_async(lambda: _run(tasks_table(bus, NS), 3))
         _stop(first, monkeypatch)
         await wait_until_async(lambda: second.leads, 20)
         before = await tasks_table(bus, NS).rows("*.*")
@@ -298,11 +312,11 @@ async def test_a_verdict_that_came_too_late_does_not_void_the_others(
     start: StartMember, start_worker: StartWorker, own_server: EmbeddedServer, connect_bus: ConnectBus
 ) -> None:
     leader = await start("c1")
-    worker = await start_worker(plan=STAY_RUNNING)
+    await start_worker(plan=STAY_RUNNING)
     tasks = tasks_table(await connect_bus(own_server), NS)
     async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
         await cluster.launch_many([_request(max_retries_preemption=0) for _ in range(4)])
-        await wait_until_async(lambda: len(worker.now_held()) == 4)
+        await wait_until_async(lambda: _run(tasks, 4))
         rows = await tasks.rows("*.*")
         decided = _lost(rows)
         await tasks.update(rows[1].key, rows[1].value, rows[1].revision)
