@@ -320,6 +320,16 @@ async def test_a_lease_that_is_not_renewed_ends_the_task(site: Site) -> None:
     assert (record.signal, record.reason) == (signal.SIGTERM, "fenced")
 
 
+async def test_what_is_started_after_its_lease_does_not_run(site: Site, tmp_path: Path) -> None:
+    """As by a worker that was stopped after it claimed the attempt, and continues when somebody else has it."""
+    late = await site.command("touch", str(tmp_path / "ran"), fence_after_s=PATIENCE_S, fence_at=time.monotonic())
+    assert (await end_of(late)).reason == "fenced"
+    assert not (tmp_path / "ran").exists()
+    soon = time.monotonic() + 0.3
+    task = await site.command("sleep", "1000", key="ns.job.0.2", fence_after_s=PATIENCE_S, fence_at=soon)
+    assert (await end_of(task)).reason == "fenced"
+
+
 async def test_a_renewed_lease_lets_it_run(site: Site) -> None:
     task = await site.command("sleep", "0.8", fence_after_s=0.5)
     task.renew(PATIENCE_S)

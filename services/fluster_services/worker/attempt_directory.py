@@ -64,6 +64,8 @@ class LaunchSpec:
     kill_grace_s: float = 10.0  # between SIGTERM and SIGKILL when the keeper itself has to stop the task
     timeout_s: float | None = None  # the task is stopped when it has run for so long
     fence_after_s: float | None = None  # the task is stopped when this passes without a renewal
+    # By the monotonic clock: the first such moment, if it is before that. From then on the task is not even started.
+    fence_at: float | None = None
     max_log_bytes: int = 64 * 1024 * 1024  # per stream, as stored
     max_line_bytes: int = 64 * 1024
     keep_s: float = 3600.0  # how long the keeper waits for somebody to ask how it ended

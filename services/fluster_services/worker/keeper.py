@@ -202,8 +202,15 @@ class _Keeper:
             os.set_blocking(self._pipes[stream], False)
             self._cutters[stream] = LineCutter(self._spec.max_line_bytes)
             self._watch(self._pipes[stream], partial(self._on_output, stream))
-        if self._spec.fence_after_s is not None:
-            self._timers.set("fence", time.monotonic() + self._spec.fence_after_s, self._on_fence)
+        now = time.monotonic()
+        fences_at = [] if self._spec.fence_after_s is None else [now + self._spec.fence_after_s]
+        if self._spec.fence_at is not None:
+            fences_at.append(self._spec.fence_at)
+        if fences_at:
+            self._timers.set("fence", min(fences_at), self._on_fence)
+        is_too_late = bool(fences_at) and min(fences_at) <= now  # whoever started it was stopped on the way here
+        if is_too_late:
+            self._reason, self._kill_reason = "fenced", "the lease was over before it began"
         if self._spec.timeout_s is not None:
             self._timers.set("timeout", time.monotonic() + self._spec.timeout_s, self._on_timeout)
         self._started_at = time.time()
@@ -212,6 +219,8 @@ class _Keeper:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self._task_pid = os.fork()
         if self._task_pid == 0:
+            if is_too_late:
+                os._exit(1)
             run_task(self._spec, self._directory, stdout_fd=ends["stdout"], stderr_fd=ends["stderr"], umask=umask)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         for fd in ends.values():

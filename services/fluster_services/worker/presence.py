@@ -43,6 +43,7 @@ class Presence:
         self._timing = timing
         self._free = free
         self._attempts = attempts
+        self._lives_since = time.monotonic()  # when the last word was sent that the controller is known to have heard
         self._info = WorkerInfo(
             worker_id=worker_id,
             host=socket.gethostname(),
@@ -52,6 +53,11 @@ class Presence:
             python=platform.python_version(),
             started_at=time.time(),
         )
+
+    @property
+    def fence_at(self) -> float:
+        """When what this worker runs is stopped if nothing more is heard of it, by the monotonic clock."""
+        return self._lives_since + self._timing.fence_after_s
 
     async def say_draining(self) -> None:
         """Be known as one that takes nothing new."""
@@ -102,5 +108,6 @@ class Presence:
             except BusError as error:
                 log.info("a heartbeat was not heard: %s", error)
             else:
-                renew(timing.fence_after_s - (time.monotonic() - sent))
+                self._lives_since = sent
+                renew(self.fence_at - time.monotonic())
             await asyncio.sleep(max(0.0, timing.heartbeat_s - (time.monotonic() - sent)))

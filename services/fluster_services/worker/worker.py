@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import logging
 import time
@@ -242,6 +243,8 @@ class Worker:
         """Reserve, then claim: None when the task is this worker's, else why not."""
         if offer.namespace not in self._config.job_credentials:
             return "no such namespace here"
+        if time.monotonic() >= self._presence.fence_at:
+            return "not heard for so long that it may start nothing"
         # The job is not needed yet, but so both come by one round trip.
         row, job = await asyncio.gather(
             self._claims.look(offer.namespace, offer.job_id, offer.task),
@@ -310,6 +313,8 @@ class Worker:
                 return
             row, prepared = found
             spec, payload = self._launcher.spec(row.value, job, prepared)
+            # This process may be stopped at any point, also here: the keeper looks at the clock itself.
+            spec = dataclasses.replace(spec, fence_at=self._presence.fence_at)
             running = await self._runtime.start(spec, payload)
         except TemplateDiedError:
             # Nothing can be started here any more: a new worker process, with a new template, adopts what runs.
