@@ -28,8 +28,11 @@ QUICK = Timing(heartbeat_s=0.2, fence_after_s=1.5, worker_timeout_s=3.0, kill_gr
 PATIENT = Timing(heartbeat_s=0.2, fence_after_s=30, worker_timeout_s=60, kill_grace_s=0.4, unschedulable_after_s=0.3)
 
 _PROGRAM = """
-import base64, pickle, sys
+import base64, os, pickle, sys, time
 from pathlib import Path
+if "FLUSTER_TEST_CLOCK" in os.environ:
+    clock, right = Path(os.environ["FLUSTER_TEST_CLOCK"]), time.time
+    time.time = lambda: right() + float(clock.read_text() or 0)
 config = pickle.loads(base64.b64decode(sys.argv[1]))
 ready_fd, owner_fd, log_file = int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
 if type(config).__name__ == "ControllerConfig":
@@ -50,6 +53,7 @@ class Daemons:
         self.cpu = cpu
         self.server = EmbeddedServer(folder / "nats")
         self.running: dict[str, subprocess.Popen[bytes]] = {}  # {name: the daemon}
+        self.clocks: dict[str, Path] = {}  # {name: a file that says how many seconds the daemon's wall clock is off}
         self._owner_end, self._owner = os.pipe()
 
     def __enter__(self) -> Self:
@@ -105,12 +109,15 @@ class Daemons:
         words = (base64.b64encode(pickle.dumps(config)).decode(), ready, self._owner_end, self.folder / f"{name}.log")
         self.running[name] = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, *map(str, words)],
-            env=self.family.environment(PYTHONPATH=os.pathsep.join(sys.path)),
+            env=self.family.environment(PYTHONPATH=os.pathsep.join(sys.path), **self._clock(name)),
             pass_fds=(ready, self._owner_end),
         )
         os.close(ready)
         with os.fdopen(ready_end, "rb") as told:
             assert told.read(1), f"{name} did not start: {self.log(name)}"
+
+    def _clock(self, name: str) -> dict[str, str]:
+        return {"FLUSTER_TEST_CLOCK": str(self.clocks[name])} if name in self.clocks else {}
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """End a daemon. With another signal than SIGKILL it may live on."""

@@ -1,0 +1,87 @@
+"""Wall clocks that are wrong, and that are set while everything runs: no deadline is measured by them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fluster.cluster import Cluster
+from fluster_bus.messages import JobStatus
+from tests.system.daemons import QUICK, Daemons
+from tests.system.job_requests import command, sleeper, wait_ready
+from tests.system.processes import Family
+from tests.waiting import wait_until
+
+HOUR_S = 3_600
+PATIENCE_S = 60
+NAMES = ("controller", "w1", "w2")
+
+
+@pytest.fixture
+def daemons(tmp_path: Path, family: Family) -> Iterator[Daemons]:
+    with Daemons(tmp_path / "cluster", family, timing=QUICK) as daemons:
+        for name in NAMES:
+            daemons.clocks[name] = tmp_path / f"{name}.clock"
+            daemons.clocks[name].write_text("0")
+        yield daemons
+
+
+def set_clock(daemons: Daemons, name: str, off_s: float) -> None:
+    """At once: a reader finds the old value or the new one."""
+    written = daemons.clocks[name].with_suffix(".new")
+    written.write_text(str(off_s))
+    written.rename(daemons.clocks[name])
+
+
+def test_a_wall_clock_that_is_set_an_hour_off_changes_nothing(daemons: Daemons) -> None:
+    set_clock(daemons, "w2", -HOUR_S)  # wrong from the beginning
+    daemons.start_controller()
+    daemons.start_worker("w1")
+    daemons.start_worker("w2")
+    with daemons.connect() as client:
+        held = client.launch_many([sleeper(timeout_s=HOUR_S / 2, scheduling_timeout_s=HOUR_S / 2) for _ in range(4)])
+        for job_id in held:
+            wait_ready(client, job_id)
+        for controller_s, worker_s in ((HOUR_S, -HOUR_S), (-HOUR_S, HOUR_S)):
+            set_clock(daemons, "controller", controller_s)
+            set_clock(daemons, "w1", worker_s)
+            _wait_longer_than_any_worker_may_be_silent()
+            assert client.wait(client.launch(command("true")), timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+        assert {status.info.worker_id for status in client.list_workers() if status.alive} == {"w1", "w2"}
+        infos = [client.poll(job_id) for job_id in held]
+        assert {(info.status, info.tasks[0].attempt) for info in infos} == {(JobStatus.RUNNING, 1)}
+        for job_id in held:
+            client.terminate(job_id)
+        assert {info.status for info in client.wait(held, timeout=PATIENCE_S)} == {JobStatus.KILLED}
+
+
+def test_deadlines_hold_by_clocks_that_are_set_back(daemons: Daemons) -> None:
+    """What takes its time takes no hour more: the timeout of an attempt, the wait for room, the judgement of a worker."""
+    daemons.start_controller()
+    daemons.start_worker("w1")
+    with daemons.connect() as client:
+        _shifted(client, daemons)
+
+
+def _shifted(client: Cluster, daemons: Daemons) -> None:
+    running = client.launch(sleeper(timeout_s=1))
+    wait_ready(client, running)
+    for name in ("controller", "w1"):
+        set_clock(daemons, name, -HOUR_S)
+    assert client.wait(running, timeout=PATIENCE_S).status is JobStatus.FAILED
+    lost = client.launch(sleeper(max_retries_preemption=0))
+    wait_ready(client, lost)
+    set_clock(daemons, "controller", -2 * HOUR_S)
+    daemons.kill("w1")
+    info = client.wait(lost, timeout=PATIENCE_S)
+    assert (info.status, info.error_message) == (JobStatus.WORKER_FAILED, "worker w1 was not heard for 3 s")
+    waiting = client.launch(command("true", scheduling_timeout_s=0.5))
+    assert client.wait(waiting, timeout=PATIENCE_S).status is JobStatus.UNSCHEDULABLE
+
+
+def _wait_longer_than_any_worker_may_be_silent() -> None:
+    began = time.monotonic()
+    wait_until(lambda: time.monotonic() - began > QUICK.worker_timeout_s + 3 * QUICK.heartbeat_s, PATIENCE_S)
