@@ -99,6 +99,7 @@ class Controller:
         await ensure_system(self.bus)
         for namespace in self.config.namespaces:
             await ensure_namespace(self.bus, namespace)
+            await self.events.load(namespace)
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self._read(tasks)
@@ -127,8 +128,7 @@ class Controller:
 
     async def _lead(self, tasks: asyncio.TaskGroup) -> None:
         """Begin to act upon the records, and return when requests are answered."""
-        for namespace in self.config.namespaces:
-            await self.events.load(namespace)
+        await self.events.lead(self.config.namespaces)
         self._leads = True
         for key, record in self.books.records():
             self._follow_up(key, record)
@@ -177,11 +177,13 @@ class Controller:
     def apply(self, row: Row[JobRecord | TaskRecord]) -> None:
         """Take in a record as it was read or written, with everything that follows from it if this controller leads."""
         key = self.books.apply(row)
-        if key is not None and self._leads:
+        if key is None:
+            return
+        self.events.on_record(row.value)  # now, since the books do not keep all of it
+        if self._leads:
             self._follow_up(key, row.value)
 
     def _follow_up(self, key: JobKey, record: JobRecord | TaskRecord) -> None:
-        self.events.on_record(record)
         self.retention.on_record(key, record)
         if isinstance(record, TaskRecord):
             self._apply_task(key, record)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 from fluster_bus import subjects
@@ -26,6 +28,7 @@ log = logging.getLogger(__name__)
 # Transitions bear the time of whoever wrote them: clocks may differ by as much and nothing is lost.
 _MARGIN = timedelta(minutes=5)
 _PAUSE_S = 0.2
+_STANDBY_S = 600.0  # by then the leader has published it, or another leads
 _GATHERED_S, _MAX_BATCH = 0.02, 512
 
 
@@ -38,10 +41,29 @@ class EventLog:
         self._seen: dict[tuple[Namespace, str], int] = {}  # {record: the last transition that is queued or published}
         self._stored_until: dict[Namespace, float] = {}  # older transitions are in the stream
         self._queue: asyncio.Queue[tuple[Namespace, Event]] = asyncio.Queue()
+        self._leads = False
+        # What the leader is about to publish, for the case that it does not: (when it was seen, namespace, event)
+        self._standby: deque[tuple[float, Namespace, Event]] = deque()
         self._appenders: dict[Namespace, Appender] = {}
 
     async def load(self, namespace: Namespace) -> None:
         """Learn what the namespace's stream has."""
+        self._seen.update(await self._published(namespace))
+
+    async def lead(self, namespaces: Sequence[Namespace]) -> None:
+        """From now on it is this controller that publishes: first what the one before it did not."""
+        published: dict[tuple[Namespace, str], int] = {}
+        for namespace in namespaces:
+            published.update(await self._published(namespace))
+        self._leads = True
+        for _, namespace, event in self._standby:
+            is_new = event.transition.number > published.get((namespace, _key(event)), 0)
+            if is_new and event.transition.time > self._stored_until.get(namespace, 0.0):
+                self._put(namespace, event)
+        self._standby.clear()
+
+    async def _published(self, namespace: Namespace) -> dict[tuple[Namespace, str], int]:
+        """{record: its last transition in the stream}, of the stream's last minutes."""
         feed = Feed(
             self._bus,
             subjects.events_stream(namespace),
@@ -49,14 +71,16 @@ class EventLog:
             watch=subjects.watch_events(namespace),
         )
         last = await feed.last()
+        found: dict[tuple[Namespace, str], int] = {}
         if last is None:
-            return
+            return found
         since = last.time - _MARGIN
         self._stored_until[namespace] = since.timestamp()
         async for entry in feed.stored(since=since):
             event = Event.from_json(entry.data)
             key = (namespace, _key(event))
-            self._seen[key] = max(self._seen.get(key, 0), event.transition.number)
+            found[key] = max(found.get(key, 0), event.transition.number)
+        return found
 
     def on_record(self, record: JobRecord | TaskRecord) -> None:
         """Queue the transitions of a record that are not published yet."""
@@ -80,7 +104,13 @@ class EventLog:
         self._put(namespace, event)
 
     def _put(self, namespace: Namespace, event: Event) -> None:
-        self._queue.put_nowait((namespace, event))
+        if self._leads:
+            self._queue.put_nowait((namespace, event))
+            return
+        now = time.monotonic()
+        self._standby.append((now, namespace, event))
+        while now - self._standby[0][0] > _STANDBY_S:
+            self._standby.popleft()
 
     async def publish(self) -> None:
         """Publish what is queued, until cancelled: all that a moment brings at once, since each message alone costs more."""

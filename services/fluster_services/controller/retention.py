@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_MAX_MARKS = 100_000
 _REMOVED_AT_ONCE = 256
 _MARK_KEPT_S = 600.0  # a watcher that was away longer reads the record again when it needs it, and finds none
 
@@ -78,7 +79,8 @@ class RecordSweep:
         self._controller = controller
         self._limits = controller.config.records
         self._plan = RetentionPlan(self._limits)
-        self._marks: deque[tuple[float, Namespace, Deleted]] = deque()  # of deletions, the oldest first
+        # Of deletions, the oldest first. One that stands by never removes them, so they are bounded.
+        self._marks: deque[tuple[float, Namespace, Deleted]] = deque(maxlen=_MAX_MARKS)
 
     def on_record(self, key: JobKey, record: JobRecord | TaskRecord) -> None:
         """A record was read or written."""
@@ -102,6 +104,7 @@ class RecordSweep:
             await asyncio.sleep(self._limits.sweep_s)
             if not self._controller.bus.connected:
                 continue
+            await self._controller.seat.wait_sure()
             try:
                 # By the wall clock, as the records have it: an hour more or less does no harm here.
                 while due := self._plan.take_due(time.time(), limit=_REMOVED_AT_ONCE):
