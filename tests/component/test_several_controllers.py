@@ -12,9 +12,11 @@ import pytest
 from fluster.cluster.client import AsyncCluster
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
+from fluster_bus.feeds import Feed
 from fluster_bus.messages import (
     Capacity,
     Entrypoint,
+    Event,
     JobId,
     JobRecord,
     JobRequest,
@@ -160,6 +162,38 @@ async def test_another_takes_over_when_the_leader_is_gone(
             assert await worker.end(key)
         infos = await cluster.wait([held, later], timeout=20)
         assert {(info.status, info.tasks[0].attempt) for info in infos} == {(JobStatus.SUCCEEDED, 1)}
+
+
+async def test_what_the_leader_did_not_tell_any_more_is_told_by_the_next(
+    start: StartMember, start_worker: StartWorker, own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of jobs that are over, of whose history a controller keeps little."""
+    first, second = await start("c1"), await start("c2")
+
+    async def hang(*_args: object) -> None:
+        await asyncio.Event().wait()
+
+    await start_worker()
+    async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+        job_ids = [await cluster.launch(_request("early"))]
+        await cluster.wait(job_ids, timeout=20)
+        monkeypatch.setattr(first.controller.events, "_append", hang)
+        job_ids += await cluster.launch_many([_request() for _ in range(5)])
+        await cluster.wait(job_ids, timeout=20)
+        await first.vanish()
+        await wait_until_async(lambda: second.leads, 20)
+        expected: dict[tuple[JobId, int | None], list[int]] = {(job_id, None): [1, 2] for job_id in job_ids}
+        expected |= {(job_id, 0): [1, 2, 3, 4] for job_id in job_ids}
+        await wait_until_async(lambda: _are_told(cluster.bus, expected), 20)
+
+
+async def _are_told(bus: Bus, expected: dict[tuple[JobId, int | None], list[int]]) -> bool:
+    told: dict[tuple[JobId, int | None], list[int]] = {}
+    stream, subject = subjects.events_stream(NS), subjects.events_of_all(NS)
+    async for entry in Feed(bus, stream, subject=subject, watch=subjects.watch_events(NS)).stored():
+        event = Event.from_json(entry.data)
+        told.setdefault((event.job_id, event.task), []).append(event.transition.number)
+    return told == expected
 
 
 async def test_a_leader_that_leaves_hands_over_at_once(start: StartMember) -> None:
