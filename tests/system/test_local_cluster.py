@@ -450,3 +450,13 @@ def _read_line(screen: IO[bytes]) -> bytes:
     while not line.endswith(b"\n"):
         line += screen.read(1)
     return line
+
+
+def test_of_two_controllers_one_leads_and_one_stands_by(family: Family) -> None:
+    with LocalCluster(controllers=2, cpu=4) as cluster:
+        assert cluster.wait(cluster.launch(command("true")), timeout=20).status is JobStatus.SUCCEEDED
+        logs = [(cluster.store_dir / "logs" / f"{name}.log").read_text() for name in ("controller", "controller-1")]
+        lines = [line for log in logs for line in log.splitlines()]
+        assert sum(".seat: " in line and line.endswith(" leads") for line in lines) == 1
+        assert sum(" stands by; " in line for line in lines) == 1
+    family.wait_gone()
