@@ -43,6 +43,7 @@ def submit(
         typer.Option(metavar="NAME=VALUE", help="For the task's environment; may be given several times."),
     ] = None,
     replicas: Annotated[int, typer.Option(min=1, help="How many tasks run the command.")] = 1,
+    gang: Annotated[bool, typer.Option("--gang", help="Start all tasks together, or none.")] = False,
     retries: Annotated[int, typer.Option(min=0, help="How often a task that fails is tried again.")] = 0,
     after: Annotated[
         list[str] | None,
@@ -66,7 +67,9 @@ def submit(
       fluster submit --after prepare-3f2a -- python train.py
     """
     options = Options.of(context)
-    request = _request(command, name, _resources(cpu, memory, gpu), env or [], replicas=replicas, retries=retries)
+    request = _request(
+        command, name, _resources(cpu, memory, gpu), env or [], replicas=replicas, gang=gang, retries=retries
+    )
     with options.connect() as cluster:
         dependencies = tuple(_find(cluster, each) for each in after or ())
         job_id = cluster.launch(request.model_copy(update={"after": dependencies, "after_failure": after_failure}))
@@ -91,7 +94,14 @@ def submit(
 
 
 def _request(
-    command: list[str], name: str | None, resources: ResourceConfig, env: list[str], *, replicas: int, retries: int
+    command: list[str],
+    name: str | None,
+    resources: ResourceConfig,
+    env: list[str],
+    *,
+    replicas: int,
+    retries: int,
+    gang: bool = False,
 ) -> JobRequest:
     from fluster_bus.messages import Entrypoint, EnvironmentConfig, JobRequest
 
@@ -104,6 +114,7 @@ def _request(
         resources=resources,
         environment=EnvironmentConfig(env_vars=dict(assignment.split("=", 1) for assignment in env)),
         replicas=replicas,
+        gang=gang,
         max_retries_failure=retries,
     )
 

@@ -19,12 +19,18 @@ class Timing:
     kill_grace_s: float = 10.0
     unschedulable_after_s: float = 60.0  # a job that fits no registered worker is given up after this time
     leader_lease_s: float = 6.0  # a controller that leads is followed by another when it is silent for so long
+    hold_s: float = 20.0  # a worker that no controller has heard for this time releases what it holds for gangs
 
     def __post_init__(self) -> None:
         if self.worker_timeout_s < self.fence_after_s + self.heartbeat_s:
             raise ValueError(
                 f"worker_timeout_s={self.worker_timeout_s:g} must be at least fence_after_s + heartbeat_s = "
                 f"{self.fence_after_s + self.heartbeat_s:g}: else a task runs twice when its worker is cut off"
+            )
+        if self.hold_s < 2 * self.heartbeat_s:
+            raise ValueError(
+                f"hold_s={self.hold_s:g} must be at least 2 * heartbeat_s = {2 * self.heartbeat_s:g}: else a gang's holds "
+                "are released between two heartbeats"
             )
 
 
@@ -51,5 +57,10 @@ class CacheLimits:
 
 # Everything is on one machine: a process that is silent for seconds is gone.
 LOCAL_TIMING = Timing(
-    heartbeat_s=1.0, fence_after_s=10.0, worker_timeout_s=15.0, unschedulable_after_s=5.0, leader_lease_s=3.0
+    heartbeat_s=1.0,
+    fence_after_s=10.0,
+    worker_timeout_s=15.0,
+    unschedulable_after_s=5.0,
+    leader_lease_s=3.0,
+    hold_s=5.0,
 )

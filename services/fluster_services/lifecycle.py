@@ -2,6 +2,7 @@
 
     state          event                       new state        who writes it
     PENDING        claimed by a worker         BUILDING         the worker
+    BUILDING       a hold of a gang is off     PENDING          the worker
     BUILDING       its process runs            RUNNING          the worker
     BUILDING/
     RUNNING        ended with exit code 0      SUCCEEDED        the worker
@@ -12,7 +13,9 @@
                    fits no worker, for long    UNSCHEDULABLE    the controller
     FAILED         failure budget left         PENDING, n + 1   the controller
     WORKER_FAILED  preemption budget left      PENDING, n + 1   the controller
+    any end        its gang starts again       PENDING, n + 1   the controller
 
+A claim of a gang's task is a hold: what follows from it is decided in the job's record (see gangs.py).
 A function returns None when the event does not apply to the record any more: it is late, doubled, or about an attempt
 that was superseded. Then nothing is written. Every other state than those on the left is final.
 """
@@ -77,6 +80,7 @@ def new_tasks(job: JobRecord) -> list[TaskRecord]:
             max_retries_preemption=request.max_retries_preemption,
             retry_backoff_s=request.retry_backoff_s,
             scheduling_timeout_s=request.scheduling_timeout_s,
+            gang=request.gang,
             transitions=(first,),
         )
         for task in range(request.replicas)
@@ -86,11 +90,32 @@ def new_tasks(job: JobRecord) -> list[TaskRecord]:
 # ---- a task ---------------------------------------------------------------------------------------------
 
 
-def claim(task: TaskRecord, *, attempt: int, worker_id: WorkerId, now: float) -> TaskRecord | None:
-    """`worker_id` takes the attempt that was offered to it."""
+def claim(task: TaskRecord, *, attempt: int, worker_id: WorkerId, now: float, epoch: int = 0) -> TaskRecord | None:
+    """`worker_id` takes the attempt that was offered to it; a task of a gang for `epoch` only, each epoch once."""
     if task.state is not JobStatus.PENDING or task.attempt != attempt or task.kill_requested is not None:
         return None
-    return _moved(task, JobStatus.BUILDING, now, f"claimed by {worker_id}", worker_id=worker_id, started_at=now)
+    if epoch <= task.epoch if task.gang else epoch:
+        return None
+    reason = f"held by {worker_id} for epoch {epoch} of its gang" if task.gang else f"claimed by {worker_id}"
+    return _moved(task, JobStatus.BUILDING, now, reason, worker_id=worker_id, started_at=now, epoch=epoch)
+
+
+def make_ready(task: TaskRecord, *, attempt: int, worker_id: WorkerId, gang_address: str | None) -> TaskRecord | None:
+    """A hold has all that its process needs."""
+    if not task.gang or task.state is not JobStatus.BUILDING or task.is_ready or not _holds(task, attempt, worker_id):
+        return None
+    return task.model_copy(update={"is_ready": True, "gang_address": gang_address})
+
+
+def release(
+    task: TaskRecord, *, attempt: int, worker_id: WorkerId, epoch: int, now: float, reason: str
+) -> TaskRecord | None:
+    """A hold is over without a start. It was no attempt at running, so it costs nothing and the number stays."""
+    if task.state is not JobStatus.BUILDING or not _holds(task, attempt, worker_id) or task.epoch != epoch:
+        return None
+    if task.kill_requested is not None:
+        return _moved(task, JobStatus.KILLED, now, task.kill_requested, finished_at=now)
+    return _moved(task, JobStatus.PENDING, now, reason, **_UNTOUCHED, backoff_s=0.0)
 
 
 def run(task: TaskRecord, *, attempt: int, worker_id: WorkerId, now: float) -> TaskRecord | None:
@@ -114,9 +139,13 @@ def end(
     result: TaskResult | None = None,
     progress: Progress | None = None,
 ) -> TaskRecord | None:
-    """The attempt ended at its worker: SUCCEEDED, FAILED, KILLED, or WORKER_FAILED when it was not its own fault."""
+    """The attempt ended at its worker: SUCCEEDED, FAILED, KILLED, or WORKER_FAILED when it was not its own fault.
+
+    One that was to be stopped for the sake of its gang costs it nothing, however it ended.
+    """
     if task.state not in _HELD or not _holds(task, attempt, worker_id):
         return None
+    is_charged = task.restart_requested is None
     return _moved(
         task,
         state,
@@ -128,8 +157,8 @@ def end(
         result=result,
         progress=progress,
         finished_at=now,
-        failures=task.failures + (state is JobStatus.FAILED),
-        preemptions=task.preemptions + (state is JobStatus.WORKER_FAILED),
+        failures=task.failures + (is_charged and state is JobStatus.FAILED),
+        preemptions=task.preemptions + (is_charged and state is JobStatus.WORKER_FAILED),
     )
 
 
@@ -146,6 +175,13 @@ def request_kill(task: TaskRecord, *, now: float, reason: str) -> TaskRecord | N
     if task.state in _HELD:
         return wanted
     return _moved(wanted, JobStatus.KILLED, now, reason, finished_at=now)
+
+
+def request_restart(task: TaskRecord, *, reason: str) -> TaskRecord | None:
+    """Its gang starts again, so the worker is asked through the record to stop it."""
+    if task.state not in _HELD or task.restart_requested is not None or task.kill_requested is not None:
+        return None
+    return task.model_copy(update={"restart_requested": reason})
 
 
 def give_up(task: TaskRecord, *, now: float, reason: str) -> TaskRecord | None:
@@ -168,20 +204,34 @@ def retry(task: TaskRecord, *, now: float) -> TaskRecord | None:
     pauses = used - 1 if task.state is JobStatus.FAILED else used - 2
     pause_s = backoff_s(task, pauses)
     reason = f"retry {used} of {budget} after {task.state}" + (f", in {pause_s:.1f} s" if pause_s else "")
-    return _moved(
-        task,
-        JobStatus.PENDING,
-        now,
-        reason,
-        attempt=task.attempt + 1,
-        backoff_s=pause_s,
-        worker_id=None,
-        exit_code=None,
-        error=None,
-        last_words="",
-        started_at=None,
-        finished_at=None,
-    )
+    return _again(task, now, reason, backoff_s=pause_s)
+
+
+def restart(task: TaskRecord, *, now: float) -> TaskRecord | None:
+    """The next attempt of a gang's task whose round is over: a retry where it failed by itself, else at no cost."""
+    if not task.gang or not task.state.finished() or task.kill_requested is not None:
+        return None
+    if task.restart_requested is None and task.state is not JobStatus.SUCCEEDED:
+        return retry(task, now=now)
+    return _again(task, now, f"its gang starts again; this attempt ended as {task.state}", backoff_s=0.0)
+
+
+# What a record that nobody has taken yet says of its attempt.
+_UNTOUCHED: dict[str, object] = {
+    "worker_id": None,
+    "is_ready": False,
+    "gang_address": None,
+    "restart_requested": None,
+    "exit_code": None,
+    "error": None,
+    "last_words": "",
+    "started_at": None,
+    "finished_at": None,
+}
+
+
+def _again(task: TaskRecord, now: float, reason: str, *, backoff_s: float) -> TaskRecord:
+    return _moved(task, JobStatus.PENDING, now, reason, attempt=task.attempt + 1, backoff_s=backoff_s, **_UNTOUCHED)
 
 
 _MAX_DOUBLINGS = 6
@@ -202,6 +252,8 @@ def backoff_s(task: TaskRecord, pauses: int) -> float:
 def _may_retry(task: TaskRecord) -> bool:
     if task.kill_requested is not None:
         return False
+    if task.restart_requested is not None:
+        return task.state.finished()
     if task.state is JobStatus.FAILED:
         return task.failures <= task.max_retries_failure
     return task.state is JobStatus.WORKER_FAILED and task.preemptions <= task.max_retries_preemption
@@ -215,6 +267,11 @@ def is_final(task: TaskRecord) -> bool:
 def is_held(task: TaskRecord) -> bool:
     """True while a worker has it."""
     return task.state in _HELD
+
+
+def is_to_be_stopped(task: TaskRecord) -> bool:
+    """True while a worker has it that is asked, through the record, to stop it."""
+    return is_held(task) and (task.kill_requested is not None or task.restart_requested is not None)
 
 
 def _holds(task: TaskRecord, attempt: int, worker_id: WorkerId) -> bool:

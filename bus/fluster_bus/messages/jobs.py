@@ -185,6 +185,7 @@ class JobRequest(Message):
     resources: ResourceConfig = ResourceConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS)
+    gang: bool = False  # all tasks start together or none does; one that is lost or fails starts all of them again
     ports: tuple[str, ...] = ()  # names: each task finds the number in FLUSTER_PORT_<NAME>
     max_retries_failure: int = Field(default=0, ge=0, le=1_000_000)
     max_retries_preemption: int = Field(default=100, ge=0, le=1_000_000)
@@ -239,6 +240,15 @@ class JobRequest(Message):
         if len(value) > 64 or len(set(value)) != len(value):
             raise ValueError(f"ports={list(value)!r}: give at most 64 names, each once")
         return tuple(check_name("port name", name) for name in value)
+
+    @model_validator(mode="after")
+    def _check_gang(self) -> Self:
+        if self.gang and self.max_task_failures:
+            raise ValueError(
+                f"max_task_failures={self.max_task_failures} makes no sense with gang=True, whose tasks all succeed or "
+                "none does: leave it out, or let failed tasks be tried again with max_retries_failure"
+            )
+        return self
 
 
 class TaskError(Message):

@@ -39,6 +39,13 @@ class TaskRecord(Message):
     state: JobStatus = JobStatus.PENDING
     worker_id: WorkerId | None = None
     kill_requested: str | None = None  # the reason
+    # Of a task of a gang. The epoch is the gathering for which it was last claimed: until the job's record decides that
+    # epoch the claim is a hold, under which nothing starts.
+    gang: bool = False
+    epoch: int = 0
+    is_ready: bool = False  # the hold has all that its process needs
+    gang_address: str | None = None  # of the first task: where the others will find it, as host:port
+    restart_requested: str | None = None  # why the attempt is to be stopped and made again, at nobody's cost
     exit_code: int | None = None
     error: TaskError | None = None
     last_words: str = ""  # the end of its output, when it failed
@@ -62,6 +69,10 @@ class JobRecord(Message):
     state: JobStatus = JobStatus.PENDING
     kill_requested: str | None = None
     released: bool = False  # what it was to run `after` has ended; its tasks have no records before that
+    # Of a gang: the newest epoch that was decided, whether its tasks may start, and where they find the first of them.
+    epoch: int = 0
+    is_go: bool = False
+    gang_address: str | None = None
     error_message: str = ""
     error: TaskError | None = None
     started_at: float | None = None

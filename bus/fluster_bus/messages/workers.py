@@ -40,6 +40,7 @@ class Offer(Message):
     task: int
     attempt: int
     revision: int
+    epoch: int = 0  # of a gang: the gathering for which the task is to be held
 
 
 class OfferReply(Message):

@@ -27,6 +27,7 @@ from fluster_services import capacity, lifecycle
 from fluster_services.config import RecordLimits, Timing
 from fluster_services.controller.books import Books, JobKey, record_key
 from fluster_services.controller.event_log import EventLog
+from fluster_services.controller.gangs import Gangs
 from fluster_services.controller.intake import Intake
 from fluster_services.controller.judge import Judge
 from fluster_services.controller.offers import Offers
@@ -82,6 +83,7 @@ class Controller:
         self.events = EventLog(bus, self.seat)
         self.intake = Intake(self)
         self.offers = Offers(self)
+        self.gangs = Gangs(self)
         self.judge = Judge(self)
         self.registry = RegistrySweep(self)
         self.progress = ProgressBoard(self)
@@ -132,7 +134,15 @@ class Controller:
         self._leads = True
         for key, record in self.books.records():
             self._follow_up(key, record)
-        for loop in (self.events.publish, self.judge.run, self.offers.run, self.intake.run, self.retention.run):
+        loops = (
+            self.events.publish,
+            self.judge.run,
+            self.offers.run,
+            self.gangs.run,
+            self.intake.run,
+            self.retention.run,
+        )
+        for loop in loops:
             tasks.create_task(loop())
         for namespace in self.config.namespaces:
             tasks.create_task(self.registry.run(namespace))
@@ -193,12 +203,13 @@ class Controller:
         self.mark(key)
         self.registry.on_job_changed(key)
         self.intake.on_job_changed(key)
+        self.gangs.on_job_changed(key)
 
     def _apply_task(self, key: JobKey, task: TaskRecord) -> None:
         self.progress.on_task_changed(key, task)
         if lifecycle.is_held(task) and task.worker_id is not None:
             self.judge.on_held(task.worker_id)
-        if task.state.finished():
+        if task.state.finished() or (task.gang and task.state is JobStatus.PENDING):
             self.offers.on_room()
         if task.state is not JobStatus.PENDING or task.kill_requested is not None:
             self.offers.remove(key, task.task)
@@ -210,7 +221,8 @@ class Controller:
     def _offer(self, key: JobKey, task: TaskRecord) -> None:
         if self._still_waits(key, task) is None:
             return
-        self.offers.add(Place(task.order, task.task, key), capacity.needed(task.resources))
+        if not task.gang:
+            self.offers.add(Place(task.order, task.task, key), capacity.needed(task.resources))
         if task.scheduling_timeout_s is not None:
             asyncio.get_running_loop().call_later(task.scheduling_timeout_s, self._give_up, key, task)
 
@@ -258,7 +270,8 @@ class Controller:
         parent = self.books.get(JobKey(key.namespace, parent_id)) if parent_id is not None else None
         parent_record = parent.job.value if parent is not None and parent.job is not None else None
         after = self.books.dependencies(key) if lifecycle.awaits_others(entry.job.value) else None
-        wanted = next_records(entry, now=time.time(), parent=parent_record, after=after)
+        is_gathering = self.gangs.is_gathering(key)
+        wanted = next_records(entry, now=time.time(), parent=parent_record, after=after, is_gathering=is_gathering)
         # Taken now: while one is written, the books may move on to records that the others were not decided from.
         for record, revision in [(record, entry.revision_of(record)) for record in wanted]:
             await self.write(record, revision)
@@ -333,7 +346,7 @@ class Controller:
 
     async def _written(self, record: JobRecord | TaskRecord, revision: int) -> None:
         self.apply(Row(record_key(record), record, revision))
-        if isinstance(record, TaskRecord) and record.kill_requested is not None and lifecycle.is_held(record):
+        if isinstance(record, TaskRecord) and lifecycle.is_to_be_stopped(record):
             await self._tell_worker(record)
 
     async def _whole(self, record: JobRecord | TaskRecord, decided_from: int) -> JobRecord | TaskRecord | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fluster_bus.messages import Capacity, JobRecord, JobStatus, TaskRecord
-from fluster_services import capacity, lifecycle
+from fluster_services import capacity, gangs, lifecycle
 
 _NAMED = 3  # workers or jobs that are named before the rest is counted
 
@@ -41,6 +41,9 @@ def explain(
         return f"it is being stopped ({job.kill_requested}); {len(held)} of its tasks have not ended yet"
     if lifecycle.awaits_others(job):
         return _why_not_released(waits_for)
+    if job.request.gang and any(task.epoch > job.epoch for task in held):
+        ready = sum(task.is_ready for task in held)
+        return f"its gang is being gathered: {len(held)} of {len(tasks)} tasks are held, {ready} of them ready"
     if not waiting:
         places = _listed(sorted({str(task.worker_id) for task in held}))
         return (
@@ -48,7 +51,22 @@ def explain(
             if held
             else "its end is being written"
         )
-    return _why_waiting(waiting, workers, ahead) + _retried(waiting, now)
+    why = _why_gang_waits if job.request.gang else _why_waiting
+    return why(waiting, workers, ahead) + _retried(waiting, now)
+
+
+def _why_gang_waits(waiting: Sequence[TaskRecord], workers: Sequence[WorkerView], ahead: int) -> str:
+    need, count = capacity.needed(waiting[0].resources), len(waiting)
+    told = gangs.describe_need(need, count)
+    if not workers:
+        return f"{told}; no worker has registered yet"
+    fitting = len(gangs.assign(need, count, [(worker.name, worker.total) for worker in workers]))
+    if fitting < count:
+        return f"{told}; all workers together, empty, fit {fitting}"
+    fitting = len(gangs.assign(need, count, [(worker.name, worker.free) for worker in workers]))
+    if fitting < count:
+        return f"{told}; only {fitting} fit now; {_place(ahead)}"
+    return f"{told}; there is room, and it is being gathered; {_place(ahead)}"
 
 
 def _why_not_released(waits_for: Sequence[tuple[str, JobStatus]]) -> str:
@@ -67,13 +85,17 @@ def _why_waiting(waiting: Sequence[TaskRecord], workers: Sequence[WorkerView], a
     fitting = [worker for worker in workers if capacity.fits(need, worker.total)]
     if not fitting:
         return capacity.misfit(need, [(worker.name, worker.total) for worker in workers])
-    line = f"{ahead} tasks are before it" if ahead > 1 else "one task is before it" if ahead else "next in line"
+    line = _place(ahead)
     names = _listed([worker.name for worker in fitting])
     if any(capacity.fits(need, worker.free) for worker in fitting):
         return f"needs {capacity.describe(need)}; there is room on {names}, and it is being offered; {line}"
     busy = _busy(need, fitting)
     jobs = sorted({job for worker in fitting for job in worker.jobs})
     return f"fits {names}; {busy} busy with {_listed(jobs) if jobs else 'something else'}; {line}"
+
+
+def _place(ahead: int) -> str:
+    return f"{ahead} tasks are before it" if ahead > 1 else "one task is before it" if ahead else "next in line"
 
 
 def _busy(need: Capacity, workers: Sequence[WorkerView]) -> str:

@@ -49,6 +49,7 @@ class Judge:
                 await self._controller.seat.wait_sure()
                 await self._judge_workers()
                 await self._give_up_misfits()
+                await self._controller.gangs.give_up_misfits()
 
     # ---- workers ----------------------------------------------------------------------------------------
 

@@ -54,6 +54,7 @@ class Offers:
         """Some worker has room again."""
         self._rooms += 1
         self._scheduler.on_room()
+        self._controller.gangs.on_room()
         self._wake.set()
 
     def _open_later(self) -> None:

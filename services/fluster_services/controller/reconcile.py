@@ -9,16 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fluster_bus.messages import Endpoint, JobId, JobRecord, JobStatus, TaskRecord
-from fluster_services import lifecycle
+from fluster_services import gangs, lifecycle
 from fluster_services.controller import dependencies
 from fluster_services.controller.books import JobEntry
 
 
 def next_records(
-    entry: JobEntry, *, now: float, parent: JobRecord | None, after: Mapping[JobId, JobRecord] | None = None
+    entry: JobEntry,
+    *,
+    now: float,
+    parent: JobRecord | None,
+    after: Mapping[JobId, JobRecord] | None = None,
+    is_gathering: bool = False,
 ) -> list[JobRecord | TaskRecord]:
     """The records that replace present ones: kill wishes passed on, retries, the release of a job that waited for those
-    in `after`, the job's end.
+    in `after`, the job's end. `is_gathering` says that this controller has offers of the job, which is a gang, out.
     """
     if entry.job is None:
         return []
@@ -33,7 +38,11 @@ def next_records(
         followed = dependencies.next_record(job, after or {}, now=now)
         return [followed] if followed is not None else []
     tasks = entry.task_records()
-    stop = job.kill_requested or _too_many_failures(job, tasks)
+    stop = job.kill_requested or (gangs.why_stop(tasks) if job.request.gang else _too_many_failures(job, tasks))
+    if job.request.gang and stop is None:
+        following = gangs.next_records(job, tasks, now=now, is_gathering=is_gathering)
+        if following:
+            return following
     changed = [new for task in tasks if (new := _next_task(task, now, stop=stop)) is not None]
     if changed:
         return list(changed)
@@ -65,7 +74,7 @@ _FAILURES = (JobStatus.FAILED, JobStatus.WORKER_FAILED, JobStatus.UNSCHEDULABLE)
 def _next_task(task: TaskRecord, now: float, *, stop: str | None) -> TaskRecord | None:
     if stop is not None:
         return lifecycle.request_kill(task, now=now, reason=stop)
-    return lifecycle.retry(task, now=now)
+    return lifecycle.retry(task, now=now) if not task.gang else None
 
 
 def is_stale(endpoint: Endpoint, entry: JobEntry | None) -> bool:

@@ -11,7 +11,7 @@ from fluster_bus.address import BusAddress
 from fluster_bus.messages import Namespace, WorkerId
 from fluster_bus.roles import Role, User
 from fluster_services.daemon import run_daemon
-from fluster_services.worker.detection import detect_capacity
+from fluster_services.worker.detection import detect_capacity, detect_host
 from fluster_services.worker.draining import Draining
 from fluster_services.worker.process_runtime import ProcessRuntime
 from fluster_services.worker.template import start_template
@@ -31,6 +31,7 @@ def main() -> None:
         total=detect_capacity(),
         job_credentials=credentials,
         drain_timeout_s=_seconds("FLUSTER_DRAIN_TIMEOUT_S", WorkerConfig.drain_timeout_s),
+        advertised_host=os.environ.get("FLUSTER_ADVERTISED_HOST") or detect_host(address),
     )
     run_worker(config)
 

@@ -55,7 +55,9 @@ class Claims:
 
         Raises BusError when it is not known whether that succeeded: the record tells, once it can be read.
         """
-        claimed = lifecycle.claim(row.value, attempt=offer.attempt, worker_id=self._worker_id, now=time.time())
+        claimed = lifecycle.claim(
+            row.value, attempt=offer.attempt, worker_id=self._worker_id, now=time.time(), epoch=offer.epoch
+        )
         if claimed is None:
             return None
         try:
@@ -142,6 +144,27 @@ class Claims:
             row, lambda task: lifecycle.run(task, attempt=attempt, worker_id=self._worker_id, now=now)
         )
         return running or row
+
+    async def make_ready(self, row: Row[TaskRecord], *, gang_address: str | None) -> bool:
+        """Write that the hold of `row` could start; False when it is not this worker's any more."""
+        attempt = row.value.attempt
+        ready = await self.change(
+            row,
+            lambda task: lifecycle.make_ready(
+                task, attempt=attempt, worker_id=self._worker_id, gang_address=gang_address
+            ),
+        )
+        return ready is not None
+
+    async def release(self, row: Row[TaskRecord], reason: str) -> None:
+        """Write that the hold of `row` is over, so that the task waits again."""
+        held, now = row.value, time.time()
+        await self.change(
+            row,
+            lambda task: lifecycle.release(
+                task, attempt=held.attempt, worker_id=self._worker_id, epoch=held.epoch, now=now, reason=reason
+            ),
+        )
 
     async def _read_again(self, namespace: Namespace, key: str) -> Row[TaskRecord] | None:
         while True:

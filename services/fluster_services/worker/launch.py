@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from fluster.cluster.identity import CONTROLLER_ADDRESS, PORT_PREFIX, TaskIdentity
+from fluster.cluster.identity import CONTROLLER_ADDRESS, GANG_ADDRESS, PORT_PREFIX, TaskIdentity
 from fluster_bus.address import ADDRESS_VARIABLE, CREDENTIALS_VARIABLE, BusAddress
 from fluster_bus.messages import JobRecord, Namespace, TaskRecord, WorkerId
 from fluster_bus.subjects import attempt_key
@@ -59,9 +59,11 @@ class Launcher:
         environment = {
             **_interpreter(own),
             "PYTHONUNBUFFERED": "1",  # what a program prints is in its log when it prints it
+            **_rendezvous(task, job),
             **request.environment.env_vars,
             **identity.to_environment(),
             **{f"{PORT_PREFIX}{_variable(name)}": str(port) for name, port in _free_ports(request.ports).items()},
+            **({GANG_ADDRESS: job.gang_address} if job.gang_address is not None else {}),
             ADDRESS_VARIABLE: bus_url,
             CONTROLLER_ADDRESS: bus_url,
             CREDENTIALS_VARIABLE: str(self._credentials_file(task.namespace)),
@@ -86,6 +88,19 @@ def _interpreter(own: VirtualEnvironment | None) -> dict[str, str]:
     first = own.python if own is not None else Path(sys.executable)
     search_path = os.pathsep.join([str(first.parent), os.environ.get("PATH", os.defpath)])
     return {"PATH": search_path, **({"VIRTUAL_ENV": str(own.folder)} if own is not None else {})}
+
+
+def _rendezvous(task: TaskRecord, job: JobRecord) -> dict[str, str]:
+    """The same by the names that torch.distributed reads; the user's own values go before them."""
+    if job.gang_address is None:
+        return {}
+    host, _, port = job.gang_address.rpartition(":")
+    return {
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+        "RANK": str(task.task),
+        "WORLD_SIZE": str(job.request.replicas),
+    }
 
 
 def _variable(name: str) -> str:

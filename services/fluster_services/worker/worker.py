@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fluster_bus import subjects
 from fluster_bus.address import BusAddress
@@ -44,6 +44,7 @@ from fluster_services.config import CacheLimits, Timing
 from fluster_services.worker.claims import Claims
 from fluster_services.worker.class_offers import ClassOffers
 from fluster_services.worker.draining import Draining
+from fluster_services.worker.holds import Holds
 from fluster_services.worker.launch import Launcher
 from fluster_services.worker.ledger import Ledger
 from fluster_services.worker.log_pump import LogPump, publish_preparation
@@ -63,6 +64,8 @@ _CONTROLLER_TIMEOUT_S = 60.0
 _MOMENT_S = 0.02  # shorter than anybody watches
 _HAND_BACK_S = 5.0  # beyond the grace: for the ends to be written
 
+Result = TypeVar("Result")
+
 
 @dataclass(frozen=True)
 class WorkerConfig:
@@ -78,6 +81,7 @@ class WorkerConfig:
     python_path: tuple[str, ...] = ()
     caches: CacheLimits = field(default_factory=CacheLimits)
     drain_timeout_s: float = 60.0  # after SIGTERM, before what still runs is handed back
+    advertised_host: str = "127.0.0.1"  # where tasks on other workers reach what listens on this machine
 
 
 class Worker:
@@ -91,6 +95,9 @@ class Worker:
         namespaces = tuple(config.job_credentials)
         self._claims = Claims(bus, config.worker_id, namespaces)
         self._registries = {namespace: Registry(bus, namespace) for namespace in namespaces}
+        self._holds = Holds(
+            bus, self._claims, namespaces=namespaces, host=config.advertised_host, expiry_s=config.timing.hold_s
+        )
         self._ledger = Ledger(config.total)
         self._classes = ClassOffers(bus, self._on_offer)
         self._attempts: dict[str, RunningTask] = {}  # {attempt key: what runs}
@@ -112,7 +119,7 @@ class Worker:
         )
         self._preparation = Preparation(config.state_dir, functools.partial(ObjectStore, bus), config.caches)
         self._progress = ProgressPump(bus)
-        self._preparing: dict[str, asyncio.Task[Prepared]] = {}  # {attempt key: what it waits for}
+        self._preparing: dict[str, asyncio.Task[Any]] = {}  # {attempt key: what it waits for}
         self._draining = draining
         self._is_handing_back = False
         self._tasks = asyncio.TaskGroup()
@@ -211,6 +218,7 @@ class Worker:
     # ---- offers -----------------------------------------------------------------------------------------
 
     def _renew(self, fence_in_s: float) -> None:
+        self._holds.on_heard()
         for running in self._attempts.values():
             running.renew(fence_in_s)
 
@@ -296,6 +304,7 @@ class Worker:
 
     async def _give_back(self, key: str) -> None:
         """The capacity is free again, and offers for it are listened to."""
+        self._holds.close(key)
         self._preparation.release(key)
         if self._ledger.release(key):
             await self._cover_when_possible()
@@ -304,6 +313,8 @@ class Worker:
 
     async def _start(self, row: Row[TaskRecord], key: str, job: JobRecord | None) -> None:
         record = row.value
+        if record.gang:
+            self._holds.open(key, record, on_off=lambda: self._stop_preparing(key))
         try:
             job = job or await self._claims.job(record.namespace, record.job_id)
             if job is None:
@@ -312,6 +323,10 @@ class Worker:
             if found is None:
                 return
             row, prepared = found
+            if record.gang:
+                job = await self._wait_go(row, key)
+                if job is None:
+                    return
             spec, payload = self._launcher.spec(row.value, job, prepared)
             # This process may be stopped at any point, also here: the keeper looks at the clock itself.
             spec = dataclasses.replace(spec, fence_at=self._presence.fence_at)
@@ -344,35 +359,74 @@ class Worker:
                 return None
             if prepared == Prepared():
                 return row, prepared
-            # That may have taken its time, in which the task was given to somebody else, or stopped.
-            latest = await self._until_known(lambda: self._claims.look(record.namespace, record.job_id, record.task))
-            if latest is None or not self._claims.is_mine(latest.value, record.attempt):
-                await self._give_back(key)
-                return None
-            if latest.value.kill_requested is not None:
-                await self._end_unstarted(latest, key, Outcome(JobStatus.KILLED, latest.value.kill_requested))
+            latest = await self._still_wanted(row, key)
+            if latest is None:
                 return None
             if prepared is not None:
                 return latest, prepared
 
+    async def _still_wanted(self, row: Row[TaskRecord], key: str) -> Row[TaskRecord] | None:
+        """The record after something that took its time, in which the task may have been given to somebody else, or
+        stopped; None when it is not wanted any more, and that is settled.
+        """
+        record = row.value
+        latest = await self._until_known(lambda: self._claims.look(record.namespace, record.job_id, record.task))
+        if latest is None or not self._claims.is_mine(latest.value, record.attempt):
+            await self._give_back(key)
+            return None
+        wish = latest.value.kill_requested or latest.value.restart_requested
+        if wish is not None:
+            await self._end_unstarted(latest, key, Outcome(JobStatus.KILLED, wish))
+            return None
+        if record.gang and self._holds.is_off(key):
+            await self._give_back(key)
+            await self._claims.release(latest, f"released: not all tasks of epoch {record.epoch} could be held")
+            return None
+        return latest
+
+    async def _wait_go(self, row: Row[TaskRecord], key: str) -> JobRecord | None:
+        """The job's record that lets this task of a gang start; None when it is not to start, and that is settled."""
+        while True:
+            decision = await self._interruptible(self._holds.wait_go(key, row), key)
+            if self._is_handing_back:
+                await self._give_back(key)
+                if not await self._holds.give_up(row, self._left):
+                    await self._claims.end(row, JobStatus.WORKER_FAILED, self._left)
+                return None
+            latest = await self._still_wanted(row, key)
+            if latest is None:
+                return None
+            if decision is not None:
+                return decision
+            row = latest
+
     async def _prepare(self, record: TaskRecord, job: JobRecord, key: str) -> Prepared | None:
         """What the attempt needs; None when that was given up on the word of `_obey`."""
-        work = self._preparation.prepare(record.namespace, job.request, key)
+        try:
+            prepared = await self._interruptible(self._preparation.prepare(record.namespace, job.request, key), key)
+        except BuildError as error:
+            await publish_preparation(self._bus, record, error.output.lines)
+            raise
+        if prepared is None:
+            return None
+        if prepared.environment is not None and prepared.environment.output is not None:
+            await publish_preparation(self._bus, record, prepared.environment.output.lines)
+        return prepared
+
+    async def _interruptible(self, work: Coroutine[Any, Any, Result], key: str) -> Result | None:
+        """What comes of `work`; None when it was given up on the word of `_stop_preparing`."""
         preparing = self._preparing[key] = asyncio.create_task(work)
         try:
             await asyncio.wait({preparing})
         finally:
             del self._preparing[key]
             preparing.cancel()
-        if preparing.cancelled():
-            return None
-        error = preparing.exception()
-        if isinstance(error, BuildError):
-            await publish_preparation(self._bus, record, error.output.lines)
-        prepared = preparing.result()
-        if prepared.environment is not None and prepared.environment.output is not None:
-            await publish_preparation(self._bus, record, prepared.environment.output.lines)
-        return prepared
+        return None if preparing.cancelled() else preparing.result()
+
+    def _stop_preparing(self, key: str) -> None:
+        preparing = self._preparing.get(key)
+        if preparing is not None:
+            preparing.cancel()
 
     async def _see_through(self, row: Row[TaskRecord], key: str, running: RunningTask, *, adopted: bool) -> None:
         self._attempts[key] = running
@@ -459,17 +513,15 @@ class Worker:
         grace_s = self._config.timing.kill_grace_s
         for number in range(1, record.attempt + 1):
             key = subjects.attempt_key(record.namespace, record.job_id, record.task, number)
-            running, preparing = self._attempts.get(key), self._preparing.get(key)
-            if preparing is not None and (
-                record.kill_requested is not None or not self._claims.is_mine(record, number)
-            ):
-                preparing.cancel()
+            running, wish = self._attempts.get(key), record.kill_requested or record.restart_requested
+            if wish is not None or not self._claims.is_mine(record, number):
+                self._stop_preparing(key)
             if running is None:
                 continue
             if not self._claims.is_mine(record, number):
                 running.kill(0.0, "superseded by a newer attempt")
-            elif record.kill_requested is not None:
-                running.kill(grace_s, record.kill_requested)
+            elif wish is not None:
+                running.kill(grace_s, wish)
 
     async def _review_forever(self) -> None:
         """Read the records of what runs again after each reconnect, and now and then: a message may be lost."""
@@ -518,6 +570,12 @@ class Worker:
         for row in held:
             record = row.value
             if subjects.attempt_key(record.namespace, record.job_id, record.task, record.attempt) not in adopted:
+                if (
+                    record.gang
+                    and record.state is JobStatus.BUILDING
+                    and await self._holds.give_up(row, f"worker {self._worker_id} was restarted")
+                ):
+                    continue
                 reason = f"worker {self._worker_id} was restarted before it was started"
                 await self._claims.end(row, JobStatus.WORKER_FAILED, reason)
 

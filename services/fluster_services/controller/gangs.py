@@ -1,0 +1,218 @@
+"""Gathers gangs, one at a time: offers each task to a worker by name, until all are held or one is not to be had."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fluster_bus import subjects
+from fluster_bus.errors import BusError, NoRespondersError
+from fluster_bus.messages import Capacity, Offer, OfferReply, TaskRecord, WorkerId
+from fluster_bus.tables import Row
+from fluster_services import capacity, gangs, lifecycle
+from fluster_services.controller.books import JobEntry, JobKey
+
+if TYPE_CHECKING:
+    from fluster_services.controller.controller import Controller
+
+log = logging.getLogger(__name__)
+
+_OUT_AT_ONCE = 256
+_OFFER_TIMEOUT_S = 2.0
+_RECORDED_TIMEOUT_S = 5.0  # accepted claims are in the bucket already, and on their way here
+_LEFT_OUT_S = 1.0  # a worker that declined believes other than the books: they are better soon
+_PLANNED_EVERY_S = 0.05  # at most so often, however much room is reported
+
+
+@dataclass(frozen=True)
+class WaitingGang:
+    """A gang that waits, as whoever plans room for it needs to know it."""
+
+    order: int  # its place in the submission order
+    key: JobKey
+    need: Capacity  # of each task
+    count: int
+
+
+class Gangs:
+    """The gangs that wait. What follows from their holds is decided from the records alone, see fluster_services.gangs."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._waiting: dict[JobKey, WaitingGang] = {}
+        self._pausing: set[tuple[JobKey, int, int]] = set()  # {(job, task, attempt)} whose backoff is not over
+        self._gathering: tuple[JobKey, int] | None = None  # (gang, epoch)
+        self._recorded = asyncio.Event()  # all tasks of what is gathered are known to be held, or to be lost for it
+        self._left_out: dict[WorkerId, float] = {}  # {worker: until when it is offered nothing}
+        self._misfit_since: dict[JobKey, float] = {}
+        self._wake = asyncio.Event()
+
+    def waiting(self) -> list[WaitingGang]:
+        """The gangs that wait, also the one that is gathered at the moment, in the order of their submission."""
+        return sorted(self._waiting.values(), key=lambda gang: (gang.order, gang.key))
+
+    def is_gathering(self, key: JobKey) -> bool:
+        """True while offers of the gang are out."""
+        return self._gathering is not None and self._gathering[0] == key
+
+    # ---- events -----------------------------------------------------------------------------------------
+
+    def on_job_changed(self, key: JobKey) -> None:
+        """Records of a job have changed."""
+        entry = self._controller.books.get(key)
+        if entry is None or entry.job is None or not entry.job.value.request.gang:
+            return
+        job, tasks = entry.job.value, entry.task_records()
+        if self._gathering is not None and self._gathering[0] == key:
+            self._note_recorded(tasks, self._gathering[1])
+        if gangs.is_waiting(job, tasks):
+            need = capacity.needed(job.request.resources)
+            self._waiting[key] = WaitingGang(job.order, key, need, job.request.replicas)
+            for task in tasks:
+                self._pause(key, task)
+            self._wake.set()
+        elif not self.is_gathering(key) or job.state.finished() or job.kill_requested is not None:
+            self._waiting.pop(key, None)
+
+    def on_room(self) -> None:
+        """Some worker has room again."""
+        if self._waiting:
+            self._wake.set()
+
+    def _pause(self, key: JobKey, task: TaskRecord) -> None:
+        pause = (key, task.task, task.attempt)
+        if task.backoff_s and pause not in self._pausing:
+            self._pausing.add(pause)
+            asyncio.get_running_loop().call_later(task.backoff_s, self._resume, pause)
+
+    def _resume(self, pause: tuple[JobKey, int, int]) -> None:
+        self._pausing.discard(pause)
+        self._wake.set()
+
+    def _note_recorded(self, tasks: list[TaskRecord], epoch: int) -> None:
+        if all(task.epoch >= epoch or task.state.finished() for task in tasks):
+            self._recorded.set()
+
+    # ---- gathering --------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Gather what waits, until cancelled."""
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(_PLANNED_EVERY_S)
+            self._wake.clear()
+            workers_free = self._workers_free() if self._waiting else []
+            for gang in self.waiting():
+                workers = self._plan(gang, workers_free)
+                if workers is not None:
+                    await self._gather(gang, workers)
+                    self._wake.set()  # the others may still fit
+                    break
+
+    def _workers_free(self) -> list[tuple[WorkerId, Capacity]]:
+        now = time.monotonic()
+        self._left_out = {worker_id: until for worker_id, until in self._left_out.items() if until > now}
+        views = [(WorkerId(view.name), view.free) for view in self._controller.judge.views()]
+        return [each for each in views if each[0] not in self._left_out]
+
+    def _plan(self, gang: WaitingGang, workers_free: list[tuple[WorkerId, Capacity]]) -> list[WorkerId] | None:
+        """A worker for each task; None when the gang has to wait."""
+        entry = self._controller.books.get(gang.key)
+        if entry is None or entry.job is None or not gangs.is_waiting(entry.job.value, entry.task_records()):
+            return None
+        if any((gang.key, task.task, task.attempt) in self._pausing for task in entry.task_records()):
+            return None
+        workers = gangs.assign(gang.need, gang.count, workers_free)
+        return workers if len(workers) == gang.count else None
+
+    async def _gather(self, gang: WaitingGang, workers: list[WorkerId]) -> None:
+        entry = self._controller.books.get(gang.key)
+        if entry is None or entry.job is None:
+            return
+        epoch = max(entry.job.value.epoch, *(row.value.epoch for row in entry.tasks.values())) + 1
+        self._gathering = (gang.key, epoch)
+        self._recorded.clear()
+        try:
+            if await self._offer_all(entry, epoch, workers):
+                async with asyncio.timeout(_RECORDED_TIMEOUT_S):
+                    await self._recorded.wait()
+        except TimeoutError:
+            log.warning("the claims of gang %s have not arrived in the records", gang.key.job_id)
+        finally:
+            self._end_gathering(gang.key)
+
+    def _end_gathering(self, key: JobKey) -> None:
+        """From here on the records decide: go when all are held, and else off, which lets the workers release."""
+        self._gathering = None
+        self.on_job_changed(key)
+        self._controller.mark(key)
+
+    async def _offer_all(self, entry: JobEntry, epoch: int, workers: list[WorkerId]) -> bool:
+        """Whether every task was claimed. At the first that was not, no more are offered."""
+        assert entry.job is not None  # noqa: S101
+        key = JobKey(entry.job.value.namespace, entry.job.value.job_id)
+        room = asyncio.Semaphore(_OUT_AT_ONCE)
+        refused = False
+
+        async def offer(row: Row[TaskRecord], worker_id: WorkerId) -> None:
+            nonlocal refused
+            async with room:
+                if not refused and not await self._claimed(row, epoch, worker_id):
+                    refused = True
+                    self._leave_out(worker_id)
+                    self._end_gathering(key)  # at once, though others may not have answered yet
+
+        async with asyncio.TaskGroup() as offers:
+            for task, worker_id in enumerate(workers):
+                offers.create_task(offer(entry.tasks[task], worker_id))
+        return not refused
+
+    async def _claimed(self, row: Row[TaskRecord], epoch: int, worker_id: WorkerId) -> bool:
+        task = row.value
+        offer = Offer(
+            namespace=task.namespace,
+            job_id=task.job_id,
+            task=task.task,
+            attempt=task.attempt,
+            revision=row.revision,
+            epoch=epoch,
+        )
+        subject = subjects.worker_verb(worker_id, "offer")
+        try:
+            answer = await self._controller.bus.request(subject, offer.to_json(), timeout_s=_OFFER_TIMEOUT_S)
+            return OfferReply.from_json(answer.data).accepted
+        except NoRespondersError:
+            return False
+        except BusError as error:
+            log.info("%s did not answer the offer of %s.%d: %s", worker_id, task.job_id, task.task, error)
+            return False
+
+    def _leave_out(self, worker_id: WorkerId) -> None:
+        self._left_out[worker_id] = time.monotonic() + _LEFT_OUT_S
+        asyncio.get_running_loop().call_later(_LEFT_OUT_S, self._wake.set)
+
+    # ---- gangs that never fit ---------------------------------------------------------------------------
+
+    async def give_up_misfits(self) -> None:
+        """Write the end of gangs that all registered workers together have had no room for, empty, for long enough."""
+        totals = [(worker_id, info.total) for worker_id, info in sorted(self._controller.workers.items())]
+        now = time.monotonic()
+        found = {
+            gang.key: len(gangs.assign(gang.need, gang.count, totals)) for gang in self._waiting.values() if totals
+        }
+        misfits = {key: fitting for key, fitting in found.items() if fitting < self._waiting[key].count}
+        self._misfit_since = {key: self._misfit_since.get(key, now) for key in misfits}
+        for key, since in self._misfit_since.items():
+            entry = self._controller.books.get(key)
+            row = entry.tasks.get(0) if entry is not None else None
+            gang = self._waiting.get(key)
+            if row is None or gang is None or now - since < self._controller.config.timing.unschedulable_after_s:
+                continue
+            need = gangs.describe_need(gang.need, gang.count)
+            reason = f"{need}; all {len(totals)} workers together, empty, fit {misfits[key]}"
+            given_up = lifecycle.give_up(row.value, now=time.time(), reason=reason)
+            if given_up is not None:  # the end of one is the end of all
+                await self._controller.write(given_up, row.revision)
