@@ -29,6 +29,7 @@ from fluster_bus.tables import Row
 from fluster_services.capacity import needed
 from fluster_services.worker.claims import Claims
 from fluster_services.worker.class_offers import ClassOffers
+from fluster_services.worker.holds import Holds
 from fluster_services.worker.ledger import Ledger
 
 GIB = 1 << 30
@@ -55,6 +56,7 @@ class ToyWorker:
     total: Capacity = field(default_factory=lambda: Capacity(cpu=4, memory=8 * GIB))
     plan: Callable[[TaskRecord], Plan] = lambda _record: SUCCEED
     heartbeat_s: float = 1.0
+    hold_s: float = 20.0
 
     def __post_init__(self) -> None:
         self.claims = Claims(self.bus, self.worker_id, NAMESPACES)
@@ -64,6 +66,10 @@ class ToyWorker:
         self.starts: list[str] = []  # attempt keys, in the order claimed
         self.offers: Counter[str] = Counter()  # {attempt key: how often it was offered}
         self.silent = False
+        self.holds = Holds(self.bus, self.claims, namespaces=NAMESPACES, host="127.0.0.1", expiry_s=self.hold_s)
+        self.may_prepare = asyncio.Event()  # what a task of a gang needs is there
+        self.may_prepare.set()
+        self.went: list[tuple[str, int, str | None]] = []  # (attempt key, epoch, address), in the order of go
         self._beating: asyncio.Task[None] | None = None
 
     async def start(self) -> ToyWorker:
@@ -88,6 +94,7 @@ class ToyWorker:
                     answer = await self.bus.request(
                         subjects.heartbeats(self.worker_id), beat.to_json(), timeout_s=self.heartbeat_s
                     )
+                    self.holds.on_heard()
                     if not HeartbeatReply.from_json(answer.data).registered:
                         await self._register()
                 except BusError:
@@ -126,6 +133,8 @@ class ToyWorker:
 
     async def _go(self, key: str, row: Row[TaskRecord]) -> None:
         self.bus.spawn(self._cover(), f"{self.worker_id} listens")
+        if row.value.gang and not await self._wait_go(key, row):
+            return
         plan = self.plan(row.value)
         if plan.runs:
             row = await self.claims.run(row)
@@ -134,6 +143,24 @@ class ToyWorker:
                 return
         if plan.ends is not None:
             await self.end(key, plan.ends, plan.reason)
+
+    async def _wait_go(self, key: str, row: Row[TaskRecord]) -> bool:
+        off = asyncio.Event()
+        self.holds.open(key, row.value, on_off=off.set)
+        waits = [asyncio.create_task(event.wait()) for event in (self.may_prepare, off)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        job = None if off.is_set() else await self.holds.wait_go(key, row)
+        self.holds.close(key)
+        if job is not None:
+            self.went.append((key, job.epoch, job.gang_address))
+            return True
+        if self.held.pop(key, None) is not None:
+            self.ledger.release(key)
+            await self._cover()
+            await self.claims.release(row, "released")
+        return False
 
     async def end(self, key: str, state: JobStatus = JobStatus.SUCCEEDED, reason: str = "exit code 0") -> bool:
         """End an attempt; False when it is not this worker's any more."""
@@ -147,10 +174,13 @@ class ToyWorker:
     async def _on_look(self, delivery: Delivery) -> None:
         look = Look.from_json(delivery.data)
         row = await self.claims.look(look.namespace, look.job_id, look.task)
-        if row is None or row.value.kill_requested is None or self.silent:
+        if row is None or self.silent:
+            return
+        wish = row.value.kill_requested or row.value.restart_requested
+        if wish is None:
             return
         key = subjects.attempt_key(look.namespace, look.job_id, look.task, row.value.attempt)
-        await self.end(key, JobStatus.KILLED, row.value.kill_requested)
+        await self.end(key, JobStatus.KILLED, wish)
 
     def now_held(self) -> list[str]:
         return sorted(self.held)

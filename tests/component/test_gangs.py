@@ -1,0 +1,304 @@
+"""Gangs on a real server, with workers that do what the test says."""
+# ruff: noqa: F811 - fixtures of another file
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+
+from fluster.cluster.client import AsyncCluster
+from fluster_bus import subjects
+from fluster_bus.bus import Bus
+from fluster_bus.messages import (
+    Capacity,
+    Entrypoint,
+    JobId,
+    JobInfo,
+    JobRequest,
+    JobStatus,
+    ResourceConfig,
+    TaskRecord,
+    WorkerId,
+)
+from fluster_bus.roles import Role
+from fluster_bus.server import EmbeddedServer
+from fluster_bus.streams import jobs_table, tasks_table
+from tests.component.conftest import ConnectBus
+from tests.component.test_controller import (
+    IMPATIENT,
+    NS,
+    F,
+    K,
+    RunningController,
+    S,
+    StartController,
+    U,
+    cluster,  # noqa: F401 - fixtures
+    controller,  # noqa: F401
+    start_controller,  # noqa: F401
+)
+from tests.component.toy_worker import FAIL, GIB, STAY_RUNNING, SUCCEED, Plan, ToyWorker, started_at_most_once
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.anyio
+
+StartWorker = Callable[..., Awaitable[ToyWorker]]
+
+
+@pytest.fixture
+async def start_worker(own_server: EmbeddedServer, connect_bus: ConnectBus) -> AsyncIterator[StartWorker]:
+    """Workers that, at the end of the test, have given back everything."""
+    async with AsyncExitStack() as stack:
+
+        async def start(
+            worker_id: str, plan: Callable[[TaskRecord], Plan] | Plan = SUCCEED, *, cpu: float = 2, hold_s: float = 20
+        ) -> ToyWorker:
+            bus = await connect_bus(own_server, Role.SERVICE, name=worker_id)
+            planned = plan if callable(plan) else lambda _record: plan
+            worker = ToyWorker(
+                bus, WorkerId(worker_id), Capacity(cpu=cpu, memory=8 * GIB), planned, heartbeat_s=0.1, hold_s=hold_s
+            )
+
+            async def check() -> None:
+                if not worker.silent:
+                    await wait_until_async(lambda: worker.ledger.free == worker.total, describe=worker.now_held)
+
+            stack.push_async_callback(check)
+            return await worker.start()
+
+        yield start
+
+
+def _gang(replicas: int, *, name: str = "gang", cpu: float = 1, **fields: object) -> JobRequest:
+    return JobRequest(
+        name=name,
+        entrypoint=Entrypoint(command=("true",)),
+        resources=ResourceConfig.with_cpu(cpu),
+        replicas=replicas,
+        gang=True,
+        retry_backoff_s=0,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def _states(info: JobInfo) -> list[JobStatus]:
+    return [task.status for task in info.tasks]
+
+
+def _key(job_id: JobId, task: int, attempt: int = 1) -> str:
+    return subjects.attempt_key(NS, job_id, task, attempt)
+
+
+async def _task(bus: Bus, job_id: JobId, task: int) -> TaskRecord:
+    row = await tasks_table(bus, NS).get(subjects.task_key(job_id, task))
+    assert row is not None
+    return row.value
+
+
+async def test_all_start_with_one_go_and_the_address_of_the_first(
+    cluster: AsyncCluster, start_worker: StartWorker
+) -> None:
+    workers = [await start_worker(f"w{each}") for each in range(2)]
+    workers[1].may_prepare.clear()
+    job_id = await cluster.launch(_gang(4))
+    await wait_until_async(lambda: sum(len(worker.held) for worker in workers) == 4)
+    assert "gang is being gathered: 4 of 4 tasks are held" in await cluster.explain(job_id)
+    assert (await cluster.poll(job_id)).status is JobStatus.BUILDING
+    assert [worker.went for worker in workers] == [[], []], "nothing starts while one is not ready"
+    workers[1].may_prepare.set()
+    info = await cluster.wait(job_id, timeout=10)
+    assert info.status is S
+    went = [each for worker in workers for each in worker.went]
+    assert len(went) == 4
+    ((epoch, address),) = {(epoch, address) for _, epoch, address in went}
+    assert epoch == 1
+    assert (address or "").startswith("127.0.0.1:")
+
+
+async def test_a_gang_that_does_not_fit_holds_nothing(cluster: AsyncCluster, start_worker: StartWorker) -> None:
+    workers = [await start_worker(f"w{each}", lambda task: SUCCEED if task.gang else STAY_RUNNING) for each in range(2)]
+    filling = await cluster.launch(JobRequest(name="fill", entrypoint=Entrypoint(command=("true",))))
+    await wait_until_async(lambda: any(worker.held for worker in workers))
+    gang = await cluster.launch(_gang(4))
+    told = "gang of 4 needs 4 x (1 CPU, 1 GiB memory) at once; only 3 fit now; next in line"
+    await wait_until_async(lambda: _explained(cluster, gang, told))
+    small = await cluster.launch(_gang(2, name="small"))
+    assert (await cluster.wait(small, timeout=10)).status is S
+    info = await cluster.poll(gang)
+    assert info.status is JobStatus.PENDING
+    assert not any(key.startswith(f"{NS}.{gang}.") for worker in workers for key in worker.offers)
+    for worker in workers:
+        await worker.end(_key(filling, 0))
+    assert (await cluster.wait(gang, timeout=10)).status is S
+
+
+async def _explained(cluster: AsyncCluster, job_id: JobId, told: str) -> bool:
+    return await cluster.explain(job_id) == told
+
+
+async def test_when_a_worker_declines_the_others_release_at_once_and_uncharged(
+    cluster: AsyncCluster, controller: RunningController, start_worker: StartWorker
+) -> None:
+    honest, full = await start_worker("w0"), await start_worker("w1")
+    honest.may_prepare.clear()  # so that it would hold for ever
+    assert full.ledger.reserve("something", Capacity(cpu=1)), "of which the controller does not know"
+    job_id = await cluster.launch(_gang(4))
+    await wait_until_async(lambda: len(honest.starts) >= 4)  # twice two: it was gathered, released and gathered again
+    tasks = [await _task(honest.bus, job_id, task) for task in range(4)]
+    assert {(task.attempt, task.failures, task.preemptions) for task in tasks} == {(1, 0, 0)}
+    assert honest.went == full.went == []
+    full.ledger.release("something")
+    honest.may_prepare.set()
+    info = await cluster.wait(job_id, timeout=10)
+    assert info.status is S
+    assert len({epoch for worker in (honest, full) for _, epoch, _ in worker.went}) == 1
+
+
+@pytest.mark.parametrize("failures", [0, 1])
+async def test_a_task_that_fails_starts_the_gang_again_or_ends_it(
+    cluster: AsyncCluster, start_worker: StartWorker, failures: int
+) -> None:
+    def plan(task: TaskRecord) -> Plan:
+        if task.attempt > 1 or task.task == 2:
+            return SUCCEED
+        return FAIL if task.task == 1 else STAY_RUNNING
+
+    workers = [await start_worker(f"w{each}", plan) for each in range(2)]
+    job_id = await cluster.launch(_gang(4, max_retries_failure=failures))
+    info = await cluster.wait(job_id, timeout=10)
+    attempts = [(task.attempt, task.failures, task.preemptions) for task in info.tasks]
+    if failures:
+        assert _states(info) == [S, S, S, S]
+        assert attempts == [(2, 0, 0), (2, 1, 0), (2, 0, 0), (2, 0, 0)]
+    else:
+        assert (info.status, info.error_message) == (F, "task 1: exit code 1")
+        assert _states(info) == [K, F, S, K]
+        assert info.tasks[0].error_message == "task 1 of its gang ended as FAILED"
+    assert started_at_most_once(*workers)
+
+
+async def test_a_lost_worker_starts_the_gang_again(
+    start_controller: StartController, own_server: EmbeddedServer, start_worker: StartWorker
+) -> None:
+    await start_controller(IMPATIENT)
+    async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+
+        def plan(task: TaskRecord) -> Plan:
+            return STAY_RUNNING if task.attempt == 1 else SUCCEED
+
+        first, second = await start_worker("w0", plan), await start_worker("w1", plan)
+        job_id = await cluster.launch(_gang(4))
+        await wait_until_async(lambda: len(first.went) == len(second.went) == 2)
+        lost = [int(key.split(".")[2]) for key in second.now_held()]
+        await second.vanish()
+        third = await start_worker("w2", plan)
+        info = await cluster.wait(job_id, timeout=20)
+        assert info.status is S
+        assert {task.attempt for task in info.tasks} == {2}
+        assert [task.task for task in info.tasks if task.preemptions] == lost
+        assert len({epoch for worker in (first, third) for _, epoch, _ in worker.went[-2:]}) == 1
+
+
+async def test_holds_outlive_their_controller(
+    start_controller: StartController, own_server: EmbeddedServer, start_worker: StartWorker
+) -> None:
+    dying = await start_controller()
+    async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+        workers = [await start_worker(f"w{each}") for each in range(2)]
+        workers[1].may_prepare.clear()
+        job_id = await cluster.launch(_gang(4))
+        await wait_until_async(lambda: sum(len(worker.held) for worker in workers) == 4)
+        await dying.stop()
+        workers[1].may_prepare.set()
+        await start_controller()
+        info = await cluster.wait(job_id, timeout=10)
+        assert info.status is S
+        assert sum(len(worker.starts) for worker in workers) == 4, "the same holds were said go"
+
+
+async def test_holds_expire_when_no_controller_comes(
+    start_controller: StartController, own_server: EmbeddedServer, start_worker: StartWorker
+) -> None:
+    dying = await start_controller()
+    async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+        workers = [await start_worker(f"w{each}", hold_s=0.5) for each in range(2)]
+        workers[1].may_prepare.clear()
+        job_id = await cluster.launch(_gang(4))
+        await wait_until_async(lambda: sum(len(worker.held) for worker in workers) == 4)
+        await dying.stop()
+        await wait_until_async(lambda: not any(worker.held for worker in workers))
+
+        async def released() -> bool:
+            tasks = [await _task(workers[0].bus, job_id, task) for task in range(4)]
+            return {(task.state, task.attempt) for task in tasks} == {(JobStatus.PENDING, 1)}
+
+        await wait_until_async(released)
+        job = await jobs_table(workers[0].bus, NS).get(job_id)
+        assert job is not None
+        assert (job.value.epoch, job.value.is_go) == (1, False)
+        workers[1].may_prepare.set()
+        await start_controller()
+        info = await cluster.wait(job_id, timeout=10)
+        assert info.status is S
+        assert {(task.attempt, task.preemptions) for task in info.tasks} == {(1, 0)}
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+async def test_a_gang_is_cancelled_while_it_is_gathered(
+    cluster: AsyncCluster, start_worker: StartWorker, is_prepared: bool
+) -> None:
+    workers = [await start_worker(f"w{each}", STAY_RUNNING) for each in range(2)]
+    workers[1].may_prepare.clear()
+    if not is_prepared:
+        workers[0].may_prepare.clear()
+    job_id = await cluster.launch(_gang(4))
+    await wait_until_async(lambda: sum(len(worker.held) for worker in workers) == 4)
+    await cluster.terminate(job_id, reason="enough")
+    info = await cluster.wait(job_id, timeout=10)
+    assert (info.status, _states(info)) == (K, [K] * 4)
+    assert [worker.went for worker in workers] == [[], []]
+
+
+async def test_gangs_that_each_need_most_of_the_cluster_all_run(
+    cluster: AsyncCluster, start_worker: StartWorker
+) -> None:
+    workers = [await start_worker(f"w{each}") for each in range(3)]
+    jobs = await cluster.launch_many([_gang(4, name=f"gang{each}") for each in range(6)])
+    infos = await cluster.wait(jobs, timeout=30)
+    assert {info.status for info in infos} == {S}
+    assert started_at_most_once(*workers)
+
+
+async def test_a_gang_that_could_never_start_together_is_given_up(
+    start_controller: StartController, own_server: EmbeddedServer, start_worker: StartWorker
+) -> None:
+    await start_controller(IMPATIENT)
+    async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+        for each in range(2):
+            await start_worker(f"w{each}")
+        info = await cluster.wait(await cluster.launch(_gang(5)), timeout=10)
+        assert info.status is U
+        told = "task 0: gang of 5 needs 5 x (1 CPU, 1 GiB memory) at once; all 2 workers together, empty, fit 4"
+        assert info.error_message == told
+
+
+async def test_a_gang_that_finds_no_room_in_its_time_is_given_up(
+    cluster: AsyncCluster, start_worker: StartWorker
+) -> None:
+    await start_worker("w0")
+    info = await cluster.wait(await cluster.launch(_gang(3, scheduling_timeout_s=0.2)), timeout=10)
+    assert info.status is U
+    assert "within 0.2 s" in info.error_message
+
+
+async def test_a_retry_waits_for_its_pause(cluster: AsyncCluster, start_worker: StartWorker) -> None:
+    worker = await start_worker("w0", lambda task: FAIL if task.attempt == 1 else SUCCEED)
+    request = _gang(2, max_retries_failure=1).model_copy(update={"retry_backoff_s": 0.4})
+    started = asyncio.get_running_loop().time()
+    info = await cluster.wait(await cluster.launch(request), timeout=10)
+    assert info.status is S
+    assert asyncio.get_running_loop().time() - started >= 0.3
+    assert len(worker.starts) == 4
