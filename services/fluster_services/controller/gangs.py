@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -46,7 +47,7 @@ class Gangs:
         self._pausing: set[tuple[JobKey, int, int]] = set()  # {(job, task, attempt)} whose backoff is not over
         self._gathering: tuple[JobKey, int] | None = None  # (gang, epoch)
         self._recorded = asyncio.Event()  # all tasks of what is gathered are known to be held, or to be lost for it
-        self._left_out: dict[WorkerId, float] = {}  # {worker: until when it is offered nothing}
+        self._left_out: dict[WorkerId, asyncio.TimerHandle] = {}  # {worker: when it is offered something again}
         self._misfit_since: dict[JobKey, float] = {}
         self._wake = asyncio.Event()
 
@@ -100,10 +101,12 @@ class Gangs:
 
     async def run(self) -> None:
         """Gather what waits, until cancelled."""
+        planned_at = -math.inf
         while True:
             await self._wake.wait()
-            await asyncio.sleep(_PLANNED_EVERY_S)
+            await asyncio.sleep(max(0.0, planned_at + _PLANNED_EVERY_S - time.monotonic()))
             self._wake.clear()
+            planned_at = time.monotonic()
             workers_free = self._workers_free() if self._waiting else []
             for gang in self.waiting():
                 workers = self._plan(gang, workers_free)
@@ -113,8 +116,6 @@ class Gangs:
                     break
 
     def _workers_free(self) -> list[tuple[WorkerId, Capacity]]:
-        now = time.monotonic()
-        self._left_out = {worker_id: until for worker_id, until in self._left_out.items() if until > now}
         views = [(WorkerId(view.name), view.free) for view in self._controller.judge.views()]
         return [each for each in views if each[0] not in self._left_out]
 
@@ -191,8 +192,14 @@ class Gangs:
             return False
 
     def _leave_out(self, worker_id: WorkerId) -> None:
-        self._left_out[worker_id] = time.monotonic() + _LEFT_OUT_S
-        asyncio.get_running_loop().call_later(_LEFT_OUT_S, self._wake.set)
+        earlier = self._left_out.pop(worker_id, None)
+        if earlier is not None:
+            earlier.cancel()
+        self._left_out[worker_id] = asyncio.get_running_loop().call_later(_LEFT_OUT_S, self._take_back, worker_id)
+
+    def _take_back(self, worker_id: WorkerId) -> None:
+        del self._left_out[worker_id]
+        self._wake.set()
 
     # ---- gangs that never fit ---------------------------------------------------------------------------
 
