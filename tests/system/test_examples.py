@@ -45,6 +45,10 @@ def _words(code: str) -> list[list[str]]:
     return [line.split() for line in code.splitlines()]
 
 
+def test_gang(tmp_path: Path) -> None:
+    assert _run(tmp_path, "gang.py") == "4 tasks together: 30\n"
+
+
 def test_stdlib_index_as_a_script(tmp_path: Path) -> None:
     output = _run(tmp_path, "stdlib_index.py", "--limit-files", "60", "--find", "len", "--workers", "2")
     assert "'len' is used" in output
