@@ -205,7 +205,8 @@ class Gangs:
 
     async def give_up_misfits(self) -> None:
         """Write the end of gangs that all registered workers together have had no room for, empty, for long enough."""
-        totals = [(worker_id, info.total) for worker_id, info in sorted(self._controller.workers.items())]
+        workers = sorted(self._controller.workers.items())
+        totals = [(worker_id, info.total) for worker_id, info in workers if not info.draining]
         now = time.monotonic()
         found = {
             gang.key: len(gangs.assign(gang.need, gang.count, totals)) for gang in self._waiting.values() if totals

@@ -96,7 +96,11 @@ class Worker:
         self._claims = Claims(bus, config.worker_id, namespaces)
         self._registries = {namespace: Registry(bus, namespace) for namespace in namespaces}
         self._holds = Holds(
-            bus, self._claims, namespaces=namespaces, host=config.advertised_host, expiry_s=config.timing.hold_s
+            bus,
+            self._claims,
+            namespaces=namespaces,
+            host=config.advertised_host,
+            expiry_s=max(config.timing.hold_s, 2 * config.timing.heartbeat_s),
         )
         self._ledger = Ledger(config.total)
         self._classes = ClassOffers(bus, self._on_offer)
