@@ -225,6 +225,8 @@ _UNTOUCHED: dict[str, object] = {
     "exit_code": None,
     "error": None,
     "last_words": "",
+    "result": None,
+    "progress": None,
     "started_at": None,
     "finished_at": None,
 }
