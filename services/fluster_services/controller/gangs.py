@@ -111,6 +111,7 @@ class Gangs:
             for gang in self.waiting():
                 workers = self._plan(gang, workers_free)
                 if workers is not None:
+                    await self._controller.seat.wait_sure()
                     await self._gather(gang, workers)
                     self._wake.set()  # the others may still fit
                     break
@@ -223,4 +224,4 @@ class Gangs:
             reason = f"{need}; all {len(totals)} workers together, empty, fit {misfits[key]}"
             given_up = lifecycle.give_up(row.value, now=time.time(), reason=reason)
             if given_up is not None:  # the end of one is the end of all
-                await self._controller.write(given_up, row.revision)
+                await self._controller.write_verdicts([(given_up, row.revision)])
