@@ -45,6 +45,13 @@ def submit(
     replicas: Annotated[int, typer.Option(min=1, help="How many tasks run the command.")] = 1,
     gang: Annotated[bool, typer.Option("--gang", help="Start all tasks together, or none.")] = False,
     retries: Annotated[int, typer.Option(min=0, help="How often a task that fails is tried again.")] = 0,
+    job_id: Annotated[str | None, typer.Option(help="The job's id, else made from the name.")] = None,
+    on_conflict: Annotated[
+        Literal["error", "keep", "replace"],
+        typer.Option(
+            help="When a job of that id exists: an error; that job is it, unless it failed; or it is stopped."
+        ),
+    ] = "error",
     after: Annotated[
         list[str] | None,
         typer.Option(metavar="ID", help="Start when that job has succeeded; may be given several times."),
@@ -68,24 +75,33 @@ def submit(
     """
     options = Options.of(context)
     request = _request(
-        command, name, _resources(cpu, memory, gpu), env or [], replicas=replicas, gang=gang, retries=retries
+        command,
+        name,
+        _resources(cpu, memory, gpu),
+        env or [],
+        replicas=replicas,
+        gang=gang,
+        max_retries_failure=retries,
+        job_id=job_id,
+        on_conflict=on_conflict,
+        after_failure=after_failure,
     )
     with options.connect() as cluster:
         dependencies = tuple(_find(cluster, each) for each in after or ())
-        job_id = cluster.launch(request.model_copy(update={"after": dependencies, "after_failure": after_failure}))
+        launched = cluster.launch(request.model_copy(update={"after": dependencies}))
         if not wait and not follow:
-            write_json({"job_id": job_id}) if options.json else write(job_id)
+            write_json({"job_id": launched}) if options.json else write(launched)
             return
         if follow:
-            say(f"job {job_id}")
+            say(f"job {launched}")
         elif not options.json:
-            write(job_id)
+            write(launched)
         try:
             if follow:
-                _print_logs(cluster, job_id, options, follow=True, numbered=replicas > 1)
-            info = cluster.wait(job_id) if follow or options.json else wait_shown(cluster, job_id)
+                _print_logs(cluster, launched, options, follow=True, numbered=replicas > 1)
+            info = cluster.wait(launched) if follow or options.json else wait_shown(cluster, launched)
         except KeyboardInterrupt:
-            say(f"job {job_id} goes on: `fluster logs -f {job_id}` shows it, `fluster cancel {job_id}` ends it")
+            say(f"job {launched} goes on: `fluster logs -f {launched}` shows it, `fluster cancel {launched}` ends it")
             raise
     if options.json and not follow:
         write_json(_dumped(info))
@@ -94,14 +110,7 @@ def submit(
 
 
 def _request(
-    command: list[str],
-    name: str | None,
-    resources: ResourceConfig,
-    env: list[str],
-    *,
-    replicas: int,
-    retries: int,
-    gang: bool = False,
+    command: list[str], name: str | None, resources: ResourceConfig, env: list[str], **fields: Any
 ) -> JobRequest:
     from fluster_bus.messages import Entrypoint, EnvironmentConfig, JobRequest
 
@@ -113,9 +122,7 @@ def _request(
         entrypoint=Entrypoint(command=tuple(command)),
         resources=resources,
         environment=EnvironmentConfig(env_vars=dict(assignment.split("=", 1) for assignment in env)),
-        replicas=replicas,
-        gang=gang,
-        max_retries_failure=retries,
+        **fields,
     )
 
 

@@ -132,8 +132,7 @@ class AsyncCluster:
             if earlier:
                 await asyncio.wait(earlier)
             async with room:
-                stamped = request.model_copy(update={"job_id": job_id, "parent": self._parent_of(request)})
-                return await self._submit(stamped)
+                return await self._submit(request.model_copy(update={"job_id": job_id, **self._parent_of(request)}))
 
         tasks = []
         for job_id, request in zip(job_ids, requests, strict=True):
@@ -145,11 +144,11 @@ class AsyncCluster:
         await self._states.confirm(job_ids)
         return job_ids
 
-    def _parent_of(self, request: JobRequest) -> JobId | None:
+    def _parent_of(self, request: JobRequest) -> dict[str, object]:
         identity = self._identity
         if request.parent is not None or request.detached or identity is None or identity.namespace != self.namespace:
-            return request.parent
-        return identity.job_id
+            return {}
+        return {"parent": identity.job_id, "parent_attempt": identity.attempt}
 
     async def _submit(self, request: JobRequest) -> int:
         """The job's place in the submit stream."""
@@ -265,7 +264,8 @@ class AsyncCluster:
         """The lines that the job's tasks wrote; with `follow`, also those to come, until it has finished.
 
         `tail` keeps the last lines of those that there are, `since` those written from a time on (or in the last so
-        much), `grep` those in which a regular expression is found. They are there also when the worker is gone. Raises
+        much), `grep` those in which a regular expression is found. They are there also when the worker is gone. What jobs
+        wrote that had the id before is found by the number of its `attempt`. Raises
         JobNotFoundError, and ValueError for a `grep` that is no regular expression or a negative `tail`.
         """
         if tail is not None and tail < 0:
@@ -275,8 +275,8 @@ class AsyncCluster:
             pattern = re.compile(grep) if grep is not None else None
         except re.error as error:
             raise ValueError(f"grep={grep!r} is no regular expression: {error}") from error
-        wanted = LogFilter(task=task, attempt=attempt, since=start, grep=pattern)
-        await self.poll(job_id)
+        first = (await self.poll(job_id)).first_attempt
+        wanted = LogFilter(task=task, attempt=attempt, first_attempt=first, since=start, grep=pattern)
         finished = wait_finished(self.bus, self.namespace, {job_id}, self._states) if follow else None
         lines = job_logs(self.bus, self.namespace, job_id, wanted=wanted, tail=tail, until=finished)
         async with aclosing(lines):

@@ -29,6 +29,7 @@ class LogFilter:
 
     task: int | None = None
     attempt: int | None = None
+    first_attempt: int = 1  # when none is picked: lower ones are of jobs that had the id before
     since: datetime | None = None
     grep: re.Pattern[str] | None = None
 
@@ -42,7 +43,7 @@ class LogFilter:
     def wants(self, line: LogLine) -> bool:
         return (
             (self.task is None or line.task == self.task)
-            and (self.attempt is None or line.attempt == self.attempt)
+            and (line.attempt == self.attempt if self.attempt is not None else line.attempt >= self.first_attempt)
             and (self.since is None or line.time >= self.since.timestamp())
             and (self.grep is None or self.grep.search(line.text) is not None)
         )

@@ -25,7 +25,7 @@ async def wait_finished(bus: Bus, namespace: Namespace, unfinished: set[JobId], 
 
     def on_record(delivery: Delivery) -> None:
         job_id = JobId(subjects.last_token(delivery.subject))
-        if job_id in unfinished and delivery.data and JobRecord.from_json(delivery.data).state.finished():
+        if job_id in unfinished and delivery.data and JobRecord.from_json(delivery.data).is_over:
             unfinished.discard(job_id)
             changed.set()
 

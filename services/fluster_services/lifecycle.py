@@ -68,7 +68,13 @@ def new_tasks(job: JobRecord) -> list[TaskRecord]:
     request = job.request
     # When it was submitted, or released.
     since = job.transitions[-1]
-    first = Transition(number=1, state=JobStatus.PENDING, time=since.time, reason=since.reason, attempt=1)
+    first = Transition(
+        number=job.told_before + 1,
+        state=JobStatus.PENDING,
+        time=since.time,
+        reason=since.reason,
+        attempt=job.first_attempt,
+    )
     return [
         TaskRecord(
             job_id=job.job_id,
@@ -81,6 +87,7 @@ def new_tasks(job: JobRecord) -> list[TaskRecord]:
             retry_backoff_s=request.retry_backoff_s,
             scheduling_timeout_s=request.scheduling_timeout_s,
             gang=request.gang,
+            attempt=job.first_attempt,
             transitions=(first,),
         )
         for task in range(request.replicas)
@@ -284,7 +291,15 @@ def _holds(task: TaskRecord, attempt: int, worker_id: WorkerId) -> bool:
 
 
 def request_job_kill(job: JobRecord, *, reason: str) -> JobRecord | None:
-    """The job is to be stopped; its tasks are stopped one by one after this is written."""
+    """The job is to be stopped; its tasks are stopped one by one after this is written.
+
+    One that is about to be replaced is being stopped already: then the wish is meant for its replacement.
+    """
+    if job.replacement is not None:
+        if job.replacement.kill_requested is not None:
+            return None
+        stopped = job.replacement.model_copy(update={"kill_requested": reason})
+        return job.model_copy(update={"replacement": stopped})
     if job.state.finished() or job.kill_requested is not None:
         return None
     return job.model_copy(update={"kill_requested": reason})
@@ -360,7 +375,7 @@ def job_info(
         job_id=job.job_id,
         name=job.request.name,
         namespace=job.namespace,
-        status=job.state if job.state.finished() else _present_state(tasks),
+        status=_job_state(job, tasks),
         submitted_at=job.submitted_at,
         started_at=job.started_at or min(started, default=None),
         finished_at=job.finished_at,
@@ -368,8 +383,15 @@ def job_info(
         error=job.error,
         parent=job.request.parent,
         after=job.request.after,
+        first_attempt=job.first_attempt,
         tasks=tuple(_task_status(task, progress.get(task.task)) for task in tasks),
     )
+
+
+def _job_state(job: JobRecord, tasks: list[TaskRecord]) -> JobStatus:
+    if job.state.finished():
+        return job.state if job.is_over else JobStatus.PENDING  # it is the replacement that is asked for
+    return _present_state(tasks)
 
 
 def _present_state(tasks: list[TaskRecord]) -> JobStatus:

@@ -88,11 +88,11 @@ def test_resources_that_are_none_are_quoted(gpu: str | None, memory: str) -> Non
 
 def test_an_assignment_needs_a_name_and_a_value() -> None:
     resources = jobs._resources(1, "1GiB", None)
-    request = jobs._request(["x"], None, resources, ["A=b=c", "E="], replicas=1, retries=0)
+    request = jobs._request(["x"], None, resources, ["A=b=c", "E="], replicas=1)
     assert dict(request.environment.env_vars) == {"A": "b=c", "E": ""}
     for wrong in ("A", "=b"):
         with pytest.raises(CommandError, match=re.escape(wrong)):
-            jobs._request(["x"], None, resources, [wrong], replicas=1, retries=0)
+            jobs._request(["x"], None, resources, [wrong], replicas=1)
 
 
 def test_the_page_about_the_command_line_names_every_command_and_exit_code() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from fluster.cluster import LocalCluster
-from fluster_bus.messages import JobStatus
-from tests.system.job_requests import command, wait_ready
+from fluster_bus.messages import JobId, JobRequest, JobStatus
+from fluster_bus.names import unique_name
+from tests.system.job_requests import call, command, sleeper, wait_ready
 from tests.system.test_cli import Cli
 from tests.waiting import wait_until
 
@@ -52,3 +56,71 @@ def test_the_command_line_says_after_which_jobs(cli: Cli) -> None:
     assert cli.json("status", late.stdout.strip())["after"] == [bad]
     unknown = cli.run("submit", "--after", "no-such-job", "--", "true")
     assert (unknown.returncode, "no-such-job" in unknown.stderr) == (4, True)
+
+
+# ---- an id that exists --------------------------------------------------------------------------------------
+
+
+def test_a_job_is_replaced_when_its_processes_are_gone(cluster: LocalCluster, tmp_path: Path) -> None:
+    """The new one finds nobody who still writes to the ledger."""
+    ledger = tmp_path / "ledger"
+    job_id = JobId(unique_name("service"))
+
+    def version(number: int, end: str) -> JobRequest:
+        # It takes a moment to leave, during which the next version must not have started.
+        script = f"trap 'sleep 0.3; echo {number} ends >> {ledger}; exit' TERM; echo {number} starts >> {ledger}; echo ready; "
+        return command("sh", "-c", script + end, name="service", job_id=job_id, on_conflict="replace")
+
+    def has_started(number: int) -> bool:
+        return ledger.exists() and f"{number} starts" in ledger.read_text()
+
+    for number in range(3):
+        assert cluster.launch(version(number, "while :; do sleep 0.05; done")) == job_id
+        wait_until(functools.partial(has_started, number))
+    cluster.launch(version(3, "exit 0"))
+    info = cluster.wait(job_id, timeout=PATIENCE_S)
+    assert (info.status, info.first_attempt, info.tasks[0].attempt) == (JobStatus.SUCCEEDED, 4, 4)
+    expected = [f"{number} {what}" for number in range(3) for what in ("starts", "ends")]
+    assert ledger.read_text().splitlines() == [*expected, "3 starts"]
+    assert [line.attempt for line in cluster.logs(job_id)] == [4], "those of the others are asked for by attempt"
+    assert next(iter(cluster.logs(job_id, attempt=2))).text == "ready"
+
+
+def test_what_was_launched_by_the_job_that_is_replaced_ends_before_it_is(cluster: LocalCluster) -> None:
+    job_id = JobId(unique_name("parent"))
+
+    def launch_children() -> None:
+        from fluster.cluster import current_cluster
+
+        inner = current_cluster()
+        inner.launch_many([sleeper(name="child") for _ in range(2)])
+        print("launched", flush=True)
+        time.sleep(600)
+
+    cluster.launch(call(launch_children, job_id=job_id))
+    wait_ready(cluster, job_id)
+    children = [info.job_id for info in cluster.list_jobs() if info.parent == job_id]
+    assert len(children) == 2
+    cluster.launch(command("true", job_id=job_id, on_conflict="replace"))
+    assert cluster.wait(job_id, timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+    assert {info.status for info in cluster.wait(children, timeout=PATIENCE_S)} == {JobStatus.KILLED}
+
+
+def test_the_command_line_says_what_an_id_that_exists_means(cli: Cli) -> None:
+    job_id = unique_name("nightly")
+
+    def submit(*words: str) -> subprocess.CompletedProcess[str]:
+        return cli.run("submit", "--job-id", job_id, *words)
+
+    first = submit("--wait", "--", "true")
+    assert (first.returncode, first.stdout.strip()) == (0, job_id)
+    taken = submit("--", "false")
+    assert taken.returncode == 1
+    assert f"job '{job_id}' exists already" in taken.stderr
+    assert submit("--on-conflict", "keep", "--wait", "--", "false").returncode == 0, "it is the first, which succeeded"
+    assert submit("--on-conflict", "replace", "--wait", "--", "false").returncode == 1
+    assert submit("--on-conflict", "keep", "--wait", "--", "true").returncode == 0, "one that failed is not kept"
+    assert cli.json("status", job_id)["tasks"][0]["attempt"] == 3
+    without_id = cli.run("submit", "--on-conflict", "keep", "--", "true")
+    assert without_id.returncode == 2
+    assert "needs job_id" in without_id.stderr

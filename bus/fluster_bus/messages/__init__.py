@@ -20,7 +20,7 @@ from fluster_bus.messages.jobs import (
 from fluster_bus.messages.leaders import Fence, Leader
 from fluster_bus.messages.logs import LogBatch, LogLine
 from fluster_bus.messages.model import Message
-from fluster_bus.messages.records import Event, JobRecord, RefusedJob, TaskRecord, Transition
+from fluster_bus.messages.records import Event, JobRecord, RefusedJob, Replacement, TaskRecord, Transition
 from fluster_bus.messages.requests import (
     Done,
     EndpointList,
@@ -89,6 +89,7 @@ __all__ = [
     "Progress",
     "ProgressReport",
     "RefusedJob",
+    "Replacement",
     "ResourceConfig",
     "StatusReply",
     "StatusRequest",

@@ -195,7 +195,10 @@ class JobRequest(Message):
     timeout_s: float | None = Field(default=None, gt=0)  # of each attempt, from its start
     scheduling_timeout_s: float | None = Field(default=None, gt=0)  # of waiting for a worker, for each attempt
     job_id: JobId | None = None  # made from the name when it is left out
+    # When a job of that id exists: refuse this one; give the other back, unless it failed; or stop it and take its place.
+    on_conflict: Literal["error", "keep", "replace"] = "error"
     parent: JobId | None = None  # the job that launched it: it ends when that one does
+    parent_attempt: int | None = None  # the attempt in which it did
     detached: bool = False  # launched from within a job, it is not its child and lives on
     after: tuple[JobId, ...] = Field(default=(), max_length=MAX_AFTER)  # jobs, by id or JobInfo, that must end first
     after_failure: Literal["fail", "run"] = "fail"  # when one of those does not succeed: fail too, or run all the same
@@ -223,6 +226,14 @@ class JobRequest(Message):
     @classmethod
     def _check_after(cls, value: tuple[JobId, ...]) -> tuple[JobId, ...]:
         return tuple(dict.fromkeys(JobId(check_name("job id", job_id)) for job_id in value))
+
+    @model_validator(mode="after")
+    def _names_what_it_meets(self) -> Self:
+        if self.on_conflict != "error" and self.job_id is None:
+            raise ValueError(
+                f"on_conflict={self.on_conflict!r} needs job_id=…: without one each launch is a job of its own"
+            )
+        return self
 
     @model_validator(mode="after")
     def _waits_for_others(self) -> Self:
@@ -305,6 +316,7 @@ class JobInfo(Message):
     error: TaskError | None = Field(default=None, repr=False)
     parent: JobId | None = None
     after: tuple[JobId, ...] = ()
+    first_attempt: int = 1  # lower ones, in logs and events, belong to jobs that had the id before
     tasks: tuple[TaskStatus, ...] = ()  # none while it waits for other jobs to end
 
     @property

@@ -8,6 +8,7 @@ from fluster_bus.messages.jobs import JobId, JobRequest, JobStatus, Namespace, P
 from fluster_bus.messages.model import Message
 from fluster_bus.messages.resources import ResourceConfig
 
+KEPT_EARLIER = 16
 KEPT_TRANSITIONS = 16  # of each record; the whole history is in the event stream
 
 
@@ -58,8 +59,19 @@ class TaskRecord(Message):
     transitions: tuple[Transition, ...] = ()
 
 
+class Replacement(Message):
+    """The submission that takes over a job's id once that job is gone."""
+
+    order: int
+    kill_requested: str | None = None  # somebody wants it stopped, before it could be recorded
+
+
 class JobRecord(Message):
-    """A job. Its state is written when it is recorded and when it ends; between, its tasks tell."""
+    """A job. Its state is written when it is recorded and when it ends; between, its tasks tell.
+
+    Another may take over its id: its own record then stands under the same key, with a higher `order`, and goes on counting
+    attempts and transitions where the one before stopped.
+    """
 
     job_id: JobId
     namespace: Namespace
@@ -73,11 +85,20 @@ class JobRecord(Message):
     epoch: int = 0
     is_go: bool = False
     gang_address: str | None = None
+    replacement: Replacement | None = None
+    earlier: tuple[int, ...] = ()  # the `order` of those that had the id before, the last ones
+    first_attempt: int = 1  # lower ones belong to those
+    told_before: int = 0  # as do transitions, of the job and of its tasks, up to this number
     error_message: str = ""
     error: TaskError | None = None
     started_at: float | None = None
     finished_at: float | None = None
     transitions: tuple[Transition, ...] = ()
+
+    @property
+    def is_over(self) -> bool:
+        """True when it has ended, and no other is about to take over its id."""
+        return self.state.finished() and self.replacement is None
 
 
 class Event(Message):

@@ -53,6 +53,8 @@ class Books:
         key = JobKey(record.namespace, record.job_id)
         entry = self._jobs.setdefault(key, JobEntry())
         if isinstance(record, TaskRecord):
+            if entry.job is not None and record.order < entry.job.value.order:
+                return None  # of a job that had the id before
             known = entry.tasks.get(record.task)
             if known is not None and known.revision >= row.revision:
                 return None
@@ -63,6 +65,7 @@ class Books:
             if entry.job is not None and entry.job.revision >= row.revision:
                 return None
             entry.job = Row(row.key, slim_job(record), row.revision)
+            self._drop_replaced(key, entry, record.order)
             if record.state.finished():
                 for task, known in entry.tasks.items():
                     entry.tasks[task] = Row(known.key, slim_task(known.value), known.revision)
@@ -70,6 +73,14 @@ class Books:
                 self._children.setdefault(JobKey(key.namespace, record.request.parent), set()).add(key)
             self._index_dependencies(key, record)
         return key
+
+    def _drop_replaced(self, key: JobKey, entry: JobEntry, order: int) -> None:
+        """Only tasks of the job that has the id now are of interest."""
+        for task, row in list(entry.tasks.items()):
+            if row.value.order < order:
+                del entry.tasks[task]
+                if row.value.worker_id is not None:
+                    self._held.get(row.value.worker_id, set()).discard((key, task))
 
     def _index_dependencies(self, key: JobKey, job: JobRecord) -> None:
         waits = lifecycle.awaits_others(job) and not job.state.finished()
@@ -141,6 +152,17 @@ class Books:
 
     def children(self, key: JobKey) -> frozenset[JobKey]:
         return frozenset(self._children.get(key, ()))
+
+    def unfinished(self, key: JobKey) -> JobKey | None:
+        """The job, or one that it launched, or one that those did, that has not ended; None when all are gone."""
+        ahead, seen = [key], {key}
+        while ahead:
+            entry = self.get(each := ahead.pop())
+            if entry is not None and entry.job is not None and not entry.job.value.state.finished():
+                return each
+            ahead += self._children.get(each, set()) - seen
+            seen.update(ahead)
+        return None
 
     def dependents(self, key: JobKey) -> frozenset[JobKey]:
         """The jobs that wait for its end."""

@@ -38,11 +38,11 @@ def next_record(job: JobRecord, known: Mapping[JobId, JobRecord], *, now: float)
 
 def waits_for(job: JobRecord, known: Mapping[JobId, JobRecord]) -> list[JobRecord]:
     """The jobs that it still waits for, in the order in which it names them."""
-    return [known[job_id] for job_id in job.request.after if job_id in known and not known[job_id].state.finished()]
+    return [known[job_id] for job_id in job.request.after if job_id in known and not known[job_id].is_over]
 
 
 def _ended(job: JobRecord, known: Mapping[JobId, JobRecord]) -> Iterable[JobRecord]:
-    return (known[job_id] for job_id in job.request.after if job_id in known and known[job_id].state.finished())
+    return (known[job_id] for job_id in job.request.after if job_id in known and known[job_id].is_over)
 
 
 def unknown(

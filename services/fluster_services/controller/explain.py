@@ -33,6 +33,8 @@ def explain(
     """Why the job stands where it stands. `workers` are those that live; `ahead` tasks are before its own in the line;
     `waits_for` has the jobs that it runs after and that have not ended, and how they stand.
     """
+    if job.state.finished() and not job.is_over:
+        return "it is to take the place of a job that has ended, and waits for what that one launched"
     if job.state.finished():
         return f"it ended as {job.state}" + (f": {job.error_message}" if job.error_message else "")
     waiting = [task for task in tasks if task.state is JobStatus.PENDING]
@@ -52,7 +54,7 @@ def explain(
             else "its end is being written"
         )
     why = _why_gang_waits if job.request.gang else _why_waiting
-    return why(waiting, workers, ahead) + _retried(waiting, now)
+    return why(waiting, workers, ahead) + _retried(job, waiting, now)
 
 
 def _why_gang_waits(waiting: Sequence[TaskRecord], workers: Sequence[WorkerView], ahead: int) -> str:
@@ -111,8 +113,8 @@ def _busy(need: Capacity, workers: Sequence[WorkerView]) -> str:
     return f"{capacity.describe_bytes(memory)} of {total} memory are"
 
 
-def _retried(waiting: Sequence[TaskRecord], now: float) -> str:
-    tried = [task for task in waiting if task.attempt > 1 and task.transitions]
+def _retried(job: JobRecord, waiting: Sequence[TaskRecord], now: float) -> str:
+    tried = [task for task in waiting if task.attempt > job.first_attempt and task.transitions]
     if not tried:
         return ""
     newest = max(tried, key=lambda task: task.transitions[-1].time)

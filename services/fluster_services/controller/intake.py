@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -18,17 +20,20 @@ from fluster_bus.errors import (
     InvalidNameError,
     KeyExistsError,
     MessageTooLargeError,
+    RevisionConflictError,
+    StorageError,
 )
 from fluster_bus.messages import JobId, JobRecord, JobRequest, Namespace, RefusedJob, TaskRecord
 from fluster_bus.messages.jobs import MAX_REQUEST_BYTES
 from fluster_bus.names import MAX_NAME_LENGTH, check_name
+from fluster_bus.retries import retried
 from fluster_bus.submissions import Submission, first_unsettled, submissions
 from fluster_bus.tables import Row
 from fluster_services import lifecycle
-from fluster_services.controller import dependencies
+from fluster_services.controller import conflicts, dependencies
 from fluster_services.controller.books import JobKey, record_key
+from fluster_services.controller.conflicts import Verdict
 from fluster_services.controller.event_log import refusal
-from fluster_services.controller.slim_records import slim_request
 
 if TYPE_CHECKING:
     from fluster_services.controller.controller import Controller
@@ -36,7 +41,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _RECORDED_AT_ONCE = 64
-_SENT_AGAIN_S = 120.0  # as long as a stream, which has not forgotten the message, drops what is sent twice
+_MAX_PARKED = 500  # below what the stream has out at once, so that these never hold up the others
+_STREAM_TIMEOUT_S = 10.0
 _NAMES_COMPARED = 1_000  # of the latest jobs, when one is named that does not exist
 _REMEMBERED = 50_000  # submissions whose fate is known without a look at the records
 
@@ -48,16 +54,27 @@ class Intake:
         self._controller = controller
         self._looked_at: OrderedDict[int, RefusedJob | None] = OrderedDict()  # {sequence: why it was refused}
         self._in_hand: dict[int, asyncio.Task[None]] = {}  # {sequence: who looks at it}
+        self._parked: dict[JobKey, Submission] = {}  # {job that is to be gone first: what replaces it}
+        self._blocking: dict[JobKey, set[JobKey]] = {}  # {unfinished job: parked ones that wait for it}
+        self._settled_before = 0
+        self._tasks: asyncio.TaskGroup
         self._waiters: dict[JobKey | int, list[asyncio.Future[None]]] = {}
 
     async def run(self) -> None:
         """Record what is submitted, until cancelled."""
         room = asyncio.Semaphore(_RECORDED_AT_ONCE)
-        async with asyncio.TaskGroup() as tasks, aclosing(submissions(self._controller.bus)) as submitted:
-            async for submission in submitted:
-                await room.acquire()
-                task = self._in_hand[submission.sequence] = tasks.create_task(self._take(submission))
-                task.add_done_callback(lambda _task: room.release())
+        bus = self._controller.bus
+        self._settled_before = await retried(
+            lambda _left_s: first_unsettled(bus), on=(StorageError,), timeout_s=_STREAM_TIMEOUT_S
+        )
+        try:
+            async with asyncio.TaskGroup() as self._tasks, aclosing(submissions(bus)) as submitted:
+                async for submission in submitted:
+                    await room.acquire()
+                    self._begin(submission, then=room.release)
+        finally:
+            self._parked.clear()
+            self._blocking.clear()
 
     async def _take(self, submission: Submission) -> None:
         try:
@@ -77,6 +94,8 @@ class Intake:
                 await submission.refuse()
             else:
                 await submission.done()
+        except _ParkedError:
+            return
         except (BusError, _TooEarlyError) as error:
             # The stream delivers it again; creating its records twice does no harm.
             log.warning("submission %d waits: %s", submission.sequence, error)
@@ -99,50 +118,160 @@ class Intake:
         job_id = request.job_id or JobId(f"{request.name[: MAX_NAME_LENGTH - 20]}-{submission.sequence}")
         if job_id == subjects.LEADER_KEY:
             raise InvalidNameError(f"{job_id!r} is no job id: the cluster itself has that key; choose another")
-        if request.after:
-            await self._check_dependencies(namespace, request, submission.sequence)
-        now = time.time()
-        job = lifecycle.new_job(namespace, job_id, request, order=submission.sequence, now=now)
+        job = lifecycle.new_job(namespace, job_id, request, order=submission.sequence, now=time.time())
+        if self._controller.books.get(JobKey(namespace, job_id)) is None:
+            await self._check_dependencies(job)
+        recorded: JobRecord | None = job
         try:
             await self._create(job)
-        except KeyExistsError as error:
-            known = await table.get(job_id)
-            if known is None or not _is_same(known.value, job):
-                raise KeyExistsError(
-                    f"job {job_id!r} exists already in namespace {namespace!r}: leave job_id out, or choose another"
-                ) from error
-            job = known.value if isinstance(known.value, JobRecord) else job
-        for task in lifecycle.new_tasks(job):
+        except KeyExistsError:
+            recorded = await self._settle(submission, job)
+        for task in lifecycle.new_tasks(recorded) if recorded is not None else ():
             await self.record_task(task)
 
-    async def _check_dependencies(self, namespace: Namespace, request: JobRequest, sequence: int) -> None:
+    async def _settle(self, submission: Submission, job: JobRecord) -> JobRecord | None:
+        """The record whose tasks are to be recorded, where the id of `job` is taken; None when there is nothing to do.
+
+        Raises KeyExistsError, CircularDependencyError, TooManyReplacementsError, _ParkedError, BusError.
+        """
+        table, key = self._controller.records[job.namespace], JobKey(job.namespace, job.job_id)
+        while True:
+            row = await table.get(job.job_id)
+            if row is None or not isinstance(row.value, JobRecord):
+                raise _TooEarlyError(f"the record of {job.job_id} was taken away at this moment")
+            self._controller.apply(row)
+            known, blocking = row.value, self._controller.books.unfinished(key)
+            match conflicts.judge(known, job, gone=blocking is None):
+                case Verdict.RECORDED:
+                    await self._forget_replaced_tasks(known)
+                    return known
+                case Verdict.DONE:
+                    return None
+                case Verdict.REFUSE:
+                    raise KeyExistsError(conflicts.refusal(known))
+                case Verdict.STOP:
+                    await self._check_after(job, row)
+                    marked = conflicts.mark(known, job.order)
+                    if marked is None and blocking is not None:
+                        self._park(key, submission, blocking)
+                        raise _ParkedError
+                    if marked is not None:
+                        self._check_room(key)
+                        await self._controller.write(marked, row.revision)
+                case Verdict.REPLACE:
+                    await self._check_after(job, row)
+                    tasks = [each.value for each in await table.rows(subjects.task_key_of_any(job.job_id))]
+                    new = conflicts.successor(known, (each for each in tasks if isinstance(each, TaskRecord)), job)
+                    if await self._controller.write(new, row.revision):
+                        await self._forget_replaced_tasks(new)
+                        return new
+
+    async def _check_after(self, job: JobRecord, row: Row[JobRecord | TaskRecord]) -> None:
+        """Return when the job can wait for what it names, in the place of the one in `row`, which else stays unmarked."""
+        try:
+            await self._check_dependencies(job)
+            self._check_circle(job)
+        except (CircularDependencyError, UnknownDependencyError):
+            known = row.value
+            if isinstance(known, JobRecord) and known.replacement is not None and known.replacement.order == job.order:
+                await self._controller.write(conflicts.unmark(known), row.revision)
+            raise
+
+    def _check_circle(self, job: JobRecord) -> None:
+        books = self._controller.books
+
+        def get(job_id: JobId) -> JobRecord | None:
+            entry = books.get(JobKey(job.namespace, job_id))
+            return entry.job.value if entry is not None and entry.job is not None else None
+
+        why = conflicts.circle(job.job_id, job.request.after, get)
+        if why is not None:
+            raise CircularDependencyError(why)
+
+    async def _forget_replaced_tasks(self, job: JobRecord) -> None:
+        """Take away the records of tasks that only those had that had the job's id before; the others are overwritten."""
+        if not job.earlier:
+            return
+        table = self._controller.records[job.namespace]
+        for row in await table.rows(subjects.task_key_of_any(job.job_id)):
+            task = row.value
+            if isinstance(task, TaskRecord) and task.order < job.order and task.task >= job.request.replicas:
+                with contextlib.suppress(RevisionConflictError):  # somebody else did
+                    await table.delete(row.key, revision=row.revision)
+
+    # ---- what waits for a job to be gone ----------------------------------------------------------------
+
+    def _check_room(self, key: JobKey) -> None:
+        if key not in self._parked and len(self._parked) >= _MAX_PARKED:
+            raise TooManyReplacementsError(
+                f"{_MAX_PARKED} submissions wait already for the jobs that they replace to end: try again later"
+            )
+
+    def _park(self, key: JobKey, submission: Submission, blocking: JobKey) -> None:
+        """Look at the submission again when the job that it waits for has ended. Until then the stream keeps it too."""
+        before = self._parked.get(key)
+        self._parked[key] = submission
+        self._blocking.setdefault(blocking, set()).add(key)
+        if before is not None and before.sequence != submission.sequence:
+            self._begin(before)  # it is the later one that counts
+
+    def _begin(self, submission: Submission, *, then: Callable[[], None] | None = None) -> None:
+        task = self._in_hand[submission.sequence] = self._tasks.create_task(self._take(submission))
+        if then is not None:
+            task.add_done_callback(lambda _task: then())
+
+    def _unpark(self, ended: JobKey) -> None:
+        for key in self._blocking.pop(ended, ()):
+            blocking = self._controller.books.unfinished(key)
+            if blocking is not None:
+                self._blocking.setdefault(blocking, set()).add(key)
+            elif key in self._parked:
+                self._begin(self._parked.pop(key))
+
+    # ---- what it runs after -----------------------------------------------------------------------------
+
+    async def _check_dependencies(self, job: JobRecord) -> None:
         """Return when the jobs that it is to run after are recorded. Raises UnknownDependencyError, _TooEarlyError."""
-        earlier = [task for before, task in self._in_hand.items() if before < sequence]
+        if not job.request.after:
+            return
+        earlier = [task for before, task in self._in_hand.items() if before < job.order]
         if earlier:
             await asyncio.wait(earlier)
 
         def unknown() -> str | None:
             books = self._controller.books
             return dependencies.unknown(
-                request.after,
-                lambda job_id: books.get(JobKey(namespace, job_id)) is not None,
-                lambda: books.latest(namespace, _NAMES_COMPARED),
+                job.request.after,
+                lambda job_id: books.get(JobKey(job.namespace, job_id)) is not None,
+                lambda: books.latest(job.namespace, _NAMES_COMPARED),
             )
 
         if unknown() is None:
             return
         # What another controller took before it died comes again: only when that is settled it is sure that there is no such.
-        settled = await first_unsettled(self._controller.bus) >= sequence
+        settled = await first_unsettled(self._controller.bus) >= job.order
         missing = unknown()
         if missing is not None:
             raise UnknownDependencyError(missing) if settled else _TooEarlyError(missing)
 
     async def record_task(self, task: TaskRecord) -> None:
         """Write the first record of a task, if it is not there yet. Raises BusError."""
-        try:
-            await self._create(task)
-        except KeyExistsError:
-            return  # written before this controller, or the one before it, was stopped
+        table, key = self._controller.records[task.namespace], record_key(task)
+        while True:
+            try:
+                return await self._create(task)
+            except KeyExistsError:
+                row = await table.get(key)
+            if row is None or not isinstance(row.value, TaskRecord):
+                continue
+            if row.value.order >= task.order:
+                return None  # written before this controller, or the one before it, was stopped
+            first = conflicts.task_successor(row.value, task)
+            try:
+                revision = await table.update(key, first, row.revision)
+            except RevisionConflictError:
+                continue
+            return self._controller.apply(Row(key, first, revision))
 
     async def _create(self, record: JobRecord | TaskRecord) -> None:
         key = record_key(record)
@@ -168,6 +297,7 @@ class Intake:
 
     def on_job_changed(self, key: JobKey) -> None:
         self._wake(key)
+        self._unpark(key)
 
     def _wake(self, what: JobKey | int) -> None:
         for future in self._waiters.pop(what, ()):
@@ -177,6 +307,8 @@ class Intake:
     async def wait_looked_at(self, job: JobKey, sequence: int) -> RefusedJob | None:
         """Why the submission was refused, None once it is recorded."""
         while sequence not in self._looked_at:
+            if sequence < self._settled_before:
+                return None  # by an earlier controller: the records tell what became of it
             entry = self._controller.books.get(job)
             if entry is not None and entry.job is not None and entry.job.value.order == sequence:
                 return None
@@ -195,28 +327,33 @@ class UnknownDependencyError(FlusterError):
     """It is to run after a job that does not exist."""
 
 
+class CircularDependencyError(FlusterError):
+    """It is to replace a job for which those wait that it is to run after."""
+
+
+class TooManyReplacementsError(FlusterError):
+    """Too many jobs are being stopped to be replaced."""
+
+
+class _ParkedError(FlusterError):
+    """It is looked at again when the job that it replaces is gone."""
+
+
 class _TooEarlyError(FlusterError):
     """It cannot be decided yet."""
 
 
 # What will not be better when it comes again.
 _REFUSED = (
+    CircularDependencyError,
     InvalidMessageError,
     InvalidNameError,
     KeyExistsError,
     MessageTooLargeError,
+    TooManyReplacementsError,
     UnknownDependencyError,
     UnknownNamespaceError,
 )
-
-
-def _is_same(known: JobRecord | TaskRecord, job: JobRecord) -> bool:
-    """True when `job` was submitted once: it was delivered again, or sent again by a client that saw no answer."""
-    if known.order == job.order:
-        return True
-    if not isinstance(known, JobRecord) or job.submitted_at - known.submitted_at > _SENT_AGAIN_S:
-        return False
-    return slim_request(known.request) == slim_request(job.request)
 
 
 def _claimed_id(data: bytes) -> JobId | None:

@@ -30,8 +30,9 @@ def next_records(
     job = entry.job.value
     if job.state.finished():
         return []
-    if parent is not None and parent.state.finished():
-        killed = lifecycle.request_job_kill(job, reason=f"its parent {parent.job_id} ended as {parent.state}")
+    orphaned = _orphaned(job, parent) if parent is not None else None
+    if orphaned is not None:
+        killed = lifecycle.request_job_kill(job, reason=orphaned)
         if killed is not None:
             return [killed]
     if lifecycle.awaits_others(job):
@@ -50,6 +51,13 @@ def next_records(
         return []  # its tasks' records are still being written
     finished = lifecycle.finish_job(job, tasks, now=now)
     return [finished] if finished is not None else []
+
+
+def _orphaned(job: JobRecord, parent: JobRecord) -> str | None:
+    """Why the job has to end: its parent did, or the one that has the parent's id now is another."""
+    if job.request.parent_attempt is not None and job.request.parent_attempt < parent.first_attempt:
+        return f"its parent {parent.job_id} was replaced"
+    return f"its parent {parent.job_id} ended as {parent.state}" if parent.state.finished() else None
 
 
 def missing_tasks(entry: JobEntry) -> list[TaskRecord]:

@@ -84,8 +84,10 @@ class RecordSweep:
 
     def on_record(self, key: JobKey, record: JobRecord | TaskRecord) -> None:
         """A record was read or written."""
-        if isinstance(record, JobRecord) and record.state.finished():
+        if isinstance(record, JobRecord) and record.is_over:
             self._plan.on_finished(key, record.finished_at or record.submitted_at)
+        elif isinstance(record, JobRecord):
+            self._plan.forget(key)  # its id has gone, or goes, to another job
 
     def on_deleted(self, namespace: Namespace, deleted: Deleted) -> None:
         """A record was removed, by whomever."""
@@ -119,7 +121,7 @@ class RecordSweep:
         """Remove a job's records and results; False when that has to wait."""
         books = self._controller.books
         entry = books.get(key)
-        if entry is None or entry.job is None:
+        if entry is None or entry.job is None or not entry.job.value.is_over:
             return True
         finished_at = entry.job.value.finished_at or entry.job.value.submitted_at
         if any(not child.state.finished() for child in books.child_records(key)):  # they are stopped by its record

@@ -112,25 +112,33 @@ class ControllerService:
 
     async def _status(self, namespace: Namespace, request: StatusRequest) -> StatusReply:
         keys = [JobKey(namespace, job_id) for job_id in request.job_ids]
-        refused = await self._looked_at(keys, request.submissions)
-        infos = {key: self._info(key) for key in keys}
+        refused, unrecorded = await self._looked_at(keys, request.submissions)
+        # The id of one that is not recorded yet may be another's, which it is to replace.
+        infos = {key: self._info(key) if key not in unrecorded else None for key in keys}
         return StatusReply(
             jobs=await self._fitting(info for info in infos.values() if info is not None),
             unknown=tuple(key.job_id for key, info in infos.items() if info is None),
             refused=refused,
         )
 
-    async def _looked_at(self, keys: list[JobKey], submissions: tuple[int, ...]) -> tuple[RefusedJob, ...]:
-        waits = [
-            self._controller.intake.wait_looked_at(key, sequence)
+    async def _looked_at(
+        self, keys: list[JobKey], submissions: tuple[int, ...]
+    ) -> tuple[tuple[RefusedJob, ...], set[JobKey]]:
+        """Which of the submissions were refused, and which could not be waited for."""
+        intake = self._controller.intake
+        waits = {
+            asyncio.create_task(intake.wait_looked_at(key, sequence)): key
             for key, sequence in zip(keys, submissions, strict=False)
-        ]
+        }
+        if not waits:
+            return (), set()
         try:
-            async with asyncio.timeout(_RECORDED_TIMEOUT_S):
-                results = await asyncio.gather(*waits)
-        except TimeoutError:
-            return ()  # the reply names as unknown what is not recorded yet
-        return tuple(result for result in results if result is not None)
+            done, undone = await asyncio.wait(waits, timeout=_RECORDED_TIMEOUT_S)
+        finally:
+            for each in waits:
+                each.cancel()
+        results = [each.result() for each in waits if each in done]
+        return tuple(result for result in results if result is not None), {waits[each] for each in undone}
 
     async def _fitting(self, infos: Iterable[JobInfo]) -> tuple[JobInfo, ...]:
         """The first of them, as many as a message holds, with what is not kept in memory; at least one."""
