@@ -45,6 +45,9 @@ def submit(
     replicas: Annotated[int, typer.Option(min=1, help="How many tasks run the command.")] = 1,
     gang: Annotated[bool, typer.Option("--gang", help="Start all tasks together, or none.")] = False,
     retries: Annotated[int, typer.Option(min=0, help="How often a task that fails is tried again.")] = 0,
+    priority: Annotated[
+        int, typer.Option(min=-1_000, max=1_000, help="Its tasks go before those of a lower priority.")
+    ] = 0,
     job_id: Annotated[str | None, typer.Option(help="The job's id, else made from the name.")] = None,
     on_conflict: Annotated[
         Literal["error", "keep", "replace"],
@@ -82,6 +85,7 @@ def submit(
         replicas=replicas,
         gang=gang,
         max_retries_failure=retries,
+        priority=priority,
         job_id=job_id,
         on_conflict=on_conflict,
         after_failure=after_failure,
@@ -206,6 +210,7 @@ def status(context: typer.Context, job: Id) -> None:
         "namespace": info.namespace,
         "state": info.status,
         "parent": info.parent or "-",
+        "priority": str(info.priority),
         "after": ", ".join(info.after) or "-",
         "submitted": _moment(info.submitted_at),
         "started": _moment(info.started_at),

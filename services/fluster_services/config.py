@@ -21,6 +21,7 @@ class Timing:
     leader_lease_s: float = 6.0  # a controller that leads is followed by another when it is silent for so long
     # A worker that no controller has heard for this time, and for two heartbeats, releases what it holds for gangs.
     hold_s: float = 20.0
+    reserve_after_s: float = 30.0  # a task that others have overtaken for so long has a worker kept free for it
 
     def __post_init__(self) -> None:
         if self.worker_timeout_s < self.fence_after_s + self.heartbeat_s:
@@ -59,4 +60,5 @@ LOCAL_TIMING = Timing(
     unschedulable_after_s=5.0,
     leader_lease_s=3.0,
     hold_s=5.0,
+    reserve_after_s=5.0,
 )

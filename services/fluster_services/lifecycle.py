@@ -81,6 +81,7 @@ def new_tasks(job: JobRecord) -> list[TaskRecord]:
             namespace=job.namespace,
             task=task,
             order=job.order,
+            priority=request.priority,
             resources=request.resources,
             max_retries_failure=request.max_retries_failure,
             max_retries_preemption=request.max_retries_preemption,
@@ -383,6 +384,7 @@ def job_info(
         error=job.error,
         parent=job.request.parent,
         after=job.request.after,
+        priority=job.request.priority,
         first_attempt=job.first_attempt,
         tasks=tuple(_task_status(task, progress.get(task.task)) for task in tasks),
     )

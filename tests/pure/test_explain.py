@@ -113,3 +113,14 @@ def test_a_job_that_is_being_stopped_says_so() -> None:
     wanted = lifecycle.request_job_kill(job, reason="enough")
     assert wanted is not None
     assert "being stopped (enough)" in explain(wanted, lifecycle.new_tasks(job), [], ahead=0, now=NOW)
+
+
+def test_whom_a_worker_is_kept_free_for_is_said() -> None:
+    job = pending()
+
+    def said(name: str) -> str:
+        workers = [view("w1", 4, free=0, jobs=("a",))]
+        return explain(job, lifecycle.new_tasks(job), workers, ahead=0, now=NOW, reservation=(name, "w1"))
+
+    assert said("train-1").endswith("; next in line; others have overtaken it for long, so w1 is kept free for it")
+    assert said("large").endswith("; next in line; w1 is kept free for large, which waits for longer")

@@ -1,5 +1,7 @@
 """First fit in the order of submission, whatever comes in between; and the cost of it."""
 
+import itertools
+import random
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from fluster_bus.messages import Capacity, JobId, Namespace
 from fluster_services.controller.books import JobKey
-from fluster_services.controller.scheduler import MAX_WINDOW, Place, Scheduler
+from fluster_services.controller.explain import WorkerView
+from fluster_services.controller.reservation import choose
+from fluster_services.controller.scheduler import MAX_WINDOW, Place, Scheduler, place_in_line
 
 NEEDS = [
     Capacity(cpu=1, memory=1),
@@ -242,3 +246,172 @@ def test_where_room_is_scarce_one_task_is_out_at_a_time_until_offers_are_taken_a
             scheduler.remove(place.job, place.task)
     assert [number for numbers in taken for number in numbers] == list(range(100))
     assert [len(numbers) for numbers in taken[:9]] == [1] * 8 + [2]
+
+
+# ---- priorities -----------------------------------------------------------------------------------------
+
+
+def test_higher_priorities_go_first_and_within_one_the_first_that_was_submitted() -> None:
+    scheduler = Scheduler()
+    dice = random.Random(1)
+    jobs = [(priority, order) for order in range(1, 200) for priority in (dice.randint(-1_000, 1_000),)]
+    for priority, order in sorted(jobs, key=lambda _: dice.random()):
+        key = JobKey(Namespace("default"), JobId(f"job{order}"))
+        scheduler.add(Place(place_in_line(order, priority), 0, key), NEEDS[order % len(NEEDS)])
+    taken = [place.job.job_id for place, _ in scheduler.take(len(jobs))]
+    assert taken == [f"job{order}" for _, order in sorted(jobs, key=lambda each: (-each[0], each[1]))]
+
+
+# ---- reserve and backfill -------------------------------------------------------------------------------
+
+SMALL, LARGE = Capacity(cpu=1, memory=1), Capacity(cpu=4, memory=1)
+
+
+class _Workers:
+    """A cluster on a clock: tasks that end, offers that reach whoever has room, as a queue group does."""
+
+    def __init__(self, dice: random.Random, workers: dict[str, float], *, reserve_after_s: float = 10) -> None:
+        self.dice = dice
+        self.free = dict(workers)  # {worker: CPUs}
+        self.total = dict(workers)
+        self.reserve_after_s = reserve_after_s
+        self.scheduler = Scheduler()
+        self.now = 0.0
+        self.running: list[tuple[float, str, Place, Capacity]] = []  # (ends at, worker, …)
+        self.started: dict[Place, float] = {}
+        self.kept_free: str | None = None
+        self.needs: dict[Place, Capacity] = {}
+
+    def add(self, place: Place, need: Capacity) -> None:
+        self.needs[place] = need
+        self.scheduler.add(place, need, now=self.now)
+
+    def dispatch(self, runs_s: float) -> None:
+        scheduler = self.scheduler
+        while True:
+            if scheduler.reserved is None:
+                starving = scheduler.starving(now=self.now, reserve_after_s=self.reserve_after_s)
+                if starving is not None:
+                    views = [
+                        WorkerView(name, Capacity(cpu=total, memory=99), Capacity(cpu=self.free[name], memory=99))
+                        for name, total in self.total.items()
+                    ]
+                    self.kept_free = choose(starving[1], views)
+                    if self.kept_free is not None:
+                        scheduler.reserve(*starving)
+            taken = scheduler.take(self.dice.randint(1, 8))
+            if not taken:
+                break
+            for place, need in self.dice.sample(taken, len(taken)):
+                spared = self.kept_free if scheduler.is_behind_reserved(place) else None
+                room = [name for name, free in self.free.items() if free >= need.cpu and name != spared]
+                if not room:
+                    scheduler.on_declined(place, need, room=False)
+                    continue
+                worker = self.dice.choice(room)
+                self.free[worker] -= need.cpu
+                self.started[place] = self.now
+                self.running.append((self.now + runs_s * self.dice.uniform(0.5, 1.5), worker, place, need))
+                if self.dice.random() < 0.5:
+                    scheduler.on_accepted(need, place, now=self.now)
+                    scheduler.remove(place.job, place.task)
+                else:
+                    scheduler.remove(place.job, place.task)
+                    scheduler.on_accepted(need, place, now=self.now)
+            scheduler.sanity_check()
+
+    def step(self) -> None:
+        """Until the next task ends."""
+        self.running.sort(key=lambda each: each[0], reverse=True)
+        ends, worker, _place, need = self.running.pop()
+        self.now = max(self.now, ends)
+        self.free[worker] += need.cpu
+        assert self.free[worker] <= self.total[worker]
+        self.scheduler.on_room()
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("ages", [True, False], ids=["aging", "without"])
+def test_a_large_task_gets_its_turn_under_an_endless_stream_of_small_ones(seed: int, ages: bool) -> None:
+    dice = random.Random(seed)
+    workers = {f"w{each}": 4.0 for each in range(dice.randint(1, 4))}
+    cluster = _Workers(dice, workers, reserve_after_s=10 if ages else 1e9)
+    numbers = itertools.count()
+    large: list[Place] = []
+    waiting_small = 0
+    for _ in range(3_000):
+        while waiting_small < 12:
+            cluster.add(_place(next(numbers)), SMALL)
+            waiting_small += 1
+        if cluster.now > 20 and len(large) < 3:
+            large.append(_place(next(numbers)))
+            cluster.add(large[-1], LARGE)
+        before = len(cluster.started)
+        cluster.dispatch(runs_s=5)
+        started = list(cluster.started)[before:]
+        waiting_small -= sum(cluster.needs[place] == SMALL for place in started)
+        if cluster.now > 20 + 3 * 60:
+            break
+        cluster.step()
+    if not ages:
+        if len(workers) == 1:
+            assert not set(large) & set(cluster.started), "else this test shows nothing"
+        return
+    assert set(large) <= set(cluster.started)
+    assert sorted(large, key=lambda place: cluster.started[place]) == large, "one after the other"
+    # 10 s until it is overtaken for too long, then what runs on one worker has to end; each in its turn.
+    assert cluster.started[large[0]] < 20 + 10 + 10 + 5
+    assert cluster.started[large[-1]] < 20 + 10 + 3 * 20
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_task_is_lost_whatever_is_reserved(seed: int) -> None:
+    dice = random.Random(seed)
+    cluster = _Workers(dice, {"w1": 4, "w2": 8, "w3": 2}, reserve_after_s=dice.choice((0, 3, 20)))
+    needs = [Capacity(cpu=cpu, memory=1) for cpu in (0.5, 1, 2, 3, 4, 8)]
+    places = [_place(number) for number in range(300)]
+    for place in places:
+        cluster.add(place, dice.choice(needs))
+    while len(cluster.started) < len(places):
+        cluster.dispatch(runs_s=dice.choice((1, 5)))
+        assert cluster.running, f"{len(cluster.scheduler)} tasks wait, and nothing runs"
+        cluster.step()
+    assert cluster.scheduler.reserved is None
+
+
+def test_nothing_is_reserved_for_what_nobody_overtakes() -> None:
+    scheduler = Scheduler()
+    for number in range(10):
+        scheduler.add(_place(number), SMALL, now=0)
+    for place, need in scheduler.take(1):
+        scheduler.on_declined(place, need, room=False)
+    assert scheduler.starving(now=1_000, reserve_after_s=10) is None
+
+
+def test_what_is_behind_a_reservation_closes_no_line_before_it() -> None:
+    scheduler = Scheduler()
+    first, large, small = _place(0), _place(1), _place(2)
+    scheduler.add(first, Capacity(cpu=2, memory=1), now=0)
+    scheduler.add(large, LARGE, now=0)
+    scheduler.add(small, SMALL, now=0)
+    scheduler.reserve(large, LARGE)
+    assert [scheduler.is_behind_reserved(place) for place in (first, large, small)] == [False, False, True]
+    taken = scheduler.take(3)
+    assert [place for place, _ in taken] == [first, large, small]
+    scheduler.on_declined(first, taken[0][1], room=True)
+    scheduler.on_declined(large, LARGE, room=True)
+    scheduler.on_declined(small, SMALL, room=False)
+    assert [place for place, _ in scheduler.take(3)] == [first, large], "they may have room where it had none"
+    scheduler.remove(large.job, large.task)
+    assert scheduler.reserved is None
+    assert [place for place, _ in scheduler.take(3)] == [small]
+
+
+def test_the_worker_that_lacks_least_is_kept_free() -> None:
+    def view(name: str, total: float, free: float, memory: int = 9) -> WorkerView:
+        return WorkerView(name, Capacity(cpu=total, memory=9), Capacity(cpu=free, memory=memory))
+
+    assert choose(LARGE, [view("w1", 4, 1), view("w2", 4, 2), view("w3", 3, 3), view("w4", 8, 0)]) == "w2"
+    whole = Capacity(cpu=4, memory=9)
+    assert choose(whole, [view("w1", 4, 1), view("w2", 4, 2, memory=0)]) == "w1", "whatever is scarcest"
+    assert choose(LARGE, [view("w3", 3, 3)]) is None

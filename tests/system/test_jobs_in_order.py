@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from fluster.cluster import LocalCluster
-from fluster_bus.messages import JobId, JobRequest, JobStatus
+from fluster_bus.messages import JobId, JobRequest, JobStatus, ResourceConfig
 from fluster_bus.names import unique_name
 from tests.system.job_requests import call, command, sleeper, wait_ready
+from tests.system.processes import Family
 from tests.system.test_cli import Cli
 from tests.waiting import wait_until
 
@@ -124,3 +125,51 @@ def test_the_command_line_says_what_an_id_that_exists_means(cli: Cli) -> None:
     without_id = cli.run("submit", "--on-conflict", "keep", "--", "true")
     assert without_id.returncode == 2
     assert "needs job_id" in without_id.stderr
+
+
+# ---- priorities, and those that are overtaken ---------------------------------------------------------------
+
+
+def test_a_big_job_gets_its_turn_while_small_ones_keep_being_submitted(family: Family) -> None:
+    with LocalCluster(workers=1, cpu=4) as cluster:
+        small: list[JobId] = []
+        big: JobId | None = None
+        reasons: set[str] = set()
+        deadline = time.monotonic() + 2 * PATIENCE_S
+        while True:
+            assert time.monotonic() < deadline, f"it still waits, among {len(small)} others: {reasons}"
+            waiting = [info for info in cluster.list_jobs() if info.name == "small" and not info.status.finished()]
+            small += cluster.launch_many([command("sleep", "0.3", name="small") for _ in range(12 - len(waiting))])
+            if big is None:
+                big = cluster.launch(command("true", name="big", resources=ResourceConfig.with_cpu(4)))
+            elif (info := cluster.poll(big)).status.finished():
+                assert info.status is JobStatus.SUCCEEDED
+                break
+            else:
+                reasons.add(cluster.explain(big).rpartition("; ")[2])
+        assert any("is kept free for it" in reason for reason in reasons), reasons
+        cluster.wait(small, timeout=PATIENCE_S)
+    family.wait_gone()
+
+
+def test_a_higher_priority_goes_first(cli: Cli, cluster: LocalCluster, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    whole = ResourceConfig.with_cpu(8)
+    holders = cluster.launch_many([sleeper(resources=whole) for _ in range(2)])
+    for holder in holders:
+        wait_ready(cluster, holder)
+
+    def writes(word: str) -> tuple[str, ...]:
+        return ("sh", "-c", f"echo {word} >> {ledger}")
+
+    waiting = [
+        cluster.launch(command(*writes(word), resources=whole, priority=priority))
+        for word, priority in (("low", -5), ("first", 0), ("second", 0), ("high", 7))
+    ]
+    waiting.append(JobId(cli.ok("submit", "--cpu", "8", "--priority", "9", "--", *writes("highest")).strip()))
+    assert cluster.poll(waiting[-1]).priority == 9
+    cluster.terminate(holders[0])
+    cluster.wait(waiting, timeout=PATIENCE_S)
+    assert ledger.read_text().split() == ["highest", "high", "first", "second", "low"]
+    cluster.terminate(holders[1])
+    cluster.wait(holders, timeout=PATIENCE_S)

@@ -23,6 +23,7 @@ EndpointId = NewType("EndpointId", str)
 
 MAX_REPLICAS = 10_000
 MAX_AFTER = 1_000
+MAX_PRIORITY = 1_000
 MAX_ENTRYPOINT_BYTES = 4 << 20  # base64 makes 5.4 MiB of it
 # Of a whole request: its record, with how the job ended, must stay below the server's message limit of 8 MiB.
 MAX_REQUEST_BYTES = 6 << 20
@@ -194,6 +195,7 @@ class JobRequest(Message):
     retry_backoff_s: float = Field(default=1.0, ge=0, le=3_600)  # before the first retry; it doubles, up to 64 times
     timeout_s: float | None = Field(default=None, gt=0)  # of each attempt, from its start
     scheduling_timeout_s: float | None = Field(default=None, gt=0)  # of waiting for a worker, for each attempt
+    priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)  # its tasks go before those of a lower one
     job_id: JobId | None = None  # made from the name when it is left out
     # When a job of that id exists: refuse this one; give the other back, unless it failed; or stop it and take its place.
     on_conflict: Literal["error", "keep", "replace"] = "error"
@@ -316,6 +318,7 @@ class JobInfo(Message):
     error: TaskError | None = Field(default=None, repr=False)
     parent: JobId | None = None
     after: tuple[JobId, ...] = ()
+    priority: int = 0
     first_attempt: int = 1  # lower ones, in logs and events, belong to jobs that had the id before
     tasks: tuple[TaskStatus, ...] = ()  # none while it waits for other jobs to end
 

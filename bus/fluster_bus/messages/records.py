@@ -30,6 +30,7 @@ class TaskRecord(Message):
     namespace: Namespace
     task: int
     order: int  # the job's place in the submission order
+    priority: int = 0
     resources: ResourceConfig = ResourceConfig()
     max_retries_failure: int = 0
     max_retries_preemption: int = 100

@@ -35,7 +35,7 @@ from fluster_services.controller.progress import ProgressBoard
 from fluster_services.controller.reconcile import missing_tasks, next_records
 from fluster_services.controller.registry_sweep import RegistrySweep
 from fluster_services.controller.retention import RecordSweep
-from fluster_services.controller.scheduler import Place
+from fluster_services.controller.scheduler import Place, place_in_line
 from fluster_services.controller.seat import DeposedError, Seat
 from fluster_services.controller.service import ControllerService
 from fluster_services.controller.slim_records import is_slim_request
@@ -222,7 +222,8 @@ class Controller:
         if self._still_waits(key, task) is None:
             return
         if not task.gang:
-            self.offers.add(Place(task.order, task.task, key), capacity.needed(task.resources))
+            order = place_in_line(task.order, task.priority)
+            self.offers.add(Place(order, task.task, key), capacity.needed(task.resources))
         if task.scheduling_timeout_s is not None:
             asyncio.get_running_loop().call_later(task.scheduling_timeout_s, self._give_up, key, task)
 

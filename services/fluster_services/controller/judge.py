@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
@@ -101,6 +102,13 @@ class Judge:
     def _is_draining(self, worker_id: WorkerId) -> bool:
         info = self._controller.workers.get(worker_id)
         return info is not None and info.draining
+
+    def is_alive(self, worker_id: WorkerId) -> bool:
+        return worker_id in self._controller.workers and self._liveness.is_alive(worker_id)
+
+    def misfits(self) -> Collection[Capacity]:
+        """The needs that no registered worker could ever cover, as far as that was looked at."""
+        return self._misfit_since.keys()
 
     def free(self, worker_id: WorkerId) -> Capacity:
         return self._liveness.free(worker_id)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
 from fluster_bus.errors import BusError, NoRespondersError
-from fluster_bus.messages import Capacity, Offer, OfferReply, TaskRecord
+from fluster_bus.messages import Capacity, Offer, OfferReply, TaskRecord, WorkerId
 from fluster_bus.tables import Row
 from fluster_services.capacity import class_of, fits, is_between_levels
 from fluster_services.controller.books import JobKey
+from fluster_services.controller.reservation import choose
 from fluster_services.controller.scheduler import Place, Scheduler
 
 if TYPE_CHECKING:
@@ -22,6 +24,9 @@ log = logging.getLogger(__name__)
 _OUT_AT_ONCE = 32
 _OFFER_TIMEOUT_S = 2.0  # an answer takes milliseconds: after this the worker has probably died with the offer
 _PAUSE_AFTER_ERROR_S = 0.2
+_TRIES_BESIDE_SPARED = 3  # a class hands an offer to any member: it may be the one that is kept free
+_NAMED_BESIDE_SPARED = 32  # workers that are then asked by name
+_CHOOSING_COSTS = 20  # a worker to keep free is chosen so seldom that it takes one part in so many of the time
 _FIRST_PAUSE_AFTER_DECLINE_S, _LAST_PAUSE_AFTER_DECLINE_S = 0.01, 0.5
 
 
@@ -36,6 +41,8 @@ class Offers:
         self._wake = asyncio.Event()
         self._decline_pause_s = _FIRST_PAUSE_AFTER_DECLINE_S
         self._opening: asyncio.TimerHandle | None = None
+        self._kept_free: WorkerId | None = None  # for the task that the scheduler has a reservation for
+        self._chooses_at = 0.0
 
     @property
     def scheduler(self) -> Scheduler:
@@ -43,12 +50,13 @@ class Offers:
 
     def add(self, place: Place, need: Capacity) -> None:
         """A task waits."""
-        self._scheduler.add(place, need)
+        self._scheduler.add(place, need, now=time.monotonic())
         self._wake.set()
 
     def remove(self, job: JobKey, task: int) -> None:
         """A task does not wait any more."""
         self._scheduler.remove(job, task)
+        self._wake.set()  # it may be the one for which a worker was kept free
 
     def on_room(self) -> None:
         """Some worker has room again."""
@@ -73,9 +81,40 @@ class Offers:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
+                self._reserve()
                 for place, need in self._scheduler.take(_OUT_AT_ONCE - self._out):
                     self._out += 1
                     tasks.create_task(self._offer(place, need))
+
+    @property
+    def reservation(self) -> tuple[JobKey, WorkerId] | None:
+        """The job of the task that has been overtaken for too long, and the worker that is kept free for it."""
+        place = self._scheduler.reserved
+        return (place.job, self._kept_free) if place is not None and self._kept_free is not None else None
+
+    def _reserve(self) -> None:
+        """Keep a worker free for the task that has been overtaken for too long, if there is one."""
+        judge, now = self._controller.judge, time.monotonic()
+        if self._scheduler.reserved is not None:
+            if self._kept_free is not None and judge.is_alive(self._kept_free):
+                return
+            self._scheduler.release()
+        if now < self._chooses_at:
+            return
+        starving = self._scheduler.starving(
+            now=now,
+            reserve_after_s=self._controller.config.timing.reserve_after_s,
+            hopeless=judge.misfits(),
+        )
+        if starving is None:
+            return
+        place, need = starving
+        worker = choose(need, judge.views())
+        self._chooses_at = now + _CHOOSING_COSTS * (time.monotonic() - now)
+        if worker is not None:
+            self._kept_free = WorkerId(worker)
+            self._scheduler.reserve(place, need)
+            log.info("%s is kept free for %s.%d, which others have overtaken", worker, place.job.job_id, place.task)
 
     async def _offer(self, place: Place, need: Capacity) -> None:
         rooms = self._rooms
@@ -86,9 +125,9 @@ class Offers:
                 self._scheduler.remove(place.job, place.task)
                 return
             await self._controller.seat.wait_sure()
-            accepted, is_worth_repeating = await self._place(row, need)
+            accepted, is_worth_repeating = await self._place(row, place, need)
             if accepted:
-                self._scheduler.on_accepted(need)
+                self._scheduler.on_accepted(need, place, now=time.monotonic())
                 self._decline_pause_s = _FIRST_PAUSE_AFTER_DECLINE_S
                 return  # the worker's claim is in the record, which takes the task out of the line when it arrives
             if is_worth_repeating:
@@ -105,35 +144,50 @@ class Offers:
             self._out -= 1
             self._wake.set()
 
-    async def _place(self, row: Row[TaskRecord], need: Capacity) -> tuple[bool, bool]:
+    async def _place(self, row: Row[TaskRecord], place: Place, need: Capacity) -> tuple[bool, bool]:
         """Whether a worker has claimed the task, and if none did, whether another may."""
         task = row.value
+        spared = self._kept_free if self._scheduler.is_behind_reserved(place) else None
         offer = Offer(
             namespace=task.namespace,
             job_id=task.job_id,
             task=task.task,
             attempt=task.attempt,
             revision=row.revision,
+            spared=spared,
         )
         offered = class_of(need)
         if offered is not None:
-            accepted = await self._answer(offered.subject, offer)
-            if accepted is not None:
+            answer = await self._answer(offered.subject, offer)
+            for _ in range(_TRIES_BESIDE_SPARED - 1):
+                if answer is None or not answer.spared:
+                    break
+                answer = await self._answer(offered.subject, offer)
+            if answer is not None and not answer.spared:
                 # A worker that has just become full may still be reached; the next offer goes to another, or to nobody.
-                return accepted, True
-            if not is_between_levels(need, offered):
+                return answer.accepted, True
+            if answer is None and not is_between_levels(need, offered):
                 return False, False
-        judge = self._controller.judge
-        candidates = [worker_id for worker_id in judge.alive() if fits(need, judge.free(worker_id))]
-        for worker_id in candidates:
-            if await self._answer(subjects.worker_verb(worker_id, "offer"), offer):
+        for worker_id in self._candidates(place, need, spared):
+            answer = await self._answer(subjects.worker_verb(worker_id, "offer"), offer)
+            if answer is not None and answer.accepted:
                 return True, True
         return False, False
 
-    async def _answer(self, subject: str, offer: Offer) -> bool | None:
-        """Whether the offer was accepted; None when nobody listens."""
+    def _candidates(self, place: Place, need: Capacity, spared: WorkerId | None) -> list[WorkerId]:
+        """The workers that have room by what they said last."""
+        judge = self._controller.judge
+        found = [each for each in judge.alive() if each != spared and fits(need, judge.free(each))]
+        if spared is not None:
+            return found[:_NAMED_BESIDE_SPARED]
+        if place == self._scheduler.reserved and self._kept_free is not None:
+            return [self._kept_free, *found]  # it may have got room since
+        return found
+
+    async def _answer(self, subject: str, offer: Offer) -> OfferReply | None:
+        """What a worker says to the offer; None when nobody listens."""
         try:
             answer = await self._controller.bus.request(subject, offer.to_json(), timeout_s=_OFFER_TIMEOUT_S)
         except NoRespondersError:
             return None
-        return OfferReply.from_json(answer.data).accepted
+        return OfferReply.from_json(answer.data)

@@ -1,22 +1,36 @@
-"""Which waiting task is offered next: first fit, in the order of submission.
+"""Which waiting task is offered next: first fit, by priority, and in the order of submission within one.
 
 Tasks that need the same wait in one line. A line whose first task found no worker with room is closed until a worker
 says that it has room again, and with it every line that needs at least as much. So the cost of an offer depends on
 the number of different needs, not on how many tasks wait.
+
+Smaller tasks thus overtake a large one, and might do so for ever. Once it has been overtaken for longer than
+`reserve_after_s` it is `starving`, and a worker is kept free for it: whatever is behind it in the order is offered to
+the others only, until it has its place. There is one such reservation at a time.
+
+Priorities are strict: a task waits as long as there is one of a higher priority that fits.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fluster_bus.messages import Capacity
 from fluster_services.controller.books import JobKey
 
+_ORDERS = 1 << 53  # beyond any order of submission
+
+
+def place_in_line(order: int, priority: int) -> int:
+    """Where a task stands: before all of a lower priority, and in the order of submission within its own."""
+    return order - priority * _ORDERS
+
 
 class Place(NamedTuple):
-    """A task in the order of submission."""
+    """A task in the order in which tasks are offered, as `place_in_line` gives it."""
 
     order: int
     task: int
@@ -39,26 +53,33 @@ class _Line:
     # room that the earlier just missed.
     window: int = MAX_WINDOW
     accepted: int = 0  # in a row
+    # Since when tasks behind its first one were placed, which found no room itself.
+    overtaken_since: float | None = None
 
 
 class Scheduler:
-    """The waiting tasks. It decides which to offer; offering is for others."""
+    """The waiting tasks. It decides which to offer; offering is for others. Times are seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._lines: dict[Capacity, _Line] = {}
         self._waiting: dict[tuple[JobKey, int], Capacity] = {}
         self._needing: dict[Capacity, set[tuple[JobKey, int]]] = {}  # {need: who waits for it, also while out}
         self._out: dict[tuple[JobKey, int], Capacity] = {}  # {task: the need with which it was offered}
+        self._since: dict[tuple[JobKey, int], float] = {}  # {task: when it was added}
+        self._reserved: Place | None = None
+        self._reserved_need: Capacity | None = None
+        self._last_reserved: Place | None = None
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, place: Place, need: Capacity) -> None:
+    def add(self, place: Place, need: Capacity, *, now: float = 0.0) -> None:
         """A task waits; it may be told again."""
         task = (place.job, place.task)
         if self._waiting.get(task) == need:
             return
         self._forget_need(task)
+        self._since[task] = now
         self._waiting[task] = need
         self._needing.setdefault(need, set()).add(task)
         self._push(place, need)
@@ -66,6 +87,7 @@ class Scheduler:
     def _forget_need(self, task: tuple[JobKey, int]) -> None:
         need = self._waiting.pop(task, None)
         if need is not None:
+            del self._since[task]
             self._needing[need].discard(task)
             if not self._needing[need]:
                 del self._needing[need]
@@ -81,6 +103,8 @@ class Scheduler:
         """A task does not wait any more."""
         self._forget_need((job, task))
         self._bring_in((job, task))
+        if self._reserved is not None and (self._reserved.job, self._reserved.task) == (job, task):
+            self.release()
 
     def _bring_in(self, task: tuple[JobKey, int]) -> None:
         need = self._out.pop(task, None)
@@ -122,13 +146,26 @@ class Scheduler:
             del self._lines[line.need]
         return False
 
-    def on_accepted(self, need: Capacity) -> None:
-        """An offer was taken. Its task is out until `remove`: its record is on its way."""
+    def on_accepted(self, need: Capacity, place: Place | None = None, *, now: float = 0.0) -> None:
+        """An offer was taken. Its task is out until `remove`: its record is on its way.
+
+        With its `place`, it is noted whom it has overtaken.
+        """
         line = self._lines.get(need)
         if line is not None:
+            if place is not None and place not in (self._reserved, self._last_reserved):
+                line.overtaken_since = None  # it found room by itself; one that was helped tells nothing about the next
             line.accepted += 1
             if line.accepted % _WIDENS_AFTER == 0:
                 line.window = min(MAX_WINDOW, line.window * 2)
+        if place is not None:
+            for other in list(self._lines.values()):
+                if other is not line and other.overtaken_since is None and self._is_passed(other, place):
+                    other.overtaken_since = now
+
+    def _is_passed(self, line: _Line, place: Place) -> bool:
+        """True when the line's first task is before that place, and found no room, or is about to hear so."""
+        return line.out > 0 or (line.closed and self._has_task(line) and line.heap[0] < place)
 
     def on_declined(self, place: Place, need: Capacity, *, room: bool) -> None:
         """An offer came back. Without `room` anywhere, tasks that need at least as much are not offered for now."""
@@ -138,9 +175,57 @@ class Scheduler:
             self._push(place, need)
             line = self._lines[need]
             line.window, line.accepted = 1, 0
+            if room and not self.is_behind_reserved(place):
+                line.closed = False  # perhaps by the answer to one that was not offered to all workers
         if not room:
-            for line in self._lines.values():
-                line.closed = line.closed or _at_least(line.need, need)
+            behind = self.is_behind_reserved(place)
+            for line in list(self._lines.values()):
+                # What is behind the reservation was not offered to the worker that is kept free: whoever is before it
+                # may have room there.
+                if _at_least(line.need, need) and not (behind and self._is_before_reserved(line)):
+                    line.closed = True
+
+    # ---- reserve and backfill ---------------------------------------------------------------------------
+
+    def starving(
+        self, *, now: float, reserve_after_s: float, hopeless: Collection[Capacity] = ()
+    ) -> tuple[Place, Capacity] | None:
+        """The first task in the order that has been overtaken for too long, and what it needs.
+
+        Those whose need is `hopeless`, since no worker could ever cover it, are passed over.
+        """
+        starving = (
+            (line.heap[0], line.need)
+            for line in list(self._lines.values())
+            if line.overtaken_since is not None
+            and line.need not in hopeless
+            and self._has_task(line)
+            and now - max(line.overtaken_since, self._since[line.heap[0].job, line.heap[0].task]) >= reserve_after_s
+        )
+        return min(starving, default=None, key=lambda each: each[0])
+
+    @property
+    def reserved(self) -> Place | None:
+        """The task for which a worker is kept free."""
+        return self._reserved
+
+    def reserve(self, place: Place, need: Capacity) -> None:
+        """A worker is kept free for that task, until it does not wait any more, or `release`."""
+        self._reserved, self._reserved_need = place, need
+
+    def release(self) -> None:
+        """No worker is kept free any more: it may have room for those that were not offered to it."""
+        self._last_reserved, self._reserved, self._reserved_need = self._reserved, None, None
+        self.on_room()
+
+    def is_behind_reserved(self, place: Place) -> bool:
+        """True when that task may not be offered to the worker that is kept free."""
+        return self._reserved is not None and place > self._reserved
+
+    def _is_before_reserved(self, line: _Line) -> bool:
+        if line.need == self._reserved_need:
+            return True  # the one that is reserved for may be out itself, and so not in its line
+        return self._has_task(line) and not self.is_behind_reserved(line.heap[0])
 
     def needs(self) -> list[Capacity]:
         """The different needs of the tasks that wait."""
@@ -164,6 +249,9 @@ class Scheduler:
         lined = {(place.job, place.task) for line in self._lines.values() for place in line.heap}
         assert set(self._waiting) <= lined | set(self._out)  # noqa: S101
         assert set(self._out) <= set(self._waiting)  # noqa: S101
+        assert set(self._since) == set(self._waiting)  # noqa: S101
+        reserved = self._reserved
+        assert reserved is None or (reserved.job, reserved.task) in self._waiting  # noqa: S101
 
 
 def _at_least(need: Capacity, other: Capacity) -> bool:

@@ -40,6 +40,7 @@ from fluster_services import lifecycle
 from fluster_services.controller.books import JobKey
 from fluster_services.controller.dependencies import waits_for
 from fluster_services.controller.explain import explain
+from fluster_services.controller.scheduler import place_in_line
 from fluster_services.controller.slim_records import is_slim_error
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ class ControllerService:
         ahead = 0
         for key, _task in self._controller.offers.scheduler.waiting():
             entry = self._controller.books.get(key)
-            ahead += entry is not None and entry.job is not None and entry.job.value.order < job.order
+            ahead += entry is not None and entry.job is not None and _place(entry.job.value) < _place(job)
         reason = explain(
             job,
             tasks,
@@ -200,8 +201,20 @@ class ControllerService:
             ahead=ahead,
             now=time.time(),
             waits_for=self._waits_for(job),
+            reservation=self._reservation(job),
         )
         return ExplainReply(job_id=request.job_id, reason=reason)
+
+    def _reservation(self, job: JobRecord) -> tuple[str, str] | None:
+        reservation = self._controller.offers.reservation
+        if reservation is None:
+            return None
+        key, worker_id = reservation
+        holder = self._controller.books.get(key)
+        if key.namespace != job.namespace or holder is None or holder.job is None:
+            return None  # a tenant is not told about another's jobs
+        is_concerned = key.job_id == job.job_id or _place(holder.job.value) < _place(job)
+        return (key.job_id, worker_id) if is_concerned else None
 
     def _waits_for(self, job: JobRecord) -> list[tuple[str, JobStatus]]:
         """The jobs that it waits for, and how they stand."""
@@ -247,3 +260,7 @@ class ControllerService:
         registry = self._controller.registry.registry(namespace)
         found = await (registry.lookup(query.name) if query.name is not None else registry.list(query.prefix))
         return EndpointList(endpoints=tuple(found))
+
+
+def _place(job: JobRecord) -> int:
+    return place_in_line(job.order, job.request.priority)

@@ -248,6 +248,10 @@ class Worker:
         work = asyncio.current_task()
         if work is not None:
             self._track(work)
+        if offer.spared == self._worker_id:
+            return OfferReply(
+                worker_id=self._worker_id, accepted=False, spared=True, reason="kept free for another task"
+            )
         refusal = await self._take(offer)
         return OfferReply(worker_id=self._worker_id, accepted=refusal is None, reason=refusal or "")
 

@@ -1,0 +1,105 @@
+"""A large task that small ones overtake, with a real server, a real controller, and toy workers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from fluster.cluster.client import AsyncCluster
+from fluster_bus import subjects
+from fluster_bus.messages import WorkerId
+from fluster_bus.roles import Role
+from fluster_bus.server import EmbeddedServer
+from fluster_services.config import LOCAL_TIMING
+from tests.component import test_controller
+from tests.component.test_controller import NS, S, StartController, StartWorker, _request
+from tests.component.toy_worker import STAY_RUNNING, ToyWorker, started_at_most_once
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.anyio
+
+start_controller, start_worker = test_controller.start_controller, test_controller.start_worker
+
+AGING = dataclasses.replace(LOCAL_TIMING, reserve_after_s=0.2)
+
+
+async def _end_one(worker: ToyWorker) -> None:
+    await worker.end(worker.now_held()[0])
+
+
+@pytest.mark.parametrize("cpu", [4, 3], ids=["on a level", "between two"])
+async def test_a_worker_is_kept_free_for_a_large_task(
+    own_server: EmbeddedServer, start_controller: StartController, start_worker: StartWorker, cpu: int
+) -> None:
+    running = await start_controller(AGING)
+    workers = [await start_worker(f"w{each}", STAY_RUNNING, cpu=cpu, heartbeat_s=0.1) for each in range(2)]
+    offers = running.controller.offers
+    async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+        jobs = await cluster.launch_many([_request("small") for _ in range(2 * cpu)])
+        await wait_until_async(lambda: all(len(worker.held) == cpu for worker in workers))
+        large = await cluster.launch(_request("large", cpu=cpu))
+        jobs.append(large)
+        for turn in range(1_000):
+            if offers.reservation is not None:
+                break
+            # One small task ends, and another takes its room, past the large one.
+            jobs.append(await cluster.launch(_request("small")))
+            await _end_one(workers[turn % 2])
+            await wait_until_async(
+                lambda: offers.reservation is not None or all(len(worker.held) == cpu for worker in workers)
+            )
+        assert offers.reservation is not None
+        key, kept = offers.reservation
+        assert key.job_id == large
+        said = await cluster.explain(large)
+        assert said.endswith(f"others have overtaken it for long, so {kept} is kept free for it")
+        free, other = sorted(workers, key=lambda worker: worker.worker_id != kept)
+        small = await cluster.launch_many([_request("small") for _ in range(2 * cpu)])
+        jobs += small
+        assert (await cluster.explain(small[-1])).endswith(f"{kept} is kept free for {large}, which waits for longer")
+        while len(free.held) > 1:
+            before = len(free.held)
+            await _end_one(free)
+            await _end_one(other)
+            await wait_until_async(lambda: len(other.held) == cpu)
+            assert len(free.held) == before - 1, "what ends there is not followed by what is behind the large one"
+        await _end_one(free)
+        await wait_until_async(lambda: free.now_held() == [subjects.attempt_key(NS, large, 0, 1)])
+        await wait_until_async(lambda: offers.reservation is None)
+        while len(offers.scheduler) or any(worker.held for worker in workers):
+            for worker in workers:
+                if worker.held:
+                    await _end_one(worker)
+            await wait_until_async(lambda: not len(offers.scheduler) or any(worker.held for worker in workers))
+        assert {info.status for info in await cluster.wait(jobs, timeout=10)} == {S}
+        assert started_at_most_once(*workers)
+
+
+async def test_another_worker_is_kept_free_when_the_first_is_lost(
+    own_server: EmbeddedServer, start_controller: StartController, start_worker: StartWorker
+) -> None:
+    timing = dataclasses.replace(test_controller.IMPATIENT, reserve_after_s=0.1, unschedulable_after_s=60)
+    running = await start_controller(timing)
+    workers = {each: await start_worker(each, STAY_RUNNING, cpu=2, heartbeat_s=0.1) for each in ("w1", "w2")}
+    offers = running.controller.offers
+    async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+        await cluster.launch_many([_request("small") for _ in range(4)])
+        await wait_until_async(lambda: all(len(worker.held) == 2 for worker in workers.values()))
+        large = await cluster.launch(_request("large", cpu=2))
+        while offers.reservation is None:
+            await cluster.launch(_request("small"))
+            await _end_one(workers["w2"])
+            await wait_until_async(
+                lambda: offers.reservation is not None or all(len(worker.held) == 2 for worker in workers.values())
+            )
+        _, kept = offers.reservation
+        other = WorkerId("w1" if kept == "w2" else "w2")
+        await workers[kept].vanish()
+        await wait_until_async(lambda: offers.reservation is not None and offers.reservation[1] == other)
+        # The tasks of the one that is lost go first: they were submitted before.
+        wanted, held = subjects.attempt_key(NS, large, 0, 1), workers[other].held
+        while wanted not in held:
+            if held:
+                await _end_one(workers[other])
+            await wait_until_async(lambda: held)
