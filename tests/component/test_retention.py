@@ -306,3 +306,30 @@ async def test_a_large_exception_is_told_whole(
     assert len(entry.job.value.to_json()) < 1_500
     assert entry.task_records()[0].error is None
     assert (await cluster.list_jobs())[0].error is None
+
+
+async def test_the_end_of_a_job_that_was_replaced_takes_nothing_from_the_one_that_has_its_id_now(
+    own_server: EmbeddedServer, connect_bus: ConnectBus, stack: AsyncExitStack
+) -> None:
+    running = await stack.enter_async_context(controller(own_server, THREE))
+    cluster = await _connect(own_server, stack)
+    job_id = JobId("mine")
+    plans = iter([SUCCEED, STAY_RUNNING, *[SUCCEED] * 6])
+    bus = await connect_bus(own_server, Role.SERVICE)
+    worker = ToyWorker(bus, WorkerId("w1"), Capacity(cpu=8, memory=64 << 30), lambda _record: next(plans), 1.0)
+    await worker.start()
+    await cluster.launch(_request(job_id=job_id))
+    await cluster.wait(job_id, timeout=10)
+    await cluster.launch(_request(job_id=job_id, on_conflict="replace"))
+    await wait_until_async(lambda: len(worker.held) == 1)
+    others = await cluster.launch_many([_request() for _ in range(6)])
+
+    async def swept() -> bool:
+        return len(await cluster.list_jobs()) == 4
+
+    await wait_until_async(swept)
+    assert (await cluster.poll(job_id)).status is JobStatus.RUNNING
+    assert {info.job_id for info in await cluster.list_jobs()} - {job_id} < set(others)
+    await worker.end(worker.now_held()[0])
+    assert (await cluster.wait(job_id, timeout=10)).tasks[0].attempt == 2
+    assert JobKey(NS, job_id) in running.books.keys()  # noqa: SIM118 - a method of the books

@@ -103,8 +103,10 @@ class Judge:
         info = self._controller.workers.get(worker_id)
         return info is not None and info.draining
 
-    def is_alive(self, worker_id: WorkerId) -> bool:
-        return worker_id in self._controller.workers and self._liveness.is_alive(worker_id)
+    def takes_work(self, worker_id: WorkerId) -> bool:
+        """True while the worker lives and is not about to leave."""
+        info = self._controller.workers.get(worker_id)
+        return info is not None and not info.draining and self._liveness.is_alive(worker_id)
 
     def misfits(self) -> Collection[Capacity]:
         """The needs that no registered worker could ever cover, as far as that was looked at."""

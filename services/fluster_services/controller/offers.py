@@ -96,7 +96,7 @@ class Offers:
         """Keep a worker free for the task that has been overtaken for too long, if there is one."""
         judge, now = self._controller.judge, time.monotonic()
         if self._scheduler.reserved is not None:
-            if self._kept_free is not None and judge.is_alive(self._kept_free):
+            if self._kept_free is not None and judge.takes_work(self._kept_free):
                 return
             self._scheduler.release()
         if now < self._chooses_at:
