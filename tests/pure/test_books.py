@@ -115,7 +115,7 @@ def test_a_job_that_was_removed_leaves_nothing() -> None:
     books = Books()
     books.apply(row(job_record("parent", order=1), 1))
     books.apply(row(job_record("a", order=2, parent="parent"), 2))
-    books.apply(row(_claimed(lifecycle.new_tasks(job_record("a"))[0], "w1"), 3))
+    books.apply(row(_claimed(lifecycle.new_tasks(job_record("a", order=2))[0], "w1"), 3))
     assert books.remove(NS, Deleted("a.0", 4)) is None
     assert books.remove(NS, Deleted("a", 1)) is None  # it was made anew since
     removed = books.remove(NS, Deleted("a", 5))
