@@ -51,6 +51,9 @@ def up(
         Path | None, typer.Option(metavar="FOLDER", help="Keep records and logs here, and go on with what is there.")
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Of the nats-server; 0 takes a free one.")] = 0,
+    enforce_limits: Annotated[
+        bool, typer.Option("--enforce-limits", help="Hold tasks to their CPUs and memory; needs cgroups.")
+    ] = False,
     show_url: Annotated[
         bool, typer.Option("--show-url", help="Print the URL with its password, as the nats tool wants it.")
     ] = False,
@@ -58,7 +61,7 @@ def up(
     """Run a cluster on this machine until Ctrl-C, and print the line that clients have to run.
 
     The line names a file with the credentials that only you can read. CPUs and memory are logical: they say how much
-    runs at the same time, nothing is enforced.
+    runs at the same time, and nothing is enforced unless asked for.
 
     Try:
       fluster up --workers 2 --store-dir ~/cluster
@@ -78,6 +81,7 @@ def up(
             store_dir=store_dir,
             port=port,
             namespaces=namespaces[1:],
+            enforce_limits=enforce_limits,
         ) as cluster,
     ):
         file = cluster.store_dir / _ADDRESS_FILE

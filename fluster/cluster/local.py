@@ -33,8 +33,9 @@ class LocalCluster(Cluster):
 
     `namespace` is the one that this object works in, `namespaces` are further ones that the cluster shall have.
     `cpu` and `memory` are what all workers offer together: by default 16 CPUs or four for each core, and the machine's
-    memory. They are logical, nothing is enforced. With `store_dir` the records, logs and registry stay there, and the
-    next LocalCluster with the same folder goes on with them. Of several `controllers` one leads and the others stand by.
+    memory. They are logical: nothing is enforced, unless `enforce_limits` asks for it. With `store_dir` the records, logs
+    and registry stay there, and the next LocalCluster with the same folder goes on with them. Of several `controllers` one
+    leads and the others stand by.
 
     Raises ClusterStartError with the reason when it does not come up.
     """
@@ -50,6 +51,7 @@ class LocalCluster(Cluster):
         port: int = 0,
         namespaces: Sequence[str] = (),
         controllers: int = 1,
+        enforce_limits: bool = False,
     ) -> None:
         chosen = namespace or os.environ.get(NAMESPACE) or DEFAULT_NAMESPACE
         for name in (chosen, *namespaces):
@@ -62,6 +64,7 @@ class LocalCluster(Cluster):
             memory=parse_size(memory) if memory is not None else _machine_memory(),
             store_dir=str(Path(store_dir).absolute()) if store_dir is not None else None,
             port=port,
+            enforce_limits=enforce_limits,
             working_dir=str(Path.cwd()),
             python_path=tuple(str(Path(entry or ".").absolute()) for entry in sys.path),
         )

@@ -22,6 +22,7 @@ class LocalSetup(Message):
     port: int = Field(default=0, ge=0, le=65_535)
     working_dir: str
     python_path: tuple[str, ...] = ()
+    enforce_limits: bool = False
 
     @field_validator("namespaces")
     @classmethod

@@ -193,6 +193,7 @@ class Supervisor:
                 timing=LOCAL_TIMING,
                 working_dir=Path(self.setup.working_dir),
                 python_path=self.setup.python_path,
+                enforce_limits="always" if self.setup.enforce_limits else "never",
             )
             run_worker(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=self.store_dir / f"logs/{name}.log")
 

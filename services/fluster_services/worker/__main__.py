@@ -6,12 +6,14 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import cast, get_args
 
 from fluster_bus.address import BusAddress
 from fluster_bus.messages import Namespace, WorkerId
 from fluster_bus.roles import Role, User
 from fluster_services.daemon import run_daemon
 from fluster_services.worker.detection import detect_capacity, detect_host
+from fluster_services.worker.cgroups import Enforcement, LimitsError, find_enforcer
 from fluster_services.worker.draining import Draining
 from fluster_services.worker.process_runtime import ProcessRuntime
 from fluster_services.worker.template import start_template
@@ -30,10 +32,17 @@ def main() -> None:
         state_dir=state_dir,
         total=detect_capacity(),
         job_credentials=credentials,
+        enforce_limits=_enforcement(os.environ.get("FLUSTER_ENFORCE_LIMITS", "auto")),
         drain_timeout_s=_seconds("FLUSTER_DRAIN_TIMEOUT_S", WorkerConfig.drain_timeout_s),
         advertised_host=os.environ.get("FLUSTER_ADVERTISED_HOST") or detect_host(address),
     )
     run_worker(config)
+
+
+def _enforcement(text: str) -> Enforcement:
+    if text not in get_args(Enforcement):
+        sys.exit(f"FLUSTER_ENFORCE_LIMITS={text!r} is not known: choose {', '.join(get_args(Enforcement))}")
+    return cast("Enforcement", text)
 
 
 def _seconds(variable: str, default: float) -> float:
@@ -63,11 +72,16 @@ def run_worker(
     """
     draining = Draining()
     config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        enforcer = find_enforcer(config.enforce_limits)
+    except LimitsError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(1)
     template = start_template(owner_fd=owner_fd)  # before there is an event loop or a connection to inherit
     run_daemon(
-        lambda bus, ready: Worker(bus, config, ProcessRuntime(config.state_dir / "attempts", template), draining).run(
-            ready
-        ),
+        lambda bus, ready: Worker(
+            bus, config, ProcessRuntime(config.state_dir / "attempts", template, enforcer), draining
+        ).run(ready),
         address=config.address,
         name=config.worker_id,
         ready_fd=ready_fd,

@@ -29,6 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from fluster_services.worker.limits import Limits
+
 SPEC_FILE = "spec.json"
 PAYLOAD_FILE = "payload.pickle"
 SOCKET_FILE = "s"
@@ -68,6 +70,8 @@ class LaunchSpec:
     fence_at: float | None = None
     max_log_bytes: int = 64 * 1024 * 1024  # per stream, as stored
     max_line_bytes: int = 64 * 1024
+    limits: Limits = field(default_factory=Limits)  # those asked for
+    groups: dict[str, dict[str, str]] = field(default_factory=dict)  # those enforced, as in limits.py
     keep_s: float = 3600.0  # how long the keeper waits for somebody to ask how it ended
 
     def __post_init__(self) -> None:
@@ -107,6 +111,7 @@ class ExitRecord:
     finished_at: float | None = None
     oom: bool | None = None  # True: killed while the machine was out of memory; None: not known
     log_end: int = 0  # the offset behind the last record of the log
+    memory_limit: int | None = None  # bytes; set when processes were killed for going over it
     dropped_bytes: int = 0  # output that did not fit into the log's cap
     surviving_pids: list[int] = field(default_factory=list)  # could not be killed
     result_bytes: int | None = None  # the size of what the callable returned, pickled; None if that was None
@@ -122,6 +127,8 @@ def from_json(kind: type[_Data], data: Mapping[str, Any]) -> _Data:
     values = {name: value for name, value in data.items() if name in known}
     if kind is ExitRecord and values.get("error") is not None:
         values["error"] = from_json(TaskError, values["error"])
+    if kind is LaunchSpec and "limits" in values:
+        values["limits"] = Limits(**values["limits"])
     return kind(**values)
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fluster.progress_file import Progress, make_progress_pipe, read_progress
+from fluster_services.worker import cgroups
 from fluster_services.worker.attempt_directory import (
     ERROR_FILE,
     EXIT_FILE,
@@ -432,6 +433,7 @@ class _Keeper:
             started_at=self._started_at,
             finished_at=time.time(),
             oom=self._was_out_of_memory(number),
+            memory_limit=self._exceeded_memory_limit(),
             log_end=self._spool.end,
             dropped_bytes=self._spool.dropped_bytes,
             surviving_pids=survivors,
@@ -439,6 +441,7 @@ class _Keeper:
             result_error=result_error,
         )
         self._spool.close()
+        self._remove_groups()
         self._timers.set("keep", time.monotonic() + self._spec.keep_s, self._on_kept_long_enough)
         self._is_to_record = True
         # A worker that hears it has it forgotten in a moment. One that dies before is noticed, and then it is written.
@@ -446,6 +449,14 @@ class _Keeper:
         if self._is_abandoned:
             self._link.tell(self._standing())
             self._leave_no_trace()
+
+    def _exceeded_memory_limit(self) -> int | None:
+        limit = self._spec.limits.memory
+        return limit if limit and cgroups.was_over_memory(self._spec.groups, limit) else None
+
+    def _remove_groups(self) -> None:
+        if not cgroups.remove(self._spec.groups):  # the kernel may take a moment to see that all have left
+            self._timers.set("groups", time.monotonic() + _RECORD_RETRY_S, self._remove_groups)
 
     def _complain(self, what: str) -> None:
         _complain_here()
@@ -472,6 +483,7 @@ class _Keeper:
         self._is_over = True
 
     def _leave_no_trace(self) -> None:
+        cgroups.remove(self._spec.groups)
         discard(self._directory)
         self._is_over = True
 
@@ -483,7 +495,7 @@ class _Keeper:
             return  # what could not be killed must not be taken for the next one's
         self._is_over, self._is_idle = False, True
         self._is_to_record = False
-        self._timers.cancel("keep", "record")
+        self._timers.cancel("keep", "record", "groups")
         self._timers.set("idle", time.monotonic() + _IDLE_S, self._on_kept_long_enough)
         self._link.go_idle()
 

@@ -17,6 +17,7 @@ from fluster_bus.subjects import attempt_key
 from fluster_services.config import Timing
 from fluster_services.worker.attempt_directory import LaunchSpec
 from fluster_services.worker.environments import VirtualEnvironment, without_interpreters_own
+from fluster_services.worker.limits import MAX_PIDS, Limits
 from fluster_services.worker.preparation import Prepared
 
 _LOOPBACK = "127.0.0.1"
@@ -79,6 +80,7 @@ class Launcher:
             kill_grace_s=self.timing.kill_grace_s,
             timeout_s=request.timeout_s,
             fence_after_s=self.timing.fence_after_s,
+            limits=Limits(memory=request.resources.memory, cpu=request.resources.cpu, pids=MAX_PIDS),
         )
         return spec, request.entrypoint.pickled
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from fluster_bus.messages import JobStatus, Progress, TaskError, TaskResult
+from fluster_services.capacity import describe_bytes
 from fluster_services.worker.attempt_directory import ExitRecord
 from fluster_services.worker.last_words import last_words
 from fluster_services.worker.log_pump import LogPump
@@ -96,6 +97,15 @@ def _result(record: ExitRecord) -> TaskResult | None:
 def _failure(record: ExitRecord) -> str:
     if record.error is not None:
         return f"{record.error.type}: {record.error.message}"
+    over = f"killed: over its memory limit of {describe_bytes(record.memory_limit)}" if record.memory_limit else ""
+    if over and record.signal == signal.SIGKILL:
+        return over
+    if over:  # it was a process of the task's, not its main one
+        return f"{_how(record)}, after a process of it was {over}"
+    return _how(record)
+
+
+def _how(record: ExitRecord) -> str:
     if record.signal is not None:
         how = f"killed by {_signal_name(record.signal)}"
         if record.oom:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fluster.progress_file import DIRECTORY_VARIABLE
+from fluster_services.worker import cgroups
 from fluster_services.worker.attempt_directory import (
     EXIT_FILE,
     GONE_SUFFIX,
@@ -42,6 +43,8 @@ from fluster_services.worker.attempt_directory import (
     to_json,
     write_json,
 )
+from fluster_services.worker.cgroups import Enforcer
+from fluster_services.worker.limits import group_name, groups
 from fluster_services.worker.processes import boot_id, leftovers
 from fluster_services.worker.runtime import AlreadyStartedError, Exited, LaunchError, Progressed, Spooled
 from fluster_services.worker.spool import SpoolRecord, read_spool
@@ -149,6 +152,7 @@ class ProcessTask:
             await self._disconnect()
             if self._directory.exists():
                 await asyncio.to_thread(discard, self._directory)
+        cgroups.remove(self.spec.groups)
         self._siblings.discard(self)
 
     async def assign(self, draft: Path) -> bool:
@@ -373,10 +377,13 @@ def _namespace(key: str) -> str:
 class ProcessRuntime:
     """Runs attempts as processes of this machine, each under a keeper that the template forks."""
 
-    def __init__(self, state_dir: Path, template: TemplateHandle) -> None:
+    def __init__(self, state_dir: Path, template: TemplateHandle, enforcer: Enforcer | None = None) -> None:
         """Take hold of `state_dir`, which is made if need be. Raises RuntimeError if another runtime has it."""
         self._state_dir = state_dir.absolute()
         self._template = template
+        self._controllers = enforcer.controllers if enforcer is not None else {}
+        if enforcer is not None:
+            _log.info("%s", enforcer.describe())
         self._tasks: set[ProcessTask] = set()  # also those that are over, until they are forgotten
         self._idle = IdleKeepers()
         self._abandonments: set[asyncio.Task[None]] = set()
@@ -447,6 +454,7 @@ class ProcessRuntime:
         elif spec.command is None and spec.payload_file is None:
             raise LaunchError(f"{spec.key} has nothing to run: give a command, a payload_file or a payload")
         directory = self._state_dir / directory_name(spec.key)
+        spec = dataclasses.replace(spec, groups=groups(spec.limits, self._controllers, group_name(directory)))
         draft = directory.with_name(f"{directory.name}.{secrets.token_hex(4)}{NEW_SUFFIX}")
         task = ProcessTask(spec, directory, self._tasks, self._idle)
         try:

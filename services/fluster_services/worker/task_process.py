@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 import cloudpickle  # type: ignore[import-untyped, unused-ignore]
 
 from fluster.progress_file import DIRECTORY_VARIABLE
+from fluster_services.worker import cgroups
 from fluster_services.worker.attempt_directory import (
     ERROR_FILE,
     SPEC_FILE,
@@ -96,6 +97,7 @@ def run_task(spec: LaunchSpec, directory: Path, *, stdout_fd: int, stderr_fd: in
         if os.getppid() != keeper_pid:  # it died before the kernel was told
             os._exit(1)
         set_process_name("fluster-task")
+        _take_limits(spec)
         _take_descriptors(stdout_fd, stderr_fd)
         is_executed = spec.command is not None or spec.python is not None
         reset_signals(handled_signals() if is_executed else KEEPER_SIGNALS, is_python=not is_executed)
@@ -151,6 +153,15 @@ class _CannotStartError(Exception):
 def _complain(directory: Path, error: _CannotStartError) -> None:
     os.write(2, f"fluster: {error}\n".encode(errors="replace"))
     write_json(directory / ERROR_FILE, to_json(TaskError(type=error.kind, message=str(error))))
+
+
+def _take_limits(spec: LaunchSpec) -> None:
+    try:
+        cgroups.make(spec.groups)
+        cgroups.enter(spec.groups)
+    except OSError as cause:
+        message = f"its limits cannot be set: {cause.filename}: {cause.strerror}"
+        raise _CannotStartError("LimitsError", message, EXIT_NOT_EXECUTABLE) from cause
 
 
 def _take_descriptors(stdout_fd: int, stderr_fd: int) -> None:

@@ -41,6 +41,7 @@ from fluster_bus.retries import retried
 from fluster_bus.tables import Row
 from fluster_services.capacity import fits, needed
 from fluster_services.config import CacheLimits, Timing
+from fluster_services.worker.cgroups import Enforcement
 from fluster_services.worker.claims import Claims
 from fluster_services.worker.class_offers import ClassOffers
 from fluster_services.worker.draining import Draining
@@ -80,6 +81,7 @@ class WorkerConfig:
     working_dir: Path | None = None
     python_path: tuple[str, ...] = ()
     caches: CacheLimits = field(default_factory=CacheLimits)
+    enforce_limits: Enforcement = "never"  # "auto": as far as the machine lets it; "always": or it does not start
     drain_timeout_s: float = 60.0  # after SIGTERM, before what still runs is handed back
     advertised_host: str = "127.0.0.1"  # where tasks on other workers reach what listens on this machine
 

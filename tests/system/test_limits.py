@@ -1,0 +1,130 @@
+"""Limits as the kernel enforces them. Where it does not let us, these tests are skipped, and say so."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fluster.cluster import Cluster, LocalCluster
+from fluster.errors import ClusterStartError
+from fluster_bus.messages import JobStatus, ResourceConfig
+from fluster_services.worker.limits import group_name
+from tests.system.daemons import PATIENT, Daemons
+from tests.system.job_requests import call, command, wait_ready
+from tests.system.processes import Family
+from tests.waiting import wait_until
+
+PATIENCE_S = 60
+MIB = 1 << 20
+
+# In a process of its own: where there is only version 2, it moves into a group below the one it was started in.
+_MISSING = "from fluster_services.worker.cgroups import find_enforcer; print(*find_enforcer('auto').missing.items())"
+
+
+@pytest.fixture(scope="module")
+def enforced() -> None:
+    found = subprocess.run([sys.executable, "-c", _MISSING], capture_output=True, text=True, check=True).stdout.strip()
+    if found:
+        pytest.skip(f"LIMITS ARE NOT TESTED: this system does not let us enforce them: {found}")
+
+
+@pytest.fixture
+def limited(enforced: None, family: Family) -> Iterator[LocalCluster]:
+    with LocalCluster(enforce_limits=True) as cluster:
+        yield cluster
+    family.wait_gone()
+
+
+def groups(name: str) -> list[Path]:
+    """The groups of that name, in all trees."""
+    return list(Path("/sys/fs/cgroup").rglob(name))
+
+
+def hog(size: int) -> None:
+    kept = bytearray(size)
+    for place in range(0, size, 4096):
+        kept[place] = 1
+    print("all of it")
+
+
+def test_what_goes_over_its_memory_is_killed_and_told_so(limited: LocalCluster) -> None:
+    small = ResourceConfig.with_cpu(1, memory="64MiB")
+    killed, fine = limited.launch_many(
+        [call(hog, 200 * MIB, resources=small), call(hog, 200 * MIB, resources=ResourceConfig.with_cpu(memory="1GiB"))]
+    )
+    info = limited.wait(killed, timeout=PATIENCE_S)
+    assert (info.status, info.error_message) == (JobStatus.FAILED, "killed: over its memory limit of 64 MiB")
+    assert limited.wait(fine, timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+
+
+def test_a_child_that_is_killed_for_memory_is_told_apart(limited: LocalCluster) -> None:
+    program = f"{sys.executable} -c 'x = bytearray({200 * MIB})'; exit 5"
+    small = ResourceConfig.with_cpu(1, memory="64MiB")
+    info = limited.wait(limited.launch(command("sh", "-c", program, resources=small)), timeout=PATIENCE_S)
+    assert info.status is JobStatus.FAILED
+    expected = ("killed: over its memory limit", "exit code 5, after a process of it was killed: over its memory limit")
+    assert info.error_message.startswith(expected)  # version 2 kills the whole group
+
+
+def test_a_task_gets_no_more_than_its_cpus(limited: LocalCluster) -> None:
+    def spin() -> None:
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            pass
+        used = time.process_time()
+        if used > 1.2:  # a quarter of 2 s is 0.5 s
+            raise AssertionError(f"{used:.2f} s of CPU time in 2 s")
+
+    quarter = ResourceConfig.with_cpu(0.25)
+    info = limited.wait(limited.launch(call(spin, resources=quarter)), timeout=PATIENCE_S)
+    assert info.status is JobStatus.SUCCEEDED, info.error_message
+
+
+def test_what_is_not_asked_for_is_not_enforced(cluster: Cluster) -> None:
+    small = ResourceConfig.with_cpu(0.1, memory="64MiB")
+    info = cluster.wait(cluster.launch(call(hog, 200 * MIB, resources=small)), timeout=PATIENCE_S)
+    assert info.status is JobStatus.SUCCEEDED, info.error_message
+
+
+@pytest.mark.parametrize("victims", ["worker", "worker and keeper"])
+def test_no_group_is_left_when_the_worker_was_killed(
+    enforced: None, tmp_path: Path, family: Family, victims: str
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    with Daemons(tmp_path, family, timing=PATIENT) as daemons:
+        daemons.start_controller()
+        daemons.start_worker(enforce_limits="auto")
+        assert "limits of tasks are enforced: " in daemons.log("w1")
+        with daemons.connect() as cluster:
+            job_id = cluster.launch(command("sh", "-c", f"echo ready $$; cat {gate}", max_retries_preemption=0))
+            wait_ready(cluster, job_id)
+            (attempt,) = [path for path in (tmp_path / "w1/attempts").iterdir() if path.is_dir()]
+            name = group_name(attempt)
+            assert groups(name)
+            keeper_pid = json.loads((attempt / "keeper.json").read_text())["keeper_pid"]
+            daemons.kill("w1")
+            if victims == "worker":
+                gate.write_text("go\n")
+            else:
+                os.kill(keeper_pid, signal.SIGKILL)
+            daemons.start_worker(enforce_limits="auto")
+            cluster.wait(job_id, timeout=PATIENCE_S)
+            wait_until(lambda: groups(name) == [])
+
+
+def test_asked_for_in_vain_it_does_not_start(monkeypatch: pytest.MonkeyPatch, family: Family, tmp_path: Path) -> None:
+    broken = tmp_path / "sitecustomize.py"
+    broken.write_text(
+        "import fluster_services.worker.cgroups as c\nc._controllers = lambda: ({}, {'cpu': 'for a test'})\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    with pytest.raises(ClusterStartError, match=r"no cpu: for a test.*do not ask"):
+        LocalCluster(enforce_limits=True)
+    family.wait_gone()
