@@ -6,7 +6,7 @@ import pickle
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -37,6 +37,10 @@ def submit(
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory of each task.")] = "1GiB",
     gpu: Annotated[
         str | None, typer.Option(metavar="MODEL:COUNT", help="GPUs of each task: h100:8, or h100, or just 8.")
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Only on workers with this label; may be given several times."),
     ] = None,
     env: Annotated[
         list[str] | None,
@@ -80,7 +84,7 @@ def submit(
     request = _request(
         command,
         name,
-        _resources(cpu, memory, gpu),
+        _resources(cpu, memory, gpu, label or []),
         env or [],
         replicas=replicas,
         gang=gang,
@@ -136,7 +140,17 @@ def _name_of(command: list[str]) -> str:
     return program[:_MAX_NAME] or "job"
 
 
-def _resources(cpu: float, memory: str, gpu: str | None) -> ResourceConfig:
+def _resources(cpu: float, memory: str, gpu: str | None, labels: Sequence[str] = ()) -> ResourceConfig:
+    from fluster_bus.messages.labels import parse_labels
+
+    try:
+        wanted = parse_labels(",".join(labels))
+    except ValueError as error:
+        raise CommandError(f"--label: {error}", ExitCode.USAGE) from error
+    return _sized(cpu, memory, gpu).model_copy(update={"labels": wanted})
+
+
+def _sized(cpu: float, memory: str, gpu: str | None) -> ResourceConfig:
     from fluster_bus.messages import ResourceConfig, parse_size
 
     try:

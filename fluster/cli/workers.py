@@ -24,7 +24,7 @@ def workers(context: typer.Context) -> None:
     if options.json:
         write_json([worker.model_dump(mode="json") for worker in found])
         return
-    columns = ["WORKER", "STATE", "HEARD", "CPU FREE", "MEMORY FREE", "DEVICES FREE", "TASKS", "AGE", "HOST"]
+    columns = ["WORKER", "STATE", "HEARD", "CPU FREE", "MEMORY FREE", "DEVICES FREE", "TASKS", "AGE", "LABELS", "HOST"]
     write_table(
         columns,
         [
@@ -37,6 +37,7 @@ def workers(context: typer.Context) -> None:
                 _devices(worker.free.devices, worker.info.total.devices, worker.info.total.variant),
                 str(worker.running),
                 age(worker.info.started_at),
+                ",".join(worker.info.total.labels) or "-",
                 worker.info.host,
             ]
             for worker in found

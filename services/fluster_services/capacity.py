@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from fluster_bus import subjects
 from fluster_bus.messages import Capacity, ResourceConfig
+from fluster_bus.messages.labels import as_words
 from fluster_bus.messages.resources import MIB
 
 ANY_VARIANT = "any"
@@ -49,6 +50,7 @@ def needed(resources: ResourceConfig) -> Capacity:
         device=device.kind,
         variant=device.variant,
         devices=0 if device.kind == "cpu" else device.count,
+        labels=as_words(resources.labels),
     )
 
 
@@ -58,8 +60,14 @@ def fits(need: Capacity, free: Capacity) -> bool:
         need.cpu <= free.cpu
         and need.memory <= free.memory
         and need.disk <= free.disk
+        and has_labels(need, free)
         and (need.devices == 0 or (need.devices <= free.devices and _same_device(need, free)))
     )
+
+
+def has_labels(need: Capacity, free: Capacity) -> bool:
+    """True when a worker with `free` has every label that `need` names."""
+    return not need.labels or set(need.labels) <= set(free.labels)
 
 
 def _same_device(need: Capacity, free: Capacity) -> bool:
@@ -88,14 +96,14 @@ def _changed(free: Capacity, need: Capacity, sign: int) -> Capacity:
 
 
 def class_of(need: Capacity) -> CapacityClass | None:
-    """The smallest class that covers `need`; None when it is beyond all levels, or asks for disk.
+    """The smallest class that covers `need`; None when it is beyond all levels, or asks for disk or labels.
 
-    Disk is in no class, so such a task is offered by name alone.
+    Those are in no class, so such a task is offered by name alone.
     """
     cpu = _at_least(_CPU_LEVELS, need.cpu)
     memory = _at_least(_MEMORY_LEVELS, need.memory)
     count = 0 if need.devices == 0 else _at_least(_COUNT_LEVELS, need.devices)
-    if cpu is None or memory is None or count is None or need.disk:
+    if cpu is None or memory is None or count is None or need.disk or need.labels:
         return None
     device, variant = ("cpu", "none") if need.devices == 0 else (need.device, need.variant)
     return CapacityClass(device, variant, int(count), cpu, int(memory))
@@ -137,6 +145,7 @@ def describe(need: Capacity) -> str:
         parts.append(f"{describe_bytes(need.disk)} disk")
     if need.devices:
         parts.append(f"{need.devices} x {need.device} {need.variant}")
+    parts += need.labels
     return ", ".join(parts)
 
 
@@ -149,5 +158,9 @@ def describe_bytes(size: int) -> str:
 
 def misfit(need: Capacity, totals: list[tuple[str, Capacity]]) -> str:
     """Why no worker of `totals` (names and whole capacities) could ever run a task that needs `need`."""
-    largest_name, largest = max(totals, key=lambda each: (each[1].devices, each[1].cpu, each[1].memory))
+    labelled = [each for each in totals if has_labels(need, each[1])]
+    if not labelled:
+        known = sorted({label for _, total in totals for label in total.labels})
+        return f"needs {describe(need)}; no worker has {' and '.join(need.labels)} ({', '.join(known) or 'none has labels'})"
+    largest_name, largest = max(labelled, key=lambda each: (each[1].devices, each[1].cpu, each[1].memory))
     return f"needs {describe(need)}; the largest worker, {largest_name}, has {describe(largest)}"

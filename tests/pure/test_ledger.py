@@ -63,3 +63,21 @@ def test_an_attempt_has_one_reservation() -> None:
     assert ledger.reserve("a", Capacity(cpu=1))
     assert not ledger.reserve("a", Capacity(cpu=1))
     assert ledger.free.cpu == 3
+
+
+def test_each_attempt_has_devices_of_its_own() -> None:
+    ledger = Ledger(Capacity(cpu=8, device="gpu", variant="h100", devices=4), ("2", "3", "5", "7"))
+    one, two = Capacity(device="gpu", variant="h100", devices=1), Capacity(device="gpu", variant="h100", devices=2)
+    assert ledger.reserve("a", one)
+    assert ledger.reserve("b", two)
+    assert ledger.reserve("none", Capacity(cpu=1))
+    assert [ledger.devices(name) for name in ("a", "b", "none", "c")] == [("2",), ("3", "5"), (), ()]
+    ledger.release("a")
+    ledger.hold("adopted", one, ("7",))
+    assert ledger.reserve("c", one)
+    assert ledger.devices("c") == ("2",)
+    assert not ledger.reserve("d", one)
+    for name in ("b", "c", "adopted"):
+        ledger.release(name)
+    assert ledger.reserve("all", two.model_copy(update={"devices": 4}))
+    assert ledger.devices("all") == ("2", "3", "5", "7")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
+from fluster_bus.messages.labels import check_labels
 from fluster_bus.messages.model import Message
 from fluster_bus.messages.tpu import tpu_topology
 from fluster_bus.names import check_name
@@ -125,12 +127,18 @@ Device = Annotated[CpuConfig | GpuConfig | TpuConfig, Field(discriminator="kind"
 
 
 class ResourceConfig(Message):
-    """What one task needs: CPUs (fractions allowed), memory and disk in bytes, a device."""
+    """What one task needs: CPUs (fractions allowed), memory and disk in bytes, a device, labels of its worker."""
 
     cpu: float = Field(default=1, ge=0, le=4096, allow_inf_nan=False)
     memory: Size = GIB
     disk: Size = 0
     device: Device = CpuConfig()
+    labels: Mapping[str, str] = Field(default_factory=dict)  # each must be the worker's, such as {"zone": "a"}
+
+    @field_validator("labels")
+    @classmethod
+    def _check_labels(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        return check_labels(value)
 
     @classmethod
     def with_cpu(cls, cpu: float = 1, *, memory: int | str = GIB, disk: int | str = 0) -> ResourceConfig:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pydantic import Field
 
 from fluster_bus.messages.jobs import JobId, Namespace, Progress, WorkerId
+from fluster_bus.messages.labels import from_words
 from fluster_bus.messages.model import Message
 
 
@@ -17,6 +20,7 @@ class Capacity(Message):
     device: str = "cpu"  # cpu, gpu or tpu
     variant: str = "none"
     devices: int = Field(default=0, ge=0)
+    labels: tuple[str, ...] = ()  # sorted, as `zone=a`; those that a task needs are among those that its worker has
 
 
 class WorkerInfo(Message):
@@ -30,6 +34,11 @@ class WorkerInfo(Message):
     python: str
     started_at: float
     draining: bool = False  # it takes nothing new, and leaves when what it has is over
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """By what it differs from others."""
+        return from_words(self.total.labels)
 
 
 class Offer(Message):

@@ -260,6 +260,7 @@ def _at_least(need: Capacity, other: Capacity) -> bool:
         need.cpu >= other.cpu
         and need.memory >= other.memory
         and need.disk >= other.disk
+        and set(need.labels) >= set(other.labels)
         and (other.devices == 0 or ((need.device, need.variant) == (other.device, other.variant)))
         and need.devices >= other.devices
     )

@@ -6,14 +6,16 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from fluster_bus.address import BusAddress
-from fluster_bus.messages import Namespace, WorkerId
+from fluster_bus.messages import Namespace, WorkerId, parse_size
+from fluster_bus.messages.labels import parse_labels
 from fluster_bus.roles import Role, User
+from fluster_services.config import CacheLimits
 from fluster_services.daemon import run_daemon
-from fluster_services.worker.detection import detect_capacity, detect_host
 from fluster_services.worker.cgroups import Enforcement, LimitsError, find_enforcer
+from fluster_services.worker.detection import VISIBLE_DEVICES, Given, detect, detect_host, parse_gpus
 from fluster_services.worker.draining import Draining
 from fluster_services.worker.process_runtime import ProcessRuntime
 from fluster_services.worker.template import start_template
@@ -26,17 +28,47 @@ def main() -> None:
     address = BusAddress.from_environment()
     users = {namespace: User(Role.JOB, namespace) for namespace in namespaces}
     credentials = {namespace: BusAddress(address.url, user.name, _password(user)) for namespace, user in users.items()}
+    caches = CacheLimits()
+    total, device_ids = detect(_given(), state_dir, caches)
     config = WorkerConfig(
         address=address,
         worker_id=WorkerId(os.environ.get("FLUSTER_WORKER_ID", socket.gethostname().replace(".", "-"))),
         state_dir=state_dir,
-        total=detect_capacity(),
+        total=total,
+        device_ids=device_ids,
+        caches=caches,
         job_credentials=credentials,
         enforce_limits=_enforcement(os.environ.get("FLUSTER_ENFORCE_LIMITS", "auto")),
         drain_timeout_s=_seconds("FLUSTER_DRAIN_TIMEOUT_S", WorkerConfig.drain_timeout_s),
         advertised_host=os.environ.get("FLUSTER_ADVERTISED_HOST") or detect_host(address),
     )
     run_worker(config)
+
+
+def _given() -> Given:
+    """What the environment says that this worker has."""
+    known: dict[str, Any] = {}
+    for variable, name, parse in (
+        ("FLUSTER_CPUS", "cpu", _cpus),
+        ("FLUSTER_MEMORY", "memory", parse_size),
+        ("FLUSTER_DISK", "disk", parse_size),
+        ("FLUSTER_GPUS", "devices", lambda text: parse_gpus(text, os.environ.get(VISIBLE_DEVICES["gpu"]))),
+        ("FLUSTER_LABELS", "labels", parse_labels),
+    ):
+        text = os.environ.get(variable)
+        if text:
+            try:
+                known[name] = parse(text)
+            except ValueError as error:
+                sys.exit(f"{variable}: {error}")
+    return Given(**known)
+
+
+def _cpus(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{text!r} are no CPUs: give a number, such as 8")
+    return value
 
 
 def _enforcement(text: str) -> Enforcement:

@@ -70,6 +70,7 @@ class LaunchSpec:
     fence_at: float | None = None
     max_log_bytes: int = 64 * 1024 * 1024  # per stream, as stored
     max_line_bytes: int = 64 * 1024
+    devices: list[str] = field(default_factory=list)  # ids of those that are its own
     limits: Limits = field(default_factory=Limits)  # those asked for
     groups: dict[str, dict[str, str]] = field(default_factory=dict)  # those enforced, as in limits.py
     keep_s: float = 3600.0  # how long the keeper waits for somebody to ask how it ended

@@ -1,26 +1,137 @@
-"""What this machine has."""
+"""What this machine has, as far as it is not given by hand."""
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import shutil
 import socket
+import subprocess
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from fluster_bus.address import BusAddress
 from fluster_bus.messages import Capacity
+from fluster_bus.messages.labels import as_words
+from fluster_services.config import CacheLimits
+from fluster_services.worker.folder_cache import stored_bytes
+
+log = logging.getLogger(__name__)
+
+VISIBLE_DEVICES = {"gpu": "CUDA_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_CHIPS"}  # how a task is told which are its own
+_NVIDIA_SMI = ("nvidia-smi", "--query-gpu=index,name", "--format=csv,noheader")
+_NVIDIA_SMI_TIMEOUT_S = 30.0  # without persistence mode it wakes the driver first
+_GEFORCE = re.compile(r"\b(rtx|gtx)\s*(\d{3,4})\s*(ti|super)?\b")
+_MODEL = re.compile(r"\b([a-z]{1,2}\d{1,4}[a-z]?)\b")
 
 
-def detect_capacity(*, cpu: float | None = None, memory: int | None = None) -> Capacity:
-    """The machine's CPUs, memory and free disk, unless given."""
-    return Capacity(
-        cpu=cpu
-        if cpu is not None
-        else float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1),
-        memory=memory if memory is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        disk=shutil.disk_usage(Path.home()).free,
+@dataclass(frozen=True)
+class Devices:
+    """Accelerators of one model, with the ids by which the system knows them."""
+
+    kind: str = "cpu"
+    variant: str = "none"
+    ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is given by hand; the rest is detected."""
+
+    cpu: float | None = None
+    memory: int | None = None  # bytes
+    disk: int | None = None
+    devices: Devices | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def detect(given: Given, state_dir: Path, caches: CacheLimits) -> tuple[Capacity, tuple[str, ...]]:
+    """The machine's capacity, and the ids of its devices."""
+    devices = given.devices if given.devices is not None else detect_gpus()
+    total = Capacity(
+        cpu=given.cpu if given.cpu is not None else _cpus(),
+        memory=given.memory if given.memory is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        disk=given.disk if given.disk is not None else _free_disk(state_dir, caches),
+        device=devices.kind,
+        variant=devices.variant,
+        devices=len(devices.ids),
+        labels=as_words(given.labels),
     )
+    return total, devices.ids
+
+
+def _cpus() -> float:
+    return float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def _free_disk(state_dir: Path, caches: CacheLimits) -> int:
+    """What is free where tasks run, without what the caches may still grow by."""
+    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    growth = max(0, caches.workspaces_bytes - stored_bytes(state_dir / "workspaces"))
+    growth += max(0, caches.environments_bytes - stored_bytes(state_dir / "environments"))
+    return max(0, shutil.disk_usage(state_dir).free - growth)
+
+
+def detect_gpus() -> Devices:
+    """The GPUs that nvidia-smi lists, of those that CUDA_VISIBLE_DEVICES leaves; none without it."""
+    try:
+        done = subprocess.run(_NVIDIA_SMI, capture_output=True, text=True, timeout=_NVIDIA_SMI_TIMEOUT_S, check=True)
+    except FileNotFoundError:
+        return Devices()
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("nvidia-smi is here, and lists no GPUs: %s; give them by hand with FLUSTER_GPUS=MODEL:COUNT", error)
+        return Devices()
+    return listed_gpus(done.stdout, os.environ.get(VISIBLE_DEVICES["gpu"]))
+
+
+def listed_gpus(table: str, visible: str | None) -> Devices:
+    """The GPUs in what nvidia-smi printed (lines `index, name`). Of several models, those of the most frequent one."""
+    found = {
+        index.strip(): gpu_variant(name)
+        for index, _, name in (line.partition(",") for line in table.splitlines())
+        if name.strip()
+    }
+    if visible is not None:
+        ids = [each.strip() for each in visible.split(",") if each.strip()]
+        found = {each: found[each] for each in ids if each in found}
+    if not found:
+        return Devices()
+    counts = Counter(found.values())
+    variant = max(counts, key=lambda each: (counts[each], each))
+    if len(counts) > 1:
+        log.warning("GPUs of several models are here (%s): only the %s are offered", dict(counts), variant)
+    return Devices("gpu", variant, tuple(index for index, each in found.items() if each == variant))
+
+
+def gpu_variant(name: str) -> str:
+    """`h100` of `NVIDIA H100 80GB HBM3`, `rtx4090` of `NVIDIA GeForce RTX 4090`."""
+    text = name.lower()
+    consumer = _GEFORCE.search(text)
+    if consumer is not None:
+        return "".join(part for part in consumer.groups() if part)
+    model = _MODEL.search(text)
+    return model[1] if model is not None else re.sub(r"[^a-z0-9]+", "-", text).strip("-") or "unknown"
+
+
+def parse_gpus(text: str, visible: str | None) -> Devices:
+    """`h100:8`, or `h100` for one, or `0` for none; with the ids of CUDA_VISIBLE_DEVICES where that is set.
+
+    Raises ValueError.
+    """
+    if text == "0":
+        return Devices()
+    match = re.fullmatch(r"([A-Za-z0-9_-]*[A-Za-z][A-Za-z0-9_-]*)(?::([1-9]\d{0,3}))?", text)
+    if match is None:
+        raise ValueError(f"{text!r} names no GPUs: write a model and a count, such as h100:8, or 0 for none")
+    count = int(match[2] or 1)
+    ids = tuple(each.strip() for each in (visible or "").split(",") if each.strip()) or tuple(map(str, range(count)))
+    if len(ids) < count:
+        raise ValueError(f"{text!r} are more GPUs than CUDA_VISIBLE_DEVICES={visible!r} shows")
+    return Devices("gpu", match[1].lower(), ids[:count])
 
 
 def detect_host(address: BusAddress) -> str:

@@ -161,6 +161,11 @@ class FolderCache:
         await asyncio.gather(*self._deletions)
 
 
+def stored_bytes(root: Path) -> int:
+    """How much lies in the cache at `root`, whether or not it is open."""
+    return sum(_marked_size(mark) or 0 for mark in root.glob(f"*/{_MARK}"))
+
+
 def _marked_size(mark: Path) -> int | None:
     """None when the folder was not finished, or a power cut took the mark's text."""
     try:

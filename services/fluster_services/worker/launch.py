@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from fluster_bus.messages import JobRecord, Namespace, TaskRecord, WorkerId
 from fluster_bus.subjects import attempt_key
 from fluster_services.config import Timing
 from fluster_services.worker.attempt_directory import LaunchSpec
+from fluster_services.worker.detection import VISIBLE_DEVICES
 from fluster_services.worker.environments import VirtualEnvironment, without_interpreters_own
 from fluster_services.worker.limits import MAX_PIDS, Limits
 from fluster_services.worker.preparation import Prepared
@@ -33,6 +34,7 @@ class Launcher:
     timing: Timing
     working_dir: Path | None = None  # None: a fresh folder for each attempt
     python_path: tuple[str, ...] = ()
+    device_kind: str = "cpu"  # of those that tasks are given
 
     def prepare(self) -> None:
         """Write each namespace's credentials where its tasks, and nobody else, find them."""
@@ -43,7 +45,14 @@ class Launcher:
     def _credentials_file(self, namespace: Namespace) -> Path:
         return self.credentials_dir / f"{namespace}.json"
 
-    def spec(self, task: TaskRecord, job: JobRecord, prepared: Prepared) -> tuple[LaunchSpec, bytes | None]:
+    def _visible(self, devices: Sequence[str]) -> dict[str, str]:
+        """How a task is told which devices are its own; one without any sees none."""
+        variable = VISIBLE_DEVICES.get(self.device_kind)
+        return {variable: ",".join(devices)} if variable is not None else {}
+
+    def spec(
+        self, task: TaskRecord, job: JobRecord, prepared: Prepared, devices: Sequence[str] = ()
+    ) -> tuple[LaunchSpec, bytes | None]:
         """What is to be started, and the pickled callable when it is no command. Raises OSError without free ports."""
         request = job.request
         command = request.entrypoint.command
@@ -65,6 +74,7 @@ class Launcher:
             **identity.to_environment(),
             **{f"{PORT_PREFIX}{_variable(name)}": str(port) for name, port in _free_ports(request.ports).items()},
             **({GANG_ADDRESS: job.gang_address} if job.gang_address is not None else {}),
+            **self._visible(devices),
             ADDRESS_VARIABLE: bus_url,
             CONTROLLER_ADDRESS: bus_url,
             CREDENTIALS_VARIABLE: str(self._credentials_file(task.namespace)),
@@ -80,6 +90,7 @@ class Launcher:
             kill_grace_s=self.timing.kill_grace_s,
             timeout_s=request.timeout_s,
             fence_after_s=self.timing.fence_after_s,
+            devices=list(devices),
             limits=Limits(memory=request.resources.memory, cpu=request.resources.cpu, pids=MAX_PIDS),
         )
         return spec, request.entrypoint.pickled

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fluster_bus.messages import Capacity
 from fluster_services.capacity import fits, minus, plus
 
@@ -9,8 +11,10 @@ from fluster_services.capacity import fits, minus, plus
 class Ledger:
     """A worker's capacity: never more is reserved than there is."""
 
-    def __init__(self, total: Capacity) -> None:
+    def __init__(self, total: Capacity, device_ids: Sequence[str] = ()) -> None:
         self.total = total
+        self._device_ids = tuple(device_ids) or tuple(map(str, range(total.devices)))
+        self._devices: dict[str, tuple[str, ...]] = {}  # {attempt: the devices that are its own}
         self._left = total  # below zero when more was adopted than there is
         self._reserved: dict[str, Capacity] = {}  # {attempt: what it has}
 
@@ -42,15 +46,25 @@ class Ledger:
         self.hold(attempt, need)
         return True
 
-    def hold(self, attempt: str, need: Capacity) -> None:
-        """Note what an attempt has that runs already, whether or not it still fits."""
+    def hold(self, attempt: str, need: Capacity, devices: Sequence[str] | None = None) -> None:
+        """Note what an attempt has that runs already, whether or not it still fits; `devices` are those it was given."""
         self._reserved[attempt] = need
+        self._devices[attempt] = tuple(devices) if devices is not None else self._free_devices()[: need.devices]
         self._left = minus(self._left, need)
+
+    def _free_devices(self) -> tuple[str, ...]:
+        taken = {device for devices in self._devices.values() for device in devices}
+        return tuple(device for device in self._device_ids if device not in taken)
+
+    def devices(self, attempt: str) -> tuple[str, ...]:
+        """The ids of the devices that an attempt has, and nobody else."""
+        return self._devices.get(attempt, ())
 
     def release(self, attempt: str) -> bool:
         """Take back what an attempt had; False when it had nothing."""
         need = self._reserved.pop(attempt, None)
         if need is None:
             return False
+        self._devices.pop(attempt, None)
         self._left = plus(self._left, need)
         return True

@@ -81,6 +81,7 @@ class WorkerConfig:
     working_dir: Path | None = None
     python_path: tuple[str, ...] = ()
     caches: CacheLimits = field(default_factory=CacheLimits)
+    device_ids: tuple[str, ...] = ()  # of the devices in `total`; 0, 1, … unless given
     enforce_limits: Enforcement = "never"  # "auto": as far as the machine lets it; "always": or it does not start
     drain_timeout_s: float = 60.0  # after SIGTERM, before what still runs is handed back
     advertised_host: str = "127.0.0.1"  # where tasks on other workers reach what listens on this machine
@@ -104,7 +105,7 @@ class Worker:
             host=config.advertised_host,
             expiry_s=max(config.timing.hold_s, 2 * config.timing.heartbeat_s),
         )
-        self._ledger = Ledger(config.total)
+        self._ledger = Ledger(config.total, config.device_ids)
         self._classes = ClassOffers(bus, self._on_offer)
         self._attempts: dict[str, RunningTask] = {}  # {attempt key: what runs}
         self._presence = Presence(
@@ -122,6 +123,7 @@ class Worker:
             timing=config.timing,
             working_dir=config.working_dir,
             python_path=config.python_path,
+            device_kind=config.total.device,
         )
         self._preparation = Preparation(config.state_dir, functools.partial(ObjectStore, bus), config.caches)
         self._progress = ProgressPump(bus)
@@ -337,7 +339,7 @@ class Worker:
                 job = await self._wait_go(row, key)
                 if job is None:
                     return
-            spec, payload = self._launcher.spec(row.value, job, prepared)
+            spec, payload = self._launcher.spec(row.value, job, prepared, self._ledger.devices(key))
             # This process may be stopped at any point, also here: the keeper looks at the clock itself.
             spec = dataclasses.replace(spec, fence_at=self._presence.fence_at)
             running = await self._runtime.start(spec, payload)
@@ -565,7 +567,7 @@ class Worker:
             row = await self._until_known(functools.partial(self._claims.look, Namespace(namespace), job_id, int(task)))
             if row is not None and self._claims.is_mine(row.value, int(attempt)):
                 log.info("adopted %s", key)
-                self._ledger.hold(key, needed(row.value.resources))
+                self._ledger.hold(key, needed(row.value.resources), running.spec.devices or None)
                 self._preparation.hold(key, running.spec)
                 self._spawn(self._see_through(row, key, running, adopted=True))
             else:

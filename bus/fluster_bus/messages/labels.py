@@ -1,0 +1,44 @@
+"""Labels: words by which workers differ, such as `zone=a`, and which a task may ask for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+MAX_LABELS = 64
+_KEY = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,62}[A-Za-z0-9])?")
+_VALUE = re.compile(r"[A-Za-z0-9_.:/-]{0,63}")
+
+
+def check_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
+    """Return `labels`. Raises ValueError, which quotes what is wrong."""
+    if len(labels) > MAX_LABELS:
+        raise ValueError(f"{len(labels)} labels are too many: give at most {MAX_LABELS}")
+    for key, value in labels.items():
+        if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
+            shown = f"{key}={value}"[:150]
+            raise ValueError(
+                f"{shown!r} is no label: write key=value, each of at most 64 letters, digits and _ . / - (a value also :)"
+            )
+    return labels
+
+
+def parse_labels(text: str) -> dict[str, str]:
+    """The labels in `zone=a,disk=ssd`. Raises ValueError."""
+    pairs = [each.strip() for each in text.split(",") if each.strip()]
+    for pair in pairs:
+        if "=" not in pair:
+            raise ValueError(f"{pair[:150]!r} is no label: write key=value, such as zone=a")
+    labels = {key.strip(): value.strip() for key, _, value in (pair.partition("=") for pair in pairs)}
+    check_labels(labels)
+    return labels
+
+
+def as_words(labels: Mapping[str, str]) -> tuple[str, ...]:
+    """`("disk=ssd", "zone=a")`: sorted, and fit to be compared."""
+    return tuple(sorted(f"{key}={value}" for key, value in labels.items()))
+
+
+def from_words(words: tuple[str, ...]) -> dict[str, str]:
+    """What `as_words` was given."""
+    return {key: value for key, _, value in (word.partition("=") for word in words)}

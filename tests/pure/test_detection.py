@@ -1,0 +1,90 @@
+"""What a worker takes its machine for."""
+
+from pathlib import Path
+
+import pytest
+
+from fluster_bus.messages import Capacity
+from fluster_services.config import CacheLimits
+from fluster_services.worker.detection import Devices, Given, detect, gpu_variant, listed_gpus, parse_gpus
+from fluster_services.worker.folder_cache import stored_bytes
+
+NO_CACHES = CacheLimits(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("Tesla V100-SXM2-16GB", "v100"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA GB200", "gb200"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA GeForce GTX 1080 Ti", "gtx1080ti"),
+        ("NVIDIA RTX A6000", "a6000"),
+        ("Graphics Device", "graphics-device"),
+    ],
+)
+def test_models_are_called_as_people_call_them(name: str, variant: str) -> None:
+    assert gpu_variant(name) == variant
+
+
+TABLE = "0, NVIDIA H100 80GB HBM3\n1, NVIDIA H100 80GB HBM3\n2, NVIDIA A100-SXM4-80GB\n"
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        (None, Devices("gpu", "h100", ("0", "1"))),
+        ("1", Devices("gpu", "h100", ("1",))),
+        ("2", Devices("gpu", "a100", ("2",))),
+        ("", Devices()),
+        ("7", Devices()),
+    ],
+)
+def test_gpus_are_those_that_are_listed_and_visible(visible: str | None, found: Devices) -> None:
+    assert listed_gpus(TABLE, visible) == found
+    assert listed_gpus("", visible) == Devices()
+
+
+@pytest.mark.parametrize(
+    ("text", "visible", "found"),
+    [
+        ("0", None, Devices()),
+        ("h100", None, Devices("gpu", "h100", ("0",))),
+        ("H100:2", None, Devices("gpu", "h100", ("0", "1"))),
+        ("a100:2", "4,5,6", Devices("gpu", "a100", ("4", "5"))),
+    ],
+)
+def test_gpus_may_be_given_by_hand(text: str, visible: str | None, found: Devices) -> None:
+    assert parse_gpus(text, visible) == found
+
+
+@pytest.mark.parametrize(("text", "visible"), [("8", None), ("h100:0", None), ("h100:x", None), ("h100:3", "0,1")])
+def test_what_names_no_gpus_is_quoted(text: str, visible: str | None) -> None:
+    with pytest.raises(ValueError, match=repr(text)):
+        parse_gpus(text, visible)
+
+
+def test_what_is_given_goes_before_what_is_found(tmp_path: Path) -> None:
+    given = Given(cpu=3, memory=5, disk=7, devices=Devices("gpu", "h100", ("4", "6")), labels={"zone": "a", "b": "c"})
+    total, ids = detect(given, tmp_path, NO_CACHES)
+    assert total == Capacity(cpu=3, memory=5, disk=7, device="gpu", variant="h100", devices=2, labels=("b=c", "zone=a"))
+    assert ids == ("4", "6")
+
+
+def test_what_the_caches_may_still_take_is_no_free_disk(tmp_path: Path) -> None:
+    made = tmp_path / "workspaces" / "x-1" / "made"
+    made.parent.mkdir(parents=True)
+    made.write_text("1000")
+    assert stored_bytes(tmp_path / "workspaces") == 1000
+    none = Devices()
+    everything = detect(Given(devices=none), tmp_path, NO_CACHES)[0]
+    rest = detect(Given(devices=none), tmp_path, CacheLimits(workspaces_bytes=1 << 20, environments_bytes=1 << 60))[0]
+    assert everything.cpu > 0
+    assert everything.memory > 0
+    assert everything.disk > 0
+    assert rest.disk == 0
