@@ -146,7 +146,7 @@ def dispatch(device: str, variant: str, count: int, cpu: str, memory: str) -> st
 DISPATCH_QUEUE = "workers"
 
 
-WORKER_VERBS = ("offer", "drain")
+WORKER_VERBS = ("offer", "run", "status", "list", "logs", "kill", "health", "drain")
 
 
 def worker_verb(worker: str, verb: str) -> str:

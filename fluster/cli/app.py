@@ -103,7 +103,15 @@ _add("actors", actors.actors, "Actors")
 _add("call", actors.call, "Actors", **_JSON)
 
 worker = typer.Typer(name="worker", help="Ask one worker, or send it away. For operators.", no_args_is_help=True)
-for _name, _command in (("drain", workers.drain),):
+_WORKER_VERBS: dict[str, Callable[..., None]] = {
+    "health": workers.health,
+    "list": workers.attempts,
+    "status": workers.status,
+    "logs": workers.logs,
+    "kill": workers.kill,
+    "drain": workers.drain,
+}
+for _name, _command in _WORKER_VERBS.items():
     worker.command(_name)(_guarded(_command))
 app.add_typer(worker, rich_help_panel="Workers")
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from fluster.cli.exit_codes import say
+from fluster.cli.exit_codes import ExitCode, one_line, say
 from fluster.cli.options import Options
-from fluster.cli.output import age, size, write, write_json, write_table
+from fluster.cli.output import age, duration, size, write, write_json, write_table
 
 if TYPE_CHECKING:
-    from fluster_bus.messages import WorkerStatus
+    from fluster.cluster import Cluster
+    from fluster_bus.messages import AttemptStatus, Message, WorkerStatus
 
+    Reply = TypeVar("Reply", bound=Message)
+
+Job = Annotated[str, typer.Argument(metavar="ID", help="The job's id, in full.")]
+Task = Annotated[int, typer.Option(min=0, help="Which of its tasks.")]
+Attempt = Annotated[int | None, typer.Option(min=1, help="Else the newest at this worker.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The worker's name, as `fluster workers` shows it.")]
 
 
@@ -85,3 +93,154 @@ def drain(
     else:
         say(f"{name} waits for {reply.running} attempts, then it leaves")
         write(reply.worker_id)
+
+
+def health(context: typer.Context, name: Name) -> None:
+    """Show how a worker is, by its own word. Exit code 1 when it has a problem.
+
+    Try:
+      fluster worker health worker-0
+    """
+    from fluster_bus.messages import WorkerId
+
+    options = Options.of(context)
+    with options.connect() as cluster:
+        found = cluster.worker_health(WorkerId(name))
+    if options.json:
+        write_json(found.model_dump(mode="json"))
+    else:
+        facts = {
+            "worker": found.worker_id,
+            "problems": "; ".join(found.problems) or "none",
+            "state": "draining" if found.draining else "takes work",
+            "attempts": str(found.running),
+            "cpu free": f"{found.free.cpu:g}/{found.total.cpu:g}",
+            "memory free": f"{size(found.free.memory)} of {size(found.total.memory)}",
+            "disk free": size(found.disk_free),
+            "limits": found.limits,
+            "up for": duration(time.time() - found.uptime_s, None),
+        }
+        for what, value in facts.items():
+            write(f"{what:12} {one_line(value)}")
+    if found.problems:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def attempts(context: typer.Context, name: Name) -> None:
+    """List what a worker has: the attempts that it prepares and runs.
+
+    Try:
+      fluster worker list worker-0
+    """
+    from fluster_bus.messages import AttemptList, Done
+
+    options = Options.of(context)
+    with options.connect() as cluster:
+        found = _ask(cluster, name, "list", Done(), AttemptList)
+    _show(options, found.attempts, found.model_dump(mode="json"))
+
+
+def status(context: typer.Context, name: Name, job: Job, *, task: Task = 0, attempt: Attempt = None) -> None:
+    """Show one attempt as its worker sees it.
+
+    Try:
+      fluster worker status worker-0 train-3f2a --task 1
+    """
+    from fluster_bus.messages import AttemptQuery, AttemptStatus
+
+    options = Options.of(context)
+    with options.connect() as cluster:
+        query = AttemptQuery.model_validate(_place(cluster, job, task, attempt))
+        found = _ask(cluster, name, "status", query, AttemptStatus)
+    _show(options, (found,), found.model_dump(mode="json"))
+
+
+def _show(options: Options, found: tuple[AttemptStatus, ...], dumped: Any) -> None:
+    if options.json:
+        write_json(dumped)
+        return
+    write_table(
+        ["NAMESPACE", "JOB", "TASK", "ATTEMPT", "PHASE", "CPU", "MEMORY", "DEVICES", "PID", "DURATION"],
+        [
+            [
+                each.namespace,
+                each.job_id,
+                str(each.task),
+                str(each.attempt),
+                each.phase,
+                f"{each.resources.cpu:g}",
+                size(each.resources.memory),
+                ",".join(each.devices) or "-",
+                "-" if each.pid is None else str(each.pid),
+                duration(each.started_at, None),
+            ]
+            for each in found
+        ],
+    )
+
+
+def logs(
+    context: typer.Context,
+    name: Name,
+    job: Job,
+    *,
+    task: Task = 0,
+    attempt: Attempt = None,
+    tail: Annotated[int, typer.Option(min=0, max=10_000, help="So many of the last lines.")] = 100,
+    since: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0, help="Only what was written in the last so many seconds.")
+    ] = None,
+    grep: Annotated[str | None, typer.Option(metavar="PATTERN", help="Only lines in which this is found.")] = None,
+) -> None:
+    """Print the last lines of what an attempt that runs has written, from its worker's own disk.
+
+    `fluster logs` reads what is stored in the cluster; this also works while that is behind.
+
+    Try:
+      fluster worker logs worker-0 train-3f2a --tail 20
+    """
+    from fluster_bus.messages import AttemptLogsReply, AttemptLogsRequest
+
+    options = Options.of(context)
+    with options.connect() as cluster:
+        wanted = {"tail": tail, "grep": grep, "since": None if since is None else time.time() - since}
+        request = AttemptLogsRequest.model_validate({**_place(cluster, job, task, attempt), **wanted})
+        reply = _ask(cluster, name, "logs", request, AttemptLogsReply)
+    for line in reply.lines:
+        if options.json:
+            write(line.model_dump_json())
+        else:
+            (sys.stderr if line.stream == "stderr" else sys.stdout).write(f"{line.text}\n")
+    if not reply.searched_all and len(reply.lines) < tail:
+        say("only the end of its output was looked through; `fluster logs` has all of it")
+
+
+def kill(context: typer.Context, name: Name, job: Job, *, task: Task = 0, attempt: Attempt = None) -> None:
+    """Have one task stopped, at the worker that has it. `fluster cancel` stops a whole job.
+
+    Try:
+      fluster worker kill worker-0 train-3f2a --task 1
+    """
+    from fluster_bus.messages import AttemptStatus, KillAttemptRequest
+
+    options = Options.of(context)
+    with options.connect() as cluster:
+        place = _place(cluster, job, task, attempt)
+        request = KillAttemptRequest.model_validate({**place, "reason": "killed by fluster worker kill"})
+        found = _ask(cluster, name, "kill", request, AttemptStatus)
+    if options.json:
+        write_json(found.model_dump(mode="json"))
+    else:
+        write(f"{found.job_id}.{found.task}.{found.attempt}")
+
+
+def _place(cluster: Cluster, job: str, task: int, attempt: int | None) -> dict[str, Any]:
+    return {"namespace": cluster.namespace, "job_id": job, "task": task, "attempt": attempt}
+
+
+def _ask(cluster: Cluster, name: str, verb: str, request: Message, reply: type[Reply]) -> Reply:
+    from fluster.cluster.worker_calls import ask_worker
+    from fluster_bus.messages import WorkerId
+
+    answer: Reply = cluster.portal.run(ask_worker, cluster.asynchronous.bus, WorkerId(name), verb, request, reply)
+    return answer

@@ -40,6 +40,7 @@ class Cluster:
     explain = blocking(AsyncCluster.explain)
     list_jobs = blocking(AsyncCluster.list_jobs)
     list_workers = blocking(AsyncCluster.list_workers)
+    worker_health = blocking(AsyncCluster.worker_health)
     drain_worker = blocking(AsyncCluster.drain_worker)
     logs = blocking_iterator(AsyncCluster.logs)
     register_endpoint = blocking(AsyncCluster.register_endpoint)

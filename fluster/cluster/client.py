@@ -41,6 +41,7 @@ from fluster_bus.messages import (
     Namespace,
     TerminateReply,
     TerminateRequest,
+    WorkerHealth,
     WorkerId,
     WorkerList,
     WorkerStatus,
@@ -296,6 +297,10 @@ class AsyncCluster:
         budget. For operators. Raises WorkerNotFoundError, and CredentialsError for anybody else.
         """
         return await worker_calls.drain_worker(self.bus, worker_id, timeout_s=timeout, wait=wait)
+
+    async def worker_health(self, worker_id: WorkerId) -> WorkerHealth:
+        """How a worker is, by its own word. For operators. Raises as `drain_worker` does."""
+        return await worker_calls.ask_worker(self.bus, worker_id, "health", Done(), WorkerHealth)
 
     # ---- endpoints --------------------------------------------------------------------------------------
 

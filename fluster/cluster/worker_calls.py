@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TypeVar
 
-from fluster.errors import WorkerNotFoundError
+from fluster.errors import JobNotFoundError, WorkerNotFoundError
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
-from fluster_bus.errors import NoRespondersError
+from fluster_bus.errors import NoRespondersError, ServiceError
 from fluster_bus.feeds import CaughtUp
 from fluster_bus.messages import DrainReply, DrainRequest, Message, WorkerId
 from fluster_bus.streams import workers_table
@@ -17,14 +17,23 @@ from fluster_bus.tables import Deleted
 Reply = TypeVar("Reply", bound=Message)
 
 _ASK_TIMEOUT_S = 5.0
+_ATTEMPT_NOT_FOUND = "AttemptNotFoundError"  # the worker's word
 
 
 async def ask_worker(bus: Bus, worker_id: WorkerId, verb: str, request: Message, reply: type[Reply]) -> Reply:
-    """The worker's answer. Raises WorkerNotFoundError when none of that name listens, and what `Bus.request` raises."""
+    """The worker's answer.
+
+    Raises WorkerNotFoundError when none of that name listens, JobNotFoundError when it does not have what is asked
+    about, and what `Bus.request` raises.
+    """
     try:
         answer = await bus.request(subjects.worker_verb(worker_id, verb), request.to_json(), timeout_s=_ASK_TIMEOUT_S)
     except NoRespondersError as error:
         raise WorkerNotFoundError(f"no worker {worker_id!r} answers: `fluster workers` lists them") from error
+    except ServiceError as error:
+        if error.code == _ATTEMPT_NOT_FOUND:
+            raise JobNotFoundError(str(error)) from error
+        raise
     return reply.from_json(answer.data)
 
 

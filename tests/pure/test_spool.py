@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster_services.worker.spool import LineCutter, SpoolError, SpoolRecord, SpoolWriter, read_spool
+from fluster_services.worker.spool import (
+    LineCutter,
+    SpoolError,
+    SpoolRecord,
+    SpoolWriter,
+    read_spool,
+    read_spool_end,
+)
 
 MARK = "[fluster: output above {} bytes was dropped]"
 
@@ -149,3 +156,15 @@ def test_a_line_that_never_ends_does_not_pile_up() -> None:
     for _ in range(100):
         cutter.feed(b"x" * 64_000)
         assert len(cutter._rest) <= 1000
+
+
+def test_the_end_is_read_in_whole_records(tmp_path: Path) -> None:
+    write(tmp_path / "log", *(b"line %d" % number for number in range(100))).close()
+    records = read_all(tmp_path / "log")
+    assert read_spool_end(tmp_path / "log", max_bytes=1 << 20) == (records, True)
+    size = (tmp_path / "log").stat().st_size
+    assert read_spool_end(tmp_path / "log", max_bytes=size) == (records, True)
+    for max_bytes in range(1, size, 97):
+        found, is_all = read_spool_end(tmp_path / "log", max_bytes=max_bytes)
+        assert not is_all
+        assert found == [record for record in records if record.offset >= size - max_bytes]

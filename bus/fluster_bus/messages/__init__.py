@@ -37,7 +37,17 @@ from fluster_bus.messages.requests import (
 )
 from fluster_bus.messages.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig, parse_size
 from fluster_bus.messages.tpu import TPU_TOPOLOGIES, TpuTopologyInfo, tpu_topology
-from fluster_bus.messages.worker_service import DrainReply, DrainRequest
+from fluster_bus.messages.worker_service import (
+    AttemptList,
+    AttemptLogsReply,
+    AttemptLogsRequest,
+    AttemptQuery,
+    AttemptStatus,
+    DrainReply,
+    DrainRequest,
+    KillAttemptRequest,
+    WorkerHealth,
+)
 from fluster_bus.messages.workers import (
     Capacity,
     Heartbeat,
@@ -53,6 +63,11 @@ from fluster_bus.messages.workers import (
 
 __all__ = [
     "TPU_TOPOLOGIES",
+    "AttemptList",
+    "AttemptLogsReply",
+    "AttemptLogsRequest",
+    "AttemptQuery",
+    "AttemptStatus",
     "Capacity",
     "CpuConfig",
     "Done",
@@ -76,6 +91,7 @@ __all__ = [
     "JobRecord",
     "JobRequest",
     "JobStatus",
+    "KillAttemptRequest",
     "Leader",
     "ListReply",
     "ListRequest",
@@ -103,6 +119,7 @@ __all__ = [
     "TpuTopologyInfo",
     "Transition",
     "UnregisterRequest",
+    "WorkerHealth",
     "WorkerId",
     "WorkerInfo",
     "WorkerList",

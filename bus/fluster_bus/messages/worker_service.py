@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
-from fluster_bus.messages.jobs import WorkerId
+from fluster_bus.messages.jobs import JobId, Namespace, WorkerId
+from fluster_bus.messages.logs import LogLine
 from fluster_bus.messages.model import Message
+from fluster_bus.messages.workers import Capacity
 
 
 class DrainRequest(Message):
@@ -22,3 +26,69 @@ class DrainReply(Message):
 
     worker_id: WorkerId
     running: int
+
+
+class AttemptQuery(Message):
+    """Asks for the attempt of a task that a worker has; the newest, unless told."""
+
+    namespace: Namespace
+    job_id: JobId
+    task: int = Field(default=0, ge=0)
+    attempt: int | None = Field(default=None, ge=1)
+
+
+class AttemptStatus(Message):
+    """One attempt at its worker."""
+
+    namespace: Namespace
+    job_id: JobId
+    task: int
+    attempt: int
+    phase: str  # preparing (which takes in starting), or running
+    resources: Capacity
+    devices: tuple[str, ...] = ()
+    pid: int | None = None
+    started_at: float | None = None
+
+
+class AttemptList(Message):
+    """What a worker has."""
+
+    worker_id: WorkerId
+    attempts: tuple[AttemptStatus, ...] = ()
+
+
+class AttemptLogsRequest(AttemptQuery):
+    """Asks for the last lines of an attempt's output, from the worker's own disk."""
+
+    tail: int = Field(default=100, ge=0, le=10_000)
+    stream: Literal["stdout", "stderr"] | None = None
+    since: float | None = None  # seconds since the epoch
+    grep: str | None = Field(default=None, max_length=1_000)  # a regular expression that is to be found in a line
+
+
+class AttemptLogsReply(Message):
+    """Lines, the oldest first. `searched_all` is false when there is output before the part that was looked through."""
+
+    lines: tuple[LogLine, ...] = ()
+    searched_all: bool = True
+
+
+class KillAttemptRequest(AttemptQuery):
+    """Asks for an attempt to be stopped, and its task with it: the wish is written into the task's record."""
+
+    reason: str = Field(default="killed at its worker", max_length=1_000)
+
+
+class WorkerHealth(Message):
+    """How a worker is; `problems` is empty when all is well."""
+
+    worker_id: WorkerId
+    problems: tuple[str, ...] = ()
+    draining: bool = False
+    running: int = 0
+    total: Capacity
+    free: Capacity
+    disk_free: int  # bytes, of its state folder
+    limits: str = ""  # what is enforced
+    uptime_s: float = 0.0

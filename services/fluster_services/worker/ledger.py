@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fluster_bus.messages import Capacity
 from fluster_services.capacity import fits, minus, plus
@@ -35,6 +35,10 @@ class Ledger:
 
     def __len__(self) -> int:
         return len(self._reserved)
+
+    def attempts(self) -> Mapping[str, Capacity]:
+        """{attempt: what it has}"""
+        return self._reserved
 
     def __contains__(self, attempt: str) -> bool:
         return attempt in self._reserved

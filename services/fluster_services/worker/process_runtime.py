@@ -47,7 +47,7 @@ from fluster_services.worker.cgroups import Enforcer
 from fluster_services.worker.limits import group_name, groups
 from fluster_services.worker.processes import boot_id, leftovers
 from fluster_services.worker.runtime import AlreadyStartedError, Exited, LaunchError, Progressed, Spooled
-from fluster_services.worker.spool import SpoolRecord, read_spool
+from fluster_services.worker.spool import SpoolRecord, read_spool, read_spool_end
 from fluster_services.worker.template import TemplateHandle
 
 _log = logging.getLogger(__name__)
@@ -122,6 +122,14 @@ class ProcessTask:
         with os.fdopen(fd, "rb") as file:
             file.seek(start)
             return file.read(max_bytes)
+
+    def read_log_end(self, *, max_bytes: int) -> tuple[list[SpoolRecord], bool]:
+        try:
+            return read_spool_end(self._directory / LOG_FILE, max_bytes=max_bytes)
+        except FileNotFoundError:
+            if self._is_forgotten:
+                raise
+            return [], True
 
     def kill(self, grace_s: float, reason: str, *, preempted: bool = False) -> None:
         self._send({"kill": grace_s, "reason": reason, "preempted": preempted})
@@ -382,8 +390,8 @@ class ProcessRuntime:
         self._state_dir = state_dir.absolute()
         self._template = template
         self._controllers = enforcer.controllers if enforcer is not None else {}
-        if enforcer is not None:
-            _log.info("%s", enforcer.describe())
+        self._limits = enforcer.describe() if enforcer is not None else "limits of tasks are not enforced"
+        _log.info("%s", self._limits)
         self._tasks: set[ProcessTask] = set()  # also those that are over, until they are forgotten
         self._idle = IdleKeepers()
         self._abandonments: set[asyncio.Task[None]] = set()
@@ -428,6 +436,12 @@ class ProcessRuntime:
         directories = [path for path in sorted(self._state_dir.iterdir()) if path.is_dir() and "." not in path.name]
         adopted = await asyncio.gather(*map(self._adopt, directories))
         return [task for task in adopted if task is not None]
+
+    def trouble(self) -> str | None:
+        return None if self._template.is_alive() else f"its template process {self._template.pid} is gone: restart it"
+
+    def limits(self) -> str:
+        return self._limits
 
     async def close(self) -> None:
         await asyncio.gather(*self._abandonments)

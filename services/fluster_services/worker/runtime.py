@@ -66,6 +66,9 @@ class RunningTask(Protocol):
     def read_result(self, start: int, max_bytes: int) -> bytes:
         """Bytes of what its callable returned, pickled; fewer than `max_bytes` at their end. Raises OSError."""
 
+    def read_log_end(self, *, max_bytes: int) -> tuple[list[SpoolRecord], bool]:
+        """The records in about the last `max_bytes`, and whether those are all. Raises as `read_log` does."""
+
     def kill(self, grace_s: float, reason: str, *, preempted: bool = False) -> None:
         """Have it stopped: politely, and by force after `grace_s`. `Exited` tells when that is done.
 
@@ -94,6 +97,12 @@ class Runtime(Protocol):
 
         To be called once, before the first `start`.
         """
+
+    def trouble(self) -> str | None:
+        """Why nothing can be started any more; None when all is well."""
+
+    def limits(self) -> str:
+        """What tasks are held to."""
 
     async def close(self) -> None:
         """Let go of the attempts without touching them."""

@@ -159,6 +159,27 @@ def _encode(stream: Stream, pieces: Sequence[tuple[bytes, bool]], now: float) ->
     return [(partial if is_partial else full) + text + b"\n" for text, is_partial in pieces]
 
 
+def read_spool_end(path: str | Path, *, max_bytes: int) -> tuple[list[SpoolRecord], bool]:
+    """Return the records in about the last `max_bytes`, and whether those are all. Raises FileNotFoundError."""
+    with Path(path).open("rb", buffering=0) as file:
+        start = max(0, os.fstat(file.fileno()).st_size - max_bytes)
+        if start > 0:  # to the end of the record that it lies in
+            file.seek(start - 1)
+            rest = file.read(max_bytes)
+            newline = rest.find(b"\n")
+            if newline < 0:
+                return [], False
+            start += newline
+    records: list[SpoolRecord] = []
+    offset = start
+    while offset - start < max_bytes:  # the task may be writing faster than this reads
+        more, offset = read_spool(path, offset)
+        if not more:
+            break
+        records += more
+    return records, start == 0
+
+
 def read_spool(
     path: str | Path, start_offset: int = 0, *, max_bytes: int = _DEFAULT_READ_BYTES
 ) -> tuple[list[SpoolRecord], int]:

@@ -126,6 +126,17 @@ class TemplateHandle:
         except ChildProcessError:  # somebody else waits for all children of this process
             return
 
+    def is_alive(self) -> bool:
+        """Whether keepers can be forked."""
+        if self._is_dead:
+            return False
+        try:
+            return self._socket.recv(1, socket.MSG_PEEK) != b""
+        except BlockingIOError:
+            return True
+        except ConnectionResetError:
+            return False
+
     def _attach(self) -> None:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:

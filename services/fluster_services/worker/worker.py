@@ -24,8 +24,6 @@ from fluster_bus.errors import (
 )
 from fluster_bus.messages import (
     Capacity,
-    DrainReply,
-    DrainRequest,
     JobRecord,
     JobStatus,
     Look,
@@ -55,6 +53,7 @@ from fluster_services.worker.presence import Presence
 from fluster_services.worker.progress_pump import ProgressPump
 from fluster_services.worker.result_pump import publish_result
 from fluster_services.worker.runtime import LaunchError, RunningTask, Runtime
+from fluster_services.worker.service import WorkerService
 from fluster_services.worker.template import TemplateDiedError
 from fluster_services.worker.uv import BuildError
 
@@ -116,6 +115,18 @@ class Worker:
             free=self._free,
             attempts=self._attempts.keys,
         )
+        self._service = WorkerService(
+            bus,
+            config.worker_id,
+            state_dir=config.state_dir,
+            runtime=runtime,
+            ledger=self._ledger,
+            claims=self._claims,
+            draining=draining,
+            attempts=self._attempts,
+            on_offer=self._on_offer,
+            obey=self._obey,
+        )
         self._launcher = Launcher(
             worker_id=config.worker_id,
             credentials=config.job_credentials,
@@ -146,8 +157,7 @@ class Worker:
                 await self._adopt()
                 self._has_adopted = True
                 await self._bus.subscribe(subjects.worker_verb(self._worker_id, "look"), self._on_look)
-                await self._bus.serve(subjects.worker_verb(self._worker_id, "offer"), Offer, self._on_offer)
-                await self._bus.serve(subjects.worker_verb(self._worker_id, "drain"), DrainRequest, self._on_drain)
+                await self._service.serve()
                 await self._presence.announce()
                 await self._cover()
                 self._review.set()  # for what was wished before this worker listened
@@ -176,10 +186,6 @@ class Worker:
         work.add_done_callback(self._work.discard)
 
     # ---- leaving ----------------------------------------------------------------------------------------
-
-    async def _on_drain(self, request: DrainRequest, _subject: str) -> DrainReply:
-        self._draining.ask(request.timeout_s)
-        return DrainReply(worker_id=self._worker_id, running=len(self._ledger))
 
     async def _drain(self) -> bool:
         """Whether nothing is left to do, once this worker was asked to leave and has waited for what it had."""
