@@ -66,6 +66,24 @@ class Claims:
             return None
         return Row(row.key, claimed, revision)
 
+    async def settle(self, offer: Offer) -> Row[TaskRecord] | None:
+        """The task's record when it is this worker's, after a claim of which nobody knows whether it succeeded.
+
+        To look is not enough: what was sent may still be on its way to the record. So it is claimed once more. Of the two
+        only one can succeed, and None says that neither has or will. Raises BusError when that is not known either.
+        """
+        seen = -1
+        while True:
+            row = await self.look(offer.namespace, offer.job_id, offer.task)
+            if row is None or row.revision == seen:
+                return None
+            if self.is_mine(row.value, offer.attempt):
+                return row
+            claimed = await self.claim(row, offer)
+            if claimed is not None:
+                return claimed
+            seen = row.revision
+
     def is_mine(self, record: TaskRecord, attempt: int) -> bool:
         """True while the attempt is this worker's and not ended."""
         return record.attempt == attempt and record.worker_id == self._worker_id and lifecycle.is_held(record)

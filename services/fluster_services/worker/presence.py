@@ -43,7 +43,7 @@ class Presence:
         self._timing = timing
         self._free = free
         self._attempts = attempts
-        self._lives_since = time.monotonic()  # when the last word was sent that the controller is known to have heard
+        self.heard_at = time.monotonic()  # when the last sign of life that was heard was sent
         self._info = WorkerInfo(
             worker_id=worker_id,
             host=socket.gethostname(),
@@ -57,7 +57,7 @@ class Presence:
     @property
     def fence_at(self) -> float:
         """When what this worker runs is stopped if nothing more is heard of it, by the monotonic clock."""
-        return self._lives_since + self._timing.fence_after_s
+        return self.heard_at + self._timing.fence_after_s
 
     async def say_draining(self) -> None:
         """Be known as one that takes nothing new."""
@@ -71,9 +71,15 @@ class Presence:
     async def register(self) -> None:
         """Put the worker into the table of workers."""
         table = workers_table(self._bus)
+
+        async def put(_left_s: float) -> float:
+            sent = time.monotonic()
+            await table.put(self._worker_id, self._info)
+            return sent
+
         # On a new cluster the controller is making the table at this moment.
-        await retried(
-            lambda _left_s: table.put(self._worker_id, self._info),
+        self.heard_at = await retried(
+            put,
             on=(StreamNotFoundError,),
             timeout_s=_CONTROLLER_TIMEOUT_S,
         )
@@ -91,23 +97,39 @@ class Presence:
             endpoints=endpoints,
         ).serve(self._bus)
 
+    @property
+    def was_heard_lately(self) -> bool:
+        """Whether what is started now has the better part of its time before the fence."""
+        return time.monotonic() - self.heard_at < self._timing.fence_after_s / 2
+
+    async def wait_heard(self) -> None:
+        """Return when this worker was heard lately. Raises ClosedError."""
+        while not self.was_heard_lately and not await self.beat():
+            await self._bus.wait_connected()
+            await asyncio.sleep(self._timing.heartbeat_s)
+
     async def beat_forever(self, renew: Callable[[float], None]) -> None:
         """Tell that this worker lives; `renew(fence_in_s)` after each beat that was heard.
 
         What the worker runs is fenced from the sending of the last of those.
         """
-        timing = self._timing
-        subject = subjects.heartbeats(self._worker_id)
         while True:
-            sent = time.monotonic()
-            beat = Heartbeat(worker_id=self._worker_id, free=self._free(), attempts=tuple(self._attempts()))
-            try:
-                answer = await self._bus.request(subject, beat.to_json(), timeout_s=timing.heartbeat_s)
-                if not HeartbeatReply.from_json(answer.data).registered:
-                    await self.register()
-            except BusError as error:
-                log.info("a heartbeat was not heard: %s", error)
-            else:
-                self._lives_since = sent
-                renew(self.fence_at - time.monotonic())
-            await asyncio.sleep(max(0.0, timing.heartbeat_s - (time.monotonic() - sent)))
+            started = time.monotonic()
+            if await self.beat():
+                renew(self._timing.fence_after_s - (time.monotonic() - self.heard_at))
+            await asyncio.sleep(max(0.0, self._timing.heartbeat_s - (time.monotonic() - started)))
+
+    async def beat(self) -> bool:
+        """Tell once that this worker lives; whether it was heard."""
+        sent = time.monotonic()
+        beat = Heartbeat(worker_id=self._worker_id, free=self._free(), attempts=tuple(self._attempts()))
+        subject = subjects.heartbeats(self._worker_id)
+        try:
+            answer = await self._bus.request(subject, beat.to_json(), timeout_s=self._timing.heartbeat_s)
+            if not HeartbeatReply.from_json(answer.data).registered:
+                await self.register()
+        except BusError as error:
+            log.info("a heartbeat was not heard: %s", error)
+            return False
+        self.heard_at = sent
+        return True

@@ -138,6 +138,9 @@ class Worker:
         )
         self._preparation = Preparation(config.state_dir, functools.partial(ObjectStore, bus), config.caches)
         self._progress = ProgressPump(bus)
+        # {attempt key: when the last heartbeat before the record was seen to be this worker's was sent}. A later one proves
+        # nothing about it: the task may have been given away between the two.
+        self._fence_since: dict[str, float] = {}
         self._preparing: dict[str, asyncio.Task[Any]] = {}  # {attempt key: what it waits for}
         self._draining = draining
         self._is_handing_back = False
@@ -145,6 +148,7 @@ class Worker:
         self._work: set[asyncio.Task[Any]] = set()  # what has to be over before the worker may leave
         self._review = asyncio.Event()
         self._has_adopted = False
+        self._is_open = False
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Serve; `ready` is called once offers are taken."""
@@ -159,6 +163,8 @@ class Worker:
                 await self._bus.subscribe(subjects.worker_verb(self._worker_id, "look"), self._on_look)
                 await self._service.serve()
                 await self._presence.announce()
+                await self._presence.beat()  # what is started before the next one counts from here
+                self._is_open = True
                 await self._cover()
                 self._review.set()  # for what was wished before this worker listened
                 loops = [
@@ -242,7 +248,8 @@ class Worker:
         await self._classes.cover(self._free)
 
     def _free(self) -> Capacity:
-        return Capacity() if self._draining.is_asked else self._ledger.free
+        """What may be offered: to tell of room before anybody listens for offers would have them made in vain."""
+        return self._ledger.free if self._is_open and not self._draining.is_asked else Capacity()
 
     async def _cover_when_possible(self) -> None:
         try:
@@ -302,8 +309,8 @@ class Worker:
         return None
 
     async def _settle(self, offer: Offer, key: str) -> None:
-        row = await self._until_known(lambda: self._claims.look(offer.namespace, offer.job_id, offer.task))
-        if row is not None and self._claims.is_mine(row.value, offer.attempt):
+        row = await self._until_known(lambda: self._claims.settle(offer))
+        if row is not None:
             self._spawn(self._cover_when_possible())
             await self._start(row, key, None)
         else:
@@ -323,6 +330,7 @@ class Worker:
     async def _give_back(self, key: str) -> None:
         """The capacity is free again, and offers for it are listened to."""
         self._holds.close(key)
+        self._fence_since.pop(key, None)
         self._preparation.release(key)
         if self._ledger.release(key):
             await self._cover_when_possible()
@@ -330,6 +338,7 @@ class Worker:
     # ---- running ----------------------------------------------------------------------------------------
 
     async def _start(self, row: Row[TaskRecord], key: str, job: JobRecord | None) -> None:
+        self._fence_since[key] = self._presence.heard_at
         record = row.value
         if record.gang:
             self._holds.open(key, record, on_off=lambda: self._stop_preparing(key))
@@ -347,7 +356,7 @@ class Worker:
                     return
             spec, payload = self._launcher.spec(row.value, job, prepared, self._ledger.devices(key))
             # This process may be stopped at any point, also here: the keeper looks at the clock itself.
-            spec = dataclasses.replace(spec, fence_at=self._presence.fence_at)
+            spec = dataclasses.replace(spec, fence_at=self._fence_since.pop(key) + self._config.timing.fence_after_s)
             running = await self._runtime.start(spec, payload)
         except TemplateDiedError:
             # Nothing can be started here any more: a new worker process, with a new template, adopts what runs.
@@ -375,7 +384,7 @@ class Worker:
             if self._is_handing_back:
                 await self._end_unstarted(row, key, Outcome(JobStatus.WORKER_FAILED, self._left))
                 return None
-            if prepared == Prepared():
+            if prepared == Prepared() and self._presence.was_heard_lately:
                 return row, prepared
             latest = await self._still_wanted(row, key)
             if latest is None:
@@ -388,6 +397,8 @@ class Worker:
         stopped; None when it is not wanted any more, and that is settled.
         """
         record = row.value
+        await self._presence.wait_heard()
+        self._fence_since[key] = self._presence.heard_at
         latest = await self._until_known(lambda: self._claims.look(record.namespace, record.job_id, record.task))
         if latest is None or not self._claims.is_mine(latest.value, record.attempt):
             await self._give_back(key)
@@ -501,6 +512,11 @@ class Worker:
         except TimeoutError:
             pass
         row = await self._claims.run(row, started_at=started_at)
+        if row.value.state is JobStatus.BUILDING:  # it could not be written: the task was given to somebody else
+            record = row.value
+            latest = await self._until_known(lambda: self._claims.look(record.namespace, record.job_id, record.task))
+            if latest is not None:
+                self._obey(latest.value)
         self._obey(row.value)  # what was wished while it was being started
         return row
 

@@ -1,0 +1,127 @@
+"""Attempts that are too late do not begin, and superseded ones are killed at once."""
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fluster.cluster import Cluster
+from fluster_bus.messages import JobStatus, WorkerId
+from tests.system.daemons import QUICK, Daemons
+from tests.system.job_requests import command, wait_ready
+from tests.system.processes import Family
+from tests.system.runtime_site import Site, end_of
+from tests.waiting import wait_until
+
+PATIENCE_S = 60
+
+
+@pytest.fixture
+def daemons(tmp_path: Path, family: Family) -> Iterator[Daemons]:
+    with Daemons(tmp_path, family, timing=QUICK) as daemons:
+        daemons.start_controller()
+        yield daemons
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ["command", "callable"])
+async def test_an_attempt_that_is_late_before_it_begins_does_not_begin(site: Site, tmp_path: Path, kind: str) -> None:
+    ledger = tmp_path / "ledger"
+    late = {"fence_after_s": 1.0, "fence_at": 0.0, "kill_grace_s": 0.1}  # since the machine was started
+
+    if kind == "command":
+        task = await site.command("touch", str(ledger), **late)
+    else:
+        task = await site.call(ledger.touch, **late)
+    assert (await end_of(task)).reason == "fenced"
+    assert not ledger.exists()
+
+
+@pytest.mark.anyio
+async def test_the_fence_counts_from_the_last_sign_of_life_and_is_renewed(site: Site) -> None:
+    task = await site.command("sleep", "600", fence_after_s=3600.0, fence_at=time.monotonic() + 0.5)
+    assert (await end_of(task)).reason == "fenced"
+    again = await site.command("sleep", "600", key="ns.job.1.1", fence_after_s=3600.0, fence_at=time.monotonic() + 10)
+    again.renew(3600)
+    again.kill(0, "enough")
+    assert (await end_of(again)).reason == "killed"
+
+
+def begin_and_end(ledger: Path) -> str:
+    """A command that notes its beginning, and goes on to note that it lives."""
+    return f"echo begin $FLUSTER_ATTEMPT >> {ledger}; echo $$ > {ledger}.$FLUSTER_ATTEMPT; echo ready; exec sleep 600"
+
+
+def stop_all(processes: list[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        process.send_signal(number)
+
+
+@pytest.mark.parametrize("frozen", ["worker", "worker, keeper and task"])
+def test_a_machine_that_was_frozen_past_the_timeout_runs_nothing_twice(
+    daemons: Daemons, tmp_path: Path, frozen: str
+) -> None:
+    ledger = tmp_path / "ledger"
+    daemons.start_worker("w1")
+    with daemons.connect() as cluster:
+        job_id = cluster.launch(command("sh", "-c", begin_and_end(ledger)))
+        wait_ready(cluster, job_id)
+        task = psutil.Process(int(Path(f"{ledger}.1").read_text()))
+        keeper = task.parent()
+        assert keeper is not None
+        worker = psutil.Process(daemons.running["w1"].pid)
+        stopped = [worker] if frozen == "worker" else [worker, keeper, task]
+        stop_all(stopped, signal.SIGSTOP)
+        daemons.start_worker("w2")
+        wait_ready(cluster, job_id, lines=2)
+        if frozen == "worker":
+            assert not _lives(task), "its keeper should have stopped it"
+        stop_all([each for each in stopped if each.is_running()], signal.SIGCONT)
+        wait_until(lambda: not _lives(task), 30)
+        wait_until(lambda: _alive(cluster) == {"w1", "w2"}, 30)
+        info = cluster.poll(job_id)
+        assert (info.status, info.worker_id, info.tasks[0].attempt) == (JobStatus.RUNNING, "w2", 2)
+        cluster.terminate(job_id)
+        ended = cluster.wait(job_id, timeout=PATIENCE_S)
+        assert (ended.status, ended.tasks[0].attempt) == (JobStatus.KILLED, 2)
+        assert (ended.tasks[0].preemptions, ended.tasks[0].failures) == (1, 0)
+        assert ledger.read_text().split() == ["begin", "1", "begin", "2"]
+
+
+def test_what_is_being_prepared_when_its_worker_is_frozen_is_not_started_by_it(
+    daemons: Daemons, tmp_path: Path
+) -> None:
+    """The worker is stopped as soon as it has claimed: wherever that meets it, only the other one runs the task."""
+    ledger = tmp_path / "ledger"
+    daemons.start_worker("w1")
+    with daemons.connect() as cluster:
+        for number in range(3):
+            job_id = cluster.launch(command("sh", "-c", begin_and_end(ledger), name=f"try-{number}"))
+            worker = psutil.Process(daemons.running["w1"].pid)
+            wait_until(lambda job_id=job_id: cluster.poll(job_id).worker_id)  # type: ignore[misc]
+            worker.send_signal(signal.SIGSTOP)
+            daemons.start_worker(f"w2-{number}")
+            wait_until(lambda: "begin 2" in _lines(ledger), PATIENCE_S)
+            begun = _lines(ledger)
+            worker.send_signal(signal.SIGCONT)
+            wait_until(lambda: "w1" in _alive(cluster), 30)
+            cluster.terminate(job_id)
+            assert cluster.wait(job_id, timeout=PATIENCE_S).tasks[0].attempt == 2
+            assert _lines(ledger) == begun, "the first attempt began after the second"
+            ledger.write_text("")
+            cluster.drain_worker(WorkerId(f"w2-{number}"), wait=True)
+
+
+def _lines(ledger: Path) -> list[str]:
+    return ledger.read_text().splitlines() if ledger.exists() else []
+
+
+def _lives(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def _alive(cluster: Cluster) -> set[str]:
+    return {worker.info.worker_id for worker in cluster.list_workers() if worker.alive}
