@@ -272,6 +272,13 @@ async def test_gangs_that_each_need_most_of_the_cluster_all_run(
     assert started_at_most_once(*workers)
 
 
+async def test_gangs_are_gathered_by_priority(cluster: AsyncCluster, start_worker: StartWorker) -> None:
+    jobs = await cluster.launch_many([_gang(2, name=f"gang{each}", priority=each) for each in (0, 2, 1)])
+    await start_worker("w1")
+    infos = sorted(await cluster.wait(jobs, timeout=30), key=lambda info: info.started_at or 0)
+    assert [info.name for info in infos] == ["gang2", "gang1", "gang0"]
+
+
 async def test_a_gang_that_could_never_start_together_is_given_up(
     start_controller: StartController, own_server: EmbeddedServer, start_worker: StartWorker
 ) -> None:

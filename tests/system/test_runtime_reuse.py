@@ -10,7 +10,7 @@ import pytest
 from fluster_services.worker import process_runtime
 from fluster_services.worker.attempt_directory import KEEPER_FILE
 from fluster_services.worker.process_runtime import ProcessTask
-from fluster_services.worker.runtime import AlreadyStartedError
+from fluster_services.worker.runtime import AlreadyStartedError, LaunchError
 from tests.system.runtime_site import Site, end_of, texts, wait_for_line
 
 pytestmark = pytest.mark.anyio
@@ -95,6 +95,24 @@ async def test_a_free_keeper_that_dies_is_missed_by_nobody(site: Site) -> None:
         assert (await end_of(task)).exit_code == 0
         await task.forget()
         keeper.kill()
+
+
+async def test_a_free_keeper_that_does_not_answer_begins_nothing_later(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_runtime, "_ASSIGN_TIMEOUT_S", 0.1)
+    task = await site.command("true")
+    keeper = psutil.Process(_keeper_of(task))
+    await end_of(task)
+    await task.forget()
+    keeper.suspend()
+    with pytest.raises(LaunchError, match="did not answer"):
+        await site.command("sh", "-c", "echo twice", key="ns.job.1.1")
+    keeper.resume()
+    keeper.wait(10)  # nobody is connected to it any more
+    task = await site.command("sh", "-c", "echo once", key="ns.job.1.1")
+    await end_of(task)
+    assert texts(task) == ["once"]
 
 
 async def test_a_free_keeper_goes_when_it_is_told_to_and_with_the_runtime(site: Site) -> None:

@@ -15,6 +15,7 @@ from fluster_bus.messages import Capacity, Offer, OfferReply, TaskRecord, Worker
 from fluster_bus.tables import Row
 from fluster_services import capacity, gangs, lifecycle
 from fluster_services.controller.books import JobEntry, JobKey
+from fluster_services.controller.scheduler import place_in_line
 
 if TYPE_CHECKING:
     from fluster_services.controller.controller import Controller
@@ -32,7 +33,7 @@ _PLANNED_EVERY_S = 0.05  # at most so often, however much room is reported
 class WaitingGang:
     """A gang that waits, as whoever plans room for it needs to know it."""
 
-    order: int  # its place in the submission order
+    order: int  # its place, as `place_in_line` gives it
     key: JobKey
     need: Capacity  # of each task
     count: int
@@ -52,7 +53,7 @@ class Gangs:
         self._wake = asyncio.Event()
 
     def waiting(self) -> list[WaitingGang]:
-        """The gangs that wait, also the one that is gathered at the moment, in the order of their submission."""
+        """The gangs that wait, also the one that is gathered at the moment, in the order in which they are gathered."""
         return sorted(self._waiting.values(), key=lambda gang: (gang.order, gang.key))
 
     def is_gathering(self, key: JobKey) -> bool:
@@ -71,7 +72,9 @@ class Gangs:
             self._note_recorded(tasks, self._gathering[1])
         if gangs.is_waiting(job, tasks):
             need = capacity.needed(job.request.resources)
-            self._waiting[key] = WaitingGang(job.order, key, need, job.request.replicas)
+            self._waiting[key] = WaitingGang(
+                place_in_line(job.order, job.request.priority), key, need, job.request.replicas
+            )
             for task in tasks:
                 self._pause(key, task)
             self._wake.set()

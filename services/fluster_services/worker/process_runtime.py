@@ -56,6 +56,7 @@ _MAX_SOCKET_PATH_BYTES = 103  # macOS; Linux has 107
 _MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 _MAX_UNSENT_BYTES = 64 * 1024
 _FORGET_TIMEOUT_S = 60.0
+_ASSIGN_TIMEOUT_S = 10.0
 _LEFTOVERS_TIMEOUT_S = 10.0
 _LEFTOVERS_INTERVAL_S = 0.01
 _KEEPER_LOG_TAIL_BYTES = 4000
@@ -174,7 +175,12 @@ class ProcessTask:
             return False
         self._reader, self._writer = found
         self._send({"assign": {"draft": str(draft), "directory": str(self._directory)}})
-        message = await self._next_message()
+        try:
+            async with asyncio.timeout(_ASSIGN_TIMEOUT_S):
+                message = await self._next_message()
+        except TimeoutError as cause:  # it is stopped; without its draft it cannot begin later either
+            await self._disconnect()
+            raise LaunchError(f"{self.key}: the keeper that was to run it did not answer") from cause
         if message is not None and "refused" in message:
             idle.add(self.key, *found)
             self._reader = self._writer = None
