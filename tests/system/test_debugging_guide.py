@@ -81,6 +81,8 @@ async def check_request(client: Client, cluster: LocalCluster, words: list[str])
     reply, headers = await answer(client, subject, body)
     if subject.endswith("jobs.submit"):
         assert reply["stream"] == "FLUSTER_SUBMIT"
+        # Answered once the controller has looked at it, which may be a moment after the stream has it.
+        await answer(client, "fluster.default.jobs.status", json.dumps({"submissions": [reply["seq"]]}).encode())
         assert await wait_job(cluster, json.loads(body)["job_id"]) is JobStatus.SUCCEEDED
     elif subject.endswith("jobs.status"):
         assert reply["jobs"][0]["status"] == "SUCCEEDED"
