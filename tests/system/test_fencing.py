@@ -120,7 +120,10 @@ def _lines(ledger: Path) -> list[str]:
 
 
 def _lives(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _alive(cluster: Cluster) -> set[str]:

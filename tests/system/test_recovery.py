@@ -5,7 +5,7 @@ import random
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -13,7 +13,7 @@ import pytest
 
 from fluster.cluster import Cluster, LocalCluster
 from fluster.errors import JobRefusedError
-from fluster_bus.messages import JobId, JobInfo, JobRequest, JobStatus, ResourceConfig
+from fluster_bus.messages import Event, JobId, JobInfo, JobRequest, JobStatus, ResourceConfig
 from fluster_services.config import Timing
 from tests.system.daemons import PATIENT, QUICK, Daemons
 from tests.system.histories import check_history
@@ -57,13 +57,15 @@ class Ledger:
     def wait_lines(self, count: int) -> None:
         wait_until(lambda: len(self.lines()) >= count, PATIENCE_S, lambda: len(self.lines()))
 
-    def check(self, infos: list[JobInfo], *, each_once: bool) -> None:
-        """No attempt ran twice; with `each_once`, no job did."""
+    def check(self, infos: list[JobInfo], stories: Mapping[str, list[Event]] | None = None) -> None:
+        """No attempt ran twice; with `stories`, the histories of the tasks, no job did."""
         ran = Counter(self.lines())
         assert [place for place, times in ran.items() if times > 1] == []
         last = {(info.job_id, info.tasks[0].attempt) for info in infos}
         assert last <= ran.keys()
-        if each_once:
+        if stories is not None:
+            twice = [job for job, times in Counter(job for job, _ in ran).items() if times > 1]
+            assert {job: [event.transition.reason for event in stories[f"{job}.0"]] for job in twice} == {}
             assert len(ran) == len(infos)
 
 
@@ -73,6 +75,14 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 # ---- a cluster that mends itself ------------------------------------------------------------------------------
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """Whether it runs no more, also when nobody has asked yet how it ended."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 class Victims:
@@ -105,7 +115,7 @@ class Victims:
     def kill(self, what: str) -> None:
         victim = self.find(what)
         victim.kill()
-        wait_until(lambda: not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE)
+        wait_until(lambda: is_gone(victim))
 
 
 @pytest.fixture
@@ -123,8 +133,7 @@ def test_two_hundred_jobs_survive(local: LocalCluster, family: Family, ledger: L
     victims.kill(what)
     infos = local.wait(job_ids, timeout=PATIENCE_S)
     assert Counter(info.status for info in infos) == {JobStatus.SUCCEEDED: 200}
-    ledger.check(infos, each_once=True)
-    check_history(local, infos)
+    ledger.check(infos, check_history(local, infos))
     later = local.launch(ledger.request())
     assert local.wait(later, timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
 
@@ -139,8 +148,7 @@ def test_two_hundred_jobs_survive_everything(local: LocalCluster, family: Family
         victims.kill(what)
     infos = local.wait(job_ids, timeout=PATIENCE_S)
     assert Counter(info.status for info in infos) == {JobStatus.SUCCEEDED: 200}
-    ledger.check(infos, each_once=True)
-    check_history(local, infos)
+    ledger.check(infos, check_history(local, infos))
 
 
 @pytest.mark.slow
@@ -165,7 +173,7 @@ def test_jobs_survive_the_loss_of_all_at_once_while_they_are_launched(
     assert len(job_ids) == 60
     infos = local.wait(job_ids, timeout=PATIENCE_S)
     assert Counter(info.status for info in infos) == {JobStatus.SUCCEEDED: 60}
-    ledger.check(infos, each_once=True)
+    ledger.check(infos, check_history(local, infos))
     assert len(ledger.lines()) == 60, "no submit was recorded twice"
     check_history(local, infos)
 

@@ -343,8 +343,9 @@ class Worker:
         if record.gang:
             self._holds.open(key, record, on_off=lambda: self._stop_preparing(key))
         try:
-            job = job or await self._claims.job(record.namespace, record.job_id)
-            if job is None:
+            if job is None or job.order != record.order:  # of whoever had the id before, from a replica that lags
+                job = await self._claims.job(record.namespace, record.job_id)
+            if job is None or job.order != record.order:
                 raise LaunchError(f"job {record.job_id} has no record any more")
             found = await self._prepared(row, job, key)
             if found is None:
