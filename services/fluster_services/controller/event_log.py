@@ -78,6 +78,8 @@ class EventLog:
         self._stored_until[namespace] = since.timestamp()
         async for entry in feed.stored(since=since):
             event = Event.from_json(entry.data)
+            if _is_refusal(event):
+                continue  # its number is another count than that of the job that has the id
             key = (namespace, _key(event))
             found[key] = max(found.get(key, 0), event.transition.number)
         return found
@@ -100,7 +102,7 @@ class EventLog:
             self._seen.pop((record.namespace, record_key(record)), None)
 
     def refuse(self, namespace: Namespace, event: Event) -> None:
-        """Queue the word that a submission was not taken."""
+        """Queue the word that a submission was not taken, as `refusal` makes it."""
         self._put(namespace, event)
 
     def _put(self, namespace: Namespace, event: Event) -> None:
@@ -138,7 +140,7 @@ class EventLog:
             (
                 subjects.events(namespace, event.job_id),
                 event,
-                f"{namespace}.{_key(event)}.{event.transition.number}",
+                f"{namespace}.{_key(event)}.{'refused.' if _is_refusal(event) else ''}{event.transition.number}",
             )
             for event in events
         ]
@@ -149,7 +151,19 @@ def _key(event: Event) -> str:
     return event.job_id if event.task is None else subjects.task_key(event.job_id, event.task)
 
 
+_REFUSED = "refused: "
+
+
 def refusal(sequence: int, job_id: str, reason: str, *, now: float) -> Event:
     """The event of a submission that was not taken; its number is its place in the submit stream."""
-    transition = Transition(number=sequence, state=JobStatus.FAILED, time=now, reason=f"refused: {reason}")
+    transition = Transition(number=sequence, state=JobStatus.FAILED, time=now, reason=_REFUSED + reason)
     return Event(job_id=JobId(job_id), transition=transition)
+
+
+def _is_refusal(event: Event) -> bool:
+    # No end of a job reads so: its reason begins with that of a task, or with the name of an exception.
+    return (
+        event.task is None
+        and event.transition.state is JobStatus.FAILED
+        and event.transition.reason.startswith(_REFUSED)
+    )
