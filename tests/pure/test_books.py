@@ -127,3 +127,14 @@ def test_a_job_that_was_removed_leaves_nothing() -> None:
     assert books.children(JobKey(NS, JobId("parent"))) == frozenset()
     assert books.remove(NS, Deleted("a", 6)) is None
     books.sanity_check()
+
+
+def test_a_job_that_replaced_a_child_is_no_child_of_its_parent() -> None:
+    books = Books()
+    books.apply(row(job_record("parent", order=1), 1))
+    books.apply(row(job_record("mine", order=2, parent="parent"), 2))
+    books.apply(row(job_record("mine", order=3, parent="other"), 3))
+    assert books.children(JobKey(NS, JobId("parent"))) == frozenset()
+    assert books.children(JobKey(NS, JobId("other"))) == {JobKey(NS, JobId("mine"))}
+    books.apply(row(job_record("mine", order=4), 4))
+    assert books.children(JobKey(NS, JobId("other"))) == frozenset()

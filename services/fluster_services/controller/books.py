@@ -64,6 +64,8 @@ class Books:
         else:
             if entry.job is not None and entry.job.revision >= row.revision:
                 return None
+            if entry.job is not None:
+                self._forget_child(key, entry.job.value)  # the one that has the id now may be another's, or nobody's
             entry.job = Row(row.key, slim_job(record), row.revision)
             self._drop_replaced(key, entry, record.order)
             if record.state.finished():
@@ -139,11 +141,14 @@ class Books:
         self._children.pop(key, None)
         if entry.job is not None:
             records.append(entry.job.value)
-            parent = entry.job.value.request.parent
-            siblings = self._children.get(JobKey(key.namespace, parent)) if parent is not None else None
-            if siblings is not None:
-                siblings.discard(key)
+            self._forget_child(key, entry.job.value)
         return records
+
+    def _forget_child(self, key: JobKey, job: JobRecord) -> None:
+        parent = job.request.parent
+        siblings = self._children.get(JobKey(key.namespace, parent)) if parent is not None else None
+        if siblings is not None:
+            siblings.discard(key)
 
     def child_records(self, key: JobKey) -> list[JobRecord]:
         """The records of the jobs that a job has launched."""
