@@ -39,6 +39,7 @@ from fluster_bus.registry import Registry
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.streams import ensure_system, tasks_table
+from fluster_bus.tables import Row
 from fluster_services.config import LOCAL_TIMING, Timing
 from fluster_services.controller import registry_sweep
 from fluster_services.controller.controller import Controller, ControllerConfig
@@ -497,6 +498,43 @@ async def test_an_id_that_is_taken(cluster: AsyncCluster) -> None:
     await cluster.terminate(job_id)
     await cluster.wait(job_id, timeout=10)
     await wait_until_async(lambda: _job_events(bus, job_id, [1, 2]))
+
+
+async def test_a_refusal_does_not_hide_what_becomes_of_the_job_that_has_the_id(
+    start_controller: StartController, own_server: EmbeddedServer, start_worker: StartWorker
+) -> None:
+    first = await start_controller()
+    worker = await start_worker(plan=STAY_RUNNING)
+    async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+        await cluster.launch(_request("other"))
+        job_id = await cluster.launch(_request(job_id=JobId("mine")))
+        with pytest.raises(JobRefusedError, match="exists already"):
+            await cluster.launch(_request("another", job_id=job_id))
+        await wait_until_async(lambda: _refusals(first.bus, 1))
+        await wait_until_async(lambda: len(worker.held) == 2)
+        await first.stop()
+        second = await start_controller()
+        for key in worker.now_held():
+            await worker.end(key)
+        assert (await cluster.wait(job_id, timeout=10)).status is S
+        await wait_until_async(lambda: _job_events(second.bus, job_id, [1, 2]))
+
+
+async def test_a_worker_that_declines_what_it_said_it_has_room_for_is_asked_again(
+    cluster: AsyncCluster, start_worker: StartWorker
+) -> None:
+    worker = await start_worker(cpu=3)  # no level: the offer is made by name
+    look, looks = worker.claims.look, 0
+
+    async def look_late(namespace: Namespace, job_id: str, task: int) -> Row[TaskRecord] | None:
+        """As a server does that is behind the others: the first time the record is not there yet."""
+        nonlocal looks
+        looks += 1
+        return await look(namespace, job_id, task) if looks > 1 else None
+
+    worker.claims.look = look_late  # type: ignore[method-assign]
+    job_id = await cluster.launch(_request(cpu=3))
+    assert (await cluster.wait(job_id, timeout=10)).status is S
 
 
 async def _refusals(bus: Bus, count: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import pytest
@@ -103,3 +104,28 @@ async def test_another_worker_is_kept_free_when_the_first_is_lost(
             if held:
                 await _end_one(workers[other])
             await wait_until_async(lambda: held)
+
+
+async def test_a_gang_that_came_later_does_not_take_the_worker_that_is_kept_free(
+    own_server: EmbeddedServer, start_controller: StartController, start_worker: StartWorker
+) -> None:
+    running = await start_controller(AGING)
+    (worker,) = [await start_worker("w1", STAY_RUNNING, cpu=4, heartbeat_s=0.1)]
+    offers = running.controller.offers
+    async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+        await cluster.launch_many([_request("small") for _ in range(4)])
+        await wait_until_async(lambda: len(worker.held) == 4)
+        large = await cluster.launch(_request("large", cpu=4))
+        while offers.reservation is None:
+            await cluster.launch(_request("small"))
+            await _end_one(worker)
+            await wait_until_async(lambda: offers.reservation is not None or len(worker.held) == 4)
+        gang = await cluster.launch(_request("gang", gang=True, replicas=2))
+        wanted = subjects.attempt_key(NS, large, 0, 1)
+        while wanted not in worker.held:
+            assert not any(gang in key for key in worker.held), "it overtook as well"
+            if worker.held:
+                await _end_one(worker)
+            await asyncio.sleep(0.1)
+        await _end_one(worker)
+        await wait_until_async(lambda: any(gang in key for key in worker.held))

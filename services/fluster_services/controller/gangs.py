@@ -15,7 +15,7 @@ from fluster_bus.messages import Capacity, Offer, OfferReply, TaskRecord, Worker
 from fluster_bus.tables import Row
 from fluster_services import capacity, gangs, lifecycle
 from fluster_services.controller.books import JobEntry, JobKey
-from fluster_services.controller.scheduler import place_in_line
+from fluster_services.controller.scheduler import Place, place_in_line
 
 if TYPE_CHECKING:
     from fluster_services.controller.controller import Controller
@@ -130,6 +130,10 @@ class Gangs:
             return None
         if any((gang.key, task.task, task.attempt) in self._pausing for task in entry.task_records()):
             return None
+        offers = self._controller.offers
+        if offers.reservation is not None and offers.scheduler.is_behind_reserved(Place(gang.order, 0, gang.key)):
+            _, kept_free = offers.reservation
+            workers_free = [each for each in workers_free if each[0] != kept_free]
         workers = gangs.assign(gang.need, gang.count, workers_free)
         return workers if len(workers) == gang.count else None
 

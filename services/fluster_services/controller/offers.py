@@ -55,8 +55,11 @@ class Offers:
 
     def remove(self, job: JobKey, task: int) -> None:
         """A task does not wait any more."""
+        reserved = self._scheduler.reserved
         self._scheduler.remove(job, task)
-        self._wake.set()  # it may be the one for which a worker was kept free
+        if reserved is not None and self._scheduler.reserved is None:
+            self._controller.gangs.on_room()  # a worker was kept free for it, also from them
+        self._wake.set()
 
     def on_room(self) -> None:
         """Some worker has room again."""
@@ -99,6 +102,7 @@ class Offers:
             if self._kept_free is not None and judge.takes_work(self._kept_free):
                 return
             self._scheduler.release()
+            self._controller.gangs.on_room()
         if now < self._chooses_at:
             return
         starving = self._scheduler.starving(
@@ -168,11 +172,14 @@ class Offers:
                 return answer.accepted, True
             if answer is None and not is_between_levels(need, offered):
                 return False, False
+        has_declined = False
         for worker_id in self._candidates(place, need, spared):
             answer = await self._answer(subjects.worker_verb(worker_id, "offer"), offer)
             if answer is not None and answer.accepted:
                 return True, True
-        return False, False
+            has_declined |= answer is not None and fits(need, self._controller.judge.free(worker_id))
+        # One that said it has room may have had another reason, which passes without that it ever has more room to tell of.
+        return False, has_declined
 
     def _candidates(self, place: Place, need: Capacity, spared: WorkerId | None) -> list[WorkerId]:
         """The workers that have room by what they said last."""
