@@ -64,6 +64,8 @@ def missing_tasks(entry: JobEntry) -> list[TaskRecord]:
     """The tasks of a released job that have no record yet. Those of other jobs are recorded when they are submitted."""
     if entry.job is None or entry.job.value.state.finished() or not entry.job.value.released:
         return []
+    if len(entry.tasks) == entry.job.value.request.replicas:
+        return []  # as nearly always, and this is asked after each change of each task
     return [task for task in lifecycle.new_tasks(entry.job.value) if task.task not in entry.tasks]
 
 
