@@ -108,13 +108,14 @@ class Gangs:
         while True:
             await self._wake.wait()
             await asyncio.sleep(max(0.0, planned_at + _PLANNED_EVERY_S - time.monotonic()))
+            # Before it is planned: what was planned holds only as long as no record changes.
+            await self._controller.seat.wait_sure()
             self._wake.clear()
             planned_at = time.monotonic()
             workers_free = self._workers_free() if self._waiting else []
             for gang in self.waiting():
                 workers = self._plan(gang, workers_free)
                 if workers is not None:
-                    await self._controller.seat.wait_sure()
                     await self._gather(gang, workers)
                     self._wake.set()  # the others may still fit
                     break
