@@ -113,6 +113,8 @@ class Holds:
                 if isinstance(change, Deleted):
                     return None
                 if isinstance(change, Row):
+                    if change.value.order != record.order:
+                        return None  # the job was replaced
                     verdict = gangs.verdict(change.value, record.epoch)
                     if verdict is not None:
                         return change.value if verdict is gangs.Verdict.GO else None
@@ -124,7 +126,7 @@ class Holds:
         while True:
             try:
                 row = await table.get(record.job_id)
-                if row is None:
+                if row is None or row.value.order != record.order:  # what has the id now is not the hold's to decide
                     return None
                 wanted = gangs.call_off(row.value, record.epoch)
                 if wanted is None:
