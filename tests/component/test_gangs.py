@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from fluster_bus.messages import (
     JobInfo,
     JobRequest,
     JobStatus,
+    Namespace,
     ResourceConfig,
     TaskRecord,
     WorkerId,
@@ -26,6 +29,11 @@ from fluster_bus.messages import (
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.streams import jobs_table, tasks_table
+from fluster_services import lifecycle
+from fluster_services.worker.claims import Claims
+from fluster_services.worker.draining import Draining
+from fluster_services.worker.holds import Holds
+from fluster_services.worker.worker import Worker, WorkerConfig
 from tests.component.conftest import ConnectBus
 from tests.component.test_controller import (
     IMPATIENT,
@@ -309,3 +317,93 @@ async def test_a_retry_waits_for_its_pause(cluster: AsyncCluster, start_worker: 
     assert info.status is S
     assert asyncio.get_running_loop().time() - started >= 0.3
     assert len(worker.starts) == 4
+
+
+async def test_a_gang_that_is_replaced_while_its_leader_is_not_sure_is_not_gathered(
+    cluster: AsyncCluster, controller: RunningController, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seat, mine = controller.controller.seat, JobId("mine")
+    is_sure, is_asked, wait_sure = asyncio.Event(), asyncio.Event(), seat.wait_sure
+
+    async def wait_long() -> None:
+        task = asyncio.current_task()
+        if task is not None and getattr(task.get_coro(), "__qualname__", "") == "Gangs.run":
+            is_asked.set()
+            await is_sure.wait()
+        await wait_sure()
+
+    monkeypatch.setattr(seat, "wait_sure", wait_long)
+    for each in range(2):
+        await start_worker(f"w{each}")
+    await cluster.launch(_gang(4, job_id=mine))
+    await is_asked.wait()
+    await cluster.launch(_gang(2, name="new", job_id=mine, on_conflict="replace"))
+    is_sure.set()
+    info = await cluster.wait(mine, timeout=10)
+    assert (info.status, info.name, len(info.tasks)) == (S, "new", 2)
+
+
+async def test_a_hold_decides_nothing_about_the_job_that_has_the_id_now(bus: Bus, namespace: Namespace) -> None:
+    request = _gang(1)
+    job = lifecycle.new_job(namespace, JobId("mine"), request, order=1, now=0)
+    (task,) = lifecycle.new_tasks(job)
+    held = task.model_copy(update={"state": JobStatus.BUILDING, "worker_id": "w1", "epoch": 3})
+    successor = lifecycle.new_job(namespace, JobId("mine"), request, order=2, now=0)
+    running = successor.model_copy(update={"epoch": 1, "is_go": True})
+    table = jobs_table(bus, namespace)
+    revision = await table.create("mine", running)
+    claims = Claims(bus, WorkerId("w1"), (namespace,))
+    holds = Holds(bus, claims, namespaces=(namespace,), host="127.0.0.1", expiry_s=0.0)
+    assert await holds._call_off(held) is None
+    is_off = asyncio.Event()
+    holds._expiry_s = 60
+    holds.open("key", held, on_off=is_off.set)
+    await asyncio.wait_for(is_off.wait(), 10)
+    holds.close("key")
+    row = await table.get("mine")
+    assert row is not None
+    assert (row.revision, row.value) == (revision, running)
+
+
+class _NoRuntime:
+    """Nothing gets so far as to be started."""
+
+    async def adopt(self) -> list[Any]:
+        return []
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_a_worker_that_leaves_before_a_hold_is_ready_releases_it_uncharged(
+    cluster: AsyncCluster,
+    own_server: EmbeddedServer,
+    connect_bus: ConnectBus,
+    start_worker: StartWorker,
+    tmp_path: Path,
+) -> None:
+    address = own_server.credentials(Role.SERVICE)
+    config = WorkerConfig(
+        address=address,
+        worker_id=WorkerId("leaving"),
+        state_dir=tmp_path,
+        total=Capacity(cpu=2, memory=8 * GIB),
+        job_credentials={NS: own_server.credentials(Role.JOB, NS)},
+    )
+    draining = Draining()
+    leaving = Worker(await connect_bus(own_server, Role.SERVICE), config, _NoRuntime(), draining)  # type: ignore[arg-type]
+    preparing: list[object] = []
+
+    async def prepare(*arguments: object) -> Any:
+        preparing.append(arguments)
+        await asyncio.Event().wait()
+
+    leaving._preparation.prepare = prepare  # type: ignore[assignment, method-assign]
+    running = asyncio.create_task(leaving.run(lambda: None))
+    job_id = await cluster.launch(_gang(2, max_retries_preemption=0))
+    await wait_until_async(lambda: len(preparing) == 2)
+    draining.ask(0)
+    await asyncio.wait_for(running, 10)
+    await start_worker("w0")
+    info = await cluster.wait(job_id, timeout=10)
+    assert (info.status, [(task.attempt, task.preemptions) for task in info.tasks]) == (S, [(1, 0)] * 2)

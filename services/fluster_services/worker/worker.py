@@ -383,7 +383,7 @@ class Worker:
         while True:
             prepared = await self._prepare(record, job, key)
             if self._is_handing_back:
-                await self._end_unstarted(row, key, Outcome(JobStatus.WORKER_FAILED, self._left))
+                await self._hand_back_unstarted(row, key)
                 return None
             if prepared == Prepared() and self._presence.was_heard_lately:
                 return row, prepared
@@ -419,9 +419,7 @@ class Worker:
         while True:
             decision = await self._interruptible(self._holds.wait_go(key, row), key)
             if self._is_handing_back:
-                await self._give_back(key)
-                if not await self._holds.give_up(row, self._left):
-                    await self._claims.end(row, JobStatus.WORKER_FAILED, self._left)
+                await self._hand_back_unstarted(row, key)
                 return None
             latest = await self._still_wanted(row, key)
             if latest is None:
@@ -429,6 +427,12 @@ class Worker:
             if decision is not None:
                 return decision
             row = latest
+
+    async def _hand_back_unstarted(self, row: Row[TaskRecord], key: str) -> None:
+        """Give up an attempt since this worker leaves; a hold, under which nothing was to start yet, at no cost."""
+        await self._give_back(key)
+        if not row.value.gang or not await self._holds.give_up(row, self._left):
+            await self._claims.end(row, JobStatus.WORKER_FAILED, self._left)
 
     async def _prepare(self, record: TaskRecord, job: JobRecord, key: str) -> Prepared | None:
         """What the attempt needs; None when that was given up on the word of `_obey`."""
@@ -444,7 +448,10 @@ class Worker:
         return prepared
 
     async def _interruptible(self, work: Coroutine[Any, Any, Result], key: str) -> Result | None:
-        """What comes of `work`; None when it was given up on the word of `_stop_preparing`."""
+        """What comes of `work`; None when it was given up: on the word of `_stop_preparing`, or since this worker leaves."""
+        if self._is_handing_back:  # whatever was there when that began was told; this was not
+            work.close()
+            return None
         preparing = self._preparing[key] = asyncio.create_task(work)
         try:
             await asyncio.wait({preparing})
