@@ -13,10 +13,11 @@ from fluster_bus import subjects
 from fluster_bus import submissions as submissions_module
 from fluster_bus.bus import Bus
 from fluster_bus.delivery import Delivery
-from fluster_bus.messages import JobId, JobStatus, Look, TaskRecord
+from fluster_bus.messages import JobId, JobStatus, Look, TaskError, TaskRecord
+from fluster_bus.messages.records import Replacement
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import records_table, tasks_table
+from fluster_bus.streams import jobs_table, records_table, tasks_table
 from fluster_services.controller.books import JobKey
 from tests.component import test_controller
 from tests.component.test_controller import (
@@ -280,3 +281,23 @@ async def test_a_controller_that_dies_in_the_middle_of_it(
             return sorted(row.key for row in rows) == [MINE, f"{MINE}.0", f"{MINE}.1"]
 
         await wait_until_async(clean)
+
+
+async def test_the_end_of_the_old_job_is_kept_whole_when_its_replacement_is_stopped(
+    cluster: AsyncCluster, start_worker: StartWorker, controller: RunningController
+) -> None:
+    await start_worker(plan=FAIL)
+    await cluster.launch(_request(job_id=MINE, cpu=2))
+    assert (await cluster.wait(MINE, timeout=10)).status is F
+    table, books = jobs_table(controller.bus, NS), controller.controller.books
+    row = await table.get(MINE)
+    assert row is not None
+    error = TaskError(type="ValueError", message="no", traceback="t" * 5_000, pickled=b"p" * 5_000)
+    ended = row.value.model_copy(update={"error": error, "replacement": Replacement(order=row.value.order + 1)})
+    revision = await table.update(MINE, ended, row.revision)
+    await wait_until_async(lambda: books.has_seen(NS, MINE, revision))
+    await cluster.terminate(MINE, reason="enough")
+    row = await table.get(MINE)
+    assert row is not None
+    assert row.value.replacement == Replacement(order=ended.order + 1, kill_requested="enough")
+    assert row.value.model_copy(update={"replacement": ended.replacement}) == ended

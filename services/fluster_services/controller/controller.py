@@ -38,7 +38,7 @@ from fluster_services.controller.retention import RecordSweep
 from fluster_services.controller.scheduler import Place, place_in_line
 from fluster_services.controller.seat import DeposedError, Seat
 from fluster_services.controller.service import ControllerService
-from fluster_services.controller.slim_records import is_slim_request
+from fluster_services.controller.slim_records import is_slim_end, is_slim_request, whole_end
 from fluster_services.controller.verdicts import RecordUpdate, Verdicts
 
 log = logging.getLogger(__name__)
@@ -351,12 +351,16 @@ class Controller:
             await self._tell_worker(record)
 
     async def _whole(self, record: JobRecord | TaskRecord, decided_from: int) -> JobRecord | TaskRecord | None:
-        """The record with the callable that is not kept in memory, if a worker may need it; None when it has changed."""
-        if isinstance(record, TaskRecord) or record.state.finished() or not is_slim_request(record.request):
+        """The record with what is not kept in memory, if that is needed yet; None when it has changed."""
+        if isinstance(record, TaskRecord) or not is_slim_request(record.request):
+            return record
+        if record.state.finished() and not is_slim_end(record):
             return record
         present = await self.records[record.namespace].get(record.job_id)
         if present is None or present.revision != decided_from or not isinstance(present.value, JobRecord):
             return None
+        if is_slim_end(record):
+            return whole_end(record, present.value)
         return record.model_copy(update={"request": present.value.request})
 
     async def _tell_worker(self, task: TaskRecord) -> None:

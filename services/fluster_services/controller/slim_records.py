@@ -48,6 +48,18 @@ def is_slim_request(request: JobRequest) -> bool:
     return request.entrypoint.pickled is not None and request.entrypoint.pickled.startswith(_MARK)
 
 
+def is_slim_end(job: JobRecord) -> bool:
+    """True for the record of a finished job as it is kept in memory, which must not be written so."""
+    return job.request.entrypoint.pickled == _MARK
+
+
+def whole_end(job: JobRecord, present: JobRecord) -> JobRecord:
+    """A changed version of such a record, with what only the one on the bus has."""
+    return job.model_copy(
+        update={"request": present.request, "error": present.error, "transitions": present.transitions}
+    )
+
+
 def slim_job(job: JobRecord) -> JobRecord:
     """The job's record as it is kept in memory. That of a finished job is not written again, so more of it can go."""
     if not job.state.finished():
