@@ -38,11 +38,12 @@ from fluster_bus.messages.workers import Offer
 from fluster_bus.registry import Registry
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import ensure_system, tasks_table
+from fluster_bus.streams import ensure_system, records_table, tasks_table
 from fluster_bus.tables import Row
 from fluster_services.config import LOCAL_TIMING, Timing
 from fluster_services.controller import registry_sweep
 from fluster_services.controller.controller import Controller, ControllerConfig
+from fluster_services.controller.event_log import EventLog
 from tests.component.conftest import ConnectBus, kill_server
 from tests.component.toy_worker import (
     FAIL,
@@ -518,6 +519,35 @@ async def test_a_refusal_does_not_hide_what_becomes_of_the_job_that_has_the_id(
             await worker.end(key)
         assert (await cluster.wait(job_id, timeout=10)).status is S
         await wait_until_async(lambda: _job_events(second.bus, job_id, [1, 2]))
+
+
+async def test_a_controller_that_comes_later_tells_of_a_job_that_has_the_id_of_one_that_was_removed(
+    start_controller: StartController,
+    own_server: EmbeddedServer,
+    start_worker: StartWorker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = await start_controller()
+    await start_worker()
+    async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+        job_id = await cluster.launch(_request(job_id=JobId("mine")))
+        assert (await cluster.wait(job_id, timeout=10)).status is S
+        await wait_until_async(lambda: _job_events(first.bus, job_id, [1, 2]))
+        table = records_table(first.bus, NS)
+        for row in [*await table.rows(subjects.task_key_of_any(job_id)), *await table.rows(job_id)]:
+            await table.delete(row.key)
+        await first.stop()
+        # Looked at on its way: the server forgets what it dropped as doubled only after minutes.
+        told: list[int] = []
+
+        async def append(_log: EventLog, _namespace: Namespace, events: list[Event]) -> None:
+            told.extend(event.transition.number for event in events if event.task is None)
+
+        monkeypatch.setattr(EventLog, "_append", append)
+        await start_controller()
+        await cluster.launch(_request(job_id=job_id, cpu=2))
+        assert (await cluster.wait(job_id, timeout=10)).status is S
+        await wait_until_async(lambda: told == [1, 2], describe=lambda: told)
 
 
 async def test_a_worker_that_declines_what_it_said_it_has_room_for_is_asked_again(

@@ -213,6 +213,10 @@ class Books:
             for row in list(entry.tasks.values()):
                 yield key, row.value
 
+    def record_keys(self, namespace: Namespace) -> set[str]:
+        """Under which keys of the namespace's bucket there are records."""
+        return {record_key(record) for key, record in self.records() if key.namespace == namespace}
+
     def keys(self) -> list[JobKey]:
         return list(self._jobs)
 

@@ -168,6 +168,7 @@ class Controller:
                     elif isinstance(change, Deleted):
                         self.retention.on_deleted(namespace, change)
                     elif isinstance(change, CaughtUp):
+                        self.events.forget_all_but(namespace, self.books.record_keys(namespace))
                         read.set()
 
         return watch

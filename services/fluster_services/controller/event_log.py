@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import timedelta
 
 from fluster_bus import subjects
@@ -100,6 +100,11 @@ class EventLog:
         """These records are not there any more."""
         for record in records:
             self._seen.pop((record.namespace, record_key(record)), None)
+
+    def forget_all_but(self, namespace: Namespace, keys: Collection[str]) -> None:
+        """A namespace has records under these keys only: what the stream tells of others was of ones that were removed."""
+        for known in [known for known in self._seen if known[0] == namespace and known[1] not in keys]:
+            del self._seen[known]
 
     def refuse(self, namespace: Namespace, event: Event) -> None:
         """Queue the word that a submission was not taken, as `refusal` makes it."""
