@@ -46,7 +46,7 @@ from fluster_bus.messages import (
     WorkerList,
     WorkerStatus,
 )
-from fluster_bus.names import check_namespace, unique_name
+from fluster_bus.names import check_name, check_namespace, unique_name
 from fluster_bus.registry import Registry
 from fluster_bus.retries import retried
 from fluster_bus.streams import append
@@ -183,10 +183,11 @@ class AsyncCluster:
     ) -> JobInfo | list[JobInfo]:
         """The job, or the jobs in order, once finished.
 
-        Raises JobTimeoutError (a TimeoutError) after `timeout` seconds, JobNotFoundError, and with
+        Raises JobTimeoutError (a TimeoutError) after `timeout` seconds, JobNotFoundError, InvalidNameError, and with
         `raise_on_failure` JobFailedError for the first that did not succeed.
         """
-        job_ids = [job] if isinstance(job, str) else list(job)
+        # Checked here: a subject is made of them, and one that is too long would end the connection.
+        job_ids = [JobId(check_name("job id", each)) for each in ([job] if isinstance(job, str) else job)]
         unfinished = set(job_ids)
         patience = asyncio.timeout(timeout)
         try:

@@ -16,7 +16,7 @@ import pytest
 
 from fluster.cluster import AsyncCluster, Cluster, LocalCluster
 from fluster.errors import JobFailedError, JobNotFoundError, JobRefusedError, JobTimeoutError
-from fluster_bus.errors import MessageTooLargeError
+from fluster_bus.errors import InvalidNameError, MessageTooLargeError
 from fluster_bus.messages import (
     Entrypoint,
     EnvironmentConfig,
@@ -626,3 +626,10 @@ def test_a_job_that_is_signalled_tells_by_which(cluster: LocalCluster) -> None:
     info = finish(cluster, call(die))
     assert info.status is JobStatus.FAILED
     assert "SIGSEGV" in info.error_message
+
+
+@pytest.mark.parametrize("job_id", ["x" * 5_000, "", "a b", "*", ">"])
+def test_what_is_no_job_id_is_refused_and_the_connection_lives_on(cluster: LocalCluster, job_id: str) -> None:
+    with pytest.raises(InvalidNameError, match="job id"):
+        cluster.wait(JobId(job_id), timeout=5)
+    assert cluster.list_workers()
