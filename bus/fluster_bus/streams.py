@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import nats.errors
 import nats.js.errors
@@ -136,37 +136,43 @@ def _history(stream: str, subject: str, watch: str) -> StreamConfig:
     )
 
 
-def _bundles(namespace: str) -> StreamConfig:
+def _chunks(stream: str, subject: str, *, chunk_bytes: int, kept_s: float, **more: Any) -> StreamConfig:
+    """Large things in pieces, each with a subject of its own."""
     return StreamConfig(
-        name=subjects.bundles_stream(namespace),
-        subjects=[subjects.bundles_of_all(namespace)],
-        max_age=KEPT_S,
-        # Bounded by their number: a bound in bytes would be set aside, and a server has room for few namespaces then.
-        max_msgs=MAX_MESSAGES,
-        max_msg_size=CHUNK_BYTES,
+        name=stream,
+        subjects=[subject],
+        max_age=kept_s,
+        max_msg_size=chunk_bytes,
         max_msgs_per_subject=1,
         discard=DiscardPolicy.OLD,
         storage=StorageType.FILE,
         allow_direct=True,
         allow_rollup_hdrs=False,
         deny_delete=True,
+        **more,
+    )
+
+
+def _bundles(namespace: str) -> StreamConfig:
+    return _chunks(
+        subjects.bundles_stream(namespace),
+        subjects.bundles_of_all(namespace),
+        chunk_bytes=CHUNK_BYTES,
+        kept_s=KEPT_S,
+        # Bounded by their number: a bound in bytes would be set aside, and a server has room for few namespaces then.
+        max_msgs=MAX_MESSAGES,
         deny_purge=True,
     )
 
 
 def _results(namespace: str) -> StreamConfig:
-    return StreamConfig(
-        name=subjects.results_stream(namespace),
-        subjects=[subjects.results_of_all(namespace)],
-        max_age=RESULTS_KEPT_S,
+    return _chunks(
+        subjects.results_stream(namespace),
+        subjects.results_of_all(namespace),
+        chunk_bytes=RESULT_CHUNK_BYTES,
+        kept_s=RESULTS_KEPT_S,
         max_bytes=MAX_RESULTS_BYTES,
-        max_msg_size=RESULT_CHUNK_BYTES,
-        max_msgs_per_subject=1,
-        discard=DiscardPolicy.OLD,
-        storage=StorageType.FILE,
-        allow_direct=True,
-        allow_rollup_hdrs=False,
-        deny_delete=True,  # not purging: those of a job go with its records
+        # Purging is allowed: those of a job go with its records.
     )
 
 

@@ -1,10 +1,10 @@
 """Verdicts: what the leader writes because of what it believes, and not because of what the records say.
 
-That a worker is lost, that a task will never fit, that a gang does not come together: such a decision rests on silence and
-on time, so one who was stopped and continues would decide it wrongly. It is stored in one batch with a check that this
-controller's fence stands, and nothing of a batch is stored when it does not. What follows from records alone (a retry, a
-kill wish passed on, the end of a job) is right whoever writes it, and is a plain compare-and-set: a batch costs the server
-some milliseconds.
+That a worker is lost, that a task or a gang will never fit: such a decision rests on silence and on time, so one who was
+stopped and continues would decide it wrongly. It is stored in one batch with a check that this controller's fence stands,
+and nothing of a batch is stored when it does not. What follows from records alone (a retry, a kill wish passed on, the end of
+a job) is right whoever writes it, and is a plain compare-and-set: a batch costs the server some milliseconds. So is what
+becomes of a gang's holds: the job's record decides each epoch once, and calling one off costs nobody anything.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ from fluster_services.worker.presence import Presence
 from fluster_services.worker.progress_pump import ProgressPump
 from fluster_services.worker.result_pump import publish_result
 from fluster_services.worker.runtime import LaunchError, RunningTask, Runtime
-from fluster_services.worker.service import WorkerService
+from fluster_services.worker.service import AttemptKey, WorkerService
 from fluster_services.worker.template import TemplateDiedError
 from fluster_services.worker.uv import BuildError
 
@@ -577,8 +577,8 @@ class Worker:
             try:
                 await self._cover()
                 for key in [*self._attempts, *self._preparing]:
-                    namespace, job_id, task, _attempt = key.split(".")
-                    row = await self._claims.look(Namespace(namespace), job_id, int(task))
+                    place = AttemptKey.parse(key)
+                    row = await self._claims.look(place.namespace, place.job_id, place.task)
                     if row is not None:
                         self._obey(row.value)
             except BusError as error:
@@ -593,9 +593,10 @@ class Worker:
         """Take up what an earlier run of this worker started, and give up what it claimed and never started."""
         adopted = {running.key: running for running in await self._runtime.adopt()}
         for key, running in adopted.items():
-            namespace, job_id, task, attempt = key.split(".")
-            row = await self._until_known(functools.partial(self._claims.look, Namespace(namespace), job_id, int(task)))
-            if row is not None and self._claims.is_mine(row.value, int(attempt)):
+            place = AttemptKey.parse(key)
+            look = functools.partial(self._claims.look, place.namespace, place.job_id, place.task)
+            row = await self._until_known(look)
+            if row is not None and self._claims.is_mine(row.value, place.attempt):
                 log.info("adopted %s", key)
                 self._ledger.hold(key, needed(row.value.resources), running.spec.devices or None)
                 self._preparation.hold(key, running.spec)
