@@ -202,6 +202,46 @@ async def test_a_command_gets_its_environment_and_python_path(site: Site, tmp_pa
     assert texts(task) == [f"yes {tmp_path} /somewhere True"]
 
 
+LOOK = """
+import ctypes, os, signal, sys
+print(sys.argv[1:], os.getcwd(), sys.stdin.read() == "", oct(os.umask(0)))
+ignored = [int(number) for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN]
+print(ignored, signal.pthread_sigmask(signal.SIG_BLOCK, ()), os.getsid(0) == os.getpid())
+print(sorted(int(fd) for fd in os.listdir("/proc/self/fd"))[3:-1])
+dies_with_parent = ctypes.c_int()
+ctypes.CDLL(None).prctl(2, ctypes.byref(dies_with_parent))  # PR_GET_PDEATHSIG
+print(dies_with_parent.value)
+"""
+
+
+@pytest.mark.parametrize("is_script", [False, True], ids=["program, spawned", "script, forked and executed"])
+async def test_a_command_finds_a_fresh_process(site: Site, tmp_path: Path, *, is_script: bool) -> None:
+    script = tmp_path / "look"
+    script.write_text(f"#!{sys.executable}\n{LOOK}")
+    script.chmod(0o700)
+    command = [str(script)] if is_script else [sys.executable, str(script)]
+    umask = os.umask(0o022)
+    os.umask(umask)
+    task = await site.command(*command, "one two", working_dir=str(tmp_path))
+    assert (await end_of(task)).exit_code == 0
+    assert texts(task) == [
+        f"['one two'] {tmp_path} True {oct(umask)}",
+        f"{[int(signal.SIGPIPE), int(signal.SIGXFSZ)]} set() True",  # which the interpreter itself ignores
+        "[]",
+        str(int(signal.SIGKILL)),
+    ]
+
+
+async def test_a_script_whose_interpreter_is_missing_says_so(site: Site, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o700)
+    record = await end_of(await site.command(str(script)))
+    assert record.exit_code == 127
+    assert record.error is not None
+    assert "is there, but the interpreter that its first line names is not" in record.error.message
+
+
 @pytest.mark.parametrize(
     ("command", "working_dir", "exit_code", "message"),
     [

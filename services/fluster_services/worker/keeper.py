@@ -54,7 +54,7 @@ from fluster_services.worker.processes import (
     set_process_name,
 )
 from fluster_services.worker.spool import LineCutter, SpoolWriter, Stream
-from fluster_services.worker.task_process import run_task
+from fluster_services.worker.task_process import run_task, spawn_task
 from fluster_services.worker.task_result import find_result
 from fluster_services.worker.timers import Timers
 from fluster_services.worker.worker_link import Standing, WorkerLink
@@ -216,14 +216,18 @@ class _Keeper:
             self._timers.set("timeout", time.monotonic() + self._spec.timeout_s, self._on_timeout)
         self._started_at = time.time()
         started_since_boot_s = seconds_since_boot()
-        # Blocked, so that a SIGTERM to the young task waits until it no longer has this process's handlers.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        self._task_pid = os.fork()
-        if self._task_pid == 0:
-            if is_too_late:
-                os._exit(1)
-            run_task(self._spec, self._directory, stdout_fd=ends["stdout"], stderr_fd=ends["stderr"], umask=umask)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        how = {"stdout_fd": ends["stdout"], "stderr_fd": ends["stderr"], "umask": umask}
+        pid = None if is_too_late else spawn_task(self._spec, self._directory, **how)
+        if pid is None:
+            # Blocked, so that a SIGTERM to the young task waits until it no longer has this process's handlers.
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            pid = os.fork()
+            if pid == 0:
+                if is_too_late:
+                    os._exit(1)
+                run_task(self._spec, self._directory, **how)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        self._task_pid = pid
         for fd in ends.values():
             os.close(fd)
         known = {

@@ -44,6 +44,7 @@ from fluster_services.worker.processes import (
     reset_signals,
     set_process_name,
 )
+from fluster_services.worker.spawning import spawn
 from fluster_services.worker.task_result import keep_result
 
 EXIT_NOT_EXECUTABLE = 126  # as shells have it
@@ -99,16 +100,14 @@ def run_task(spec: LaunchSpec, directory: Path, *, stdout_fd: int, stderr_fd: in
         set_process_name("fluster-task")
         _take_limits(spec)
         _take_descriptors(stdout_fd, stderr_fd)
-        is_executed = spec.command is not None or spec.python is not None
-        reset_signals(handled_signals() if is_executed else KEEPER_SIGNALS, is_python=not is_executed)
+        command = _command(spec, directory)
+        reset_signals(KEEPER_SIGNALS if command is None else handled_signals(), is_python=command is None)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.umask(umask)
         _enter_folder(spec, directory)
         environment = _environment(spec, directory)
-        if spec.command is not None:
-            _execute(spec.command, environment)
-        if spec.python is not None:
-            _execute([spec.python, "-P", "-c", _RUN_EXECUTED, str(directory)], environment)
+        if command is not None:
+            _execute(command, environment)
         exit_code = _run_callable(spec, directory, environment)
     except _CannotStartError as error:
         _complain(directory, error)
@@ -118,6 +117,31 @@ def run_task(spec: LaunchSpec, directory: Path, *, stdout_fd: int, stderr_fd: in
         os.write(2, traceback.format_exc().encode(errors="replace"))
     finally:
         os._exit(exit_code)
+
+
+def spawn_task(spec: LaunchSpec, directory: Path, *, stdout_fd: int, stderr_fd: int, umask: int) -> int | None:
+    """Return the pid of the task, started without a fork; None when it needs `run_task` in one.
+
+    To be called by its keeper, in `directory`.
+    """
+    command = _command(spec, directory)
+    if command is None or spec.workspace is not None or spec.groups:
+        return None
+    try:
+        _enter_folder(spec, directory)
+        environment = _environment(spec, directory)
+        return spawn(command, environment, stdout_fd=stdout_fd, stderr_fd=stderr_fd, umask=umask)
+    except (_CannotStartError, OSError):
+        return None  # `run_task` meets the same, and tells of it
+    finally:
+        os.chdir(directory)
+
+
+def _command(spec: LaunchSpec, directory: Path) -> list[str] | None:
+    """What is to be executed; None when a callable is to be run in a copy of this process."""
+    if spec.command is None and spec.python is not None:
+        return [spec.python, "-P", "-c", _RUN_EXECUTED, str(directory)]
+    return spec.command
 
 
 # What an interpreter of the task's own is told to do.
@@ -200,7 +224,7 @@ def _enter_folder(spec: LaunchSpec, directory: Path) -> None:
         if spec.workspace is not None:
             shutil.copytree(spec.workspace, folder, symlinks=True)
         elif is_own:
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)
         os.chdir(folder)
     except shutil.Error as cause:
         message = f"the workspace could not be copied to {str(folder)!r}: {cause}"
