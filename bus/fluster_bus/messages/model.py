@@ -24,6 +24,9 @@ class Message(BaseModel):
             )
         return self
 
+    def __deepcopy__(self, memo: dict[int, object] | None = None) -> Self:
+        return self  # frozen; pydantic copies the default of a field for every model that it reads
+
     def to_json(self) -> bytes:
         return self.model_dump_json(exclude_defaults=True).encode()
 

@@ -41,7 +41,6 @@ from fluster_services.worker.attempt_directory import (
     from_json,
     read_json,
     to_json,
-    write_json,
 )
 from fluster_services.worker.cgroups import Enforcer
 from fluster_services.worker.limits import group_name, groups
@@ -517,12 +516,13 @@ async def _abandon(launch: asyncio.Future[ProcessTask]) -> None:
 
 
 def _write_draft(draft: Path, spec: LaunchSpec, payload: bytes | None) -> None:
+    # Whole or not at all by the renaming of the draft, so the files in it need none of their own.
     draft.mkdir(mode=0o700)
-    write_json(draft / SPEC_FILE, to_json(spec))
-    if payload is not None:
-        fd = os.open(draft / PAYLOAD_FILE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    files = [(SPEC_FILE, json.dumps(to_json(spec)).encode()), *([] if payload is None else [(PAYLOAD_FILE, payload)])]
+    for name, data in files:
+        fd = os.open(f"{draft}/{name}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "wb") as file:
-            file.write(payload)
+            file.write(data)
 
 
 def _connect(connection: socket.socket, directory: Path) -> None:

@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 
 _ADOPTION_PAUSE_S = 0.5
 _CONTROLLER_TIMEOUT_S = 60.0
-_MOMENT_S = 0.02  # shorter than anybody watches
+_MOMENT_S = 0.05  # shorter than anybody watches
 _HAND_BACK_S = 5.0  # beyond the grace: for the ends to be written
 
 Result = TypeVar("Result")
