@@ -18,7 +18,8 @@ import pytest
 from anyio.abc import Process
 
 from fluster_services.worker.attempt_directory import ExitRecord, LaunchSpec, to_json
-from fluster_services.worker.process_runtime import ProcessRuntime, ProcessTask
+from fluster_services.worker.process_runtime import ProcessRuntime
+from fluster_services.worker.process_task import ProcessTask
 from fluster_services.worker.runtime import Exited
 from fluster_services.worker.spool import SpoolRecord
 from fluster_services.worker.template import TemplateHandle

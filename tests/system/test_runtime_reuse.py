@@ -7,9 +7,9 @@ import os
 import psutil
 import pytest
 
-from fluster_services.worker import process_runtime
+from fluster_services.worker import idle_keepers, process_task
 from fluster_services.worker.attempt_directory import KEEPER_FILE
-from fluster_services.worker.process_runtime import ProcessTask
+from fluster_services.worker.process_task import ProcessTask
 from fluster_services.worker.runtime import AlreadyStartedError, LaunchError
 from tests.system.runtime_site import Site, end_of, texts, wait_for_line
 
@@ -35,7 +35,7 @@ async def test_the_next_attempt_of_a_namespace_gets_the_keeper_that_is_free(site
 async def test_a_keeper_that_will_be_free_in_a_moment_is_waited_for(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_runtime, "_MOMENT_S", 10.0)
+    monkeypatch.setattr(idle_keepers, "_MOMENT_S", 10.0)
     first = await site.command("true")
     keeper = _keeper_of(first)
     await end_of(first)
@@ -46,7 +46,7 @@ async def test_a_keeper_that_will_be_free_in_a_moment_is_waited_for(
 
 
 async def test_a_keeper_that_is_not_free_soon_is_not_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_runtime, "_MOMENT_S", 0.01)
+    monkeypatch.setattr(idle_keepers, "_MOMENT_S", 0.01)
     first = await site.command("true")
     await end_of(first)
     second = await site.command("true", key="ns.job.1.1")
@@ -100,7 +100,7 @@ async def test_a_free_keeper_that_dies_is_missed_by_nobody(site: Site) -> None:
 async def test_a_free_keeper_that_does_not_answer_begins_nothing_later(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_runtime, "_ASSIGN_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(process_task, "_ASSIGN_TIMEOUT_S", 0.1)
     task = await site.command("true")
     keeper = psutil.Process(_keeper_of(task))
     await end_of(task)

@@ -16,20 +16,17 @@ import signal
 import socket
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fluster.progress_file import Progress, make_progress_pipe, read_progress
 from fluster_services.worker import cgroups
 from fluster_services.worker.attempt_directory import (
     ERROR_FILE,
     EXIT_FILE,
     KEEPER_FILE,
     KEEPER_LOG_FILE,
-    LOG_FILE,
     SOCKET_FILE,
     SPEC_FILE,
     ExitReason,
@@ -42,6 +39,7 @@ from fluster_services.worker.attempt_directory import (
     to_json,
     write_json,
 )
+from fluster_services.worker.killing import Killing, kill_descendants
 from fluster_services.worker.processes import (
     KEEPER_SIGNALS,
     become_subreaper,
@@ -53,22 +51,14 @@ from fluster_services.worker.processes import (
     seconds_since_boot,
     set_process_name,
 )
-from fluster_services.worker.spool import LineCutter, SpoolWriter, Stream
+from fluster_services.worker.progress_watch import ProgressWatch
+from fluster_services.worker.task_output import TaskOutput
 from fluster_services.worker.task_process import run_task, spawn_task
 from fluster_services.worker.task_result import find_result
 from fluster_services.worker.timers import Timers
 from fluster_services.worker.worker_link import Standing, WorkerLink
 
-_READ_BYTES = 64 * 1024
-_TAIL_LINES = 20
-_TAIL_LINE_BYTES = 2000
-_FIRST_SWEEP_INTERVAL_S = 0.01
-_LAST_SWEEP_INTERVAL_S = 1.0
-_GIVE_UP_AFTER_S = 30.0  # a process that SIGKILL does not end by then hangs in the kernel
 _RECORD_RETRY_S = 5.0
-_PROGRESS_INTERVAL_S = 0.25  # however often the task tells
-# What is still in a pipe when all its writers are dead. A stranger that holds it open may go on writing for ever.
-_MAX_DRAIN_BYTES = 2 * 1024 * 1024
 _TOLD_FIRST_S = 1.0  # how long the worker's own word that it has the end saves a file
 _IDLE_S = 30.0  # without a next attempt
 _MAX_ATTEMPTS = 200  # then it goes, with whatever has piled up in it
@@ -88,7 +78,7 @@ def run_keeper(spec: LaunchSpec, listener: socket.socket, directory: Path, *, ow
         keeper.run(spec, listener, directory, owner_fd)
     except BaseException:
         _complain_here()
-        keeper.kill_all()
+        kill_descendants()
         raise
 
 
@@ -152,19 +142,12 @@ class _Keeper:
 
         self._reason: ExitReason = "exited"
         self._kill_reason: str | None = None
-        self._has_terminated = False  # SIGTERM was sent
-        self._sweep_interval_s: float | None = None  # set once SIGKILL was sent
-        self._has_given_up = False
         self._is_abandoned = False
         self._record: ExitRecord | None = None
         self._is_to_record = False  # the record is not written yet
 
-        self._spool = SpoolWriter(LOG_FILE, spec.max_log_bytes)
-        self._cutters: dict[Stream, LineCutter] = {}
-        self._pipes: dict[Stream, int] = {}
-        self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
-        self._progress: Progress | None = None
-        self._progress_fd = self._watch_progress()
+        self._output = TaskOutput(self._selector, max_line_bytes=spec.max_line_bytes, max_log_bytes=spec.max_log_bytes)
+        self._progress = self._watch_progress()
         self._start_task(self._umask)
         self._link.listen(listener)
 
@@ -182,14 +165,19 @@ class _Keeper:
             if self._is_idle:
                 self._is_over = self._is_over or not self._link.is_connected
                 continue
-            if self._record is None and self._status is not None and (not self._has_children or self._has_given_up):
+            if (
+                self._record is None
+                and self._status is not None
+                and (not self._has_children or self._killing.has_given_up)
+            ):
                 self._finish(self._status)
             self._link.tell(self._standing())
             if self._is_to_record and self._record is not None and not self._link.is_connected:
                 self._write_record(self._record)
 
     def _standing(self) -> Standing:
-        return Standing(self._task_pid, self._started_at, self._spool.end, self._record, self._progress)
+        progress = self._progress.newest if self._progress is not None else None
+        return Standing(self._task_pid, self._started_at, self._output.spool.end, self._record, progress)
 
     def _watch(self, fd: int, action: Callable[[], object]) -> None:
         self._selector.register(fd, selectors.EVENT_READ, action)
@@ -197,12 +185,7 @@ class _Keeper:
     # The task
 
     def _start_task(self, umask: int) -> None:
-        ends: dict[Stream, int] = {}
-        for stream in ("stdout", "stderr"):
-            self._pipes[stream], ends[stream] = os.pipe()
-            os.set_blocking(self._pipes[stream], False)
-            self._cutters[stream] = LineCutter(self._spec.max_line_bytes)
-            self._watch(self._pipes[stream], partial(self._on_output, stream))
+        stdout_fd, stderr_fd = self._output.open("stdout"), self._output.open("stderr")
         now = time.monotonic()
         fences_at = [] if self._spec.fence_after_s is None else [now + self._spec.fence_after_s]
         if self._spec.fence_at is not None:
@@ -216,7 +199,7 @@ class _Keeper:
             self._timers.set("timeout", time.monotonic() + self._spec.timeout_s, self._on_timeout)
         self._started_at = time.time()
         started_since_boot_s = seconds_since_boot()
-        how = {"stdout_fd": ends["stdout"], "stderr_fd": ends["stderr"], "umask": umask}
+        how = {"stdout_fd": stdout_fd, "stderr_fd": stderr_fd, "umask": umask}
         pid = None if is_too_late else spawn_task(self._spec, self._directory, **how)
         if pid is None:
             # Blocked, so that a SIGTERM to the young task waits until it no longer has this process's handlers.
@@ -228,7 +211,8 @@ class _Keeper:
                 run_task(self._spec, self._directory, **how)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._task_pid = pid
-        for fd in ends.values():
+        self._killing = Killing(self._timers, pid, self._on_give_up)
+        for fd in (stdout_fd, stderr_fd):
             os.close(fd)
         known = {
             "keeper_pid": os.getpid(),
@@ -243,58 +227,12 @@ class _Keeper:
             self._complain(f"{KEEPER_FILE} cannot be written: {error}")
         self._oom_kills = oom_kill_count()
 
-    def _on_output(self, stream: Stream) -> int:
-        """Spool what one read gives; return how much that was."""
-        fd = self._pipes[stream]
+    def _watch_progress(self) -> ProgressWatch | None:
         try:
-            data = os.read(fd, _READ_BYTES)
-        except BlockingIOError:
-            return 0
-        if data:
-            self._spool_pieces(stream, self._cutters[stream].feed(data))
-        else:
-            self._close_pipe(stream)
-        return len(data)
-
-    def _close_pipe(self, stream: Stream) -> None:
-        self._spool_pieces(stream, self._cutters[stream].finish())
-        fd = self._pipes.pop(stream)
-        self._selector.unregister(fd)
-        os.close(fd)
-
-    def _spool_pieces(self, stream: Stream, pieces: list[tuple[bytes, bool]]) -> None:
-        self._spool.append(stream, pieces, time.time())
-        self._tail.extend(text[:_TAIL_LINE_BYTES] for text, _ in pieces[-_TAIL_LINES:])
-
-    def _watch_progress(self) -> int | None:
-        try:
-            fd = make_progress_pipe(self._directory)
+            return ProgressWatch(self._selector, self._timers, self._directory)
         except OSError as error:  # a full disk, or one without pipes: the task runs all the same
             self._complain(f"no progress can be told: {error}")
             return None
-        self._watch(fd, partial(self._on_progress, fd))
-        return fd
-
-    def _close_progress(self) -> None:
-        """Take its last word, and hear no more."""
-        fd, self._progress_fd = self._progress_fd, None
-        if fd is not None:
-            self._progress = read_progress(self._directory) or self._progress
-            if self._timers.at("progress") is None:
-                self._selector.unregister(fd)
-            self._timers.cancel("progress")
-            os.close(fd)
-
-    def _on_progress(self, fd: int) -> None:
-        os.read(fd, _READ_BYTES)
-        self._progress = read_progress(self._directory) or self._progress
-        # Not looked at for a while: a task that tells without end must not keep this process and the worker busy.
-        self._selector.unregister(fd)
-        self._timers.set(
-            "progress",
-            time.monotonic() + _PROGRESS_INTERVAL_S,
-            lambda: self._watch(fd, partial(self._on_progress, fd)),
-        )
 
     # Signals and deaths
 
@@ -328,66 +266,25 @@ class _Keeper:
             if pid == 0:
                 break
             if pid == self._task_pid:
-                self._status = status
-                self._timers.cancel("fence")
-        is_in_grace = self._timers.at("sigkill") is not None
-        if self._status is not None and self._has_children and not is_in_grace:
-            self._sweep()
+                self._on_main_over(status)
+        if self._status is not None and self._has_children and not self._killing.is_in_grace:
+            self._killing.sweep()
+
+    def _on_main_over(self, status: int) -> None:
+        self._status = status
+        self._killing.is_main_over = True
+        self._timers.cancel("fence")
 
     def _kill(self, grace_s: float, reason: ExitReason, why: str | None) -> None:
         if self._record is not None or (self._status is not None and self._reason == "exited"):
             return  # it ended by itself first
         if self._reason == "exited":
             self._reason, self._kill_reason = reason, why
-        if grace_s <= 0:
-            self._sweep()
-            return
-        if self._sweep_interval_s is not None:
-            return
-        if not self._has_terminated:
-            self._has_terminated = True
-            self._signal_group(signal.SIGTERM)
-            self._signal_group(signal.SIGCONT)  # a stopped process would sleep through its grace
-        deadline = time.monotonic() + grace_s
-        previous = self._timers.at("sigkill")
-        self._timers.set("sigkill", deadline if previous is None else min(deadline, previous), self._sweep)
-
-    def _signal_group(self, number: int) -> None:
-        try:
-            os.killpg(self._task_pid, number)
-        except ProcessLookupError:
-            # Between fork and setsid the group is not there yet.
-            if self._status is None:
-                os.kill(self._task_pid, number)
-        except PermissionError:  # how macOS answers when all of the group are zombies
-            return
-
-    def _sweep(self) -> None:
-        """SIGKILL whatever is left, again and again until there is nothing: one may have forked while we looked."""
-        now = time.monotonic()
-        self._timers.cancel("sigkill")
-        if self._sweep_interval_s is None:
-            self._sweep_interval_s = _FIRST_SWEEP_INTERVAL_S
-            self._timers.set("give_up", now + _GIVE_UP_AFTER_S, self._on_give_up)
-        # With the main process reaped its group's number may be another's, but where nobody is a subreaper there is nothing better.
-        if self._status is None or not sys.platform.startswith("linux"):
-            self._signal_group(signal.SIGKILL)
-        self.kill_all()
-        self._timers.set("sweep", now + self._sweep_interval_s, self._sweep)
-        self._sweep_interval_s = min(2 * self._sweep_interval_s, _LAST_SWEEP_INTERVAL_S)
-
-    def kill_all(self) -> None:
-        """SIGKILL all descendants that are there at this moment."""
-        for pid in descendants(os.getpid()):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):  # it ended; or it is another user's, and the record names it
-                continue
+        self._killing.stop(grace_s)
 
     def _on_give_up(self) -> None:
-        self._has_given_up = True
         if self._status is None:
-            self._status = signal.SIGKILL
+            self._on_main_over(signal.SIGKILL)
 
     def _on_timeout(self) -> None:
         self._kill(self._spec.kill_grace_s, "timed_out", f"it ran for {self._spec.timeout_s:g} s, its timeout")
@@ -413,15 +310,12 @@ class _Keeper:
     # The end
 
     def _finish(self, status: int) -> None:
-        self._timers.cancel("fence", "timeout", "sigkill", "sweep", "give_up")
-        self._close_progress()
+        self._timers.cancel("fence", "timeout")
+        self._killing.end()
+        if self._progress is not None:
+            self._progress.close()
         survivors = descendants(os.getpid()) if self._has_children else []
-        for stream in tuple(self._pipes):
-            drained = 0
-            while stream in self._pipes and drained < _MAX_DRAIN_BYTES and (read := self._on_output(stream)):
-                drained += read
-            if stream in self._pipes:
-                self._close_pipe(stream)
+        self._output.close()
         code = os.waitstatus_to_exitcode(status)
         number = -code if code < 0 else None
         error = read_json(ERROR_FILE)
@@ -433,18 +327,17 @@ class _Keeper:
             reason=self._reason,
             kill_reason=self._kill_reason,
             error=None if error is None else from_json(TaskError, error),
-            log_tail=[line.decode("utf-8", "replace") for line in self._tail],
+            log_tail=self._output.tail(),
             started_at=self._started_at,
             finished_at=time.time(),
             oom=self._was_out_of_memory(number),
             memory_limit=self._exceeded_memory_limit(),
-            log_end=self._spool.end,
-            dropped_bytes=self._spool.dropped_bytes,
+            log_end=self._output.spool.end,
+            dropped_bytes=self._output.spool.dropped_bytes,
             surviving_pids=survivors,
             result_bytes=result_bytes,
             result_error=result_error,
         )
-        self._spool.close()
         self._remove_groups()
         self._timers.set("keep", time.monotonic() + self._spec.keep_s, self._on_kept_long_enough)
         self._is_to_record = True
