@@ -153,8 +153,10 @@ class AsyncCluster:
 
     async def _submit(self, request: JobRequest) -> int:
         """The job's place in the submit stream."""
-        # The random part lets the stream drop what this call sent twice, yet not what another sent under the same id.
+        # By its random part the stream, and the controller where that forgot it, drop what this call sends twice, yet not
+        # what another call sends under the same id.
         message_id = unique_name(f"{self.namespace}.{request.job_id}")
+        request = request.model_copy(update={"submission": message_id})
         subject = subjects.jobs_submit(self.namespace)
         return await self._once_back(lambda: append(self.bus, subject, request, message_id=message_id))
 

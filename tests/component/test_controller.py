@@ -39,9 +39,10 @@ from fluster_bus.registry import Registry
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.streams import ensure_system, records_table, tasks_table
-from fluster_bus.tables import Row
+from fluster_bus.tables import Row, sequence_of_ack
 from fluster_services.config import LOCAL_TIMING, Timing
 from fluster_services.controller import registry_sweep
+from fluster_services.controller.books import JobKey
 from fluster_services.controller.controller import Controller, ControllerConfig
 from fluster_services.controller.event_log import EventLog
 from tests.component.conftest import ConnectBus, kill_server
@@ -486,19 +487,36 @@ async def test_a_job_that_never_fits_is_given_up(
 async def test_an_id_that_is_taken(cluster: AsyncCluster) -> None:
     job_id = JobId("mine")
     assert await cluster.launch(_request(job_id=job_id)) == job_id
-    assert await cluster.launch(_request(job_id=job_id)) == job_id, "the same job, sent again"
+    with pytest.raises(JobRefusedError, match="'mine' exists already"):
+        await cluster.launch(_request(job_id=job_id))
     raw = _request("another", job_id=job_id)
     for _ in range(10):
         answer = await cluster.bus.request(subjects.jobs_submit(NS), raw.to_json())
         assert b"error" not in answer.data
     bus = cluster.bus
-    await wait_until_async(lambda: _refusals(bus, 10))
+    await wait_until_async(lambda: _refusals(bus, 11))
     with pytest.raises(JobRefusedError, match="'mine' exists already"):
         await cluster.launch(raw)
     assert len(await cluster.list_jobs()) == 1
     await cluster.terminate(job_id)
     await cluster.wait(job_id, timeout=10)
     await wait_until_async(lambda: _job_events(bus, job_id, [1, 2]))
+
+
+async def test_a_submission_that_the_stream_stored_twice_is_one(
+    cluster: AsyncCluster, start_worker: StartWorker, controller: RunningController
+) -> None:
+    worker = await start_worker()
+    sent = _request("train", job_id=JobId("mine"), submission="3f2a").to_json()
+    places = []
+    for _ in range(2):
+        answer = await cluster.bus.request(subjects.jobs_submit(NS), sent)
+        places.append(sequence_of_ack(answer, "submit"))
+        looked_at = controller.controller.intake.wait_looked_at(JobKey(NS, JobId("mine")), places[-1])
+        assert await looked_at is None, "it is not refused"
+        assert (await cluster.wait(JobId("mine"), timeout=10)).status is S
+    assert places[0] < places[1]
+    assert len(worker.starts) == 1
 
 
 async def test_a_refusal_does_not_hide_what_becomes_of_the_job_that_has_the_id(

@@ -35,13 +35,16 @@ S, F, K, W = JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.KILLED, JobStatus.
 ID = JobId("a")
 
 
-def submitted(mode: str, order: int, *, replicas: int = 1, now: float = 1_000) -> JobRecord:
+def submitted(
+    mode: str, order: int, *, replicas: int = 1, now: float = 1_000, submission: str | None = None
+) -> JobRecord:
     request = JobRequest(
         name="train",
         job_id=ID,
         entrypoint=Entrypoint(command=("true", str(order))),
         replicas=replicas,
         on_conflict=mode,  # type: ignore[arg-type]
+        submission=submission,
     )
     return lifecycle.new_job(NS, ID, request, order=order, now=now)
 
@@ -70,6 +73,24 @@ def test_what_becomes_of_a_submission(mode: str, state: JobStatus, expected: Ver
     stopped = Verdict.STOP if expected is Verdict.REPLACE else expected
     assert judge(known, submitted(mode, 2), gone=False) is stopped, "what it launched has to be gone, too"
     assert judge(known, submitted(mode, 1), gone=False) is Verdict.RECORDED
+
+
+@pytest.mark.parametrize("mode", ["error", "keep", "replace"])
+@pytest.mark.parametrize("state", [JobStatus.PENDING, S, F])
+def test_the_same_submission_sent_again_does_nothing(mode: str, state: JobStatus) -> None:
+    known = ended(submitted(mode, 1, now=0, submission="x"), state)
+    assert judge(known, submitted(mode, 2, now=9_999, submission="x"), gone=True) is Verdict.DONE
+    other = successor(ended(known, F), [], submitted("replace", 2, submission="y"))
+    assert judge(other, submitted(mode, 3, submission="x"), gone=True) is Verdict.DONE, "it was replaced since"
+
+
+@pytest.mark.parametrize("again", ["y", None])
+@pytest.mark.parametrize("state", [JobStatus.PENDING, S, F])
+def test_what_is_submitted_again_is_another_however_alike_and_soon(again: str | None, state: JobStatus) -> None:
+    known = ended(submitted("error", 1, submission=again and "x"), state)
+    same = known.request.model_copy(update={"submission": again})
+    alike = lifecycle.new_job(NS, ID, same, order=2, now=1_000)
+    assert judge(known, alike, gone=True) is Verdict.REFUSE
 
 
 def test_an_id_that_is_taken_is_told_with_what_can_be_done() -> None:

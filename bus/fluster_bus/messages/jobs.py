@@ -199,6 +199,8 @@ class JobRequest(Message):
     job_id: JobId | None = None  # made from the name when it is left out
     # When a job of that id exists: refuse this one; give the other back, unless it failed; or stop it and take its place.
     on_conflict: Literal["error", "keep", "replace"] = "error"
+    # Of whoever sends it, made anew for each submission: by it one that is sent again is told from one made again.
+    submission: str | None = Field(default=None, min_length=1, max_length=128, repr=False)
     parent: JobId | None = None  # the job that launched it: it ends when that one does
     parent_attempt: int | None = None  # the attempt in which it did
     detached: bool = False  # launched from within a job, it is not its child and lives on

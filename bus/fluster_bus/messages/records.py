@@ -88,6 +88,7 @@ class JobRecord(Message):
     gang_address: str | None = None
     replacement: Replacement | None = None
     earlier: tuple[int, ...] = ()  # the `order` of those that had the id before, the last ones
+    earlier_submissions: tuple[str, ...] = ()  # and how these were named by who submitted them
     first_attempt: int = 1  # lower ones belong to those
     told_before: int = 0  # as do transitions, of the job and of its tasks, up to this number
     error_message: str = ""

@@ -1,6 +1,7 @@
 """What becomes of a submission whose job id exists already, as pure functions of the two.
 
     on_conflict   the job that is there      the submission
+    any           is of this submission      is that job: it was sent twice
     error         whatever it is             is refused
     keep          lives, or SUCCEEDED        is that job
     keep          ended otherwise            replaces it
@@ -21,9 +22,6 @@ from enum import Enum, auto
 from fluster_bus.messages import JobId, JobRecord, JobStatus, Replacement, TaskRecord, Transition
 from fluster_bus.messages.records import KEPT_EARLIER, KEPT_TRANSITIONS
 from fluster_services import lifecycle
-from fluster_services.controller.slim_records import slim_request
-
-_SENT_AGAIN_S = 120.0  # as long as a stream, which has not forgotten the message, drops what is sent twice
 
 
 class Verdict(Enum):
@@ -43,9 +41,11 @@ def judge(known: JobRecord, submitted: JobRecord, *, gone: bool) -> Verdict:
         return Verdict.RECORDED
     if order in known.earlier:
         return Verdict.DONE
+    if _was_sent_again(known, submitted.request.submission):
+        return Verdict.DONE
     mode = submitted.request.on_conflict
     if mode == "error":
-        return Verdict.DONE if _is_same(known, submitted) else Verdict.REFUSE
+        return Verdict.REFUSE
     if order < max(known.order, known.replacement.order if known.replacement is not None else 0):
         return Verdict.DONE
     if mode == "keep" and not _is_to_replace(known, order):
@@ -53,11 +53,9 @@ def judge(known: JobRecord, submitted: JobRecord, *, gone: bool) -> Verdict:
     return Verdict.REPLACE if known.state.finished() and gone else Verdict.STOP
 
 
-def _is_same(known: JobRecord, submitted: JobRecord) -> bool:
-    """True when it was sent again by a client that saw no answer."""
-    return submitted.submitted_at - known.submitted_at <= _SENT_AGAIN_S and slim_request(known.request) == slim_request(
-        submitted.request
-    )
+def _was_sent_again(known: JobRecord, submission: str | None) -> bool:
+    """True when the client saw no answer, and the stream forgot meanwhile that it has had it."""
+    return submission is not None and submission in (known.request.submission, *known.earlier_submissions)
 
 
 def _is_to_replace(known: JobRecord, order: int) -> bool:
@@ -98,10 +96,13 @@ def successor(known: JobRecord, tasks: Iterable[TaskRecord], submitted: JobRecor
     last = max(each.number for record in records for each in record.transitions)
     (first,) = submitted.transitions
     wish = known.replacement.kill_requested if known.replacement is not None else None
+    name = known.request.submission
+    earlier_submissions = (*known.earlier_submissions, *([name] if name is not None else []))
     return submitted.model_copy(
         update={
             "kill_requested": wish,
             "earlier": (*known.earlier, known.order)[-KEPT_EARLIER:],
+            "earlier_submissions": earlier_submissions[-KEPT_EARLIER:],
             "first_attempt": max([known.first_attempt, *(task.attempt + 1 for task in tasks)]),
             "told_before": last,
             "transitions": _joined(known, first.model_copy(update={"number": last + 1})),
