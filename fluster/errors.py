@@ -9,7 +9,7 @@ FlusterError
 │   ├── WorkspaceError            a ValueError: a job's folder cannot be packed as it is
 │   ├── JobNotFoundError          no job has that id
 │   ├── WorkerNotFoundError       no worker of that name answers
-│   ├── JobRefusedError           the cluster did not take the job; nothing was started
+│   ├── JobRefusedError           the cluster did not take the job; `accepted` are those launched with it that it took
 │   ├── JobFailedError            a job ended otherwise than well; `info` tells how
 │   ├── JobResultError            a job succeeded, but what it returned cannot be had
 │   └── JobTimeoutError           a TimeoutError: the job had not ended in time, and goes on
@@ -25,12 +25,13 @@ FlusterError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fluster_bus.errors import FlusterError
 
 if TYPE_CHECKING:
-    from fluster_bus.messages import JobInfo
+    from fluster_bus.messages import JobId, JobInfo
 
 __all__ = [
     "ActorDiedError",
@@ -85,7 +86,18 @@ class WorkerNotFoundError(ClusterError, LookupError):
 
 
 class JobRefusedError(ClusterError):
-    """The cluster did not take the job. Nothing of it was started."""
+    """The cluster did not take the job. Nothing of it was started.
+
+    Of those that one `launch_many` launched, `accepted` are the ids of the jobs that it did take, in order: they go on.
+    """
+
+    def __init__(self, message: str, accepted: Sequence[JobId] = ()) -> None:
+        super().__init__(f"{message}; these were accepted and go on: {', '.join(accepted)}" if accepted else message)
+        self.accepted = tuple(accepted)
+        self._message = message
+
+    def __reduce__(self) -> tuple[type[JobRefusedError], tuple[str, tuple[JobId, ...]]]:
+        return type(self), (self._message, self.accepted)
 
 
 class JobFailedError(ClusterError):

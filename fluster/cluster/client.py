@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
@@ -18,7 +19,7 @@ from fluster.cluster.job_states import UNANSWERED, JobStates
 from fluster.cluster.job_wait import get_finished, wait_finished
 from fluster.cluster.job_watch import watch_job
 from fluster.cluster.stored_workspaces import with_stored_workspaces
-from fluster.errors import JobFailedError, JobNotFoundError, JobTimeoutError
+from fluster.errors import JobFailedError, JobNotFoundError, JobRefusedError, JobTimeoutError
 from fluster_bus import subjects
 from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus, Reply
@@ -120,10 +121,13 @@ class AsyncCluster:
         return (await self.launch_many([request]))[0]
 
     async def launch_many(self, requests: Sequence[JobRequest]) -> list[JobId]:
-        """The ids of many jobs, in order; quicker than one `launch` after the other. Raises as `launch` does.
+        """The ids of many jobs, in order; quicker than one `launch` after the other.
 
-        One may run `after` those that are before it here.
+        One may run `after` those that are before it here. Raises as `launch` does: JobRefusedError names those that were
+        accepted nevertheless, and nothing is sent when two have the same id. A note of other errors names those that were
+        stored.
         """
+        _check_distinct(requests)
         requests = await with_stored_workspaces(self.bus, self.namespace, requests)
         room = asyncio.Semaphore(_SUBMITS_AT_ONCE)
         job_ids = [request.job_id or JobId(unique_name(request.name)) for request in requests]
@@ -140,9 +144,15 @@ class AsyncCluster:
             earlier = [storing[each] for each in request.after if each in storing]
             storing[job_id] = asyncio.create_task(submit(job_id, request, earlier))
             tasks.append(storing[job_id])
-        for job_id, place in zip(job_ids, await asyncio.gather(*tasks), strict=True):
-            self._states.expect(job_id, place)
-        await self._states.confirm(job_ids)
+        answers = dict(zip(job_ids, await asyncio.gather(*tasks, return_exceptions=True), strict=True))
+        places = {job_id: answer for job_id, answer in answers.items() if isinstance(answer, int)}
+        self._states.expect(places)
+        for answer in answers.values():
+            if isinstance(answer, BaseException):
+                if places:
+                    answer.add_note(f"of the jobs launched together these were stored, and go on: {', '.join(places)}")
+                raise answer
+        await self._states.confirm(places)
         return job_ids
 
     def _parent_of(self, request: JobRequest) -> dict[str, object]:
@@ -228,7 +238,7 @@ class AsyncCluster:
 
     async def terminate(self, job_id: JobId, *, reason: str = "terminated by request") -> None:
         """Have the job stopped, with what it launched; a finished one stays as it is. Raises JobNotFoundError."""
-        await self._states.confirm([job_id])
+        await self._states.confirm(self._states.unconfirmed([job_id]))
         await self._ask("terminate", TerminateRequest(job_id=job_id, reason=reason), TerminateReply)
 
     async def explain(self, job_id: JobId) -> str:
@@ -352,6 +362,15 @@ class AsyncCluster:
     async def list_endpoints(self, prefix: str = "") -> list[Endpoint]:
         """Everyone whose name begins with `prefix`."""
         return await self._once_back(lambda: self.registry.list(prefix))
+
+
+def _check_distinct(requests: Sequence[JobRequest]) -> None:
+    for job_id, count in Counter(request.job_id for request in requests if request.job_id is not None).items():
+        if count > 1:
+            raise JobRefusedError(
+                f"none of them was sent: job_id={job_id!r} is that of {count} of these {len(requests)} jobs: give each "
+                "its own, or leave it out"
+            )
 
 
 def _is_own_cluster(address: BusAddress) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fluster.errors import JobNotFoundError, JobRefusedError
 from fluster_bus import subjects
@@ -24,17 +24,28 @@ class JobStates:
         self._namespace = namespace
         self._unconfirmed: dict[JobId, int] = {}  # {stored, not yet seen recorded: its place in the submit stream}
 
-    def expect(self, job_id: JobId, submission: int) -> None:
-        """The stream has stored the job: it will be recorded, or refused."""
-        self._unconfirmed[job_id] = submission
+    def expect(self, places: Mapping[JobId, int]) -> None:
+        """The stream has stored the jobs in these places: they will be recorded, or refused."""
+        self._unconfirmed |= places
 
-    async def confirm(self, job_ids: Sequence[JobId]) -> None:
-        """Return when the jobs are recorded, or when nobody answers. Raises JobRefusedError."""
+    def unconfirmed(self, job_ids: Iterable[JobId]) -> dict[JobId, int]:
+        """Those of the jobs that are stored and not yet seen recorded, with their places in the submit stream."""
+        return {job_id: self._unconfirmed[job_id] for job_id in job_ids if job_id in self._unconfirmed}
+
+    async def confirm(self, places: Mapping[JobId, int]) -> None:
+        """Return when the jobs that were stored there are recorded, or when nobody answers.
+
+        Raises JobRefusedError once all were asked about, with those that were not refused.
+        """
+        job_ids, refused = list(places), dict[JobId, str]()
         for start in range(0, len(job_ids), _JOBS_A_REQUEST):
+            asked = {job_id: places[job_id] for job_id in job_ids[start : start + _JOBS_A_REQUEST]}
             try:
-                await self._ask(job_ids[start : start + _JOBS_A_REQUEST])
+                refused |= _refused(await self._ask(asked), asked)
             except UNANSWERED:
-                return
+                break
+        if refused:
+            raise JobRefusedError(_told(refused), [job_id for job_id in job_ids if job_id not in refused])
 
     async def get(self, job_ids: Sequence[JobId]) -> list[JobInfo]:
         """The jobs in the order asked for; one that is stored and not yet recorded is PENDING, submitted at no time.
@@ -45,36 +56,34 @@ class JobStates:
         missing = list(dict.fromkeys(job_ids))
         while missing:
             asked = missing[:_JOBS_A_REQUEST]
+            places = self.unconfirmed(asked)
             try:
-                reply = await self._ask(asked)
+                reply = await self._ask(places, [job_id for job_id in asked if job_id not in places])
             except UNANSWERED:
-                if not self._unconfirmed.keys() >= set(asked):
+                if len(places) < len(asked):
                     raise
                 reply = StatusReply(unknown=tuple(asked))
+            refused = _refused(reply, places)
+            if refused:
+                raise JobRefusedError(_told(refused))
             found |= {info.job_id: info for info in reply.jobs}
             found |= {job_id: self._unrecorded(job_id) for job_id in reply.unknown}
             # What did not fit into the reply is asked for again.
             missing = [job_id for job_id in missing if job_id not in found]
         return [found[job_id] for job_id in job_ids]
 
-    async def _ask(self, job_ids: Sequence[JobId]) -> StatusReply:
-        unconfirmed = [job_id for job_id in job_ids if job_id in self._unconfirmed]
-        others = [job_id for job_id in job_ids if job_id not in self._unconfirmed]
-        question = StatusRequest(
-            job_ids=(*unconfirmed, *others), submissions=tuple(self._unconfirmed[job_id] for job_id in unconfirmed)
-        )
+    async def _ask(self, places: Mapping[JobId, int], others: Iterable[JobId] = ()) -> StatusReply:
+        """How jobs stand that were stored in those places, once they were looked at there, and how others do."""
+        question = StatusRequest(job_ids=(*places, *others), submissions=tuple(places.values()))
         subject = subjects.jobs_verb(self._namespace, "status")
-        if unconfirmed:
+        if places:
             answer = await self._bus.request(subject, question.to_json(), timeout_s=_RECORD_TIMEOUT_S)
             reply = StatusReply.from_json(answer.data)
         else:
             reply = await self._bus.ask(subject, question, StatusReply)
-        if reply.refused:
-            refused = {each.sequence for each in reply.refused}
-            self._unconfirmed = {job: place for job, place in self._unconfirmed.items() if place not in refused}
-            raise JobRefusedError("; ".join(f"{each.job_id or 'a job'}: {each.reason}" for each in reply.refused))
-        for info in reply.jobs:
-            self._unconfirmed.pop(info.job_id, None)
+        for job_id in {*_refused(reply, places), *(info.job_id for info in reply.jobs)} & places.keys():
+            if self._unconfirmed.get(job_id) == places[job_id]:  # else it was launched anew meanwhile
+                del self._unconfirmed[job_id]
         return reply
 
     def _unrecorded(self, job_id: JobId) -> JobInfo:
@@ -83,3 +92,13 @@ class JobStates:
                 f"no job {job_id!r} in namespace {self._namespace!r}: list_jobs() or `fluster ps` shows those there are"
             )
         return JobInfo(job_id=job_id, name=job_id, namespace=self._namespace, status=JobStatus.PENDING)
+
+
+def _refused(reply: StatusReply, places: Mapping[JobId, int]) -> dict[JobId, str]:
+    """The reasons by which those of the jobs in these places were refused that were."""
+    reasons = {each.sequence: each.reason for each in reply.refused}
+    return {job_id: reasons[place] for job_id, place in places.items() if place in reasons}
+
+
+def _told(refused: Mapping[JobId, str]) -> str:
+    return "; ".join(f"{job_id}: {reason}" for job_id, reason in refused.items())

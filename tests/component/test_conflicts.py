@@ -182,7 +182,7 @@ async def test_of_many_that_replace_a_job_the_last_remains(cluster: AsyncCluster
         await cluster._submit(_request(name, job_id=MINE, on_conflict="replace", replicas=1 + each % 3))
         for each, name in enumerate(names)
     ]
-    cluster._states.expect(MINE, places[-1])
+    cluster._states.expect({MINE: places[-1]})
 
     async def last() -> bool:
         info = await cluster.poll(MINE)

@@ -1,0 +1,81 @@
+"""What callers are told about jobs, by a client of a real controller."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+
+import pytest
+
+from fluster.cluster import job_states
+from fluster.cluster.client import AsyncCluster
+from fluster.errors import JobRefusedError
+from fluster_bus.errors import MessageTooLargeError
+from fluster_bus.messages import EnvironmentConfig, JobId, JobStatus
+from tests.component import test_controller
+from tests.component.test_controller import StartWorker, _request
+
+pytestmark = pytest.mark.anyio
+
+start_controller, start_worker = test_controller.start_controller, test_controller.start_worker
+controller, cluster = test_controller.controller, test_controller.cluster
+
+TAKEN = JobId("taken")
+
+
+# ---- many at once ---------------------------------------------------------------------------------------
+
+
+async def test_an_id_that_several_have_is_refused_before_anything_is_sent(cluster: AsyncCluster) -> None:
+    twice = _request(job_id=JobId("twice"), on_conflict="keep")
+    with pytest.raises(
+        JobRefusedError, match="none of them was sent: job_id='twice' is that of 2 of these 3 jobs"
+    ) as e:
+        await cluster.launch_many([twice, _request("other"), twice])
+    assert e.value.accepted == ()
+    assert await cluster.list_jobs() == []
+
+
+@pytest.mark.parametrize("jobs_a_request", [2, 1_000])
+async def test_who_launches_many_is_told_which_of_them_were_accepted(
+    cluster: AsyncCluster, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, jobs_a_request: int
+) -> None:
+    monkeypatch.setattr(job_states, "_JOBS_A_REQUEST", jobs_a_request)
+    await start_worker()
+    await cluster.launch(_request(job_id=TAKEN))
+    requests = [
+        _request(job_id=JobId("a")),
+        _request(job_id=TAKEN),
+        _request("b"),
+        _request(job_id=JobId("c"), after=(JobId("no-such"),)),
+        _request(job_id=JobId("d")),
+    ]
+    with pytest.raises(JobRefusedError) as caught:
+        await cluster.launch_many(requests)
+    accepted = caught.value.accepted
+    assert (accepted[0], accepted[1][:2], accepted[2:]) == ("a", "b-", ("d",))
+    assert {info.status for info in await cluster.wait(accepted, timeout=10)} == {JobStatus.SUCCEEDED}
+    text = str(caught.value)
+    assert "taken: job 'taken' exists already" in text
+    assert "c: after='no-such': there is no such job" in text
+    assert text.endswith(f"; these were accepted and go on: a, {accepted[1]}, d")
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (str(copy), copy.accepted) == (text, accepted)
+
+
+async def test_of_two_that_launch_the_same_id_at_once_one_is_refused(cluster: AsyncCluster) -> None:
+    requests = [_request(name, job_id=JobId("mine")) for name in ("one", "two")]
+    answers = await asyncio.gather(*map(cluster.launch, requests), return_exceptions=True)
+    (refused,) = [answer for answer in answers if answer != "mine"]
+    assert isinstance(refused, JobRefusedError)
+    winner = requests[answers.index("mine")]
+    assert (await cluster.poll(JobId("mine"))).name == winner.name
+
+
+async def test_what_was_stored_beside_one_that_cannot_be_is_told(cluster: AsyncCluster) -> None:
+    huge = _request("huge", environment=EnvironmentConfig(env_vars={"X": "x" * cluster.bus.max_payload}))
+    with pytest.raises(MessageTooLargeError) as caught:
+        await cluster.launch_many([_request(job_id=JobId("a")), huge, _request(job_id=JobId("b"))])
+    assert caught.value.__notes__ == ["of the jobs launched together these were stored, and go on: a, b"]
+    for job_id in ("a", "b"):
+        assert (await cluster.poll(JobId(job_id))).status is JobStatus.PENDING
