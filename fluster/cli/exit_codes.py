@@ -6,8 +6,10 @@ import os
 import sys
 import traceback
 from enum import IntEnum
+from typing import Any
 
 DEBUG_VARIABLE = "FLUSTER_DEBUG"
+_QUOTED = 200  # characters of a wrong value
 _NO_NAMESPACE = "NamespaceNotFound"  # the controller's word
 
 
@@ -74,9 +76,8 @@ def _judge(error: BaseException) -> tuple[ExitCode, str]:
     if isinstance(error, CommandError):
         return error.exit_code, str(error)
     if isinstance(error, ValidationError):
-        problems = error.errors(include_url=False, include_context=False, include_input=True)
-        texts = (f"{'.'.join(str(part) for part in each['loc'])}={each['input']!r}: {each['msg']}" for each in problems)
-        return ExitCode.USAGE, "; ".join(texts)
+        problems = error.errors(include_url=False, include_context=False)
+        return ExitCode.USAGE, "; ".join(_told(each["loc"], each["input"], each["msg"]) for each in problems)
     if isinstance(error, errors.JobNotFoundError | errors.ActorNotFoundError | errors.WorkerNotFoundError):
         return ExitCode.NOT_FOUND, str(error)
     if isinstance(error, bus.ServiceError) and error.code == _NO_NAMESPACE:
@@ -102,6 +103,17 @@ def _judge(error: BaseException) -> tuple[ExitCode, str]:
         ExitCode.BUG,
         f"an error that was not foreseen: {type(error).__name__}: {error} ({DEBUG_VARIABLE}=1 shows where)",
     )
+
+
+def _told(place: tuple[int | str, ...], given: Any, message: str) -> str:
+    """One problem of a message: where it is, what is there if that is short, and what is wrong with it."""
+    where = ".".join(str(part) for part in place)
+    message = message.removeprefix("Value error, ")  # pydantic's, before what our own checks say
+    if not where:
+        return message
+    # Of a larger part most is right, and it may hold what nobody else shall read, such as environment variables.
+    is_short = isinstance(given, str | int | float) and len(repr(given)) <= _QUOTED
+    return f"{where}={given!r}: {message}" if is_short else f"{where}: {message}"
 
 
 def _forget_stdout() -> None:

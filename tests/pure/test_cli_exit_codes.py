@@ -53,6 +53,27 @@ def test_a_value_that_a_message_refuses_is_quoted(capsys: pytest.CaptureFixture[
     assert "replicas=0" in line
 
 
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"on_conflict": "keep"}, "on_conflict='keep' needs job_id=…: without one each launch is a job of its own"),
+        ({"name": "a b"}, "name='a b': 'a b' is no job name: use 1 to 128 letters, "),
+        ({"entrypoint": {"command": [], "kwargs": {"password": "secret"}}}, "entrypoint: command=[] names no program: "),
+        ({"environment": {"env_vars": {"": "1", "TOKEN": "secret"}}}, "environment.env_vars: ''='1' cannot be an "),
+        ({"replicas": "secret" * 100}, "replicas: Input should be a valid integer"),
+    ],
+)
+def test_what_a_whole_message_refuses_is_told_without_the_message(
+    fields: dict[str, object], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        JobRequest.model_validate({"name": "train", "entrypoint": {"command": ["true", "secret"]}, **fields})
+    assert report(caught.value) == ExitCode.USAGE
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith(f"fluster: {line}")
+    assert "secret" not in told
+
+
 def test_debugging_shows_the_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLUSTER_DEBUG", "1")
     report(RuntimeError("no"))
