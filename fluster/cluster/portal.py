@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 import anyio
 from anyio.from_thread import BlockingPortal
+
+from fluster_bus.errors import ClosedError
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -34,14 +37,26 @@ class Portal:
         self._pid = os.getpid()
 
     def run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """What `await function(*args)` gives on the loop. Ctrl-C here cancels it there."""
+        """What `await function(*args)` gives on the loop. Ctrl-C here cancels it there.
+
+        Raises ClosedError after `close`, and when that comes before there is an answer.
+        """
         if os.getpid() != self._pid:  # the thread stayed behind: waiting for it would never end
             raise RuntimeError(
                 "this cluster's connection belongs to the process that was forked: make one here, with Cluster(address)"
             )
-        future = self._portal.start_task_soon(function, *args)
+        try:
+            future = self._portal.start_task_soon(function, *args)
+        except RuntimeError as error:  # anyio's word for it
+            if not self._closed:
+                raise
+            raise _closed() from error
         try:
             return future.result()
+        except CancelledError as error:
+            if not self._closed:
+                raise
+            raise _closed() from error
         except BaseException:
             future.cancel()
             raise
@@ -53,6 +68,10 @@ class Portal:
             # Ctrl-C at the wrong moment leaves something behind that nobody waits for, and that may never end.
             self._portal.start_task_soon(self._portal.stop, True)
             self._thread.join()
+
+
+def _closed() -> ClosedError:
+    return ClosedError("this cluster object was closed: make another, with Cluster(address)")
 
 
 def _run(started: Future[tuple[BlockingPortal, asyncio.AbstractEventLoop]]) -> None:
@@ -126,7 +145,8 @@ def blocking_iterator(
             while (item := self.portal.run(steps.next)) is not _END:
                 yield item
         finally:
-            self.portal.run(steps.close)
+            with contextlib.suppress(ClosedError):  # what ran on its loop has ended with it
+                self.portal.run(steps.close)
 
     functools.update_wrapper(call, method)
     return call
