@@ -12,6 +12,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Self, TypeVar, overload
 
 from fluster.cluster import worker_calls
+from fluster.cluster.arguments import (
+    check_job_id,
+    check_job_ids,
+    check_number,
+    check_requests,
+    check_timeout,
+    log_start,
+)
 from fluster.cluster.identity import CONTROLLER_ADDRESS, NAMESPACE, TaskIdentity
 from fluster.cluster.job_logs import LogFilter, job_logs
 from fluster.cluster.job_results import results_of
@@ -47,7 +55,7 @@ from fluster_bus.messages import (
     WorkerList,
     WorkerStatus,
 )
-from fluster_bus.names import check_name, check_namespace, unique_name
+from fluster_bus.names import check_namespace, unique_name
 from fluster_bus.registry import Registry
 from fluster_bus.retries import retried
 from fluster_bus.streams import append
@@ -116,7 +124,7 @@ class AsyncCluster:
 
         When no controller answers it returns after the stream has stored it: it will be recorded, and until then
         `poll` says PENDING. Raises JobRefusedError, WorkspaceError when its workspace cannot be packed,
-        and StorageError when something could not be stored.
+        StorageError when something could not be stored, and TypeError for what is no JobRequest.
         """
         return (await self.launch_many([request]))[0]
 
@@ -127,6 +135,7 @@ class AsyncCluster:
         accepted nevertheless, and nothing is sent when two have the same id. A note of other errors names those that were
         stored.
         """
+        requests = check_requests(requests)
         _check_distinct(requests)
         requests = await with_stored_workspaces(self.bus, self.namespace, requests)
         room = asyncio.Semaphore(_SUBMITS_AT_ONCE)
@@ -175,8 +184,8 @@ class AsyncCluster:
         return await retried(lambda _left_s: attempt(), on=(*UNANSWERED, StorageError), timeout_s=_RETURN_TIMEOUT_S)
 
     async def poll(self, job_id: JobId) -> JobInfo:
-        """How the job stands now. Raises JobNotFoundError."""
-        return (await self._states.get([job_id]))[0]
+        """How the job stands now. Raises JobNotFoundError, InvalidNameError."""
+        return (await self._states.get([check_job_id(job_id)]))[0]
 
     @overload
     async def wait(  # type: ignore[overload-overlap]  # a JobId is a str, thus a sequence of them: the first counts
@@ -198,10 +207,9 @@ class AsyncCluster:
         Raises JobTimeoutError (a TimeoutError) after `timeout` seconds, JobNotFoundError, InvalidNameError, and with
         `raise_on_failure` JobFailedError for the first that did not succeed.
         """
-        # Checked here: a subject is made of them, and one that is too long would end the connection.
-        job_ids = [JobId(check_name("job id", each)) for each in ([job] if isinstance(job, str) else job)]
+        job_ids = check_job_ids(job)
         unfinished = set(job_ids)
-        patience = asyncio.timeout(timeout)
+        patience = asyncio.timeout(check_timeout(timeout))
         try:
             async with patience:
                 await wait_finished(self.bus, self.namespace, unfinished, self._states)
@@ -220,9 +228,9 @@ class AsyncCluster:
     async def watch(self, job_id: JobId) -> AsyncGenerator[JobInfo]:
         """The job as it stands, and again whenever its state or its progress has changed, until it has finished.
 
-        Changes that follow each other quickly may be told as one. Raises JobNotFoundError.
+        Changes that follow each other quickly may be told as one. Raises JobNotFoundError, InvalidNameError.
         """
-        async with aclosing(watch_job(self.bus, self.namespace, job_id, self._states)) as infos:
+        async with aclosing(watch_job(self.bus, self.namespace, check_job_id(job_id), self._states)) as infos:
             async for info in infos:
                 yield info
 
@@ -232,18 +240,22 @@ class AsyncCluster:
         `task` asks for one of them, which may have succeeded though the job did not. Raises what the callable raised,
         with its traceback as a note; JobFailedError when the job ended badly in another way; JobResultError when it
         succeeded and its result was too large, could not be pickled, or is not kept any more; JobTimeoutError after
-        `timeout` seconds, JobNotFoundError, and ValueError for a task that the job does not have.
+        `timeout` seconds, JobNotFoundError, InvalidNameError, and ValueError for a task that the job does not have.
         """
-        return await results_of(self.bus, await self.wait(job_id, timeout=timeout), task)
+        check_number("task", task, 0)
+        return await results_of(self.bus, await self.wait(check_job_id(job_id), timeout=timeout), task)
 
     async def terminate(self, job_id: JobId, *, reason: str = "terminated by request") -> None:
-        """Have the job stopped, with what it launched; a finished one stays as it is. Raises JobNotFoundError."""
-        await self._states.confirm(self._states.unconfirmed([job_id]))
+        """Have the job stopped, with what it launched; a finished one stays as it is.
+
+        Raises JobNotFoundError, InvalidNameError.
+        """
+        await self._states.confirm(self._states.unconfirmed([check_job_id(job_id)]))
         await self._ask("terminate", TerminateRequest(job_id=job_id, reason=reason), TerminateReply)
 
     async def explain(self, job_id: JobId) -> str:
-        """Why the job is not running, in one sentence. Raises JobNotFoundError."""
-        return (await self._ask("explain", ExplainRequest(job_id=job_id), ExplainReply)).reason
+        """Why the job is not running, in one sentence. Raises JobNotFoundError, InvalidNameError."""
+        return (await self._ask("explain", ExplainRequest(job_id=check_job_id(job_id)), ExplainReply)).reason
 
     async def _ask(self, verb: str, request: Message, reply: type[Reply]) -> Reply:
         try:
@@ -279,12 +291,14 @@ class AsyncCluster:
 
         `tail` keeps the last lines of those that there are, `since` those written from a time on (or in the last so
         much), `grep` those in which a regular expression is found. They are there also when the worker is gone. What jobs
-        wrote that had the id before is found by the number of its `attempt`. Raises
-        JobNotFoundError, and ValueError for a `grep` that is no regular expression or a negative `tail`.
+        wrote that had the id before is found by the number of its `attempt`. Raises JobNotFoundError, InvalidNameError,
+        and ValueError for a `grep` that is no regular expression, a `since` without a time zone or a negative `tail`.
         """
+        check_number("task", task, 0)
+        check_number("attempt", attempt, 1)
         if tail is not None and tail < 0:
             raise ValueError(f"tail={tail} lines cannot be kept: give 0 or more")
-        start = datetime.now(UTC) - since if isinstance(since, timedelta) else since
+        start = log_start(since, datetime.now(UTC))
         try:
             pattern = re.compile(grep) if grep is not None else None
         except re.error as error:
@@ -309,7 +323,7 @@ class AsyncCluster:
         After `timeout` seconds it hands back what still runs: stopped, and tried elsewhere at the cost of the preemption
         budget. For operators. Raises WorkerNotFoundError, and CredentialsError for anybody else.
         """
-        return await worker_calls.drain_worker(self.bus, worker_id, timeout_s=timeout, wait=wait)
+        return await worker_calls.drain_worker(self.bus, worker_id, timeout_s=check_timeout(timeout), wait=wait)
 
     async def worker_health(self, worker_id: WorkerId) -> WorkerHealth:
         """How a worker is, by its own word. For operators. Raises as `drain_worker` does."""

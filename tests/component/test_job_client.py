@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import pickle
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from fluster.cluster import job_states
 from fluster.cluster.client import AsyncCluster
 from fluster.errors import JobRefusedError
-from fluster_bus.errors import MessageTooLargeError
-from fluster_bus.messages import EnvironmentConfig, JobId, JobStatus
+from fluster_bus.errors import InvalidNameError, MessageTooLargeError
+from fluster_bus.messages import EnvironmentConfig, JobId, JobStatus, LogLine, WorkerId
 from tests.component import test_controller
 from tests.component.test_controller import StartWorker, _request
 
@@ -79,3 +83,53 @@ async def test_what_was_stored_beside_one_that_cannot_be_is_told(cluster: AsyncC
     assert caught.value.__notes__ == ["of the jobs launched together these were stored, and go on: a, b"]
     for job_id in ("a", "b"):
         assert (await cluster.poll(JobId(job_id))).status is JobStatus.PENDING
+
+
+# ---- what is no argument --------------------------------------------------------------------------------
+
+_ID = JobId("a")
+
+
+async def _logs(cluster: AsyncCluster, job_id: JobId, **wanted: Any) -> list[LogLine]:
+    return [line async for line in cluster.logs(job_id, **wanted)]
+
+
+@pytest.mark.parametrize("job_id", ["", "a b", "a.>", "x" * 5_000])
+@pytest.mark.parametrize("verb", ["poll", "wait", "watch", "result", "terminate", "explain", "logs"])
+async def test_every_call_checks_the_id(cluster: AsyncCluster, verb: str, job_id: str) -> None:
+    answer = getattr(cluster, verb)(JobId(job_id))
+    with pytest.raises(InvalidNameError, match="is no job id"):
+        await (anext(answer) if verb in ("watch", "logs") else answer)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "text"),
+    [
+        (lambda c: c.launch({"name": "a"}), TypeError, "give a JobRequest"),
+        (lambda c: c.launch_many(_request()), TypeError, "`launch`"),
+        (lambda c: c.poll(5), TypeError, "no job id"),
+        (lambda c: c.wait(5), TypeError, "no job id"),
+        (lambda c: c.wait([_ID, 5]), TypeError, "no job id"),
+        (lambda c: c.wait(_ID, timeout=math.nan), ValueError, "timeout=nan"),
+        (lambda c: c.result(_ID, timeout=-1), ValueError, "timeout=-1"),
+        (lambda c: c.result(_ID, task="1"), TypeError, "task='1'"),
+        (lambda c: c.drain_worker(WorkerId("w1"), timeout=math.inf), ValueError, "timeout=inf"),
+        (lambda c: _logs(c, _ID, task="1"), TypeError, "task='1'"),
+        (lambda c: _logs(c, _ID, attempt=0), ValueError, "attempt=0: they are numbered from 1"),
+        (lambda c: _logs(c, _ID, since=60), TypeError, "since=60"),
+        (lambda c: _logs(c, _ID, tail=-1), ValueError, "tail=-1"),
+    ],
+)
+async def test_what_is_wrong_is_told_before_anything_is_sent(
+    cluster: AsyncCluster, call: Callable[[Any], Awaitable[object]], kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind, match=text):
+        await call(cluster)
+
+
+async def test_logs_since_a_moment_without_a_time_zone_are_refused(cluster: AsyncCluster) -> None:
+    job_id = await cluster.launch(_request())
+    with pytest.raises(ValueError, match="has no time zone"):
+        await _logs(cluster, job_id, since=datetime.now())  # noqa: DTZ005 - this is what is refused
+    for since in (datetime.now(UTC), datetime.min.replace(tzinfo=UTC), timedelta.max, timedelta(0)):
+        assert await _logs(cluster, job_id, since=since) == []

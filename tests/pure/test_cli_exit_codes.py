@@ -58,7 +58,10 @@ def test_a_value_that_a_message_refuses_is_quoted(capsys: pytest.CaptureFixture[
     [
         ({"on_conflict": "keep"}, "on_conflict='keep' needs job_id=…: without one each launch is a job of its own"),
         ({"name": "a b"}, "name='a b': 'a b' is no job name: use 1 to 128 letters, "),
-        ({"entrypoint": {"command": [], "kwargs": {"password": "secret"}}}, "entrypoint: command=[] names no program: "),
+        (
+            {"entrypoint": {"command": [], "kwargs": {"password": "secret"}}},
+            "entrypoint: command=[] names no program: ",
+        ),
         ({"environment": {"env_vars": {"": "1", "TOKEN": "secret"}}}, "environment.env_vars: ''='1' cannot be an "),
         ({"replicas": "secret" * 100}, "replicas: Input should be a valid integer"),
     ],

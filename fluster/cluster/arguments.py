@@ -1,0 +1,87 @@
+"""What callers of the job client pass, checked before anything is sent: else it fails far from the mistake, or not at all."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+
+from fluster_bus.messages import JobId, JobInfo, JobRequest
+from fluster_bus.names import check_name
+
+_BEFORE_ALL = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def check_requests(requests: Iterable[JobRequest]) -> list[JobRequest]:
+    """The requests as a list. Raises TypeError."""
+    if isinstance(requests, JobRequest) or not isinstance(requests, Iterable):
+        raise TypeError(f"{_shown(requests)} is no list of JobRequests: launch one with `launch`, several with a list")
+    found = list(requests)
+    for request in found:
+        if not isinstance(request, JobRequest):
+            raise TypeError(
+                f"{_shown(request)} is no job: give a JobRequest, as in JobRequest(name='train', "
+                "entrypoint=Entrypoint(callable=train))"
+            )
+    return found
+
+
+def check_job_id(value: object) -> JobId:
+    """Return `value` if it can be a job's id. Raises InvalidNameError, TypeError when it is no text."""
+    if not isinstance(value, str):
+        raise TypeError(
+            f"{_shown(value)} is no job id: give {'its job_id' if isinstance(value, JobInfo) else 'what `launch` returned'}"
+        )
+    # A subject is made of it, and one that is too long would end the connection.
+    return JobId(check_name("job id", value))
+
+
+def check_job_ids(value: object) -> list[JobId]:
+    """The ids of several jobs, or of one. Raises as `check_job_id` does."""
+    if isinstance(value, str | JobInfo) or not isinstance(value, Iterable):
+        return [check_job_id(value)]
+    return [check_job_id(each) for each in value]
+
+
+def check_timeout(timeout: float | None) -> float | None:
+    """Return `timeout` if it can be one. Raises ValueError, TypeError."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise TypeError(f"timeout={timeout!r}: give seconds as a number, or None to wait without end")
+    if not 0 <= timeout < math.inf:
+        raise ValueError(f"timeout={timeout!r}: give seconds from 0 on, or None to wait without end")
+    return timeout
+
+
+def check_number(name: str, value: int | None, first: int) -> int | None:
+    """Return `value` if it can be the number of a task, or of what else is counted. Raises ValueError, TypeError."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}={value!r}: give its number as an int")
+    if value < first:
+        raise ValueError(f"{name}={value}: they are numbered from {first}")
+    return value
+
+
+def log_start(since: datetime | timedelta | None, now: datetime) -> datetime | None:
+    """The moment from which on lines are wanted. Raises ValueError, TypeError."""
+    if since is None:
+        return None
+    if isinstance(since, timedelta):
+        return now - min(since, now - _BEFORE_ALL)
+    if not isinstance(since, datetime):
+        raise TypeError(f"since={since!r}: give a datetime with a time zone, or a timedelta: in the last so much")
+    if since.utcoffset() is None:
+        # Not taken for local time: clients, workers and the server need not share one.
+        raise ValueError(
+            f"since={since!r} has no time zone: say since.astimezone() if it is this machine's local time, or give a "
+            "timedelta: in the last so much"
+        )
+    return max(since, _BEFORE_ALL)
+
+
+def _shown(value: object) -> str:
+    return f"{reprlib.repr(value)}, of type {type(value).__name__},"

@@ -1,0 +1,99 @@
+"""What callers of the job client may pass, and what they are told when they pass something else."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from fluster.cluster.arguments import check_job_id, check_number, check_requests, check_timeout, log_start
+from fluster_bus.errors import InvalidNameError
+from fluster_bus.messages import Entrypoint, JobId, JobInfo, JobRequest, JobStatus, Namespace
+
+NOW = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
+REQUEST = JobRequest(name="train", entrypoint=Entrypoint(command=("true",)))
+INFO = JobInfo(job_id=JobId("a"), name="a", namespace=Namespace("default"), status=JobStatus.PENDING)
+
+
+def test_what_is_right_passes() -> None:
+    assert check_requests([REQUEST]) == [REQUEST]
+    assert check_requests(iter([REQUEST, REQUEST])) == [REQUEST, REQUEST]
+    assert check_job_id("train-3f2a") == "train-3f2a"
+    for timeout in (None, 0, 2, 0.5):
+        assert check_timeout(timeout) == timeout
+    for index in (None, 0, 3):
+        assert check_number("task", index, 0) == index
+
+
+@pytest.mark.parametrize(
+    ("requests", "text"),
+    [
+        (
+            [{"name": "train"}],
+            r"\{'name': 'train'\}, of type dict, is no job: give a JobRequest, as in JobRequest\(name='train'",
+        ),
+        ([REQUEST, print], "of type builtin_function_or_method, is no job"),
+        (REQUEST, "of type JobRequest, is no list of JobRequests: launch one with `launch`"),
+        (5, "5, of type int, is no list of JobRequests"),
+    ],
+)
+def test_what_is_launched_is_a_request(requests: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        check_requests(requests)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(5, "5, of type int, is no job id: give what"), (INFO, "of type JobInfo, is no job id: give its job_id")],
+)
+def test_a_job_id_is_a_text(value: object, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        check_job_id(value)
+
+
+@pytest.mark.parametrize("value", ["", "a b", "a.b", "*", "x" * 129])
+def test_a_job_id_is_a_name(value: str) -> None:
+    with pytest.raises(InvalidNameError, match="is no job id"):
+        check_job_id(value)
+
+
+@pytest.mark.parametrize("value", [-1, -0.1, math.nan, math.inf, -math.inf])
+def test_a_timeout_is_a_finite_number(value: float) -> None:
+    with pytest.raises(ValueError, match=f"timeout={value!r}: give seconds from 0 on, or None"):
+        check_timeout(value)
+
+
+@pytest.mark.parametrize("value", ["5", True, timedelta(seconds=5), [5]])
+def test_a_timeout_is_a_number(value: Any) -> None:
+    with pytest.raises(TypeError, match="give seconds as a number"):
+        check_timeout(value)
+
+
+def test_a_task_is_a_number_from_0_on() -> None:
+    for wrong in ("1", 1.0, True):
+        with pytest.raises(TypeError, match=f"task={wrong!r}: give its number as an int"):
+            check_number("task", wrong, 0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="task=-1: they are numbered from 0"):
+        check_number("task", -1, 0)
+
+
+def test_logs_are_told_from_a_moment_on() -> None:
+    assert log_start(None, NOW) is None
+    assert log_start(timedelta(hours=1), NOW) == NOW - timedelta(hours=1)
+    there = NOW.astimezone(timezone(timedelta(hours=5)))
+    assert log_start(there, NOW) == NOW
+    assert (
+        log_start(timedelta.max, NOW)
+        == log_start(datetime.min.replace(tzinfo=UTC), NOW)
+        == datetime(1970, 1, 1, tzinfo=UTC)
+    )
+
+
+def test_a_moment_has_a_time_zone() -> None:
+    with pytest.raises(ValueError, match=r"has no time zone: .*astimezone\(\)"):
+        log_start(datetime(2026, 1, 2), NOW)  # noqa: DTZ001 - this is what is refused
+    for wrong in (60, "2026-01-02", NOW.date()):
+        with pytest.raises(TypeError, match="give a datetime with a time zone, or a timedelta"):
+            log_start(wrong, NOW)  # type: ignore[arg-type]
