@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fluster.cli.exit_codes import CommandError, ExitCode
-from fluster.cli.options import Options
+from fluster.cli.options import MAX_SECONDS, Options
 from fluster.cli.output import write_json, write_table
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def call(
         list[str] | None,
         typer.Option("--kw", metavar="KEY=JSON", help="An argument by name; may be given several times."),
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds to wait for the result.")] = 60,
+    timeout: Annotated[float, typer.Option(min=0.001, max=MAX_SECONDS, help="Seconds to wait for the result.")] = 60,
 ) -> None:
     """Call a method of an actor, and print what it returns as JSON.
 

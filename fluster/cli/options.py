@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -10,6 +11,8 @@ import typer
 
 if TYPE_CHECKING:
     from fluster.cluster import Cluster
+
+MAX_SECONDS = 1e9  # 31 years: what is longer cannot be counted back from now
 
 
 class Output(StrEnum):
@@ -41,3 +44,12 @@ class Options:
         from fluster.cluster import Cluster
 
         return Cluster(self.address, self.namespace)
+
+
+def check_pattern(text: str | None) -> str | None:
+    """`text` if it is a regular expression; typer tells whoever wrote it otherwise."""
+    try:
+        re.compile(text or "")
+    except re.error as error:
+        raise typer.BadParameter(f"{text!r} is no regular expression: {error}") from error
+    return text

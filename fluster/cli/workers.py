@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from fluster.cli.exit_codes import ExitCode, one_line, say
-from fluster.cli.options import Options
+from fluster.cli.options import MAX_SECONDS, Options, check_pattern
 from fluster.cli.output import age, duration, size, write, write_json, write_table
 
 if TYPE_CHECKING:
@@ -69,7 +69,9 @@ def drain(
     *,
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", min=0, help="Hand back what still runs then: it is tried elsewhere."),
+        typer.Option(
+            metavar="SECONDS", min=0, max=MAX_SECONDS, help="Hand back what still runs then: it is tried elsewhere."
+        ),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Return when the worker has left.")] = False,
 ) -> None:
@@ -188,9 +190,15 @@ def logs(
     attempt: Attempt = None,
     tail: Annotated[int, typer.Option(min=0, max=10_000, help="So many of the last lines.")] = 100,
     since: Annotated[
-        float | None, typer.Option(metavar="SECONDS", min=0, help="Only what was written in the last so many seconds.")
+        float | None,
+        typer.Option(
+            metavar="SECONDS", min=0, max=MAX_SECONDS, help="Only what was written in the last so many seconds."
+        ),
     ] = None,
-    grep: Annotated[str | None, typer.Option(metavar="PATTERN", help="Only lines in which this is found.")] = None,
+    grep: Annotated[
+        str | None,
+        typer.Option(metavar="PATTERN", callback=check_pattern, help="Only lines in which this is found."),
+    ] = None,
 ) -> None:
     """Print the last lines of what an attempt that runs has written, from its worker's own disk.
 

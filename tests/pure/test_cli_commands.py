@@ -50,6 +50,24 @@ def test_wrong_usage_ends_with_2() -> None:
         assert CliRunner().invoke(app, arguments).exit_code == 2, arguments
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["logs", "train-3f2a", "--since", seconds] for seconds in ("nan", "inf", "-1", "1e12")),
+        ["worker", "logs", "w1", "train-3f2a", "--since", "nan"],
+        ["worker", "drain", "w1", "--timeout", "inf"],
+        ["call", "counter", "add", "--timeout", "nan"],
+        ["logs", "train-3f2a", "--grep", "("],
+        ["worker", "logs", "w1", "train-3f2a", "--grep", "("],
+    ],
+    ids=" ".join,
+)
+def test_seconds_and_patterns_are_checked_before_anybody_is_asked(arguments: list[str]) -> None:
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert arguments[-2] in done.output
+
+
 def test_without_a_cluster_it_tells_what_to_set() -> None:
     done = _run("ps", "--output", "json")
     assert (done.returncode, done.stdout) == (3, "")
