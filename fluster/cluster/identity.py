@@ -14,7 +14,6 @@ ATTEMPT, ATTEMPT_ID = "FLUSTER_ATTEMPT", "FLUSTER_ATTEMPT_ID"
 WORKER_ID, NAMESPACE = "FLUSTER_WORKER_ID", "FLUSTER_NAMESPACE"
 # The seeds' name for the same URL; programs written for them go on to work.
 CONTROLLER_ADDRESS = "FLUSTER_CONTROLLER_ADDRESS"
-PORT_PREFIX = "FLUSTER_PORT_"
 GANG_ADDRESS = "FLUSTER_GANG_ADDRESS"  # host:port of the first task of a gang, for a rendezvous
 
 

@@ -30,7 +30,7 @@ from fluster_bus.messages import (
     create_environment,
 )
 from fluster_bus.messages.endpoints import MAX_METADATA_BYTES
-from fluster_bus.messages.jobs import MAX_ENTRYPOINT_BYTES
+from fluster_bus.messages.jobs import MAX_ENTRYPOINT_BYTES, port_variable
 from fluster_bus.messages.resources import (
     GIB,
     CpuConfig,
@@ -314,6 +314,8 @@ def test_request_limits() -> None:
         {"job_id": "*"},
         {"parent": "a b"},
         {"ports": ("a", "a")},
+        {"ports": ("a-b", "http", "a_b")},
+        {"ports": ("http", "HTTP")},
         {"ports": ("a.b",)},
     ):
         with pytest.raises(ValidationError):
@@ -421,3 +423,9 @@ def test_capacities_are_keys() -> None:
 
 def test_records_are_small_when_they_say_little() -> None:
     assert len(_task().to_json()) < 100
+
+
+def test_ports_that_would_share_a_variable_are_named_with_it() -> None:
+    with pytest.raises(ValidationError, match="'a-b' and 'A_b' would both be FLUSTER_PORT_A_B"):
+        _request(ports=("http", "a-b", "A_b"))
+    assert port_variable("side-car") == "FLUSTER_PORT_SIDE_CAR"

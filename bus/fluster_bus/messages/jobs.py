@@ -178,6 +178,11 @@ def create_environment(
     )
 
 
+def port_variable(name: str) -> str:
+    """The environment variable in which a task finds the number of the port of that name."""
+    return f"FLUSTER_PORT_{name.upper().replace('-', '_')}"  # FLUSTER_PORT_SIDE_CAR
+
+
 class JobRequest(Message):
     """A job as it is submitted: an entrypoint, resources for each task, an environment, 1..n tasks."""
 
@@ -254,7 +259,14 @@ class JobRequest(Message):
     def _check_ports(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if len(value) > 64 or len(set(value)) != len(value):
             raise ValueError(f"ports={list(value)!r}: give at most 64 names, each once")
-        return tuple(check_name("port name", name) for name in value)
+        variables: dict[str, str] = {}  # {variable: the name that has it}
+        for name in value:
+            before = variables.setdefault(port_variable(check_name("port name", name)), name)
+            if before != name:
+                raise ValueError(
+                    f"ports: {before!r} and {name!r} would both be {port_variable(name)}: rename one of them"
+                )
+        return value
 
     @model_validator(mode="after")
     def _check_gang(self) -> Self:

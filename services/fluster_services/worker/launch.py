@@ -10,9 +10,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from fluster.cluster.identity import CONTROLLER_ADDRESS, GANG_ADDRESS, PORT_PREFIX, TaskIdentity
+from fluster.cluster.identity import CONTROLLER_ADDRESS, GANG_ADDRESS, TaskIdentity
 from fluster_bus.address import ADDRESS_VARIABLE, CREDENTIALS_VARIABLE, BusAddress
 from fluster_bus.messages import JobRecord, Namespace, TaskRecord, WorkerId
+from fluster_bus.messages.jobs import port_variable
 from fluster_bus.subjects import attempt_key
 from fluster_services.config import Timing
 from fluster_services.worker.attempt_directory import LaunchSpec
@@ -72,7 +73,7 @@ class Launcher:
             **_rendezvous(task, job),
             **request.environment.env_vars,
             **identity.to_environment(),
-            **{f"{PORT_PREFIX}{_variable(name)}": str(port) for name, port in _free_ports(request.ports).items()},
+            **{port_variable(name): str(port) for name, port in _free_ports(request.ports).items()},
             **({GANG_ADDRESS: job.gang_address} if job.gang_address is not None else {}),
             **self._visible(devices),
             ADDRESS_VARIABLE: bus_url,
@@ -114,10 +115,6 @@ def _rendezvous(task: TaskRecord, job: JobRecord) -> dict[str, str]:
         "RANK": str(task.task),
         "WORLD_SIZE": str(job.request.replicas),
     }
-
-
-def _variable(name: str) -> str:
-    return name.upper().replace("-", "_")
 
 
 def _free_ports(names: tuple[str, ...]) -> dict[str, int]:
