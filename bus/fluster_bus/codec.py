@@ -15,8 +15,6 @@ import cloudpickle
 from fluster_bus.errors import InvalidMessageError
 
 _PICKLE_MARK = 0x80
-# pickle writes what a script or notebook defined as a reference to `__main__`, which is another module in the
-# process that reads it. cloudpickle takes it along by value.
 _MAIN_MODULE = b"__main__"
 _SHOWN = reprlib.Repr()  # bounded, and survives values that cannot show themselves
 _SHOWN.maxother = 80
@@ -26,7 +24,7 @@ def encode(value: Any) -> bytes:
     """A pickle of `value`. Raises TypeError, naming what cannot be pickled."""
     try:
         data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-        if not mentions_main(data):
+        if not mentions_own_modules(data):
             return data
     except Exception:  # noqa: S110 - any failure means the same: cloudpickle is asked, and raises if it can't
         pass
@@ -39,9 +37,15 @@ def encode(value: Any) -> bytes:
         ) from error
 
 
-def mentions_main(pickled: bytes | memoryview) -> bool:
-    """True for a pickle that may mean another thing in the process that reads it."""
-    return _MAIN_MODULE in bytes(pickled)
+def mentions_own_modules(pickled: bytes | memoryview) -> bool:
+    """True for a pickle that may mean another thing, or nothing, in the process that reads it.
+
+    pickle writes a function as a reference to its module. A script's or a notebook's is `__main__`, which is another there,
+    and those that the user registered with `cloudpickle.register_pickle_by_value` may not be there: cloudpickle takes
+    along by value what is of these.
+    """
+    data = bytes(pickled)
+    return _MAIN_MODULE in data or any(name.encode() in data for name in cloudpickle.list_registry_pickle_by_value())
 
 
 def decode(data: bytes | memoryview) -> Any:

@@ -72,7 +72,7 @@ async def test_of_two_that_launch_the_same_id_at_once_one_is_refused(cluster: As
     answers = await asyncio.gather(*map(cluster.launch, requests), return_exceptions=True)
     (refused,) = [answer for answer in answers if answer != "mine"]
     assert isinstance(refused, JobRefusedError)
-    winner = requests[answers.index("mine")]
+    winner = requests[answers.index(JobId("mine"))]
     assert (await cluster.poll(JobId("mine"))).name == winner.name
 
 

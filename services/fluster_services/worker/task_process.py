@@ -300,13 +300,27 @@ def _replace_environment(environment: dict[str, str]) -> None:
 
 def _call(payload: bytes, directory: Path) -> int:
     try:
-        function, args, kwargs = pickle.loads(payload)
+        function, args, kwargs = _unpickled(payload)
         returned = function(*args, **kwargs)
         if returned is not None:
             keep_result(returned, directory)
     except BaseException as error:
         return _exit_code_of(error, directory)
     return 0
+
+
+def _unpickled(payload: bytes) -> Any:
+    try:
+        return pickle.loads(payload)
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        raise ModuleNotFoundError(
+            f"{error}: the job's callable needs it, and the worker has none. If it is yours, pass its folder as "
+            "workspace=…, define the callable in the script that you start, or call "
+            f"cloudpickle.register_pickle_by_value({module}) before the launch; if it is a package, name it in "
+            "pip_packages=…",
+            name=error.name,
+        ) from error
 
 
 def _exit_code_of(error: BaseException, directory: Path) -> int:

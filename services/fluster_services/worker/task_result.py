@@ -12,7 +12,7 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped, unused-ignore]
 
-from fluster_bus.codec import mentions_main
+from fluster_bus.codec import mentions_own_modules
 from fluster_services.worker.attempt_directory import RESULT_ERROR_FILE, RESULT_FILE, read_json, write_json
 
 MAX_RESULT_BYTES = 64 << 20
@@ -76,7 +76,7 @@ def _pickled(value: Any) -> memoryview:
     file = _Bounded()
     try:
         pickle.dump(value, file, protocol=pickle.HIGHEST_PROTOCOL)
-        if not mentions_main(file.getbuffer()):
+        if not mentions_own_modules(file.getbuffer()):
             return file.getbuffer()
     except _TooLargeError:
         raise
