@@ -38,6 +38,7 @@ class BusAddress:
     url: str
     user: str | None = None
     password: str | None = field(default=None, repr=False)
+    file: Path | None = field(default=None, repr=False, compare=False)  # where all of this stands, for messages
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", ",".join(_server(part, self.url) for part in self.url.split(",")))
@@ -122,6 +123,7 @@ class BusAddress:
         if "url" not in values:
             raise AddressError(f'the file {path} names no server: add "url", or set {ADDRESS_VARIABLE} to a URL')
         address = cls._from_url(values["url"])
+        address = replace(address, file=path)
         return address if values.keys() == {"url"} else address.with_credentials(path)
 
     def with_credentials(self, path: Path) -> Self:

@@ -133,14 +133,20 @@ class Bus:
         self._replies.fail(ClosedError(reason))
 
     def _connect_error(self, error: Exception) -> ConnectError:
+        file = self.address.file
         if _is_refusal(error):
             return CredentialsError(
-                f"{self.address} refused the credentials: take the address that the cluster printed, "
-                "with user and password, or the file it wrote"
+                f"{self.address} refused the credentials"
+                + (f" in the file {file}: they are of a cluster that is gone" if file is not None else "")
+                + ": take the address that the cluster printed, with user and password, or the file it wrote"
             )
-        return ConnectError(
-            f"no nats-server answers at {self.address}: is the cluster up? ({str(error) or 'timed out'})"
-        )
+        reason = str(error) or "timed out"
+        if file is not None:
+            return ConnectError(
+                f"no nats-server answers at {self.address}, which the file {file} names: the cluster that wrote it is "
+                f"gone, or does not answer: start one, as with `fluster up`, and take the address that it prints ({reason})"
+            )
+        return ConnectError(f"no nats-server answers at {self.address}: is the cluster up? ({reason})")
 
     async def close(self) -> None:
         """Handle what has arrived, send what is written, then leave."""

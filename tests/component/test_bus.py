@@ -406,6 +406,21 @@ async def test_no_server_there(own_server: EmbeddedServer) -> None:
     assert not isinstance(raised.value, CredentialsError)
 
 
+async def test_a_file_whose_cluster_is_gone_is_named(own_server: EmbeddedServer, tmp_path: Path) -> None:
+    file = tmp_path / "address.json"
+    address = own_server.credentials(Role.OPERATOR)
+    address.save(file)
+    assert BusAddress.parse(str(file)) == address
+    BusAddress(address.url, address.user, "earlier").save(file)
+    with pytest.raises(CredentialsError, match=f"refused the credentials in the file {file}: they are of a cluster that"):
+        await Bus.connect(BusAddress.parse(str(file)), name="test")
+    own_server.stop()
+    with pytest.raises(
+        ConnectError, match=f"no nats-server answers at .*, which the file {file} names: the cluster that wrote it is gone"
+    ):
+        await Bus.connect(BusAddress.from_environment({"FLUSTER_CLUSTER_ADDRESS": str(file)}), name="test", timeout_s=0.2)
+
+
 async def test_something_else_listens_there() -> None:
     """It takes connections and says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
