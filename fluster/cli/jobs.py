@@ -17,12 +17,12 @@ from fluster.cli.exit_codes import CommandError, ExitCode, one_line, say
 from fluster.cli.job_progress import wait_shown
 from fluster.cli.options import MAX_SECONDS, Options, check_pattern
 from fluster.cli.output import age, duration, jsonable, write, write_json, write_table
+from fluster.cli.shortened_ids import find_job
 
 if TYPE_CHECKING:
     from fluster.cluster import Cluster
     from fluster_bus.messages import JobId, JobInfo, JobRequest, ResourceConfig
 
-_SHORTENED = 10_000  # jobs among which a shortened id is looked up
 _MAX_NAME = 40
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The job's id, or its beginning.")]
@@ -95,7 +95,7 @@ def submit(
         after_failure=after_failure,
     )
     with options.connect() as cluster:
-        dependencies = tuple(_find(cluster, each) for each in after or ())
+        dependencies = tuple(find_job(cluster, each) for each in after or ())
         launched = cluster.launch(request.model_copy(update={"after": dependencies}))
         if not wait and not follow:
             write_json({"job_id": launched}) if options.json else write(launched)
@@ -214,7 +214,7 @@ def status(context: typer.Context, job: Id) -> None:
     """
     options = Options.of(context)
     with options.connect() as cluster:
-        info = cluster.poll(_find(cluster, job))
+        info = cluster.poll(find_job(cluster, job))
     if options.json:
         write_json(_dumped(info))
         return
@@ -268,7 +268,7 @@ def explain(context: typer.Context, job: Id) -> None:
     """
     options = Options.of(context)
     with options.connect() as cluster:
-        job_id = _find(cluster, job)
+        job_id = find_job(cluster, job)
         reason = cluster.explain(job_id)
     write_json({"job_id": job_id, "reason": reason}) if options.json else write(one_line(reason))
 
@@ -303,7 +303,7 @@ def logs(
     """
     options = Options.of(context)
     with options.connect() as cluster:
-        job_id = _find(cluster, job)
+        job_id = find_job(cluster, job)
         numbered = task is None and len(cluster.poll(job_id).tasks) > 1
         wanted = {
             "task": task,
@@ -355,7 +355,7 @@ def result(
 
     options = Options.of(context)
     with options.connect() as cluster:
-        job_id = _find(cluster, job)
+        job_id = find_job(cluster, job)
         info = cluster.wait(job_id)
         _check_succeeded(info, task)
         if pickled is not None:
@@ -392,7 +392,7 @@ def cancel(
     options = Options.of(context)
     with options.connect() as cluster:
         # All are found before any is stopped: a slip in the last id should not leave half of it done.
-        found = [_find(cluster, job) for job in jobs]
+        found = [find_job(cluster, job) for job in jobs]
         for job_id in found:
             before = cluster.poll(job_id)
             if before.status.finished():
@@ -404,23 +404,6 @@ def cancel(
     else:
         for job_id in found:
             write(job_id)
-
-
-def _find(cluster: Cluster, text: str) -> JobId:
-    """The job with that id, or the only one whose id begins so. Raises JobNotFoundError."""
-    from fluster.errors import JobNotFoundError
-    from fluster_bus.messages import JobId
-
-    try:
-        return cluster.poll(JobId(text)).job_id
-    except JobNotFoundError:
-        matching = [job.job_id for job in cluster.list_jobs(limit=_SHORTENED) if job.job_id.startswith(text)]
-        if not matching:
-            raise
-    if len(matching) > 1:
-        shown = ", ".join(matching[:5]) + (" …" if len(matching) > 5 else "")
-        raise CommandError(f"{len(matching)} jobs begin with {text!r}: {shown}; write more of it", ExitCode.NOT_FOUND)
-    return matching[0]
 
 
 def _dumped(info: JobInfo) -> dict[str, Any]:

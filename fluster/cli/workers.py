@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -11,17 +12,20 @@ import typer
 from fluster.cli.exit_codes import ExitCode, one_line, say
 from fluster.cli.options import MAX_SECONDS, Options, check_pattern
 from fluster.cli.output import age, duration, size, write, write_json, write_table
+from fluster.cli.shortened_ids import at_worker, find_job
 
 if TYPE_CHECKING:
     from fluster.cluster import Cluster
-    from fluster_bus.messages import AttemptStatus, Message, WorkerStatus
+    from fluster_bus.messages import AttemptStatus, Message, WorkerId, WorkerStatus
 
     Reply = TypeVar("Reply", bound=Message)
 
-Job = Annotated[str, typer.Argument(metavar="ID", help="The job's id, in full.")]
+Job = Annotated[str, typer.Argument(metavar="ID", help="The job's id, or its beginning.")]
 Task = Annotated[int, typer.Option(min=0, help="Which of its tasks.")]
 Attempt = Annotated[int | None, typer.Option(min=1, help="Else the newest at this worker.")]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The worker's name, as `fluster workers` shows it.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="The worker's name, as `fluster workers` shows it, or its beginning.")
+]
 
 
 def workers(context: typer.Context) -> None:
@@ -65,7 +69,7 @@ def _state(worker: WorkerStatus) -> str:
 
 def drain(
     context: typer.Context,
-    name: Name,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The worker's name, in full: w1 is not to mean w10.")],
     *,
     timeout: Annotated[
         float | None,
@@ -93,7 +97,7 @@ def drain(
     elif wait:
         write(reply.worker_id)
     else:
-        say(f"{name} waits for {reply.running} attempts, then it leaves")
+        say(f"{reply.worker_id} waits for {reply.running} attempts, then it leaves")
         write(reply.worker_id)
 
 
@@ -103,11 +107,9 @@ def health(context: typer.Context, name: Name) -> None:
     Try:
       fluster worker health worker-0
     """
-    from fluster_bus.messages import WorkerId
-
     options = Options.of(context)
     with options.connect() as cluster:
-        found = cluster.worker_health(WorkerId(name))
+        found = at_worker(cluster, name, cluster.worker_health)
     if options.json:
         write_json(found.model_dump(mode="json"))
     else:
@@ -243,12 +245,18 @@ def kill(context: typer.Context, name: Name, job: Job, *, task: Task = 0, attemp
 
 
 def _place(cluster: Cluster, job: str, task: int, attempt: int | None) -> dict[str, Any]:
+    from fluster.cluster.job_states import UNANSWERED
+
+    with contextlib.suppress(*UNANSWERED):  # without a controller: the worker itself knows the job by its whole id
+        job = find_job(cluster, job)
     return {"namespace": cluster.namespace, "job_id": job, "task": task, "attempt": attempt}
 
 
 def _ask(cluster: Cluster, name: str, verb: str, request: Message, reply: type[Reply]) -> Reply:
     from fluster.cluster.worker_calls import ask_worker
-    from fluster_bus.messages import WorkerId
 
-    answer: Reply = cluster.portal.run(ask_worker, cluster.asynchronous.bus, WorkerId(name), verb, request, reply)
-    return answer
+    def ask(worker_id: WorkerId) -> Reply:
+        answer: Reply = cluster.portal.run(ask_worker, cluster.asynchronous.bus, worker_id, verb, request, reply)
+        return answer
+
+    return at_worker(cluster, name, ask)

@@ -412,13 +412,18 @@ async def test_a_file_whose_cluster_is_gone_is_named(own_server: EmbeddedServer,
     address.save(file)
     assert BusAddress.parse(str(file)) == address
     BusAddress(address.url, address.user, "earlier").save(file)
-    with pytest.raises(CredentialsError, match=f"refused the credentials in the file {file}: they are of a cluster that"):
+    with pytest.raises(
+        CredentialsError, match=f"refused the credentials in the file {file}: they are of a cluster that"
+    ):
         await Bus.connect(BusAddress.parse(str(file)), name="test")
     own_server.stop()
     with pytest.raises(
-        ConnectError, match=f"no nats-server answers at .*, which the file {file} names: the cluster that wrote it is gone"
+        ConnectError,
+        match=f"no nats-server answers at .*, which the file {file} names: the cluster that wrote it is gone",
     ):
-        await Bus.connect(BusAddress.from_environment({"FLUSTER_CLUSTER_ADDRESS": str(file)}), name="test", timeout_s=0.2)
+        await Bus.connect(
+            BusAddress.from_environment({"FLUSTER_CLUSTER_ADDRESS": str(file)}), name="test", timeout_s=0.2
+        )
 
 
 async def test_something_else_listens_there() -> None:

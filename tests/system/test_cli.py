@@ -213,6 +213,23 @@ def test_actors_are_listed_and_called_in_json(cli: Cli, counter: str) -> None:
     assert "no actor serves 'nobody'" in _one_line(nobody)
 
 
+def test_workers_and_their_jobs_are_found_by_the_beginning_of_their_ids(cli: Cli) -> None:
+    job_id = cli.ok("submit", "--name", "only-this-sleeper", "--", "sleep", "60").strip()
+    running = next(info for info in cli.cluster.watch(JobId(job_id)) if info.status is JobStatus.RUNNING)
+    worker = str(running.worker_id)
+    several = cli.run("worker", "list", "worker-")
+    assert several.returncode == 4
+    assert "2 workers begin with 'worker-': worker-0, worker-1; write more of it" in _one_line(several)
+    assert cli.ok("worker", "logs", worker, "only-this-sleep") == ""
+    assert cli.ok("worker", "kill", worker, "only-this-sleep") == f"{job_id}.0.1\n"
+    shortened = cli.run("worker", "drain", "worker-")
+    assert shortened.returncode == 4
+    assert "no worker 'worker-' answers" in _one_line(shortened), "what sends one away takes no beginnings"
+    nobody = cli.run("worker", "health", "nobody")
+    assert nobody.returncode == 4
+    assert "no worker 'nobody' answers" in _one_line(nobody)
+
+
 def test_workers_are_listed(cli: Cli) -> None:
     names = [line.split()[:2] for line in cli.ok("workers").splitlines()[1:]]
     assert names == [["worker-0", "alive"], ["worker-1", "alive"]]

@@ -164,6 +164,7 @@ def test_the_command_line_asks_it(cluster: Cluster, daemons: Daemons) -> None:
     job_id = cluster.launch(sleeper())
     wait_ready(cluster, job_id)
     assert "problems     none" in fluster("worker", "health", "w1").stdout
+    assert "problems     none" in fluster("worker", "health", "w").stdout, "there is only one that begins so"
     assert job_id in fluster("worker", "list", "w1").stdout
     (listed,) = json.loads(fluster("worker", "list", "w1", "--output", "json").stdout)["attempts"]
     assert (listed["job_id"], listed["phase"]) == (job_id, "running")
@@ -174,6 +175,7 @@ def test_the_command_line_asks_it(cluster: Cluster, daemons: Daemons) -> None:
         "running",
     ]
     assert fluster("worker", "logs", "w1", job_id).stdout == "ready\n"
+    assert fluster("worker", "logs", "w", job_id[:-2]).stdout == "ready\n"
     missing = fluster("worker", "health", "w9")
     assert (missing.returncode, missing.stdout) == (4, "")
     assert fluster("worker", "kill", "w1", job_id).stdout == f"{job_id}.0.1\n"
