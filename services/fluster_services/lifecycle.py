@@ -339,7 +339,7 @@ def finish_job(job: JobRecord, tasks: Iterable[TaskRecord], *, now: float) -> Jo
         message = job.kill_requested or ""
     if culprit is not None:
         message = culprit.transitions[-1].reason if culprit.transitions else ""
-        if len(tasks) > 1:
+        if len(tasks) > 1 and not _is_of_all(job, state):
             message = f"task {culprit.task}: {message}"
         if culprit.last_words:
             message = f"{message}; its last words:\n{culprit.last_words}"
@@ -353,6 +353,13 @@ def finish_job(job: JobRecord, tasks: Iterable[TaskRecord], *, now: float) -> Jo
         error=culprit.error if culprit else None,
         started_at=min(started, default=None),
         finished_at=now,
+    )
+
+
+def _is_of_all(job: JobRecord, state: JobStatus) -> bool:
+    """True when what happened to one task was meant for all: a wish to stop the job, or a gang that nothing can hold."""
+    return (state is JobStatus.KILLED and job.kill_requested is not None) or (
+        state is JobStatus.UNSCHEDULABLE and job.request.gang
     )
 
 

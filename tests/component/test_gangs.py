@@ -296,7 +296,7 @@ async def test_a_gang_that_could_never_start_together_is_given_up(
             await start_worker(f"w{each}")
         info = await cluster.wait(await cluster.launch(_gang(5)), timeout=10)
         assert info.status is U
-        told = "task 0: gang of 5 needs 5 x (1 CPU, 1 GiB memory) at once; all 2 workers together, empty, fit 4"
+        told = "gang of 5 needs 5 x (1 CPU, 1 GiB memory) at once; all 2 workers together, empty, fit 4"
         assert info.error_message == told
 
 

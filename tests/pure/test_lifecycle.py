@@ -284,6 +284,7 @@ def test_a_job_that_was_to_be_killed_ends_as_killed_unless_all_succeeded(
     assert finished is not None
     assert finished.state is joined
     assert bool(finished.error_message) == (joined is K)
+    assert not finished.error_message.startswith("task "), "it was the whole job that was to be killed"
     assert "succeeded" not in finished.transitions[-1].reason or joined is S
 
 
