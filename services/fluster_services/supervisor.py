@@ -35,6 +35,7 @@ from fluster_services.config import LOCAL_TIMING
 from fluster_services.controller.__main__ import run_controller
 from fluster_services.controller.controller import ControllerConfig
 from fluster_services.worker.__main__ import run_worker
+from fluster_services.worker.processes import set_process_name
 from fluster_services.worker.worker import WorkerConfig
 
 _START_TIMEOUT_S = 45.0
@@ -134,6 +135,7 @@ class Supervisor:
         """In the child: be the daemon, holding nothing of the supervisor but the pipe that tells its end."""
         status = 1
         try:
+            _show(daemon.name.partition("-")[0])
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
@@ -346,8 +348,14 @@ def _say(started: LocalStarted) -> None:
         os.write(sys.stdout.fileno(), started.to_json() + b"\n")
 
 
+def _show(kind: str) -> None:
+    """Have ps and top say what this process is: all of them have the supervisor's command line."""
+    set_process_name(f"fluster-{kind}")
+
+
 def main() -> None:
     leash = sys.stdin.fileno()
+    _show("supervisor")
     with ExitStack() as stack:
         try:
             setup = _read_setup(leash)

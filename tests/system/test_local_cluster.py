@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -159,6 +160,14 @@ def test_the_death_of_the_owner_ends_everything(
     assert owner.end()[0] == -number
     family.wait_gone()
     assert list(temporary.iterdir()) == []
+
+
+def test_each_process_shows_what_it_is(cluster: LocalCluster) -> None:
+    supervisor = psutil.Process(cluster._supervisor._process.pid)
+    assert supervisor.name() == "fluster-supervi", "the kernel keeps 15 characters"
+    names = Counter(child.name() for child in supervisor.children())
+    assert names["fluster-control"] == names["nats-server"] == 1
+    assert names["fluster-worker"] == 2
 
 
 def test_the_death_of_the_supervisor_ends_everything(family: Family, temporary: Path, start_owner: StartOwner) -> None:
