@@ -21,7 +21,7 @@ class Timing:
     leader_lease_s: float = 6.0  # a controller that leads is followed by another when it is silent for so long
     # A worker that no controller has heard for this time, and for two heartbeats, releases what it holds for gangs.
     hold_s: float = 20.0
-    reserve_after_s: float = 30.0  # a task that others have overtaken for so long has a worker kept free for it
+    reserve_after_s: float = 30.0  # a task or gang that others have overtaken for so long has workers kept free for it
 
     def __post_init__(self) -> None:
         if self.worker_timeout_s < self.fence_after_s + self.heartbeat_s:

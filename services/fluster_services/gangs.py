@@ -69,6 +69,11 @@ def is_waiting(job: JobRecord, tasks: Sequence[TaskRecord]) -> bool:
     )
 
 
+def has_started(job: JobRecord, tasks: Sequence[TaskRecord]) -> bool:
+    """True when the tasks were told to go, and have not all been made to wait again."""
+    return job.is_go and all(task.epoch <= job.epoch for task in tasks) and not is_waiting(job, tasks)
+
+
 def why_stop(tasks: Sequence[TaskRecord]) -> str | None:
     """Why the whole gang is to be stopped, when one of its tasks has ended for good and did not succeed."""
     ended = (task for task in tasks if lifecycle.is_final(task) and task.state is not JobStatus.SUCCEEDED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 
 import pytest
 
@@ -15,7 +16,7 @@ from fluster_bus.server import EmbeddedServer
 from fluster_services.config import LOCAL_TIMING
 from tests.component import test_controller
 from tests.component.test_controller import NS, S, StartController, StartWorker, _request
-from tests.component.toy_worker import STAY_RUNNING, ToyWorker, started_at_most_once
+from tests.component.toy_worker import STAY_RUNNING, SUCCEED, ToyWorker, started_at_most_once
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
@@ -51,7 +52,7 @@ async def test_a_worker_is_kept_free_for_a_large_task(
                 lambda: offers.reservation is not None or all(len(worker.held) == cpu for worker in workers)
             )
         assert offers.reservation is not None
-        key, kept = offers.reservation
+        key, (kept,) = offers.reservation
         assert key.job_id == large
         said = await cluster.explain(large)
         assert said.endswith(f"others have overtaken it for long, so {kept} is kept free for it")
@@ -94,10 +95,10 @@ async def test_another_worker_is_kept_free_when_the_first_is_lost(
             await wait_until_async(
                 lambda: offers.reservation is not None or all(len(worker.held) == 2 for worker in workers.values())
             )
-        _, kept = offers.reservation
+        _, (kept,) = offers.reservation
         other = WorkerId("w1" if kept == "w2" else "w2")
         await workers[kept].vanish()
-        await wait_until_async(lambda: offers.reservation is not None and offers.reservation[1] == other)
+        await wait_until_async(lambda: offers.reservation is not None and offers.reservation[1] == (other,))
         # The tasks of the one that is lost go first: they were submitted before.
         wanted, held = subjects.attempt_key(NS, large, 0, 1), workers[other].held
         while wanted not in held:
@@ -129,3 +130,52 @@ async def test_a_gang_that_came_later_does_not_take_the_worker_that_is_kept_free
             await asyncio.sleep(0.1)
         await _end_one(worker)
         await wait_until_async(lambda: any(gang in key for key in worker.held))
+
+
+async def test_workers_are_kept_free_for_a_gang(
+    own_server: EmbeddedServer, start_controller: StartController, start_worker: StartWorker
+) -> None:
+    running = await start_controller(AGING)
+    workers = [await start_worker(f"w{each}", STAY_RUNNING, cpu=2, heartbeat_s=0.1) for each in range(3)]
+    offers = running.controller.offers
+    async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+        jobs = await cluster.launch_many([_request("small") for _ in range(6)])
+        await wait_until_async(lambda: all(len(worker.held) == 2 for worker in workers))
+        gang = await cluster.launch(_request("gang", gang=True, replicas=2, cpu=2))
+        jobs.append(gang)
+        turns = itertools.cycle(workers)
+        while offers.reservation is None:
+            # One small task ends, and another takes its room, past the gang.
+            jobs.append(await cluster.launch(_request("small")))
+            await _end_one(next(turns))
+            await wait_until_async(
+                lambda: offers.reservation is not None or all(len(worker.held) == 2 for worker in workers)
+            )
+        key, kept = offers.reservation
+        assert (key.job_id, len(kept)) == (gang, 2)
+        said = await cluster.explain(gang)
+        assert said.endswith(f"others have overtaken it for long, so {kept[0]} and {kept[1]} are kept free for it")
+        behind = await cluster.launch_many([_request("small") for _ in range(8)])
+        behind.append(await cluster.launch(_request("small-gang", gang=True, replicas=2)))
+        told = f"{kept[0]} and {kept[1]} are kept free for {gang}, which waits for longer"
+        assert [(await cluster.explain(each)).endswith(told) for each in behind] == [True] * 9
+        free = [worker for worker in workers if worker.worker_id in kept]
+        (other,) = [worker for worker in workers if worker.worker_id not in kept]
+        for _ in range(5):  # four tasks ran there, and perhaps one more was on its way
+            small = [(worker, held) for worker in free for held in worker.now_held() if f".{gang}." not in held]
+            for worker, held in small[:1]:
+                await worker.end(held)
+            await _end_one(other)
+            await wait_until_async(lambda: len(other.held) == 2)
+        await wait_until_async(lambda: all(_holds(worker, gang) for worker in free))
+        await wait_until_async(lambda: offers.reservation is None)
+        for worker in workers:
+            worker.plan = lambda _record: SUCCEED
+            for held in worker.now_held():
+                await worker.end(held)
+        assert {info.status for info in await cluster.wait(jobs + behind, timeout=10)} == {S}
+        assert started_at_most_once(*workers)
+
+
+def _holds(worker: ToyWorker, job_id: str) -> bool:
+    return any(f".{job_id}." in key for key in worker.held)

@@ -117,7 +117,7 @@ class ToyWorker:
     async def _on_offer(self, offer: Offer, _subject: str) -> OfferReply:
         key = subjects.attempt_key(offer.namespace, offer.job_id, offer.task, offer.attempt)
         self.offers[key] += 1
-        if offer.spared == self.worker_id:
+        if self.worker_id in offer.spared:
             return OfferReply(worker_id=self.worker_id, accepted=False, spared=True)
         row = await self.claims.look(offer.namespace, offer.job_id, offer.task)
         if row is None or row.revision < offer.revision or self.silent:

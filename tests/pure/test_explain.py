@@ -118,9 +118,12 @@ def test_a_job_that_is_being_stopped_says_so() -> None:
 def test_whom_a_worker_is_kept_free_for_is_said() -> None:
     job = pending()
 
-    def said(name: str) -> str:
+    def said(name: str, *kept_free: str) -> str:
         workers = [view("w1", 4, free=0, jobs=("a",))]
-        return explain(job, lifecycle.new_tasks(job), workers, ahead=0, now=NOW, reservation=(name, "w1"))
+        return explain(job, lifecycle.new_tasks(job), workers, ahead=0, now=NOW, reservation=(name, kept_free))
 
-    assert said("train-1").endswith("; next in line; others have overtaken it for long, so w1 is kept free for it")
-    assert said("large").endswith("; next in line; w1 is kept free for large, which waits for longer")
+    assert said("train-1", "w1").endswith(
+        "; next in line; others have overtaken it for long, so w1 is kept free for it"
+    )
+    assert said("large", "w1").endswith("; next in line; w1 is kept free for large, which waits for longer")
+    assert said("gang", "w1", "w2").endswith("; next in line; w1 and w2 are kept free for gang, which waits for longer")

@@ -17,7 +17,7 @@ from fluster_bus.messages import Capacity, JobId, Namespace
 from fluster_services.controller.books import JobKey
 from fluster_services.controller.explain import WorkerView
 from fluster_services.controller.reservation import choose
-from fluster_services.controller.scheduler import MAX_WINDOW, Place, Scheduler, place_in_line
+from fluster_services.controller.scheduler import MAX_WINDOW, Place, Scheduler, Starving, place_in_line
 
 NEEDS = [
     Capacity(cpu=1, memory=1),
@@ -210,6 +210,23 @@ def _run_through(scheduler: Scheduler, tasks: int) -> None:
         scheduler.on_room()
 
 
+def test_the_cost_of_a_task_does_not_grow_with_the_gangs_that_wait() -> None:
+    costs = []
+    for gangs in (20, 2_000):
+        scheduler = Scheduler()
+        for order in range(gangs):
+            scheduler.add_gang(_gang_place(order), NEEDS[0], 4)
+        _add_all(scheduler, 3 * gangs + 1_000, 1)
+        scheduler.on_accepted(NEEDS[0], _place(3 * gangs), now=0)
+        costs.append(_calls(partial(_accept_many, scheduler)))
+    assert costs[1] < 1.2 * costs[0]
+
+
+def _accept_many(scheduler: Scheduler) -> None:
+    for number in range(1_000):
+        scheduler.on_accepted(NEEDS[0], _place(number))
+
+
 @pytest.mark.parametrize("kinds", [1, len(NEEDS)])
 def test_the_cost_of_a_task_does_not_grow_with_the_queue(kinds: int) -> None:
     costs = []
@@ -279,39 +296,76 @@ class _Workers:
         self.now = 0.0
         self.running: list[tuple[float, str, Place, Capacity]] = []  # (ends at, worker, …)
         self.started: dict[Place, float] = {}
-        self.kept_free: str | None = None
+        self.kept_free: tuple[str, ...] = ()
         self.needs: dict[Place, Capacity] = {}
+        self.gangs: dict[Place, int] = {}  # {gang that waits: how many tasks}
 
     def add(self, place: Place, need: Capacity) -> None:
         self.needs[place] = need
         self.scheduler.add(place, need, now=self.now)
 
+    def add_gang(self, place: Place, need: Capacity, count: int) -> None:
+        self.needs[place] = need
+        self.gangs[place] = count
+        self.scheduler.add_gang(place, need, count)
+
+    def reserve(self) -> None:
+        scheduler = self.scheduler
+        for starving in scheduler.starving(now=self.now, reserve_after_s=self.reserve_after_s):
+            if scheduler.reserved is not None and starving.place >= scheduler.reserved:
+                return
+            views = [
+                WorkerView(name, Capacity(cpu=total, memory=99), Capacity(cpu=self.free[name], memory=99))
+                for name, total in self.total.items()
+            ]
+            chosen = choose(starving.need, starving.count, views)
+            if chosen:
+                self.kept_free = chosen
+                scheduler.reserve(starving)
+                return
+
+    def room(self, place: Place, need: Capacity) -> list[str]:
+        spared = self.kept_free if self.scheduler.is_behind_reserved(place) else ()
+        return [name for name, free in self.free.items() if free >= need.cpu and name not in spared]
+
+    def run(self, place: Place, worker: str, runs_s: float) -> None:
+        need = self.needs[place]
+        self.free[worker] -= need.cpu
+        self.started.setdefault(place, self.now)
+        self.running.append((self.now + runs_s * self.dice.uniform(0.5, 1.5), worker, place, need))
+
+    def gather(self, runs_s: float) -> None:
+        """What fits as a whole is claimed; now and then it is let go again, since one worker declined or was late."""
+        for place, count in sorted(self.gangs.items()):
+            need = self.needs[place]
+            slots = [name for name in self.room(place, need) for _ in range(int(self.free[name] // need.cpu))]
+            if len(slots) < count or self.dice.random() < 0.2:
+                continue
+            self.scheduler.on_gathered(place.job, now=self.now)
+            if self.dice.random() < 0.2:
+                self.scheduler.add_gang(place, need, count)
+                continue
+            self.scheduler.remove_gang(place.job)
+            del self.gangs[place]
+            for worker in slots[:count]:
+                self.run(place, worker, runs_s)
+            self.scheduler.sanity_check()
+
     def dispatch(self, runs_s: float) -> None:
         scheduler = self.scheduler
         while True:
-            if scheduler.reserved is None:
-                starving = scheduler.starving(now=self.now, reserve_after_s=self.reserve_after_s)
-                if starving is not None:
-                    views = [
-                        WorkerView(name, Capacity(cpu=total, memory=99), Capacity(cpu=self.free[name], memory=99))
-                        for name, total in self.total.items()
-                    ]
-                    self.kept_free = choose(starving[1], views)
-                    if self.kept_free is not None:
-                        scheduler.reserve(*starving)
+            self.reserve()
+            if self.dice.random() < 0.5:
+                self.gather(runs_s)
             taken = scheduler.take(self.dice.randint(1, 8))
             if not taken:
                 break
             for place, need in self.dice.sample(taken, len(taken)):
-                spared = self.kept_free if scheduler.is_behind_reserved(place) else None
-                room = [name for name, free in self.free.items() if free >= need.cpu and name != spared]
+                room = self.room(place, need)
                 if not room:
                     scheduler.on_declined(place, need, room=False)
                     continue
-                worker = self.dice.choice(room)
-                self.free[worker] -= need.cpu
-                self.started[place] = self.now
-                self.running.append((self.now + runs_s * self.dice.uniform(0.5, 1.5), worker, place, need))
+                self.run(place, self.dice.choice(room), runs_s)
                 if self.dice.random() < 0.5:
                     scheduler.on_accepted(need, place, now=self.now)
                     scheduler.remove(place.job, place.task)
@@ -319,9 +373,13 @@ class _Workers:
                     scheduler.remove(place.job, place.task)
                     scheduler.on_accepted(need, place, now=self.now)
             scheduler.sanity_check()
+        self.gather(runs_s)
 
     def step(self) -> None:
-        """Until the next task ends."""
+        """Until the next task ends; what was declined is offered again when none runs."""
+        if not self.running:
+            self.scheduler.on_room()
+            return
         self.running.sort(key=lambda each: each[0], reverse=True)
         ends, worker, _place, need = self.running.pop()
         self.now = max(self.now, ends)
@@ -385,7 +443,7 @@ def test_nothing_is_reserved_for_what_nobody_overtakes() -> None:
         scheduler.add(_place(number), SMALL, now=0)
     for place, need in scheduler.take(1):
         scheduler.on_declined(place, need, room=False)
-    assert scheduler.starving(now=1_000, reserve_after_s=10) is None
+    assert scheduler.starving(now=1_000, reserve_after_s=10) == []
 
 
 def test_what_is_behind_a_reservation_closes_no_line_before_it() -> None:
@@ -394,7 +452,7 @@ def test_what_is_behind_a_reservation_closes_no_line_before_it() -> None:
     scheduler.add(first, Capacity(cpu=2, memory=1), now=0)
     scheduler.add(large, LARGE, now=0)
     scheduler.add(small, SMALL, now=0)
-    scheduler.reserve(large, LARGE)
+    scheduler.reserve(Starving(large, LARGE))
     assert [scheduler.is_behind_reserved(place) for place in (first, large, small)] == [False, False, True]
     taken = scheduler.take(3)
     assert [place for place, _ in taken] == [first, large, small]
@@ -411,7 +469,115 @@ def test_the_worker_that_lacks_least_is_kept_free() -> None:
     def view(name: str, total: float, free: float, memory: int = 9) -> WorkerView:
         return WorkerView(name, Capacity(cpu=total, memory=9), Capacity(cpu=free, memory=memory))
 
-    assert choose(LARGE, [view("w1", 4, 1), view("w2", 4, 2), view("w3", 3, 3), view("w4", 8, 0)]) == "w2"
+    assert choose(LARGE, 1, [view("w1", 4, 1), view("w2", 4, 2), view("w3", 3, 3), view("w4", 8, 0)]) == ("w2",)
     whole = Capacity(cpu=4, memory=9)
-    assert choose(whole, [view("w1", 4, 1), view("w2", 4, 2, memory=0)]) == "w1", "whatever is scarcest"
-    assert choose(LARGE, [view("w3", 3, 3)]) is None
+    assert choose(whole, 1, [view("w1", 4, 1), view("w2", 4, 2, memory=0)]) == ("w1",), "whatever is scarcest"
+    assert choose(LARGE, 1, [view("w3", 3, 3)]) == ()
+
+
+def test_a_gang_has_as_many_workers_kept_free_as_hold_it() -> None:
+    def view(name: str, total: float, free: float) -> WorkerView:
+        return WorkerView(name, Capacity(cpu=total, memory=99), Capacity(cpu=free, memory=99))
+
+    workers = [view("w1", 4, 0), view("w2", 4, 3), view("w3", 4, 1), view("w4", 0.5, 0.5)]
+    assert choose(SMALL, 3, workers) == ("w2",)
+    assert choose(SMALL, 4, workers) == ("w2", "w3")
+    assert choose(SMALL, 12, workers) == ("w1", "w2", "w3")
+    assert choose(SMALL, 13, workers) == (), "all together could not"
+
+
+def _gang_place(order: int) -> Place:
+    return Place(order, 0, JobKey(Namespace("default"), JobId(f"gang{order}")))
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("ages", [True, False], ids=["aging", "without"])
+def test_a_gang_gets_its_turn_under_an_endless_stream_of_small_tasks_and_gangs(seed: int, ages: bool) -> None:
+    dice = random.Random(seed)
+    count = dice.randint(1, 4)
+    cluster = _Workers(dice, {f"w{each}": 4.0 for each in range(count)}, reserve_after_s=10 if ages else 1e9)
+    orders = itertools.count()
+    need, size = dice.choice([(SMALL, 4 * count), (Capacity(cpu=2, memory=1), 2 * count), (LARGE, count)])
+    early: list[Place] = []
+    small_since = 0
+    for _ in range(3_000):
+        while len(cluster.scheduler) < 12:
+            order = next(orders)
+            cluster.add(Place(order, 0, JobKey(Namespace("default"), JobId(f"job{order}"))), SMALL)
+            small_since += 1
+            if small_since % 20 == 0:
+                cluster.add_gang(_gang_place(next(orders)), SMALL, 2)
+        if cluster.now > 20 and len(early) < 2:
+            early.append(_gang_place(next(orders)))
+            cluster.add_gang(early[-1], need, size)
+        cluster.dispatch(runs_s=5)
+        if cluster.now > 200:
+            break
+        cluster.step()
+    if not ages:
+        assert not set(early) & set(cluster.started), "else this test shows nothing"
+        return
+    # 10 s until it is overtaken for too long, then what runs on all workers has to end; each in its turn.
+    assert set(early) <= set(cluster.started)
+    assert all(cluster.started[place] < limit for place, limit in zip(early, (60, 90), strict=True))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_gang_and_no_task_is_lost_whatever_is_reserved(seed: int) -> None:
+    dice = random.Random(seed)
+    cluster = _Workers(dice, {"w1": 4, "w2": 8, "w3": 2}, reserve_after_s=dice.choice((0, 3, 20)))
+    for order in dice.sample(range(200), 200):
+        if order % 4:
+            place = Place(order, 0, JobKey(Namespace("default"), JobId(f"job{order}")))
+            cluster.add(place, Capacity(cpu=dice.choice((0.5, 1, 2, 3, 4, 8)), memory=1))
+        else:
+            cluster.add_gang(_gang_place(order), Capacity(cpu=dice.choice((1, 2)), memory=1), dice.randint(1, 6))
+    while len(cluster.started) < 200:
+        cluster.dispatch(runs_s=dice.choice((1, 5)))
+        cluster.step()
+    assert cluster.scheduler.reserved is None
+
+
+def test_one_that_is_before_the_reservation_takes_it_over() -> None:
+    scheduler = Scheduler()
+    first, second = _gang_place(1), _gang_place(2)
+    for place in (second, first):
+        scheduler.add_gang(place, SMALL, 4)
+    scheduler.add(_place(9), SMALL, now=0)
+    scheduler.on_accepted(SMALL, _place(9), now=0)
+    scheduler.remove_gang(first.job)
+    (starving,) = scheduler.starving(now=10, reserve_after_s=10)
+    scheduler.reserve(starving)
+    assert scheduler.reserved == second
+    scheduler.add_gang(first, SMALL, 4)
+    scheduler.on_accepted(SMALL, _place(9), now=10)
+    assert [each.place for each in scheduler.starving(now=20, reserve_after_s=10)] == [first, second]
+    scheduler.reserve(Starving(first, SMALL, 4))
+    assert [scheduler.is_behind_reserved(each) for each in (first, second)] == [False, True]
+
+
+def test_a_gang_that_is_held_needs_no_reservation_and_starves_still_when_it_is_let_go() -> None:
+    scheduler = Scheduler()
+    gang = _gang_place(1)
+    scheduler.add_gang(gang, SMALL, 4)
+    scheduler.on_accepted(SMALL, _place(9), now=0)
+    (starving,) = scheduler.starving(now=10, reserve_after_s=10)
+    scheduler.reserve(starving)
+    scheduler.remove(gang.job, 0)
+    assert scheduler.reserved == gang, "its task is claimed, which others may not be"
+    scheduler.on_gathered(gang.job, now=11)
+    assert scheduler.starving(now=12, reserve_after_s=10) == []
+    assert not scheduler.is_behind_reserved(_place(9))
+    scheduler.add_gang(gang, SMALL, 4)
+    assert scheduler.starving(now=12, reserve_after_s=10) == [starving]
+
+
+def test_a_gang_overtakes_a_task_that_is_before_it() -> None:
+    scheduler = Scheduler()
+    large, gang = _place(0), _gang_place(1)
+    scheduler.add(large, LARGE, now=0)
+    scheduler.add_gang(gang, SMALL, 2)
+    ((place, need),) = scheduler.take(1)
+    scheduler.on_declined(place, need, room=False)
+    scheduler.on_gathered(gang.job, now=5)
+    assert scheduler.starving(now=15, reserve_after_s=10) == [Starving(large, LARGE)]

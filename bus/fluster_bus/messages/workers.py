@@ -50,7 +50,7 @@ class Offer(Message):
     attempt: int
     revision: int
     epoch: int = 0  # of a gang: the gathering for which the task is to be held
-    spared: WorkerId | None = None  # who is kept free for a task that waits longer, and is to decline
+    spared: tuple[WorkerId, ...] = ()  # who are kept free for what waits longer, and are to decline
 
 
 class OfferReply(Message):
@@ -58,7 +58,7 @@ class OfferReply(Message):
 
     worker_id: WorkerId
     accepted: bool
-    spared: bool = False  # it is the one that is kept free: others may have room
+    spared: bool = False  # it is one of those that are kept free: others may have room
     reason: str = ""
 
 

@@ -29,11 +29,11 @@ def explain(
     ahead: int,
     now: float,
     waits_for: Sequence[tuple[str, JobStatus]] = (),
-    reservation: tuple[str, str] | None = None,
+    reservation: tuple[str, Sequence[str]] | None = None,
 ) -> str:
     """Why the job stands where it stands. `workers` are those that live; `ahead` tasks are before its own in the line;
     `waits_for` has the jobs that it runs after and that have not ended, and how they stand; `reservation` a job that
-    others have overtaken for too long, and the worker that is kept free for it.
+    others have overtaken for too long, and the workers that are kept free for it.
     """
     if job.state.finished() and not job.is_over:
         return "it is to take the place of a job that has ended, and waits for what that one launched"
@@ -102,13 +102,14 @@ def _place(ahead: int) -> str:
     return f"{ahead} tasks are before it" if ahead > 1 else "one task is before it" if ahead else "next in line"
 
 
-def _kept_free(job: JobRecord, reservation: tuple[str, str] | None) -> str:
+def _kept_free(job: JobRecord, reservation: tuple[str, Sequence[str]] | None) -> str:
     if reservation is None:
         return ""
-    name, worker = reservation
+    name, workers = reservation
+    are_kept = f"{_listed(workers)} {'is' if len(workers) == 1 else 'are'} kept free for"
     if name == job.job_id:
-        return f"; others have overtaken it for long, so {worker} is kept free for it"
-    return f"; {worker} is kept free for {name}, which waits for longer"
+        return f"; others have overtaken it for long, so {are_kept} it"
+    return f"; {are_kept} {name}, which waits for longer"
 
 
 def _busy(need: Capacity, workers: Sequence[WorkerView]) -> str:

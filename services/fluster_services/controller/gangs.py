@@ -38,6 +38,11 @@ class WaitingGang:
     need: Capacity  # of each task
     count: int
 
+    @property
+    def place(self) -> Place:
+        """Where it stands among all that waits."""
+        return Place(self.order, 0, self.key)
+
 
 class Gangs:
     """The gangs that wait. What follows from their holds is decided from the records alone, see fluster_services.gangs."""
@@ -66,20 +71,27 @@ class Gangs:
         """Records of a job have changed."""
         entry = self._controller.books.get(key)
         if entry is None or entry.job is None or not entry.job.value.request.gang:
+            self._waiting.pop(key, None)
+            self._controller.offers.remove_gang(key)
             return
         job, tasks = entry.job.value, entry.task_records()
         if self._gathering is not None and self._gathering[0] == key:
             self._note_recorded(tasks, self._gathering[1])
+        is_over = job.state.finished() or job.kill_requested is not None
         if gangs.is_waiting(job, tasks):
             need = capacity.needed(job.request.resources)
-            self._waiting[key] = WaitingGang(
+            gang = self._waiting[key] = WaitingGang(
                 place_in_line(job.order, job.request.priority), key, need, job.request.replicas
             )
             for task in tasks:
                 self._pause(key, task)
+            if not self._is_pausing(key, tasks):
+                self._controller.offers.add_gang(gang.place, need, gang.count)
             self._wake.set()
-        elif not self.is_gathering(key) or job.state.finished() or job.kill_requested is not None:
+        elif is_over or not self.is_gathering(key):
             self._waiting.pop(key, None)
+        if is_over or gangs.has_started(job, tasks):
+            self._controller.offers.remove_gang(key)  # one that is only held keeps its place
 
     def on_room(self) -> None:
         """Some worker has room again."""
@@ -95,6 +107,9 @@ class Gangs:
     def _resume(self, pause: tuple[JobKey, int, int]) -> None:
         self._pausing.discard(pause)
         self._wake.set()
+
+    def _is_pausing(self, key: JobKey, tasks: list[TaskRecord]) -> bool:
+        return any((key, task.task, task.attempt) in self._pausing for task in tasks)
 
     def _note_recorded(self, tasks: list[TaskRecord], epoch: int) -> None:
         if all(task.epoch >= epoch or task.state.finished() for task in tasks):
@@ -129,12 +144,10 @@ class Gangs:
         entry = self._controller.books.get(gang.key)
         if entry is None or entry.job is None or not gangs.is_waiting(entry.job.value, entry.task_records()):
             return None
-        if any((gang.key, task.task, task.attempt) in self._pausing for task in entry.task_records()):
+        if self._is_pausing(gang.key, entry.task_records()):
             return None
-        offers = self._controller.offers
-        if offers.reservation is not None and offers.scheduler.is_behind_reserved(Place(gang.order, 0, gang.key)):
-            _, kept_free = offers.reservation
-            workers_free = [each for each in workers_free if each[0] != kept_free]
+        spared = frozenset(self._controller.offers.spared(gang.place))
+        workers_free = [each for each in workers_free if each[0] not in spared]
         workers = gangs.assign(gang.need, gang.count, workers_free)
         return workers if len(workers) == gang.count else None
 
@@ -147,6 +160,7 @@ class Gangs:
         self._recorded.clear()
         try:
             if await self._offer_all(entry, epoch, workers):
+                self._controller.offers.on_gathered(gang.key)
                 async with asyncio.timeout(_RECORDED_TIMEOUT_S):
                     await self._recorded.wait()
         except TimeoutError:

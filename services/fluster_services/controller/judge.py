@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
@@ -107,10 +106,6 @@ class Judge:
         """True while the worker lives and is not about to leave."""
         info = self._controller.workers.get(worker_id)
         return info is not None and not info.draining and self._liveness.is_alive(worker_id)
-
-    def misfits(self) -> Collection[Capacity]:
-        """The needs that no registered worker could ever cover, as far as that was looked at."""
-        return self._misfit_since.keys()
 
     def free(self, worker_id: WorkerId) -> Capacity:
         return self._liveness.free(worker_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
@@ -24,9 +25,9 @@ log = logging.getLogger(__name__)
 _OUT_AT_ONCE = 32
 _OFFER_TIMEOUT_S = 2.0  # an answer takes milliseconds: after this the worker has probably died with the offer
 _PAUSE_AFTER_ERROR_S = 0.2
-_TRIES_BESIDE_SPARED = 3  # a class hands an offer to any member: it may be the one that is kept free
+_TRIES_BESIDE_SPARED = 3  # a class hands an offer to any member: it may be one that is kept free
 _NAMED_BESIDE_SPARED = 32  # workers that are then asked by name
-_CHOOSING_COSTS = 20  # a worker to keep free is chosen so seldom that it takes one part in so many of the time
+_CHOOSING_COSTS = 20  # workers to keep free are chosen so seldom that it takes one part in so many of the time
 _FIRST_PAUSE_AFTER_DECLINE_S, _LAST_PAUSE_AFTER_DECLINE_S = 0.01, 0.5
 
 
@@ -41,7 +42,7 @@ class Offers:
         self._wake = asyncio.Event()
         self._decline_pause_s = _FIRST_PAUSE_AFTER_DECLINE_S
         self._opening: asyncio.TimerHandle | None = None
-        self._kept_free: WorkerId | None = None  # for the task that the scheduler has a reservation for
+        self._kept_free: tuple[WorkerId, ...] = ()  # for whom the scheduler has a reservation
         self._chooses_at = 0.0
 
     @property
@@ -59,6 +60,21 @@ class Offers:
         self._scheduler.remove(job, task)
         if reserved is not None and self._scheduler.reserved is None:
             self._controller.gangs.on_room()  # a worker was kept free for it, also from them
+        self._wake.set()
+
+    def add_gang(self, place: Place, need: Capacity, count: int) -> None:
+        """A gang waits; it is gathered by others, and has its place in the order here."""
+        self._scheduler.add_gang(place, need, count)
+
+    def remove_gang(self, job: JobKey) -> None:
+        """A gang does not wait any more."""
+        if self._scheduler.remove_gang(job):
+            self._controller.gangs.on_room()  # workers may have been kept free for it
+            self._wake.set()
+
+    def on_gathered(self, job: JobKey) -> None:
+        """All tasks of a gang are claimed."""
+        self._scheduler.on_gathered(job, now=time.monotonic())
         self._wake.set()
 
     def on_room(self) -> None:
@@ -90,35 +106,36 @@ class Offers:
                     tasks.create_task(self._offer(place, need))
 
     @property
-    def reservation(self) -> tuple[JobKey, WorkerId] | None:
-        """The job of the task that has been overtaken for too long, and the worker that is kept free for it."""
+    def reservation(self) -> tuple[JobKey, tuple[WorkerId, ...]] | None:
+        """The job that has been overtaken for too long, and the workers that are kept free for it."""
         place = self._scheduler.reserved
-        return (place.job, self._kept_free) if place is not None and self._kept_free is not None else None
+        return (place.job, self._kept_free) if place is not None else None
+
+    def spared(self, place: Place) -> tuple[WorkerId, ...]:
+        """The workers that whatever stands there may not have, since they are kept free for what is before it."""
+        return self._kept_free if self._scheduler.is_behind_reserved(place) else ()
 
     def _reserve(self) -> None:
-        """Keep a worker free for the task that has been overtaken for too long, if there is one."""
-        judge, now = self._controller.judge, time.monotonic()
-        if self._scheduler.reserved is not None:
-            if self._kept_free is not None and judge.takes_work(self._kept_free):
-                return
-            self._scheduler.release()
+        """Keep workers free for the first in the order that has been overtaken for too long, if there is one."""
+        judge, scheduler, now = self._controller.judge, self._scheduler, time.monotonic()
+        if scheduler.reserved is not None and not all(judge.takes_work(each) for each in self._kept_free):
+            scheduler.release()
             self._controller.gangs.on_room()
         if now < self._chooses_at:
             return
-        starving = self._scheduler.starving(
-            now=now,
-            reserve_after_s=self._controller.config.timing.reserve_after_s,
-            hopeless=judge.misfits(),
-        )
-        if starving is None:
-            return
-        place, need = starving
-        worker = choose(need, judge.views())
+        reserve_after_s = self._controller.config.timing.reserve_after_s
+        for starving in scheduler.starving(now=now, reserve_after_s=reserve_after_s):
+            place = starving.place
+            if scheduler.reserved is not None and place >= scheduler.reserved:
+                break
+            workers = choose(starving.need, starving.count, judge.views())
+            if workers:
+                self._kept_free = tuple(WorkerId(worker) for worker in workers)
+                scheduler.reserve(starving)
+                self._controller.gangs.on_room()
+                log.info("kept free for %s, which others have overtaken: %s", place.job.job_id, ", ".join(workers))
+                break
         self._chooses_at = now + _CHOOSING_COSTS * (time.monotonic() - now)
-        if worker is not None:
-            self._kept_free = WorkerId(worker)
-            self._scheduler.reserve(place, need)
-            log.info("%s is kept free for %s.%d, which others have overtaken", worker, place.job.job_id, place.task)
 
     async def _offer(self, place: Place, need: Capacity) -> None:
         rooms = self._rooms
@@ -151,7 +168,7 @@ class Offers:
     async def _place(self, row: Row[TaskRecord], place: Place, need: Capacity) -> tuple[bool, bool]:
         """Whether a worker has claimed the task, and if none did, whether another may."""
         task = row.value
-        spared = self._kept_free if self._scheduler.is_behind_reserved(place) else None
+        spared = self.spared(place)
         offer = Offer(
             namespace=task.namespace,
             job_id=task.job_id,
@@ -181,14 +198,14 @@ class Offers:
         # One that said it has room may have had another reason, which passes without that it ever has more room to tell of.
         return False, has_declined
 
-    def _candidates(self, place: Place, need: Capacity, spared: WorkerId | None) -> list[WorkerId]:
+    def _candidates(self, place: Place, need: Capacity, spared: Collection[WorkerId]) -> list[WorkerId]:
         """The workers that have room by what they said last."""
-        judge = self._controller.judge
-        found = [each for each in judge.alive() if each != spared and fits(need, judge.free(each))]
-        if spared is not None:
+        judge, spared = self._controller.judge, frozenset(spared)
+        found = [each for each in judge.alive() if each not in spared and fits(need, judge.free(each))]
+        if spared:
             return found[:_NAMED_BESIDE_SPARED]
-        if place == self._scheduler.reserved and self._kept_free is not None:
-            return [self._kept_free, *found]  # it may have got room since
+        if place == self._scheduler.reserved:
+            return [*self._kept_free, *found]  # it may have got room since
         return found
 
     async def _answer(self, subject: str, offer: Offer) -> OfferReply | None:

@@ -1,7 +1,8 @@
-"""Which worker is kept free for a task that has been overtaken for too long."""
+"""Which workers are kept free for a task, or for a gang, that has been overtaken for too long."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 from fluster_bus.messages import Capacity
@@ -9,18 +10,36 @@ from fluster_services import capacity
 from fluster_services.controller.explain import WorkerView
 
 
-def choose(need: Capacity, workers: Sequence[WorkerView]) -> str | None:
-    """The worker that could hold the task and lacks least of what it needs; None when no worker could."""
-    fitting = [worker for worker in workers if capacity.fits(need, worker.total)]
-    return min(fitting, key=lambda worker: (_lacking(need, worker), worker.name)).name if fitting else None
+def choose(need: Capacity, count: int, workers: Sequence[WorkerView]) -> tuple[str, ...]:
+    """The workers that could hold `count` such tasks at once, those that lack least of what these need, by name.
+
+    Empty when all together could not.
+    """
+    # {what the worker lacks for one task more, its name}, with what it would then have in all, and free
+    offered = [
+        (_lacking(need, worker.free, worker.total), worker.name, worker, worker.total, worker.free)
+        for worker in workers
+        if capacity.fits(need, worker.total)
+    ]
+    heapq.heapify(offered)
+    chosen: set[str] = set()
+    for _ in range(count):
+        if not offered:
+            return ()
+        _, name, worker, total, free = heapq.heappop(offered)
+        chosen.add(name)
+        total, free = capacity.minus(total, need), capacity.minus(free, need)
+        if capacity.fits(need, total):
+            heapq.heappush(offered, (_lacking(need, free, worker.total), name, worker, total, free))
+    return tuple(sorted(chosen))
 
 
-def _lacking(need: Capacity, worker: WorkerView) -> float:
+def _lacking(need: Capacity, free: Capacity, total: Capacity) -> float:
     """The part of the worker that has to become free, of whatever is scarcest."""
     kinds = (
-        (need.cpu, worker.free.cpu, worker.total.cpu),
-        (need.memory, worker.free.memory, worker.total.memory),
-        (need.disk, worker.free.disk, worker.total.disk),
-        (need.devices, worker.free.devices, worker.total.devices),
+        (need.cpu, free.cpu, total.cpu),
+        (need.memory, free.memory, total.memory),
+        (need.disk, free.disk, total.disk),
+        (need.devices, free.devices, total.devices),
     )
-    return max((wanted - free) / total for wanted, free, total in kinds if total and wanted)
+    return max(((wanted - left) / of for wanted, left, of in kinds if of and wanted), default=0.0)

@@ -8,13 +8,15 @@ Smaller tasks thus overtake a large one, and might do so for ever. Once it has b
 `reserve_after_s` it is `starving`, and a worker is kept free for it: whatever is behind it in the order is offered to
 the others only, until it has its place. There is one such reservation at a time.
 
+Gangs are gathered elsewhere, as a whole. Here they have a place in the order: they are overtaken, overtake and starve as
+tasks do, and then as many workers are kept free as they need.
+
 Priorities are strict: a task waits as long as there is one of a higher priority that fits.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -37,6 +39,15 @@ class Place(NamedTuple):
     job: JobKey
 
 
+@dataclass(frozen=True)
+class Starving:
+    """Who has been overtaken for too long: a task, or a gang of `count` tasks, by the place of its first."""
+
+    place: Place
+    need: Capacity  # of each task
+    count: int = 1
+
+
 MAX_WINDOW = 32
 _WIDENS_AFTER = 8  # offers that are accepted in a row
 
@@ -57,6 +68,15 @@ class _Line:
     overtaken_since: float | None = None
 
 
+@dataclass
+class _Gang:
+    place: Place
+    need: Capacity  # of each task
+    count: int
+    is_held: bool = False  # all its tasks are claimed; whether they start is not decided yet
+    overtaken_since: float | None = None
+
+
 class Scheduler:
     """The waiting tasks. It decides which to offer; offering is for others. Times are seconds of a monotonic clock."""
 
@@ -66,6 +86,8 @@ class Scheduler:
         self._needing: dict[Capacity, set[tuple[JobKey, int]]] = {}  # {need: who waits for it, also while out}
         self._out: dict[tuple[JobKey, int], Capacity] = {}  # {task: the need with which it was offered}
         self._since: dict[tuple[JobKey, int], float] = {}  # {task: when it was added}
+        self._gangs: dict[JobKey, _Gang] = {}
+        self._not_overtaken: list[Place] = []  # heap of gangs; those that are held or gone stay until they come up
         self._reserved: Place | None = None
         self._reserved_need: Capacity | None = None
         self._last_reserved: Place | None = None
@@ -103,7 +125,8 @@ class Scheduler:
         """A task does not wait any more."""
         self._forget_need((job, task))
         self._bring_in((job, task))
-        if self._reserved is not None and (self._reserved.job, self._reserved.task) == (job, task):
+        reserved = self._reserved
+        if reserved is not None and (reserved.job, reserved.task) == (job, task) and job not in self._gangs:
             self.release()
 
     def _bring_in(self, task: tuple[JobKey, int]) -> None:
@@ -159,9 +182,16 @@ class Scheduler:
             if line.accepted % _WIDENS_AFTER == 0:
                 line.window = min(MAX_WINDOW, line.window * 2)
         if place is not None:
-            for other in list(self._lines.values()):
-                if other is not line and other.overtaken_since is None and self._is_passed(other, place):
-                    other.overtaken_since = now
+            self._note_overtaken(place, line, now=now)
+
+    def _note_overtaken(self, place: Place, line: _Line | None, *, now: float) -> None:
+        for other in list(self._lines.values()):
+            if other is not line and other.overtaken_since is None and self._is_passed(other, place):
+                other.overtaken_since = now
+        while self._not_overtaken and self._not_overtaken[0] < place:
+            gang = self._gangs.get(heapq.heappop(self._not_overtaken).job)
+            if gang is not None and not gang.is_held and gang.overtaken_since is None:
+                gang.overtaken_since = now
 
     def _is_passed(self, line: _Line, place: Place) -> bool:
         """True when the line's first task is before that place, and found no room, or is about to hear so."""
@@ -185,41 +215,75 @@ class Scheduler:
                 if _at_least(line.need, need) and not (behind and self._is_before_reserved(line)):
                     line.closed = True
 
+    # ---- gangs ------------------------------------------------------------------------------------------
+
+    def add_gang(self, place: Place, need: Capacity, count: int) -> None:
+        """A gang waits; it may be told again, also when it was held and then released."""
+        known = self._gangs.get(place.job)
+        if known is not None and (known.place, known.need, known.count) == (place, need, count):
+            if not known.is_held:
+                return
+            known.is_held = False
+        else:
+            self.remove_gang(place.job)
+            self._gangs[place.job] = _Gang(place, need, count)
+        heapq.heappush(self._not_overtaken, place)
+
+    def remove_gang(self, job: JobKey) -> bool:
+        """A gang does not wait any more; False when it did not."""
+        gang = self._gangs.pop(job, None)
+        if gang is not None and gang.place == self._reserved:
+            self.release()
+        return gang is not None
+
+    def on_gathered(self, job: JobKey, *, now: float) -> None:
+        """All tasks of a gang are claimed. It has overtaken those before it, and needs no reservation while that is so."""
+        gang = self._gangs.get(job)
+        if gang is None:
+            return
+        gang.is_held = True
+        if gang.place == self._reserved:
+            self.release()
+        self._note_overtaken(gang.place, None, now=now)
+
     # ---- reserve and backfill ---------------------------------------------------------------------------
 
-    def starving(
-        self, *, now: float, reserve_after_s: float, hopeless: Collection[Capacity] = ()
-    ) -> tuple[Place, Capacity] | None:
-        """The first task in the order that has been overtaken for too long, and what it needs.
-
-        Those whose need is `hopeless`, since no worker could ever cover it, are passed over.
-        """
-        starving = (
-            (line.heap[0], line.need)
+    def starving(self, *, now: float, reserve_after_s: float) -> list[Starving]:
+        """Those that have been overtaken for too long, in the order: the first of each line, and the gangs."""
+        tasks = [
+            Starving(line.heap[0], line.need)
             for line in list(self._lines.values())
             if line.overtaken_since is not None
-            and line.need not in hopeless
             and self._has_task(line)
             and now - max(line.overtaken_since, self._since[line.heap[0].job, line.heap[0].task]) >= reserve_after_s
-        )
-        return min(starving, default=None, key=lambda each: each[0])
+        ]
+        gangs = [
+            Starving(gang.place, gang.need, gang.count)
+            for gang in self._gangs.values()
+            if gang.overtaken_since is not None and not gang.is_held and now - gang.overtaken_since >= reserve_after_s
+        ]
+        return sorted(tasks + gangs, key=lambda each: each.place)
 
     @property
     def reserved(self) -> Place | None:
-        """The task for which a worker is kept free."""
+        """The task, or the first of the gang, for which workers are kept free."""
         return self._reserved
 
-    def reserve(self, place: Place, need: Capacity) -> None:
-        """A worker is kept free for that task, until it does not wait any more, or `release`."""
-        self._reserved, self._reserved_need = place, need
+    def reserve(self, starving: Starving) -> None:
+        """Workers are kept free for it instead of for another, until it does not wait any more, or `release`."""
+        if self._reserved is not None:
+            self.release()
+        self._reserved = starving.place
+        # A gang has no line of its own: whoever needs the same as its tasks is where its own place says.
+        self._reserved_need = starving.need if starving.place.job not in self._gangs else None
 
     def release(self) -> None:
-        """No worker is kept free any more: it may have room for those that were not offered to it."""
+        """No worker is kept free any more: those may have room for what was not offered to them."""
         self._last_reserved, self._reserved, self._reserved_need = self._reserved, None, None
         self.on_room()
 
     def is_behind_reserved(self, place: Place) -> bool:
-        """True when that task may not be offered to the worker that is kept free."""
+        """True when that task may not be offered to workers that are kept free."""
         return self._reserved is not None and place > self._reserved
 
     def _is_before_reserved(self, line: _Line) -> bool:
@@ -251,7 +315,8 @@ class Scheduler:
         assert set(self._out) <= set(self._waiting)  # noqa: S101
         assert set(self._since) == set(self._waiting)  # noqa: S101
         reserved = self._reserved
-        assert reserved is None or (reserved.job, reserved.task) in self._waiting  # noqa: S101
+        if reserved is not None:
+            assert (reserved.job, reserved.task) in self._waiting or reserved.job in self._gangs  # noqa: S101
 
 
 def _at_least(need: Capacity, other: Capacity) -> bool:

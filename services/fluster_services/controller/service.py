@@ -205,16 +205,16 @@ class ControllerService:
         )
         return ExplainReply(job_id=request.job_id, reason=reason)
 
-    def _reservation(self, job: JobRecord) -> tuple[str, str] | None:
+    def _reservation(self, job: JobRecord) -> tuple[str, tuple[str, ...]] | None:
         reservation = self._controller.offers.reservation
         if reservation is None:
             return None
-        key, worker_id = reservation
+        key, workers = reservation
         holder = self._controller.books.get(key)
         if key.namespace != job.namespace or holder is None or holder.job is None:
             return None  # a tenant is not told about another's jobs
         is_concerned = key.job_id == job.job_id or _place(holder.job.value) < _place(job)
-        return (key.job_id, worker_id) if is_concerned else None
+        return (key.job_id, workers) if is_concerned else None
 
     def _waits_for(self, job: JobRecord) -> list[tuple[str, JobStatus]]:
         """The jobs that it waits for, and how they stand."""

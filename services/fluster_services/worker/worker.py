@@ -265,7 +265,7 @@ class Worker:
         work = asyncio.current_task()
         if work is not None:
             self._track(work)
-        if offer.spared == self._worker_id:
+        if self._worker_id in offer.spared:
             return OfferReply(
                 worker_id=self._worker_id, accepted=False, spared=True, reason="kept free for another task"
             )
