@@ -45,6 +45,12 @@ class Entry:
     data: bytes
     headers: dict[str, str]
 
+    @staticmethod
+    def of(delivery: Delivery) -> Entry:
+        """A stored message and a republished one say in the same headers where they belong."""
+        headers = delivery.headers or {}
+        return Entry(int(headers["Nats-Sequence"]), headers["Nats-Subject"], delivery.data, headers)
+
     @property
     def time(self) -> datetime:
         """When the server stored it."""
@@ -79,7 +85,7 @@ class Feed:
                 text = (end.headers or {}).get("Description", "")
                 raise StorageError(f"stream {self._stream} could not be read: {end.status} {text}")
             for answer in answers:
-                entry = _entry(answer)
+                entry = Entry.of(answer)
                 start = entry.sequence + 1
                 yield entry
             if end.status == _NOT_FOUND or int((end.headers or {}).get("Nats-Num-Pending", "0")) == 0:
@@ -89,7 +95,7 @@ class Feed:
         """The newest message, None when there is none."""
         request = json.dumps({"last_by_subj": self._subject}).encode()
         answer = await self._bus.request(subjects.direct_get(self._stream), request)
-        return _entry(answer) if answer.status is None else None
+        return Entry.of(answer) if answer.status is None else None
 
     async def follow(self, start: int = 1) -> AsyncGenerator[Entry | CaughtUp]:
         """What is stored from `start` on, then CaughtUp, then what comes, until the caller stops reading.
@@ -119,7 +125,7 @@ class Feed:
                 patience_s = math.inf  # it was there: from now on it is waited for
                 yield CaughtUp()
                 while (delivery := await arrivals.next()) is not None:
-                    entry = _entry(delivery)
+                    entry = Entry.of(delivery)
                     if entry.sequence >= start:
                         start = entry.sequence + 1
                         yield entry
@@ -150,9 +156,3 @@ class _Arrivals:
 
     async def next(self) -> Delivery | None:
         return await self._queue.get()
-
-
-def _entry(delivery: Delivery) -> Entry:
-    """A stored message and a republished one say in the same headers where they belong."""
-    headers = delivery.headers or {}
-    return Entry(int(headers["Nats-Sequence"]), headers["Nats-Subject"], delivery.data, headers)

@@ -273,6 +273,10 @@ def direct_get(stream: str) -> str:
     return f"$JS.API.DIRECT.GET.{stream}"
 
 
+def stream_info(stream: str) -> str:
+    return f"$JS.API.STREAM.INFO.{stream}"
+
+
 def message_delete(stream: str) -> str:
     return f"$JS.API.STREAM.MSG.DELETE.{stream}"
 

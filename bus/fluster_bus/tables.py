@@ -7,7 +7,8 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from fluster_bus import subjects
@@ -48,6 +49,7 @@ class Row(Generic[Record]):
     key: str
     value: Record
     revision: int
+    stored_at: datetime | None = field(default=None, compare=False)  # by the bus's clock; None for one's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,8 @@ class Table(Generic[Record]):
             raise self._missing() from error
         if answer.status is not None or _operation(answer.headers) in _DELETED:
             return None
-        return Row(key, self._read(key, answer.data), int((answer.headers or {})["Nats-Sequence"]))
+        entry = Entry.of(answer)
+        return Row(key, self._read(key, answer.data), entry.sequence, entry.time)
 
     def _missing(self) -> StreamNotFoundError:
         return StreamNotFoundError(f"bucket {self._bucket} does not exist: the controller makes it when it starts")
@@ -226,11 +229,22 @@ class Table(Generic[Record]):
         if _operation(entry.headers) in _DELETED:
             return Deleted(key, entry.sequence)
         try:
-            return Row(key, self._read(key, entry.data), entry.sequence)
+            return Row(key, self._read(key, entry.data), entry.sequence, entry.time)
         except InvalidMessageError as error:
             # Whoever may write one key of a bucket must not stop everybody who reads it.
             log.warning("%r in bucket %s cannot be read: %s", key, self._bucket, error)
             return None
+
+    async def time(self) -> datetime:
+        """What the clock shows now by which records are `stored_at`. Only whoever may read about streams can ask."""
+        try:
+            answer = await self._bus.request(subjects.stream_info(self._stream))
+        except NoRespondersError as error:
+            raise self._missing() from error
+        told = json.loads(answer.data)
+        if "error" in told:
+            raise StorageError(f"bucket {self._bucket} tells nothing of itself: {told['error'].get('description')}")
+        return datetime.fromisoformat(told["ts"])
 
     async def forget_deleted(self, deleted: Deleted) -> None:
         """Remove the mark that a deletion leaves behind, so that a bucket does not grow without end.

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -98,14 +99,35 @@ def new_tasks(job: JobRecord) -> list[TaskRecord]:
 # ---- a task ---------------------------------------------------------------------------------------------
 
 
-def claim(task: TaskRecord, *, attempt: int, worker_id: WorkerId, now: float, epoch: int = 0) -> TaskRecord | None:
-    """`worker_id` takes the attempt that was offered to it; a task of a gang for `epoch` only, each epoch once."""
+def claim(
+    task: TaskRecord,
+    *,
+    attempt: int,
+    worker_id: WorkerId,
+    now: float,
+    epoch: int = 0,
+    stored_at: datetime | None = None,
+) -> TaskRecord | None:
+    """`worker_id` takes the attempt that was offered to it; a task of a gang for `epoch` only, each epoch once.
+
+    `stored_at` is when the bus stored the record that is claimed.
+    """
     if task.state is not JobStatus.PENDING or task.attempt != attempt or task.kill_requested is not None:
         return None
     if epoch <= task.epoch if task.gang else epoch:
         return None
     reason = f"held by {worker_id} for epoch {epoch} of its gang" if task.gang else f"claimed by {worker_id}"
-    return _moved(task, JobStatus.BUILDING, now, reason, worker_id=worker_id, started_at=now, epoch=epoch)
+    since = (task.waiting_since or stored_at) if task.gang else None
+    return _moved(
+        task,
+        JobStatus.BUILDING,
+        now,
+        reason,
+        worker_id=worker_id,
+        started_at=now,
+        epoch=epoch,
+        waiting_since=since,
+    )
 
 
 def make_ready(task: TaskRecord, *, attempt: int, worker_id: WorkerId, gang_address: str | None) -> TaskRecord | None:
@@ -123,7 +145,7 @@ def release(
         return None
     if task.kill_requested is not None:
         return _moved(task, JobStatus.KILLED, now, task.kill_requested, finished_at=now)
-    return _moved(task, JobStatus.PENDING, now, reason, **_UNTOUCHED, backoff_s=0.0)
+    return _moved(task, JobStatus.PENDING, now, reason, **_UNTOUCHED)
 
 
 def run(task: TaskRecord, *, attempt: int, worker_id: WorkerId, now: float) -> TaskRecord | None:
@@ -241,7 +263,16 @@ _UNTOUCHED: dict[str, object] = {
 
 
 def _again(task: TaskRecord, now: float, reason: str, *, backoff_s: float) -> TaskRecord:
-    return _moved(task, JobStatus.PENDING, now, reason, attempt=task.attempt + 1, backoff_s=backoff_s, **_UNTOUCHED)
+    return _moved(
+        task,
+        JobStatus.PENDING,
+        now,
+        reason,
+        attempt=task.attempt + 1,
+        backoff_s=backoff_s,
+        waiting_since=None,
+        **_UNTOUCHED,
+    )
 
 
 _MAX_DOUBLINGS = 6

@@ -197,6 +197,43 @@ async def _check_events(bus: Bus, jobs: list[JobId]) -> None:
     assert {job_id for job_id, _ in records} == set(jobs)
 
 
+# ---- deadlines and restarts -----------------------------------------------------------------------------
+
+
+async def test_a_scheduling_timeout_goes_on_however_often_the_controller_is_restarted(
+    own_server: EmbeddedServer, start_controller: StartController
+) -> None:
+    running = await start_controller()
+    async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+        launched_at = time.monotonic()
+        job_id = await cluster.launch(_request(scheduling_timeout_s=2))
+        async with asyncio.timeout(10):
+            while (info := await cluster.poll(job_id)).status is JobStatus.PENDING:
+                await running.stop()
+                running = await start_controller()
+        assert info.status is U
+        assert time.monotonic() - launched_at >= 2
+
+
+async def test_a_pause_goes_on_however_often_the_controller_is_restarted(
+    own_server: EmbeddedServer, start_controller: StartController, start_worker: StartWorker
+) -> None:
+    running = await start_controller()
+    worker = await start_worker(plan=FAIL)
+    async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+        request = _request(max_retries_failure=1).model_copy(update={"retry_backoff_s": 2.0})
+        failed_at = time.monotonic()
+        job_id = await cluster.launch(request)
+        await wait_until_async(lambda: worker.starts)
+        async with asyncio.timeout(10):
+            while len(worker.starts) < 2:
+                await running.stop()
+                running = await start_controller()
+        info = await cluster.wait(job_id, timeout=10)
+        assert (info.status, info.tasks[0].attempt) == (F, 2)
+        assert time.monotonic() - failed_at >= 1.4, "spread by a quarter"
+
+
 # ---- a job's way ----------------------------------------------------------------------------------------
 
 

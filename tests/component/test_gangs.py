@@ -309,6 +309,30 @@ async def test_a_gang_that_finds_no_room_in_its_time_is_given_up(
     assert "within 0.2 s" in info.error_message
 
 
+async def test_the_time_of_a_gang_goes_on_while_it_is_held_and_let_go(
+    cluster: AsyncCluster, start_worker: StartWorker
+) -> None:
+    honest, full = await start_worker("w0"), await start_worker("w1")
+    honest.may_prepare.clear()
+    assert full.ledger.reserve("something", Capacity(cpu=1)), "of which the controller does not know"
+    info = await cluster.wait(await cluster.launch(_gang(4, scheduling_timeout_s=1.5)), timeout=10)
+    assert (info.status, len(honest.starts)) == (U, 4), "it was gathered at once, and again a second later"
+    assert "within 1.5 s" in info.error_message
+    full.ledger.release("something")
+
+
+async def test_a_worker_that_declines_again_is_left_out_for_longer(
+    cluster: AsyncCluster, start_worker: StartWorker
+) -> None:
+    honest, full = await start_worker("w0"), await start_worker("w1")
+    honest.may_prepare.clear()
+    assert full.ledger.reserve("something", Capacity(cpu=1)), "of which the controller does not know"
+    info = await cluster.wait(await cluster.launch(_gang(4, scheduling_timeout_s=3.8)), timeout=10)
+    assert info.status is U
+    assert len(honest.starts) == 6, "at once, after one second, and after two more"
+    full.ledger.release("something")
+
+
 async def test_a_retry_waits_for_its_pause(cluster: AsyncCluster, start_worker: StartWorker) -> None:
     worker = await start_worker("w0", lambda task: FAIL if task.attempt == 1 else SUCCEED)
     request = _gang(2, max_retries_failure=1).model_copy(update={"retry_backoff_s": 0.4})

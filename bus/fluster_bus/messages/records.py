@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from pydantic import Field
 
 from fluster_bus.messages.jobs import JobId, JobRequest, JobStatus, Namespace, Progress, TaskError, TaskResult, WorkerId
@@ -46,6 +48,9 @@ class TaskRecord(Message):
     gang: bool = False
     epoch: int = 0
     is_ready: bool = False  # the hold has all that its process needs
+    waiting_since: datetime | None = (
+        None  # by the bus's clock, of an attempt that was held: it waits for longer than its record is old
+    )
     gang_address: str | None = None  # of the first task: where the others will find it, as host:port
     restart_requested: str | None = None  # why the attempt is to be stopped and made again, at nobody's cost
     exit_code: int | None = None

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from fluster_bus import subjects
@@ -21,6 +22,7 @@ from fluster_bus.bus import Bus
 from fluster_bus.errors import BusError, DisconnectedError, RevisionConflictError
 from fluster_bus.feeds import CaughtUp
 from fluster_bus.messages import JobRecord, JobStatus, Look, Namespace, TaskRecord, WorkerId, WorkerInfo
+from fluster_bus.retries import retried
 from fluster_bus.streams import ensure_namespace, ensure_system, records_table, workers_table
 from fluster_bus.tables import Deleted, Row, Update
 from fluster_services import capacity, lifecycle
@@ -40,11 +42,13 @@ from fluster_services.controller.seat import DeposedError, Seat
 from fluster_services.controller.service import ControllerService
 from fluster_services.controller.slim_records import is_slim_end, is_slim_request, whole_end
 from fluster_services.controller.verdicts import RecordUpdate, Verdicts
+from fluster_services.controller.waits import Waits
 
 log = logging.getLogger(__name__)
 
 _RECONCILED_AT_ONCE = 32
 _PAUSE_AFTER_ERROR_S = 0.2
+_CLOCK_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class Controller:
         self.bus = bus
         self.config = config
         self.books = Books()
+        self.waits = Waits()
         self.records = {namespace: records_table(bus, namespace) for namespace in config.namespaces}
         self.workers_table = workers_table(bus)
         self.workers: dict[WorkerId, WorkerInfo] = {}  # those that have registered
@@ -90,6 +95,7 @@ class Controller:
         self.retention = RecordSweep(self)
         self._service = ControllerService(self)
         self._dirty: asyncio.Queue[JobKey] = asyncio.Queue()
+        self._timers: dict[tuple[JobKey, int], asyncio.TimerHandle] = {}  # {task that waits: its next time}
         self._queued: set[JobKey] = set()
         self._busy: set[JobKey] = set()
 
@@ -161,10 +167,13 @@ class Controller:
 
         async def watch(read: asyncio.Event) -> None:
             passed = functools.partial(self.seat.on_passed, namespace)
-            async with aclosing(self.records[namespace].watch(is_known=is_known, passed=passed)) as changes:
+            table, began = self.records[namespace], time.monotonic()
+            bus_began = await retried(lambda _left_s: table.time(), on=(BusError,), timeout_s=_CLOCK_TIMEOUT_S)
+            async with aclosing(table.watch(is_known=is_known, passed=passed)) as changes:
                 async for change in changes:
                     if isinstance(change, Row):
-                        self.apply(change)
+                        is_new = read.is_set()  # so it waits since now
+                        self.apply(change, since=None if is_new else began - _waited_s(change, bus_began))
                     elif isinstance(change, Deleted):
                         self.retention.on_deleted(namespace, change)
                     elif isinstance(change, CaughtUp):
@@ -185,11 +194,16 @@ class Controller:
                     self.workers.pop(WorkerId(change.key), None)
                     self.judge.on_left(WorkerId(change.key))
 
-    def apply(self, row: Row[JobRecord | TaskRecord]) -> None:
-        """Take in a record as it was read or written, with everything that follows from it if this controller leads."""
+    def apply(self, row: Row[JobRecord | TaskRecord], *, since: float | None = None) -> None:
+        """Take in a record as it was read or written, with everything that follows from it if this controller leads.
+
+        One that waits does so since now, or `since` that time of the monotonic clock.
+        """
         key = self.books.apply(row)
         if key is None:
             return
+        if isinstance(row.value, TaskRecord):
+            self.waits.on_task(key, row.value, since=time.monotonic() if since is None else since)
         self.events.on_record(row.value)  # now, since the books do not keep all of it
         if self._leads:
             self._follow_up(key, row.value)
@@ -212,23 +226,34 @@ class Controller:
             self.judge.on_held(task.worker_id)
         if task.state.finished() or (task.gang and task.state is JobStatus.PENDING):
             self.offers.on_room()
+        timer = self._timers.pop((key, task.task), None)
+        if timer is not None:
+            timer.cancel()
         if task.state is not JobStatus.PENDING or task.kill_requested is not None:
             self.offers.remove(key, task.task)
-        elif task.backoff_s:
-            asyncio.get_running_loop().call_later(task.backoff_s, self._offer, key, task)
+        elif pause_s := self.waits.pause_s(key, task, now=time.monotonic()):
+            self._call_later(pause_s, self._offer, key, task)
         else:
             self._offer(key, task)
 
+    def _call_later(
+        self, pause_s: float, call: Callable[[JobKey, TaskRecord], None], key: JobKey, task: TaskRecord
+    ) -> None:
+        self._timers[key, task.task] = asyncio.get_running_loop().call_later(pause_s, call, key, task)
+
     def _offer(self, key: JobKey, task: TaskRecord) -> None:
+        self._timers.pop((key, task.task), None)
         if self._still_waits(key, task) is None:
             return
         if not task.gang:
             order = place_in_line(task.order, task.priority)
             self.offers.add(Place(order, task.task, key), capacity.needed(task.resources))
-        if task.scheduling_timeout_s is not None:
-            asyncio.get_running_loop().call_later(task.scheduling_timeout_s, self._give_up, key, task)
+        left_s = self.waits.left_s(key, task, now=time.monotonic())
+        if left_s is not None:
+            self._call_later(left_s, self._give_up, key, task)
 
     def _give_up(self, key: JobKey, task: TaskRecord) -> None:
+        self._timers.pop((key, task.task), None)
         row = self._still_waits(key, task)
         if row is not None:
             reason = f"no worker had room for it within {task.scheduling_timeout_s:g} s"
@@ -372,6 +397,13 @@ class Controller:
             await self.bus.publish(subjects.worker_verb(task.worker_id, "look"), look.to_json())
         except DisconnectedError:
             log.info("%s reads its claims again when it is back", task.worker_id)
+
+
+def _waited_s(row: Row[JobRecord | TaskRecord], now: datetime) -> float:
+    """For how long what the record tells of has waited when the bus's clock shows `now`."""
+    since = row.value.waiting_since if isinstance(row.value, TaskRecord) else None
+    since = since or row.stored_at
+    return max(0.0, (now - since).total_seconds()) if since is not None else 0.0
 
 
 def _nothing() -> None:

@@ -25,7 +25,9 @@ log = logging.getLogger(__name__)
 _OUT_AT_ONCE = 256
 _OFFER_TIMEOUT_S = 2.0
 _RECORDED_TIMEOUT_S = 5.0  # accepted claims are in the bucket already, and on their way here
-_LEFT_OUT_S = 1.0  # a worker that declined believes other than the books: they are better soon
+# A worker that declined believes other than the books: they are better soon. Where they are not, it is left out for longer
+# each time, since all others hold their tasks in vain meanwhile.
+_LEFT_OUT_S, _LONGEST_LEFT_OUT_S = 1.0, 16.0
 _PLANNED_EVERY_S = 0.05  # at most so often, however much room is reported
 
 
@@ -50,10 +52,13 @@ class Gangs:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self._waiting: dict[JobKey, WaitingGang] = {}
-        self._pausing: set[tuple[JobKey, int, int]] = set()  # {(job, task, attempt)} whose backoff is not over
+        self._pausing: dict[JobKey, asyncio.TimerHandle] = {}  # {gang with a task whose backoff is not over: its end}
         self._gathering: tuple[JobKey, int] | None = None  # (gang, epoch)
         self._recorded = asyncio.Event()  # all tasks of what is gathered are known to be held, or to be lost for it
         self._left_out: dict[WorkerId, asyncio.TimerHandle] = {}  # {worker: when it is offered something again}
+        self._left_out_s: dict[
+            WorkerId, float
+        ] = {}  # {worker: for how long the last time, as it has declined ever since}
         self._misfit_since: dict[JobKey, float] = {}
         self._wake = asyncio.Event()
 
@@ -83,11 +88,10 @@ class Gangs:
             gang = self._waiting[key] = WaitingGang(
                 place_in_line(job.order, job.request.priority), key, need, job.request.replicas
             )
-            for task in tasks:
-                self._pause(key, task)
-            if not self._is_pausing(key, tasks):
+            self._pause(key, tasks)
+            if key not in self._pausing:
                 self._controller.offers.add_gang(gang.place, need, gang.count)
-            self._wake.set()
+                self._wake.set()
         elif is_over or not self.is_gathering(key):
             self._waiting.pop(key, None)
         if is_over or gangs.has_started(job, tasks):
@@ -98,18 +102,18 @@ class Gangs:
         if self._waiting:
             self._wake.set()
 
-    def _pause(self, key: JobKey, task: TaskRecord) -> None:
-        pause = (key, task.task, task.attempt)
-        if task.backoff_s and pause not in self._pausing:
-            self._pausing.add(pause)
-            asyncio.get_running_loop().call_later(task.backoff_s, self._resume, pause)
+    def _pause(self, key: JobKey, tasks: list[TaskRecord]) -> None:
+        timer = self._pausing.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+        waits, now = self._controller.waits, time.monotonic()
+        pause_s = max(waits.pause_s(key, task, now=now) for task in tasks)
+        if pause_s:
+            self._pausing[key] = asyncio.get_running_loop().call_later(pause_s, self._resume, key)
 
-    def _resume(self, pause: tuple[JobKey, int, int]) -> None:
-        self._pausing.discard(pause)
-        self._wake.set()
-
-    def _is_pausing(self, key: JobKey, tasks: list[TaskRecord]) -> bool:
-        return any((key, task.task, task.attempt) in self._pausing for task in tasks)
+    def _resume(self, key: JobKey) -> None:
+        del self._pausing[key]
+        self.on_job_changed(key)
 
     def _note_recorded(self, tasks: list[TaskRecord], epoch: int) -> None:
         if all(task.epoch >= epoch or task.state.finished() for task in tasks):
@@ -144,7 +148,7 @@ class Gangs:
         entry = self._controller.books.get(gang.key)
         if entry is None or entry.job is None or not gangs.is_waiting(entry.job.value, entry.task_records()):
             return None
-        if self._is_pausing(gang.key, entry.task_records()):
+        if gang.key in self._pausing:
             return None
         spared = frozenset(self._controller.offers.spared(gang.place))
         workers_free = [each for each in workers_free if each[0] not in spared]
@@ -161,6 +165,8 @@ class Gangs:
         try:
             if await self._offer_all(entry, epoch, workers):
                 self._controller.offers.on_gathered(gang.key)
+                for worker_id in workers:
+                    self._left_out_s.pop(worker_id, None)
                 async with asyncio.timeout(_RECORDED_TIMEOUT_S):
                     await self._recorded.wait()
         except TimeoutError:
@@ -218,7 +224,11 @@ class Gangs:
         earlier = self._left_out.pop(worker_id, None)
         if earlier is not None:
             earlier.cancel()
-        self._left_out[worker_id] = asyncio.get_running_loop().call_later(_LEFT_OUT_S, self._take_back, worker_id)
+        registered = self._controller.workers
+        self._left_out_s = {each: before for each, before in self._left_out_s.items() if each in registered}
+        pause_s = min(2 * self._left_out_s.get(worker_id, _LEFT_OUT_S / 2), _LONGEST_LEFT_OUT_S)
+        self._left_out_s[worker_id] = pause_s
+        self._left_out[worker_id] = asyncio.get_running_loop().call_later(pause_s, self._take_back, worker_id)
 
     def _take_back(self, worker_id: WorkerId) -> None:
         del self._left_out[worker_id]

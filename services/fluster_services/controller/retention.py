@@ -99,6 +99,7 @@ class RecordSweep:
     def _forget(self, key: JobKey, records: list[JobRecord | TaskRecord]) -> None:
         self._plan.forget(key)
         self._controller.events.forget(records)
+        self._controller.waits.forget(key)
         self._controller.gangs.on_job_changed(key)
 
     async def run(self) -> None:

@@ -56,7 +56,12 @@ class Claims:
         Raises BusError when it is not known whether that succeeded: the record tells, once it can be read.
         """
         claimed = lifecycle.claim(
-            row.value, attempt=offer.attempt, worker_id=self._worker_id, now=time.time(), epoch=offer.epoch
+            row.value,
+            attempt=offer.attempt,
+            worker_id=self._worker_id,
+            now=time.time(),
+            epoch=offer.epoch,
+            stored_at=row.stored_at,
         )
         if claimed is None:
             return None
