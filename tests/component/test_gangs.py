@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -141,6 +142,34 @@ async def test_a_gang_that_does_not_fit_holds_nothing(cluster: AsyncCluster, sta
     for worker in workers:
         await worker.end(_key(filling, 0))
     assert (await cluster.wait(gang, timeout=10)).status is S
+
+
+async def test_whoever_is_behind_a_gang_is_told_so(cluster: AsyncCluster, start_worker: StartWorker) -> None:
+    worker = await start_worker("w0", lambda task: SUCCEED if task.gang else STAY_RUNNING)
+    filling = await cluster.launch(JobRequest(name="fill", entrypoint=Entrypoint(command=("true",))))
+    await wait_until_async(lambda: worker.held)
+    gang = await cluster.launch(_gang(2))
+    behind = await cluster.launch(_gang(2, name="behind").model_copy(update={"gang": False}))
+    await wait_until_async(lambda: len(worker.held) == 2)
+    assert (await cluster.explain(behind)).endswith("; 2 tasks are before it")
+    await cluster.terminate(behind)
+    await worker.end(_key(filling, 0))
+    assert (await cluster.wait(gang, timeout=10)).status is S
+
+
+async def test_a_pause_before_a_retry_is_told(cluster: AsyncCluster, start_worker: StartWorker) -> None:
+    await start_worker("w0", FAIL)
+    request = JobRequest(
+        name="job", entrypoint=Entrypoint(command=("true",)), max_retries_failure=1, retry_backoff_s=3_600
+    )
+    job_id = await cluster.launch(request)
+
+    async def told() -> bool:
+        said = await cluster.explain(job_id)
+        return re.fullmatch(r"waits \d+\.\d s before attempt 2, after: exit code 1", said) is not None
+
+    await wait_until_async(told)
+    await cluster.terminate(job_id)
 
 
 async def _explained(cluster: AsyncCluster, job_id: JobId, told: str) -> bool:

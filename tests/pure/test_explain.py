@@ -11,6 +11,7 @@ from fluster_bus.messages import (
     JobStatus,
     Namespace,
     ResourceConfig,
+    TaskRecord,
     WorkerId,
 )
 from fluster_bus.messages.resources import GIB
@@ -42,7 +43,7 @@ def pending(cpu: float = 1, *, replicas: int = 1) -> JobRecord:
 @pytest.mark.parametrize(
     ("cpu", "workers", "ahead", "said"),
     [
-        (1, [], 0, "needs 1 CPU, 1 GiB memory; no worker has registered yet"),
+        (1, [], 0, "needs 1 CPU, 1 GiB memory; there is no worker now that takes work"),
         (
             8,
             [view("w1", 2), view("w3", 4)],
@@ -89,6 +90,34 @@ def test_a_retry_says_what_went_before() -> None:
     assert again is not None
     said = explain(job, [again], [view("w1", 4, free=0, jobs=("a",))], ahead=0, now=NOW + 7)
     assert said.endswith("(retry 1 of 100 after WORKER_FAILED, 7 s ago)")
+
+
+def _failed_once(job: JobRecord, task: TaskRecord) -> TaskRecord:
+    worker = WorkerId("w1")
+    held = lifecycle.claim(task, attempt=1, worker_id=worker, now=NOW, epoch=1 if task.gang else 0)
+    assert held is not None
+    failed = lifecycle.end(held, attempt=1, worker_id=worker, now=NOW, state=JobStatus.FAILED, reason="exit code 3")
+    assert failed is not None
+    again = lifecycle.retry(failed, now=NOW)
+    assert again is not None
+    return again
+
+
+@pytest.mark.parametrize("gang", [False, True])
+def test_a_task_whose_pause_is_not_over_says_so(gang: bool) -> None:
+    request = pending().request.model_copy(update={"max_retries_failure": 1, "gang": gang})
+
+    def said(replicas: int, pauses_s: dict[int, float]) -> str:
+        of_job = request.model_copy(update={"replicas": replicas})
+        job = lifecycle.new_job(Namespace("default"), JobId("train-1"), of_job, order=1, now=NOW)
+        tasks = [_failed_once(job, task) for task in lifecycle.new_tasks(job)]
+        return explain(job, tasks, [view("w1", 4)], ahead=0, now=NOW, pauses_s=pauses_s)
+
+    assert said(1, {0: 3.21}) == "waits 3.2 s before attempt 2, after: exit code 3"
+    slowest, first = "waits 7.0 s before attempt 2 of task 1", "waits 3.0 s before attempt 2 of task 0"
+    assert said(2, {0: 3, 1: 7}) == f"{slowest if gang else first}, after: exit code 3"
+    one_ready = said(2, {1: 7})
+    assert one_ready.startswith(slowest) if gang else "it is being offered" in one_ready
 
 
 def test_a_job_that_does_not_wait_says_so() -> None:

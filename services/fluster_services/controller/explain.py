@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from fluster_bus.messages import Capacity, JobRecord, JobStatus, TaskRecord
 from fluster_services import capacity, gangs, lifecycle
 
+_NO_WORKER = "there is no worker now that takes work"
 _NAMED = 3  # workers or jobs that are named before the rest is counted
 
 
@@ -30,10 +32,12 @@ def explain(
     now: float,
     waits_for: Sequence[tuple[str, JobStatus]] = (),
     reservation: tuple[str, Sequence[str]] | None = None,
+    pauses_s: Mapping[int, float] = MappingProxyType({}),
 ) -> str:
     """Why the job stands where it stands. `workers` are those that live; `ahead` tasks are before its own in the line;
     `waits_for` has the jobs that it runs after and that have not ended, and how they stand; `reservation` a job that
-    others have overtaken for too long, and the workers that are kept free for it.
+    others have overtaken for too long, and the workers that are kept free for it;
+    `pauses_s` the tasks whose pause before their next attempt is not over, and how long it takes yet.
     """
     if job.state.finished() and not job.is_over:
         return "it is to take the place of a job that has ended, and waits for what that one launched"
@@ -55,15 +59,29 @@ def explain(
             if held
             else "its end is being written"
         )
+    offered = [task for task in waiting if task.task not in pauses_s]
+    if not offered or (job.request.gang and len(offered) < len(waiting)):
+        return _why_paused(job, waiting, pauses_s)
+    waiting = offered
     why = _why_gang_waits if job.request.gang else _why_waiting
     return why(waiting, workers, ahead) + _kept_free(job, reservation) + _retried(job, waiting, now)
+
+
+def _why_paused(job: JobRecord, waiting: Sequence[TaskRecord], pauses_s: Mapping[int, float]) -> str:
+    paused = [task for task in waiting if task.task in pauses_s]
+    # A gang begins when the last of its tasks may, others with the first of theirs.
+    decides = max if job.request.gang else min
+    task = decides(paused, key=lambda task: pauses_s[task.task])
+    before = f"attempt {task.attempt}" if job.request.replicas == 1 else f"attempt {task.attempt} of task {task.task}"
+    ends = [each.reason for each in task.transitions if each.attempt == task.attempt - 1 and each.state.finished()]
+    return f"waits {pauses_s[task.task]:.1f} s before {before}" + (f", after: {ends[-1]}" if ends else "")
 
 
 def _why_gang_waits(waiting: Sequence[TaskRecord], workers: Sequence[WorkerView], ahead: int) -> str:
     need, count = capacity.needed(waiting[0].resources), len(waiting)
     told = gangs.describe_need(need, count)
     if not workers:
-        return f"{told}; no worker has registered yet"
+        return f"{told}; {_NO_WORKER}"
     fitting = len(gangs.assign(need, count, [(worker.name, worker.total) for worker in workers]))
     if fitting < count:
         return f"{told}; all workers together, empty, fit {fitting}"
@@ -85,7 +103,7 @@ def _why_not_released(waits_for: Sequence[tuple[str, JobStatus]]) -> str:
 def _why_waiting(waiting: Sequence[TaskRecord], workers: Sequence[WorkerView], ahead: int) -> str:
     need = capacity.needed(waiting[0].resources)
     if not workers:
-        return f"needs {capacity.describe(need)}; no worker has registered yet"
+        return f"needs {capacity.describe(need)}; {_NO_WORKER}"
     fitting = [worker for worker in workers if capacity.fits(need, worker.total)]
     if not fitting:
         return capacity.misfit(need, [(worker.name, worker.total) for worker in workers])

@@ -6,7 +6,7 @@ import asyncio
 import importlib.metadata
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
@@ -190,20 +190,30 @@ class ControllerService:
 
     async def _explain(self, namespace: Namespace, request: ExplainRequest) -> ExplainReply:
         job, tasks = self._known(JobKey(namespace, request.job_id))
-        ahead = 0
-        for key, _task in self._controller.offers.scheduler.waiting():
-            entry = self._controller.books.get(key)
-            ahead += entry is not None and entry.job is not None and _place(entry.job.value) < _place(job)
         reason = explain(
             job,
             tasks,
             self._controller.judge.views(),
-            ahead=ahead,
+            ahead=self._ahead(job),
             now=time.time(),
             waits_for=self._waits_for(job),
             reservation=self._reservation(job),
+            pauses_s=self._pauses_s(job, tasks),
         )
         return ExplainReply(job_id=request.job_id, reason=reason)
+
+    def _ahead(self, job: JobRecord) -> int:
+        """How many tasks are before its own in the line, those of gangs among them."""
+        ahead = sum(gang.count for gang in self._controller.gangs.waiting() if gang.order < _place(job))
+        for key, _task in self._controller.offers.scheduler.waiting():
+            entry = self._controller.books.get(key)
+            ahead += entry is not None and entry.job is not None and _place(entry.job.value) < _place(job)
+        return ahead
+
+    def _pauses_s(self, job: JobRecord, tasks: Sequence[TaskRecord]) -> dict[int, float]:
+        key, now = JobKey(job.namespace, job.job_id), time.monotonic()
+        pauses = {task.task: self._controller.waits.pause_s(key, task, now=now) for task in tasks}
+        return {task: pause_s for task, pause_s in pauses.items() if pause_s}
 
     def _reservation(self, job: JobRecord) -> tuple[str, tuple[str, ...]] | None:
         reservation = self._controller.offers.reservation
