@@ -39,6 +39,7 @@ from fluster_bus.retries import retried
 from fluster_bus.tables import Row
 from fluster_services.capacity import fits, needed
 from fluster_services.config import CacheLimits, Timing
+from fluster_services.worker.attempt_directory import LaunchSpec
 from fluster_services.worker.cgroups import Enforcement
 from fluster_services.worker.claims import Claims
 from fluster_services.worker.class_offers import ClassOffers
@@ -142,6 +143,7 @@ class Worker:
         # nothing about it: the task may have been given away between the two.
         self._fence_since: dict[str, float] = {}
         self._preparing: dict[str, asyncio.Task[Any]] = {}  # {attempt key: what it waits for}
+        self._launches: set[asyncio.Future[RunningTask]] = set()
         self._draining = draining
         self._is_handing_back = False
         self._tasks = asyncio.TaskGroup()
@@ -165,7 +167,7 @@ class Worker:
                 await self._presence.announce()
                 await self._presence.beat()  # what is started before the next one counts from here
                 self._is_open = True
-                await self._cover()
+                await self._cover_when_possible()
                 self._review.set()  # for what was wished before this worker listened
                 loops = [
                     self._tasks.create_task(self._presence.beat_forever(self._renew)),
@@ -182,6 +184,8 @@ class Worker:
         finally:
             self._classes.close()
             await self._preparation.close()
+            if self._launches:
+                await asyncio.wait(self._launches)
             await self._runtime.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -358,7 +362,7 @@ class Worker:
             spec, payload = self._launcher.spec(row.value, job, prepared, self._ledger.devices(key))
             # This process may be stopped at any point, also here: the keeper looks at the clock itself.
             spec = dataclasses.replace(spec, fence_at=self._fence_since.pop(key) + self._config.timing.fence_after_s)
-            running = await self._runtime.start(spec, payload)
+            running = await self._launch(spec, payload)
         except TemplateDiedError:
             # Nothing can be started here any more: a new worker process, with a new template, adopts what runs.
             await self._end_unstarted(row, key, Outcome(JobStatus.WORKER_FAILED, "its worker has to be started again"))
@@ -374,6 +378,16 @@ class Worker:
             await self._end_unstarted(row, key, Outcome(JobStatus.FAILED, reason))
             return
         await self._see_through(row, key, running, adopted=False)
+
+    async def _launch(self, spec: LaunchSpec, payload: bytes | None) -> RunningTask:
+        """The attempt, started. Cancelled, this leaves it to the worker's successor, which finds and adopts it.
+
+        Its code may have begun by then: to take it back would have it begun a second time, as another attempt.
+        """
+        launch = asyncio.ensure_future(self._runtime.start(spec, payload))
+        self._launches.add(launch)
+        launch.add_done_callback(self._launches.discard)
+        return await asyncio.shield(launch)
 
     async def _prepared(
         self, row: Row[TaskRecord], job: JobRecord, key: str
