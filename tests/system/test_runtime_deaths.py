@@ -115,6 +115,7 @@ async def test_a_restarted_worker_finds_the_keeper_dead(site: Site) -> None:
     keeper.kill()
     task = await site.adopt()
     assert (await end_of(task)).reason == "keeper_died"
+    await wait_until_async(lambda: "fluster-templ" not in [each.name() for each in site.processes()], PATIENCE_S)
     assert site.processes() == []
 
 

@@ -10,6 +10,8 @@ import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+_EXECUTING_S = 0.05  # in which a process has executed a program: with a CPU of its own it takes a hundredth of that
+_EXECUTING_PAUSE_S = 0.0005
 _IS_LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -160,20 +162,33 @@ def leftovers(task_pid: int, task_started_s: float, environment_mark: str) -> li
         return []
     leader = _stat(task_pid)
     # A leader that started much later is a stranger that was given the same number.
-    session_is_ours = leader is None or int(leader[19]) / os.sysconf("SC_CLK_TCK") < task_started_s + 1
+    session_is_ours = leader is None or _started_s(leader) < task_started_s + 1
     mark = environment_mark.encode()
     found = []
     for pid in _all_pids():
         stat = _stat(pid)
-        if stat is None or stat[0] in "ZX" or pid == os.getpid():
+        if stat is None or stat[0] in "ZX" or pid == os.getpid() or _started_s(stat) < task_started_s - 1:
             continue
-        if (session_is_ours and int(stat[3]) == task_pid) or mark in _environment(pid):
+        # A main process that has only just been forked does not lead its session yet.
+        if (session_is_ours and task_pid in (pid, int(stat[3]))) or mark in _environment(pid):
             found.append(pid)
     return found
 
 
+def _started_s(stat: list[str]) -> float:
+    return int(stat[19]) / os.sysconf("SC_CLK_TCK")
+
+
 def _environment(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # it ended, or belongs to another user and so is none of ours
-        return []
+    deadline = time.monotonic() + _EXECUTING_S
+    while True:
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:  # it ended, or belongs to another user and so is none of ours
+            return []
+        stat = _stat(pid)
+        is_kernel_thread = stat is not None and stat[20] == "0"  # it has no memory
+        if environment or is_kernel_thread or time.monotonic() >= deadline:
+            return environment.split(b"\0")
+        # It may be between two programs: the old one's is gone, and the new one's not there yet.
+        time.sleep(_EXECUTING_PAUSE_S)
