@@ -67,6 +67,7 @@ class Bus:
         self._opened = False
         self._connected = False
         self._closed = False
+        self._gone = asyncio.Event()  # the connection was lost while it was being closed, or is closed
         self._over: str | None = None  # why there will be no connection any more
         self._settled = asyncio.Event()  # there is a connection, or there will be none
         self._on_disconnect: list[Callable[[], None]] = []
@@ -156,10 +157,9 @@ class Bus:
         self._end(f"the connection {self.name!r} was closed")
         try:
             if self._nats.is_connected:
-                await self._nats.drain()
+                await self._drain()
             else:
-                # What waits to be written would go to the transport that is gone, which asyncio answers with a TypeError.
-                self._nats._pending, self._nats._pending_data_size = [], 0  # noqa: SLF001
+                self._drop_unsent()
                 await self._nats.close()
         except (nats.errors.Error, *_TRANSPORT_GONE) as error:
             log.info("the connection %s did not end cleanly: %s", self.name, error)
@@ -168,10 +168,26 @@ class Bus:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def _drain(self) -> None:
+        """Close when all is handled and sent; at once when the connection is lost: nats-py would wait for an answer."""
+        draining, gone = asyncio.ensure_future(self._nats.drain()), asyncio.ensure_future(self._gone.wait())
+        try:
+            await asyncio.wait({draining, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+        if not draining.done():
+            self._drop_unsent()
+            draining.cancel()  # it closes all the same
+        await draining
+
+    def _drop_unsent(self) -> None:
+        # It would be written to the transport that is gone, which asyncio answers with a TypeError.
+        self._nats._pending, self._nats._pending_data_size = [], 0  # noqa: SLF001
+
     async def _abandon(self) -> None:
         """Let go of what nats-py keeps when the server left in the middle of its own close."""
         client = self._nats
-        client._pending, client._pending_data_size = [], 0  # noqa: SLF001
+        self._drop_unsent()
         for task in [each._wait_for_msgs_task for each in client._subs.values()]:  # noqa: SLF001
             if task is not None:
                 task.cancel()
@@ -235,6 +251,8 @@ class Bus:
         )
 
     async def _on_disconnected(self) -> None:
+        if self._closed:
+            self._gone.set()
         if not self._connected:
             return
         self._connected = False

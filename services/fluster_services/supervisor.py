@@ -276,7 +276,7 @@ class Supervisor:
         # The end of this pipe stops the keepers, and with them the tasks.
         os.close(self._life)
         self._wait_until(lambda: not any(daemon.pid for daemon in self.daemons))
-        # Not earlier: whoever says goodbye to a server that is gone waits for it to come back.
+        # Not earlier: whoever leaves has something to send to it.
         self.server.stop()
         self._wait_until(_no_children)
 

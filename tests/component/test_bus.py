@@ -39,6 +39,7 @@ pytestmark = pytest.mark.anyio
 
 SOON_S = 3.0  # "at once", with room for a busy machine; far below the timeouts that it is told from
 LONG_S = 60.0
+DRAIN_S = 2.0  # how long a connection is drained at most
 
 
 class Number(Message):
@@ -538,6 +539,21 @@ async def test_closing_while_there_is_no_server(own_server: EmbeddedServer) -> N
     await bus.subscribe("numbers", lambda _delivery: None)
     async with asyncio.timeout(SOON_S):
         await bus.close()
+
+
+@pytest.mark.parametrize("unsent", [0, 3])
+async def test_closing_does_not_wait_for_a_server_that_has_just_died(own_server: EmbeddedServer, unsent: int) -> None:
+    """Nobody has told this process yet."""
+    bus = await Bus.connect(own_server.credentials(Role.OPERATOR), name="test")
+    await bus.subscribe("numbers", lambda _delivery: None)
+    await bus.flush()
+    kill_server(own_server)
+    for _ in range(unsent):
+        await bus.publish("numbers")
+    assert bus.connected
+    began = asyncio.get_running_loop().time()
+    await bus.close()
+    assert asyncio.get_running_loop().time() - began < DRAIN_S / 2
 
 
 async def test_errors_can_be_told_apart() -> None:
