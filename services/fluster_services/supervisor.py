@@ -35,8 +35,8 @@ from fluster_services.config import LOCAL_TIMING
 from fluster_services.controller.__main__ import run_controller
 from fluster_services.controller.controller import ControllerConfig
 from fluster_services.worker.__main__ import run_worker
+from fluster_services.worker.config import WorkerConfig
 from fluster_services.worker.processes import set_process_name
-from fluster_services.worker.worker import WorkerConfig
 
 _START_TIMEOUT_S = 45.0
 _LEAVE_TIMEOUT_S = 5.0

@@ -32,9 +32,10 @@ from fluster_bus.server import EmbeddedServer
 from fluster_bus.streams import jobs_table, tasks_table
 from fluster_services import lifecycle
 from fluster_services.worker.claims import Claims
+from fluster_services.worker.config import WorkerConfig
 from fluster_services.worker.draining import Draining
 from fluster_services.worker.holds import Holds
-from fluster_services.worker.worker import Worker, WorkerConfig
+from fluster_services.worker.worker import Worker
 from tests.component.conftest import ConnectBus
 from tests.component.test_controller import (
     IMPATIENT,

@@ -18,7 +18,7 @@ from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_services.config import Timing
 from fluster_services.controller.controller import ControllerConfig
-from fluster_services.worker.worker import WorkerConfig
+from fluster_services.worker.config import WorkerConfig
 from tests.system.processes import Family
 
 DEFAULT = Namespace("default")

@@ -13,10 +13,11 @@ from fluster_bus.errors import DisconnectedError
 from fluster_bus.messages import Capacity, JobStatus, WorkerId
 from fluster_bus.messages.resources import GIB
 from fluster_bus.roles import Role
+from fluster_services.worker.config import WorkerConfig
 from fluster_services.worker.draining import Draining
 from fluster_services.worker.process_runtime import ProcessRuntime
 from fluster_services.worker.template import TemplateHandle
-from fluster_services.worker.worker import Worker, WorkerConfig
+from fluster_services.worker.worker import Worker
 from tests.system.daemons import DEFAULT, PATIENT, Daemons
 from tests.system.job_requests import command
 from tests.system.processes import Family
@@ -71,7 +72,8 @@ class Lives:
     async def end(self) -> None:
         """Return when it has ended."""
         self.cancel()
-        await asyncio.wait({self.running})  # type: ignore[arg-type,type-var]
+        assert self.running is not None
+        await asyncio.wait({self.running})
 
 
 @pytest.fixture

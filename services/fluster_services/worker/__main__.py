@@ -15,11 +15,12 @@ from fluster_bus.roles import Role, User
 from fluster_services.config import CacheLimits
 from fluster_services.daemon import run_daemon
 from fluster_services.worker.cgroups import Enforcement, LimitsError, find_enforcer
+from fluster_services.worker.config import WorkerConfig
 from fluster_services.worker.detection import VISIBLE_DEVICES, Given, detect, detect_host, parse_gpus
 from fluster_services.worker.draining import Draining
 from fluster_services.worker.process_runtime import ProcessRuntime
 from fluster_services.worker.template import start_template
-from fluster_services.worker.worker import Worker, WorkerConfig
+from fluster_services.worker.worker import Worker
 
 
 def main() -> None:

@@ -7,13 +7,10 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from fluster_bus import subjects
-from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import (
@@ -27,22 +24,19 @@ from fluster_bus.messages import (
     JobRecord,
     JobStatus,
     Look,
-    Namespace,
     Offer,
     OfferReply,
     TaskRecord,
-    WorkerId,
 )
 from fluster_bus.objects import ObjectStore
 from fluster_bus.registry import Registry
 from fluster_bus.retries import retried
 from fluster_bus.tables import Row
 from fluster_services.capacity import fits, needed
-from fluster_services.config import CacheLimits, Timing
 from fluster_services.worker.attempt_directory import LaunchSpec
-from fluster_services.worker.cgroups import Enforcement
 from fluster_services.worker.claims import Claims
 from fluster_services.worker.class_offers import ClassOffers
+from fluster_services.worker.config import WorkerConfig
 from fluster_services.worker.draining import Draining
 from fluster_services.worker.holds import Holds
 from fluster_services.worker.launch import Launcher
@@ -66,25 +60,6 @@ _MOMENT_S = 0.05  # shorter than anybody watches
 _HAND_BACK_S = 5.0  # beyond the grace: for the ends to be written
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class WorkerConfig:
-    """What a worker needs to know."""
-
-    address: BusAddress  # with the credentials of the role "service"
-    worker_id: WorkerId
-    state_dir: Path  # a worker that comes back with the same folder and id adopts what it started
-    total: Capacity
-    job_credentials: Mapping[Namespace, BusAddress]
-    timing: Timing = field(default_factory=Timing)
-    working_dir: Path | None = None
-    python_path: tuple[str, ...] = ()
-    caches: CacheLimits = field(default_factory=CacheLimits)
-    device_ids: tuple[str, ...] = ()  # of the devices in `total`; 0, 1, … unless given
-    enforce_limits: Enforcement = "never"  # "auto": as far as the machine lets it; "always": or it does not start
-    drain_timeout_s: float = 60.0  # after SIGTERM, before what still runs is handed back
-    advertised_host: str = "127.0.0.1"  # where tasks on other workers reach what listens on this machine
 
 
 class Worker:

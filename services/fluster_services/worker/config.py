@@ -1,0 +1,31 @@
+"""What one worker is told when it is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fluster_bus.address import BusAddress
+from fluster_bus.messages import Capacity, Namespace, WorkerId
+from fluster_services.config import CacheLimits, Timing
+from fluster_services.worker.cgroups import Enforcement
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """What a worker needs to know."""
+
+    address: BusAddress  # with the credentials of the role "service"
+    worker_id: WorkerId
+    state_dir: Path  # a worker that comes back with the same folder and id adopts what it started
+    total: Capacity
+    job_credentials: Mapping[Namespace, BusAddress]
+    timing: Timing = field(default_factory=Timing)
+    working_dir: Path | None = None
+    python_path: tuple[str, ...] = ()
+    caches: CacheLimits = field(default_factory=CacheLimits)
+    device_ids: tuple[str, ...] = ()  # of the devices in `total`; 0, 1, … unless given
+    enforce_limits: Enforcement = "never"  # "auto": as far as the machine lets it; "always": or it does not start
+    drain_timeout_s: float = 60.0  # after SIGTERM, before what still runs is handed back
+    advertised_host: str = "127.0.0.1"  # where tasks on other workers reach what listens on this machine
