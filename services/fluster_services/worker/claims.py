@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
@@ -28,6 +28,7 @@ from fluster_services import lifecycle
 log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.2
+_UNREADABLE_PAUSE_S = 0.5
 
 
 class Claims:
@@ -49,6 +50,16 @@ class Claims:
         """The record of a job."""
         row = await self._jobs[namespace].get(job_id)
         return row.value if row is not None else None
+
+    async def patiently(self, read: Callable[[], Awaitable[Row[TaskRecord] | None]]) -> Row[TaskRecord] | None:
+        """What `read` tells of a record, once the bus lets it be read."""
+        while True:
+            try:
+                return await read()
+            except BusError as error:
+                log.info("a record cannot be read yet: %s", error)
+                await self._bus.wait_connected()
+                await asyncio.sleep(_UNREADABLE_PAUSE_S)
 
     async def claim(self, row: Row[TaskRecord], offer: Offer) -> Row[TaskRecord] | None:
         """Take the task that was offered; None when it is not to be had any more.

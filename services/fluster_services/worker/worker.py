@@ -288,23 +288,12 @@ class Worker:
         return None
 
     async def _settle(self, offer: Offer, key: str) -> None:
-        row = await self._until_known(lambda: self._claims.settle(offer))
+        row = await self._claims.patiently(lambda: self._claims.settle(offer))
         if row is not None:
             self._spawn(self._cover_when_possible())
             await self._start(row, key, None)
         else:
             await self._give_back(key)
-
-    async def _until_known(
-        self, read: Callable[[], Coroutine[Any, Any, Row[TaskRecord] | None]]
-    ) -> Row[TaskRecord] | None:
-        while True:
-            try:
-                return await read()
-            except BusError as error:
-                log.info("a record cannot be read yet: %s", error)
-                await self._bus.wait_connected()
-                await asyncio.sleep(_ADOPTION_PAUSE_S)
 
     async def _give_back(self, key: str) -> None:
         """The capacity is free again, and offers for it are listened to."""
@@ -389,7 +378,7 @@ class Worker:
         record = row.value
         await self._presence.wait_heard()
         self._fence_since[key] = self._presence.heard_at
-        latest = await self._until_known(lambda: self._claims.look(record.namespace, record.job_id, record.task))
+        latest = await self._claims.patiently(lambda: self._claims.look(record.namespace, record.job_id, record.task))
         if latest is None or not self._claims.is_mine(latest.value, record.attempt):
             await self._give_back(key)
             return None
@@ -511,7 +500,9 @@ class Worker:
         row = await self._claims.run(row, started_at=started_at)
         if row.value.state is JobStatus.BUILDING:  # it could not be written: the task was given to somebody else
             record = row.value
-            latest = await self._until_known(lambda: self._claims.look(record.namespace, record.job_id, record.task))
+            latest = await self._claims.patiently(
+                lambda: self._claims.look(record.namespace, record.job_id, record.task)
+            )
             if latest is not None:
                 self._obey(latest.value)
         self._obey(row.value)  # what was wished while it was being started
@@ -584,7 +575,7 @@ class Worker:
         for key, running in adopted.items():
             place = AttemptKey.parse(key)
             look = functools.partial(self._claims.look, place.namespace, place.job_id, place.task)
-            row = await self._until_known(look)
+            row = await self._claims.patiently(look)
             if row is not None and self._claims.is_mine(row.value, place.attempt):
                 log.info("adopted %s", key)
                 self._ledger.hold(key, needed(row.value.resources), running.spec.devices or None)
