@@ -452,7 +452,7 @@ async def test_a_worker_that_leaves_before_a_hold_is_ready_releases_it_uncharged
         preparing.append(arguments)
         await asyncio.Event().wait()
 
-    leaving._preparation.prepare = prepare  # type: ignore[assignment, method-assign]
+    leaving._attempts._preparation.prepare = prepare  # type: ignore[assignment, method-assign]
     running = asyncio.create_task(leaving.run(lambda: None))
     job_id = await cluster.launch(_gang(2, max_retries_preemption=0))
     await wait_until_async(lambda: len(preparing) == 2)
