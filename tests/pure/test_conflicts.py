@@ -29,6 +29,7 @@ from fluster_services.controller.conflicts import (
 )
 from fluster_services.controller.explain import explain
 from fluster_services.controller.reconcile import next_records
+from fluster_services.job_info import job_info
 from tests.pure.test_books import NS, job_record, row
 
 S, F, K, W = JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.KILLED, JobStatus.WORKER_FAILED
@@ -123,10 +124,10 @@ def test_who_asks_for_the_id_is_told_about_the_replacement() -> None:
     assert not known.is_over
     gone = ended(known, K)
     assert not gone.is_over
-    assert lifecycle.job_info(gone, []).status is JobStatus.PENDING
+    assert job_info(gone, []).status is JobStatus.PENDING
     assert explain(gone, [], [], ahead=0, now=0).startswith("it is to take the place of a job that has ended")
     assert unmark(gone).is_over
-    assert lifecycle.job_info(unmark(gone), []).status is K
+    assert job_info(unmark(gone), []).status is K
 
 
 def test_a_wish_to_stop_it_reaches_the_replacement_that_is_not_there_yet() -> None:

@@ -11,6 +11,7 @@ from fluster_services.controller.books import Books, JobEntry, JobKey
 from fluster_services.controller.dependencies import next_record, unknown, waits_for
 from fluster_services.controller.explain import explain
 from fluster_services.controller.reconcile import missing_tasks, next_records
+from fluster_services.job_info import job_info
 from tests.pure.test_books import NS, job_record, row
 
 S, F, K = JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.KILLED
@@ -73,7 +74,7 @@ def test_it_is_stopped_while_it_waits() -> None:
     (after,) = next_records(JobEntry(row(job, 1)), now=1, parent=None, after=known(job_record("a")))  # type: ignore[arg-type]
     assert isinstance(after, JobRecord)
     assert (after.state, after.error_message) == (K, "enough")
-    assert lifecycle.job_info(after, []).status is K
+    assert job_info(after, []).status is K
 
 
 def test_it_ends_with_its_parent_while_it_waits() -> None:

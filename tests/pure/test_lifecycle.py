@@ -18,6 +18,7 @@ from fluster_bus.messages import (
 )
 from fluster_bus.messages.records import KEPT_TRANSITIONS
 from fluster_services import lifecycle
+from fluster_services.job_info import job_info
 
 WORKERS = (WorkerId("w1"), WorkerId("w2"))
 ENDS = (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.KILLED, JobStatus.WORKER_FAILED)
@@ -301,7 +302,7 @@ def test_a_job_that_was_to_be_killed_ends_as_killed_unless_all_succeeded(
 def test_a_job_on_its_way(states: tuple[JobStatus, ...], shown: JobStatus) -> None:
     job, tasks = _tasks_in(*states)
     assert lifecycle.finish_job(job, tasks, now=9) is None
-    info = lifecycle.job_info(job, reversed(tasks))
+    info = job_info(job, reversed(tasks))
     assert info.status is shown
     assert [task.task for task in info.tasks] == list(range(len(states)))
 
@@ -323,7 +324,7 @@ def test_the_error_of_the_culprit_is_the_jobs() -> None:
     assert ended is not None
     finished = lifecycle.finish_job(job, [ended], now=9)
     assert finished is not None
-    info = lifecycle.job_info(finished, [ended])
+    info = job_info(finished, [ended])
     assert (info.error, info.error_message, info.exit_code) == (error, "ValueError: bad", 1)
     assert (info.submitted_at, info.started_at, info.finished_at) == (0, 1, 9)
     assert info.tasks[0].error_message == "ValueError: bad"

@@ -42,6 +42,7 @@ from fluster_services.controller.dependencies import waits_for
 from fluster_services.controller.explain import explain
 from fluster_services.controller.scheduler import place_in_line
 from fluster_services.controller.slim_records import is_slim_error
+from fluster_services.job_info import job_info
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -163,7 +164,7 @@ class ControllerService:
         entry = self._controller.books.get(key)
         if entry is None or entry.job is None:
             return None
-        return lifecycle.job_info(entry.job.value, entry.task_records(), self._controller.progress.of(key))
+        return job_info(entry.job.value, entry.task_records(), self._controller.progress.of(key))
 
     async def _list(self, namespace: Namespace, request: ListRequest) -> ListReply:
         infos = (self._info(key) for key in self._controller.books.newest(namespace))
@@ -183,7 +184,7 @@ class ControllerService:
                 )
             wanted = lifecycle.request_job_kill(entry.job.value, reason=request.reason)
             if wanted is None or await self._controller.write(wanted, entry.job.revision):
-                return TerminateReply(job=lifecycle.job_info(entry.job.value, entry.task_records()))
+                return TerminateReply(job=job_info(entry.job.value, entry.task_records()))
             newer = await self._controller.records[namespace].get(request.job_id)
             if newer is not None:
                 self._controller.apply(newer)
@@ -233,7 +234,7 @@ class ControllerService:
         for each in waits_for(job, books.dependencies(JobKey(job.namespace, job.job_id))):
             entry = books.get(JobKey(each.namespace, each.job_id))
             tasks = entry.task_records() if entry is not None else []
-            found.append((each.job_id, lifecycle.job_info(each, tasks).status))
+            found.append((each.job_id, job_info(each, tasks).status))
         return found
 
     def _known(self, key: JobKey) -> tuple[JobRecord, list[TaskRecord]]:

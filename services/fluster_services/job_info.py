@@ -1,0 +1,63 @@
+"""Jobs and tasks as users see them, made of their records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from fluster_bus.messages import JobInfo, JobRecord, JobStatus, Progress, TaskRecord, TaskStatus
+
+_UNHAPPY = (JobStatus.FAILED, JobStatus.KILLED, JobStatus.WORKER_FAILED, JobStatus.UNSCHEDULABLE)
+
+
+def job_info(
+    job: JobRecord, tasks: Iterable[TaskRecord], progress: Mapping[int, Progress] = MappingProxyType({})
+) -> JobInfo:
+    """The job as users see it. Before its end its tasks tell how it stands; `progress` is what those that run have said."""
+    tasks = sorted(tasks, key=lambda task: task.task)
+    started = [task.started_at for task in tasks if task.started_at is not None]
+    return JobInfo(
+        job_id=job.job_id,
+        name=job.request.name,
+        namespace=job.namespace,
+        status=_job_state(job, tasks),
+        submitted_at=job.submitted_at,
+        started_at=job.started_at or min(started, default=None),
+        finished_at=job.finished_at,
+        error_message=job.error_message,
+        error=job.error,
+        parent=job.request.parent,
+        after=job.request.after,
+        priority=job.request.priority,
+        first_attempt=job.first_attempt,
+        tasks=tuple(_task_status(task, progress.get(task.task)) for task in tasks),
+    )
+
+
+def _job_state(job: JobRecord, tasks: list[TaskRecord]) -> JobStatus:
+    if job.state.finished():
+        return job.state if job.is_over else JobStatus.PENDING  # it is the replacement that is asked for
+    return _present_state(tasks)
+
+
+def _present_state(tasks: list[TaskRecord]) -> JobStatus:
+    if any(task.state is JobStatus.RUNNING or task.state.finished() for task in tasks):
+        return JobStatus.RUNNING
+    return JobStatus.BUILDING if any(task.state is JobStatus.BUILDING for task in tasks) else JobStatus.PENDING
+
+
+def _task_status(task: TaskRecord, progress: Progress | None) -> TaskStatus:
+    return TaskStatus(
+        task=task.task,
+        status=task.state,
+        attempt=task.attempt,
+        worker_id=task.worker_id,
+        exit_code=task.exit_code,
+        error_message=task.transitions[-1].reason if task.transitions and task.state in _UNHAPPY else "",
+        started_at=task.started_at,
+        finished_at=task.finished_at,
+        failures=task.failures,
+        preemptions=task.preemptions,
+        result=task.result,
+        progress=progress or task.progress,
+    )
