@@ -25,6 +25,7 @@ from fluster_bus.messages import (
     Namespace,
     ResourceConfig,
     TaskError,
+    TaskResult,
     WorkerId,
 )
 from fluster_bus.results import ResultStore
@@ -218,6 +219,55 @@ async def test_a_sweep_that_was_cut_short_is_taken_up_again(
 
     await wait_until_async(is_gone)
     await wait_until_async(lambda: running.books.keys() == [])
+
+
+async def test_a_job_that_takes_the_id_of_one_that_is_just_removed_stays(
+    own_server: EmbeddedServer, connect_bus: ConnectBus, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await connect_bus(own_server, Role.SERVICE)
+    running = await stack.enter_async_context(controller(own_server, NEVER))
+    worker = await _start_worker(bus, STAY_RUNNING)
+    cluster = await _connect(own_server, stack)
+    job_id = JobId("mine")
+    await cluster.launch(_request("old", job_id=job_id))
+    await wait_until_async(lambda: worker.held)
+    row = worker.held.pop(subjects.attempt_key(NS, job_id, 0, 1))
+    worker.ledger.release(subjects.attempt_key(NS, job_id, 0, 1))
+    await worker.claims.end(row, JobStatus.SUCCEEDED, "exit code 0", exit_code=0, result=TaskResult(size=5))
+    await cluster.wait(job_id, timeout=10)
+    remove = ResultStore.remove
+
+    async def remove_late(store: ResultStore, job: str) -> None:
+        await cluster.launch(_request("new", job_id=job_id, on_conflict="replace"))
+        await wait_until_async(lambda: worker.held)
+        await remove(store, job)
+
+    monkeypatch.setattr(ResultStore, "remove", remove_late)
+    await running.retention.removed(JobKey(NS, job_id))
+    assert (await cluster.poll(job_id)).name == "new"
+    assert await _keys(bus) == ["mine", "mine.0"]
+    await worker.end(worker.now_held()[0])
+    assert (await cluster.wait(job_id, timeout=10)).status is JobStatus.SUCCEEDED
+
+
+async def test_an_id_whose_records_are_half_removed_is_taken_when_they_all_are(
+    own_server: EmbeddedServer, connect_bus: ConnectBus, stack: AsyncExitStack
+) -> None:
+    """What its tasks have told and tried, and the next could go on from, is not known any more."""
+    bus = await connect_bus(own_server, Role.SERVICE)
+    await stack.enter_async_context(controller(own_server, NEVER))
+    await _start_worker(bus)
+    cluster = await _connect(own_server, stack)
+    job_id = JobId("mine")
+    await cluster.launch(_request("old", job_id=job_id, replicas=2))
+    await cluster.wait(job_id, timeout=10)
+    await records_table(bus, NS).delete(subjects.task_key(job_id, 0))
+    await cluster.launch(_request("new", job_id=job_id, replicas=2, on_conflict="replace"))
+    info = await cluster.wait(job_id, timeout=20)
+    assert (info.name, info.status, [task.attempt for task in info.tasks]) == ("new", JobStatus.SUCCEEDED, [1, 1])
+    row = await jobs_table(bus, NS).get(job_id)
+    assert row is not None
+    assert (row.value.earlier, row.value.told_before) == ((), 0)
 
 
 async def test_another_controller_hears_of_it(

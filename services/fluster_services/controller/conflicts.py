@@ -89,6 +89,12 @@ def unmark(known: JobRecord) -> JobRecord:
     return known.model_copy(update={"replacement": None})
 
 
+def is_half_removed(known: JobRecord, tasks: Iterable[TaskRecord]) -> bool:
+    """True when the job is over, and records of its tasks are not there any more."""
+    its_own = sum(task.order == known.order for task in tasks)
+    return known.is_over and not lifecycle.awaits_others(known) and its_own < known.request.replicas
+
+
 def successor(known: JobRecord, tasks: Iterable[TaskRecord], submitted: JobRecord) -> JobRecord:
     """The record of `submitted` in the place of the one that is there, whose tasks these are."""
     tasks = list(tasks)

@@ -28,8 +28,10 @@ log = logging.getLogger(__name__)
 # Transitions bear the time of whoever wrote them: clocks may differ by as much and nothing is lost.
 _MARGIN = timedelta(minutes=5)
 _PAUSE_S = 0.2
-_STANDBY_S = 600.0  # by then the leader has published it, or another leads
+_STANDBY_S, _MAX_STANDBY = 600.0, 50_000  # by then, and before so many more, the leader has published it
 _GATHERED_S, _MAX_BATCH = 0.02, 512
+
+Told = dict[int, float]  # {number of a transition of one record: its time}
 
 
 class EventLog:
@@ -40,30 +42,33 @@ class EventLog:
         self._seat = seat
         self._seen: dict[tuple[Namespace, str], int] = {}  # {record: the last transition that is queued or published}
         self._stored_until: dict[Namespace, float] = {}  # older transitions are in the stream
+        self._told: dict[tuple[Namespace, str], Told] = {}  # of records that were not seen yet
         self._queue: asyncio.Queue[tuple[Namespace, Event]] = asyncio.Queue()
         self._leads = False
         # What the leader is about to publish, for the case that it does not: (when it was seen, namespace, event)
-        self._standby: deque[tuple[float, Namespace, Event]] = deque()
+        self._standby: deque[tuple[float, Namespace, Event]] = deque(maxlen=_MAX_STANDBY)
         self._appenders: dict[Namespace, Appender] = {}
 
     async def load(self, namespace: Namespace) -> None:
         """Learn what the namespace's stream has."""
-        self._seen.update(await self._published(namespace))
+        told = await self._published(namespace)
+        self._told.update(told)
+        self._seen.update({key: max(numbers) for key, numbers in told.items()})
 
     async def lead(self, namespaces: Sequence[Namespace]) -> None:
         """From now on it is this controller that publishes: first what the one before it did not."""
-        published: dict[tuple[Namespace, str], int] = {}
+        published: dict[tuple[Namespace, str], Told] = {}
         for namespace in namespaces:
             published.update(await self._published(namespace))
         self._leads = True
         for _, namespace, event in self._standby:
-            is_new = event.transition.number > published.get((namespace, _key(event)), 0)
-            if is_new and event.transition.time > self._stored_until.get(namespace, 0.0):
+            is_told = _is_told(event.transition, published.get((namespace, _key(event)), {}))
+            if not is_told and event.transition.time > self._stored_until.get(namespace, 0.0):
                 self._put(namespace, event)
         self._standby.clear()
 
-    async def _published(self, namespace: Namespace) -> dict[tuple[Namespace, str], int]:
-        """{record: its last transition in the stream}, of the stream's last minutes."""
+    async def _published(self, namespace: Namespace) -> dict[tuple[Namespace, str], Told]:
+        """What the stream's last minutes tell of each record."""
         feed = Feed(
             self._bus,
             subjects.events_stream(namespace),
@@ -71,7 +76,7 @@ class EventLog:
             watch=subjects.watch_events(namespace),
         )
         last = await feed.last()
-        found: dict[tuple[Namespace, str], int] = {}
+        found: dict[tuple[Namespace, str], Told] = {}
         if last is None:
             return found
         since = last.time - _MARGIN
@@ -80,18 +85,21 @@ class EventLog:
             event = Event.from_json(entry.data)
             if _is_refusal(event):
                 continue  # its number is another count than that of the job that has the id
-            key = (namespace, _key(event))
-            found[key] = max(found.get(key, 0), event.transition.number)
+            found.setdefault((namespace, _key(event)), {})[event.transition.number] = event.transition.time
         return found
 
     def on_record(self, record: JobRecord | TaskRecord) -> None:
         """Queue the transitions of a record that are not published yet."""
         key = (record.namespace, record_key(record))
-        seen = self._seen.get(key, 0)
+        seen, told = self._seen.get(key, 0), self._told.pop(key, {})
+        if any(each.number <= seen and not _is_told(each, told) for each in record.transitions if told):
+            seen = 0  # the stream tells of one that had the id before
         stored_until = self._stored_until.get(record.namespace, 0.0)
         for transition in record.transitions:
             if transition.number > seen:
                 self._seen[key] = transition.number
+                if _is_told(transition, told):
+                    continue
                 if transition.time > stored_until:
                     task = record.task if isinstance(record, TaskRecord) else None
                     self._put(record.namespace, Event(job_id=record.job_id, task=task, transition=transition))
@@ -105,6 +113,7 @@ class EventLog:
         """A namespace has records under these keys only: what the stream tells of others was of ones that were removed."""
         for known in [known for known in self._seen if known[0] == namespace and known[1] not in keys]:
             del self._seen[known]
+            self._told.pop(known, None)
 
     def refuse(self, namespace: Namespace, event: Event) -> None:
         """Queue the word that a submission was not taken, as `refusal` makes it."""
@@ -150,6 +159,14 @@ class EventLog:
             for event in events
         ]
         await appender.append(messages)
+
+
+def _is_told(transition: Transition, told: Told) -> bool:
+    """True when it is in the stream, or is older than what was read of that.
+
+    One of another job that had the id before may have its number, but not its time.
+    """
+    return bool(told) and (transition.number < min(told) or told.get(transition.number) == transition.time)
 
 
 def _key(event: Event) -> str:

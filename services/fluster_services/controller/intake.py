@@ -160,8 +160,13 @@ class Intake:
                         await self._controller.write(marked, row.revision)
                 case Verdict.REPLACE:
                     await self._check_after(job, row)
-                    tasks = [each.value for each in await table.rows(subjects.task_key_of_any(job.job_id))]
-                    new = conflicts.successor(known, (each for each in tasks if isinstance(each, TaskRecord)), job)
+                    rows = [each.value for each in await table.rows(subjects.task_key_of_any(job.job_id))]
+                    tasks = [each for each in rows if isinstance(each, TaskRecord)]
+                    if conflicts.is_half_removed(known, tasks):
+                        # What its tasks told and tried is not known any more, so nothing can go on from there.
+                        await self._controller.retention.removed(key)
+                        raise _TooEarlyError(f"the records of the job that had the id {job.job_id} are being removed")
+                    new = conflicts.successor(known, tasks, job)
                     if await self._controller.write(new, row.revision):
                         await self._forget_replaced_tasks(new)
                         return new

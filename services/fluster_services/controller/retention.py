@@ -112,28 +112,30 @@ class RecordSweep:
             try:
                 # By the wall clock, as the records have it: an hour more or less does no harm here.
                 while due := self._plan.take_due(time.time(), limit=_REMOVED_AT_ONCE):
-                    needed = [key for key in due if not await self._removed(key)]
+                    needed = [key for key in due if not await self.removed(key)]
                     if len(needed) == len(due):
                         break
                 await self._forget_marks()
             except BusError as error:
                 log.info("old records are removed later: %s", error)
 
-    async def _removed(self, key: JobKey) -> bool:
-        """Remove a job's records and results; False when that has to wait."""
+    async def removed(self, key: JobKey) -> bool:
+        """Remove the records and results of a job that is over; False when that has to wait. Raises BusError."""
         books = self._controller.books
         entry = books.get(key)
         if entry is None or entry.job is None or not entry.job.value.is_over:
             return True
-        finished_at = entry.job.value.finished_at or entry.job.value.submitted_at
+        # Taken now: while anything is written, another job may get the id.
+        job, tasks = entry.job, list(entry.tasks.values())
+        finished_at = job.value.finished_at or job.value.submitted_at
         if any(not child.state.finished() for child in books.child_records(key)):  # they are stopped by its record
             self._plan.on_finished(key, finished_at)
             return False
         table = self._controller.records[key.namespace]
         try:
-            if any(task.result is not None and task.result.size for task in entry.task_records()):
+            if any(row.value.result is not None and row.value.result.size for row in tasks):
                 await ResultStore(self._controller.bus, key.namespace).remove(key.job_id)
-            rows: list[Row[TaskRecord] | Row[JobRecord]] = [*entry.tasks.values(), entry.job]
+            rows: list[Row[TaskRecord] | Row[JobRecord]] = [*tasks, job]
             for row in rows:
                 try:
                     await table.delete(row.key, revision=row.revision)
@@ -146,7 +148,7 @@ class RecordSweep:
         except BusError:
             self._plan.on_finished(key, finished_at)
             raise
-        gone = books.discard(key)
+        gone = books.discard(key) if entry.job is job else None
         if gone is not None:
             self._forget(key, gone)
         return True

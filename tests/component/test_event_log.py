@@ -1,0 +1,74 @@
+"""Which transitions a controller tells that begins to lead, with a real stream."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from fluster_bus import subjects
+from fluster_bus.bus import Bus
+from fluster_bus.messages import Entrypoint, Event, JobId, JobRecord, JobRequest, Namespace
+from fluster_bus.streams import append
+from fluster_services import lifecycle
+from fluster_services.controller import event_log
+from fluster_services.controller.event_log import EventLog
+from fluster_services.controller.seat import Seat
+
+pytestmark = pytest.mark.anyio
+
+MINE = JobId("mine")
+
+
+def _job(namespace: Namespace, *, order: int, now: float) -> JobRecord:
+    """With two transitions."""
+    request = JobRequest(name="job", entrypoint=Entrypoint(command=("true",)), after=(JobId("other"),))
+    job = lifecycle.new_job(namespace, MINE, request, order=order, now=now)
+    released = lifecycle.release_job(job, now=now + 1)
+    assert released is not None
+    return released
+
+
+async def _tell(bus: Bus, job: JobRecord, *numbers: int) -> None:
+    for number in numbers:
+        event = Event(job_id=MINE, transition=job.transitions[number - 1])
+        subject = subjects.events(job.namespace, MINE)
+        await append(bus, subject, event, message_id=f"{job.order}.{number}")
+
+
+def _queued(log: EventLog) -> list[Event]:
+    return [log._queue.get_nowait()[1] for _ in range(log._queue.qsize())]
+
+
+@pytest.mark.parametrize("told", [0, 1, 2])
+@pytest.mark.parametrize("stands_by", [True, False])
+async def test_a_job_is_told_of_that_has_the_id_of_one_that_was_removed(
+    bus: Bus, namespace: Namespace, told: int, stands_by: bool
+) -> None:
+    """The stream was quiet: what it told last is of the one that had the id before."""
+    before, now = _job(namespace, order=1, now=1_000), _job(namespace, order=2, now=2_000_000_000)
+    await _tell(bus, before, 1, 2)
+    log = EventLog(bus, cast("Seat", None))
+    if stands_by:
+        await log.load(namespace)
+        log.forget_all_but(namespace, [])
+        log.on_record(now)
+        await _tell(bus, now, *range(1, told + 1))
+    else:
+        await _tell(bus, now, *range(1, told + 1))
+        await log.load(namespace)
+        log.on_record(now)
+        log.on_record(now)
+    await log.lead([namespace])
+    assert [event.transition for event in _queued(log)] == [*now.transitions[told:]]
+
+
+async def test_one_that_stands_by_keeps_so_many_and_no_more(
+    bus: Bus, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_log, "_MAX_STANDBY", 3)
+    log = EventLog(bus, cast("Seat", None))
+    for number in range(5):
+        event = event_log.refusal(number, "job", "no", now=0)
+        log.refuse(namespace, event)
+    assert [event.transition.number for _, _, event in log._standby] == [2, 3, 4]
