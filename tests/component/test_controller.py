@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 
 import pytest
@@ -16,7 +16,7 @@ from fluster.errors import JobNotFoundError, JobRefusedError
 from fluster_bus import subjects
 from fluster_bus import submissions as submissions_module
 from fluster_bus.bus import Bus
-from fluster_bus.errors import ServiceError
+from fluster_bus.errors import ServiceError, StorageError
 from fluster_bus.feeds import Feed
 from fluster_bus.messages import (
     Capacity,
@@ -45,6 +45,7 @@ from fluster_services.controller import registry_sweep
 from fluster_services.controller.books import JobKey
 from fluster_services.controller.controller import Controller, ControllerConfig
 from fluster_services.controller.event_log import EventLog
+from fluster_services.controller.verdicts import RecordUpdate
 from tests.component.conftest import ConnectBus, kill_server
 from tests.component.toy_worker import (
     FAIL,
@@ -213,6 +214,24 @@ async def test_a_scheduling_timeout_goes_on_however_often_the_controller_is_rest
                 running = await start_controller()
         assert info.status is U
         assert time.monotonic() - launched_at >= 2
+
+
+async def test_a_task_whose_time_is_over_is_given_up_also_when_that_could_not_be_written_at_first(
+    cluster: AsyncCluster, controller: RunningController, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdicts = controller.controller._verdicts
+    write = verdicts.write
+    refused: list[Sequence[RecordUpdate]] = []
+
+    async def write_later(namespace: Namespace, updates: Sequence[RecordUpdate]) -> list[int | None]:
+        if len(refused) < 2:
+            refused.append(updates)
+            raise StorageError("the disk is full")
+        return await write(namespace, updates)
+
+    monkeypatch.setattr(verdicts, "write", write_later)
+    info = await cluster.wait(await cluster.launch(_request(scheduling_timeout_s=0.1)), timeout=10)
+    assert (info.status, len(refused)) == (U, 2)
 
 
 async def test_a_pause_goes_on_however_often_the_controller_is_restarted(

@@ -259,8 +259,12 @@ class Controller:
             reason = f"no worker had room for it within {task.scheduling_timeout_s:g} s"
             given_up = lifecycle.give_up(task, now=time.time(), reason=reason)
             if given_up is not None:
-                verdict = self.write_verdicts([(given_up, row.revision)])
-                self.bus.spawn(verdict, f"end of {key.job_id}.{task.task}")
+                self.bus.spawn(self._end_waiting(key, task, given_up, row.revision), f"end of {key.job_id}.{task.task}")
+
+    async def _end_waiting(self, key: JobKey, task: TaskRecord, given_up: TaskRecord, revision: int) -> None:
+        await self.write_verdicts([(given_up, revision)])
+        if self._still_waits(key, task) is not None:  # it could not be written
+            self._call_later(_PAUSE_AFTER_ERROR_S, self._give_up, key, task)
 
     def _still_waits(self, key: JobKey, task: TaskRecord) -> Row[TaskRecord] | None:
         entry = self.books.get(key)
