@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 import pytest
 
 from fluster_bus.messages import Entrypoint, JobId, JobRequest, JobStatus, Namespace, TaskRecord, WorkerId
+from fluster_bus.tables import Row
 from fluster_services import lifecycle
 from fluster_services.controller.books import JobKey
-from fluster_services.controller.waits import Waits
+from fluster_services.controller.waits import Waits, waited_s
 
 KEY = JobKey(Namespace("default"), JobId("job"))
 WORKER = WorkerId("w1")
@@ -104,3 +105,12 @@ def test_a_hold_says_since_when_its_attempt_waits() -> None:
     next_attempt = lifecycle.restart(_failed(again), now=0)
     assert next_attempt is not None
     assert next_attempt.waiting_since is None
+
+
+def test_what_was_stored_before_is_as_old_as_the_clock_says_that_stamped_it() -> None:
+    now, stored_at = datetime.fromtimestamp(1_000, UTC), datetime.fromtimestamp(990, UTC)
+    task = _task(gang=True)
+    assert waited_s(Row("job.0", task, 1, stored_at), now) == 10
+    assert waited_s(Row("job.0", task, 1, now), stored_at) == 0, "stored since it was asked for its time"
+    released = task.model_copy(update={"waiting_since": datetime.fromtimestamp(900, UTC)})
+    assert waited_s(Row("job.0", released, 1, stored_at), now) == 100

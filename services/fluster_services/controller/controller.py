@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from fluster_bus import subjects
@@ -42,7 +41,7 @@ from fluster_services.controller.seat import DeposedError, Seat
 from fluster_services.controller.service import ControllerService
 from fluster_services.controller.slim_records import is_slim_end, is_slim_request, whole_end
 from fluster_services.controller.verdicts import RecordUpdate, Verdicts
-from fluster_services.controller.waits import Waits
+from fluster_services.controller.waits import Waits, waited_s
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +172,7 @@ class Controller:
                 async for change in changes:
                     if isinstance(change, Row):
                         is_new = read.is_set()  # so it waits since now
-                        self.apply(change, since=None if is_new else began - _waited_s(change, bus_began))
+                        self.apply(change, since=None if is_new else began - waited_s(change, bus_began))
                     elif isinstance(change, Deleted):
                         self.retention.on_deleted(namespace, change)
                     elif isinstance(change, CaughtUp):
@@ -401,13 +400,6 @@ class Controller:
             await self.bus.publish(subjects.worker_verb(task.worker_id, "look"), look.to_json())
         except DisconnectedError:
             log.info("%s reads its claims again when it is back", task.worker_id)
-
-
-def _waited_s(row: Row[JobRecord | TaskRecord], now: datetime) -> float:
-    """For how long what the record tells of has waited when the bus's clock shows `now`."""
-    since = row.value.waiting_since if isinstance(row.value, TaskRecord) else None
-    since = since or row.stored_at
-    return max(0.0, (now - since).total_seconds()) if since is not None else 0.0
 
 
 def _nothing() -> None:

@@ -7,7 +7,10 @@ stamped its record and tells its time now.
 
 from __future__ import annotations
 
-from fluster_bus.messages import JobStatus, TaskRecord
+from datetime import datetime
+
+from fluster_bus.messages import JobRecord, JobStatus, TaskRecord
+from fluster_bus.tables import Row
 from fluster_services.controller.books import JobKey
 
 
@@ -46,3 +49,10 @@ class Waits:
     def _waited_s(self, key: JobKey, task: TaskRecord, now: float) -> float:
         known = self._since.get(key, {}).get(task.task)
         return now - known[2] if known is not None and known[:2] == (task.order, task.attempt) else 0.0
+
+
+def waited_s(row: Row[JobRecord | TaskRecord], now: datetime) -> float:
+    """For how long what the record tells of had waited when the bus's clock showed `now`."""
+    held_after = row.value.waiting_since if isinstance(row.value, TaskRecord) else None
+    since = held_after or row.stored_at
+    return max(0.0, (now - since).total_seconds()) if since is not None else 0.0
