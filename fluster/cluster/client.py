@@ -138,31 +138,39 @@ class AsyncCluster:
         requests = check_requests(requests)
         _check_distinct(requests)
         requests = await with_stored_workspaces(self.bus, self.namespace, requests)
-        room = asyncio.Semaphore(_SUBMITS_AT_ONCE)
-        job_ids = [request.job_id or JobId(unique_name(request.name)) for request in requests]
-        storing: dict[JobId, asyncio.Task[int]] = {}
+        named = {request.job_id or JobId(unique_name(request.name)): request for request in requests}
+        await self._states.confirm(await self._store(named))
+        return list(named)
 
-        async def submit(job_id: JobId, request: JobRequest, earlier: list[asyncio.Task[int]]) -> int:
+    async def _store(self, requests: Mapping[JobId, JobRequest]) -> dict[JobId, int]:
+        """The jobs' places in the submit stream. After one that cannot be stored no more are sent, and that is raised."""
+        room = asyncio.Semaphore(_SUBMITS_AT_ONCE)
+        storing: dict[JobId, asyncio.Task[None]] = {}
+        stored: dict[JobId, int] = {}
+        errors: list[Exception] = []
+
+        async def store(job_id: JobId, request: JobRequest, earlier: list[asyncio.Task[None]]) -> None:
             if earlier:
                 await asyncio.wait(earlier)
             async with room:
-                return await self._submit(request.model_copy(update={"job_id": job_id, **self._parent_of(request)}))
+                if errors:
+                    return
+                draft = request.model_copy(update={"job_id": job_id, **self._parent_of(request)})
+                try:
+                    stored[job_id] = await self._submit(draft)
+                except Exception as error:
+                    errors.append(error)
 
-        tasks = []
-        for job_id, request in zip(job_ids, requests, strict=True):
+        for job_id, request in requests.items():
             earlier = [storing[each] for each in request.after if each in storing]
-            storing[job_id] = asyncio.create_task(submit(job_id, request, earlier))
-            tasks.append(storing[job_id])
-        answers = dict(zip(job_ids, await asyncio.gather(*tasks, return_exceptions=True), strict=True))
-        places = {job_id: answer for job_id, answer in answers.items() if isinstance(answer, int)}
-        self._states.expect(places)
-        for answer in answers.values():
-            if isinstance(answer, BaseException):
-                if places:
-                    answer.add_note(f"of the jobs launched together these were stored, and go on: {', '.join(places)}")
-                raise answer
-        await self._states.confirm(places)
-        return job_ids
+            storing[job_id] = asyncio.create_task(store(job_id, request, earlier))
+        await asyncio.gather(*storing.values())
+        self._states.expect(stored)
+        if errors:
+            if stored:
+                errors[0].add_note(f"of the jobs launched together these were stored, and go on: {', '.join(stored)}")
+            raise errors[0]
+        return {job_id: stored[job_id] for job_id in requests}
 
     def _parent_of(self, request: JobRequest) -> dict[str, object]:
         identity = self._identity

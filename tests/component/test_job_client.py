@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fluster.cluster import job_states
+from fluster.cluster import client, job_states
 from fluster.cluster.client import AsyncCluster
 from fluster.errors import JobRefusedError
 from fluster_bus.errors import InvalidNameError, MessageTooLargeError
@@ -76,13 +76,16 @@ async def test_of_two_that_launch_the_same_id_at_once_one_is_refused(cluster: As
     assert (await cluster.poll(JobId("mine"))).name == winner.name
 
 
-async def test_what_was_stored_beside_one_that_cannot_be_is_told(cluster: AsyncCluster) -> None:
+async def test_after_one_that_cannot_be_stored_no_more_are_sent_and_those_before_are_told(
+    cluster: AsyncCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_SUBMITS_AT_ONCE", 1)
     huge = _request("huge", environment=EnvironmentConfig(env_vars={"X": "x" * cluster.bus.max_payload}))
     with pytest.raises(MessageTooLargeError) as caught:
         await cluster.launch_many([_request(job_id=JobId("a")), huge, _request(job_id=JobId("b"))])
-    assert caught.value.__notes__ == ["of the jobs launched together these were stored, and go on: a, b"]
-    for job_id in ("a", "b"):
-        assert (await cluster.poll(JobId(job_id))).status is JobStatus.PENDING
+    assert caught.value.__notes__ == ["of the jobs launched together these were stored, and go on: a"]
+    assert (await cluster.poll(JobId("a"))).submitted_at is not None, "once it is recorded"
+    assert [info.job_id for info in await cluster.list_jobs()] == ["a"]
 
 
 # ---- what is no argument --------------------------------------------------------------------------------
