@@ -82,6 +82,25 @@ def _shifted(client: Cluster, daemons: Daemons) -> None:
     assert client.wait(waiting, timeout=PATIENCE_S).status is JobStatus.UNSCHEDULABLE
 
 
+def test_a_controller_that_is_started_with_a_wrong_clock_knows_how_long_a_job_has_waited(daemons: Daemons) -> None:
+    daemons.start_controller()
+    with daemons.connect() as client:
+        waiting = client.launch(command("true", scheduling_timeout_s=HOUR_S / 2))
+        impatient = client.launch(command("true", scheduling_timeout_s=6))
+        launched = time.monotonic()
+        for off_s in (HOUR_S, -HOUR_S):
+            daemons.kill("controller")
+            set_clock(daemons, "controller", off_s)
+            daemons.start_controller()
+            assert client.poll(waiting).status is JobStatus.PENDING
+        restarted = time.monotonic()
+        assert client.wait(impatient, timeout=PATIENCE_S).status is JobStatus.UNSCHEDULABLE
+        assert time.monotonic() - launched >= 6
+        assert time.monotonic() - restarted < 5.5, "not the whole time once more"
+        daemons.start_worker("w1")
+        assert client.wait(waiting, timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+
+
 def _wait_longer_than_any_worker_may_be_silent() -> None:
     began = time.monotonic()
     wait_until(lambda: time.monotonic() - began > QUICK.worker_timeout_s + 3 * QUICK.heartbeat_s, PATIENCE_S)
