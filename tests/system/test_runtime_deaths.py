@@ -1,7 +1,9 @@
 """Deaths around a task: of its keeper, its template, its worker, its cluster's owner; and what a restarted worker finds."""
 
+import errno
 import os
 import signal
+import socket
 import threading
 import uuid
 from pathlib import Path
@@ -10,6 +12,7 @@ import anyio
 import psutil
 import pytest
 
+from fluster_services.worker import process_task
 from fluster_services.worker.process_runtime import ProcessRuntime
 from fluster_services.worker.template import TemplateDiedError, start_template
 from tests.system.runtime_site import PATIENCE_S, Site, Templates, end_of, marked, read_all, texts, wait_for_line
@@ -168,3 +171,20 @@ async def test_a_template_is_refused_once_threads_run() -> None:
     finally:
         gate.set()
         thread.join()
+
+
+async def test_an_attempt_whose_keeper_cannot_be_reached_for_want_of_descriptors_is_not_given_up(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reach = process_task._connect
+    failures = [OSError(errno.EMFILE, os.strerror(errno.EMFILE))] * 2
+
+    def connect(directory: Path) -> socket.socket | None:
+        if failures:
+            raise failures.pop()
+        return reach(directory)
+
+    monkeypatch.setattr(process_task, "_connect", connect)
+    monkeypatch.setattr(process_task, "_RESOURCES_PAUSE_S", 0.0)
+    record = await end_of(await site.command("true"))
+    assert (record.exit_code, failures) == (0, [])

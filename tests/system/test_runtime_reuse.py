@@ -1,14 +1,13 @@
 """A keeper whose attempt is over and forgotten gets the next one of its namespace."""
 
 import asyncio
-import json
 import os
 
 import psutil
 import pytest
 
 from fluster_services.worker import idle_keepers, process_task
-from fluster_services.worker.attempt_directory import KEEPER_FILE
+from fluster_services.worker.attempt_directory import KEEPER_FILE, read_json_lines
 from fluster_services.worker.process_task import ProcessTask
 from fluster_services.worker.runtime import AlreadyStartedError, LaunchError
 from tests.system.runtime_site import Site, end_of, texts, wait_for_line
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 def _keeper_of(task: ProcessTask) -> int:
-    known = json.loads((task._directory / KEEPER_FILE).read_bytes())
+    known = read_json_lines(task._directory / KEEPER_FILE)["started"]
     return int(known["keeper_pid"])
 
 

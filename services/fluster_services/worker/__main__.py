@@ -19,6 +19,7 @@ from fluster_services.worker.config import WorkerConfig
 from fluster_services.worker.detection import VISIBLE_DEVICES, Given, detect, detect_host, parse_gpus
 from fluster_services.worker.draining import Draining
 from fluster_services.worker.process_runtime import ProcessRuntime
+from fluster_services.worker.processes import raise_descriptor_limit
 from fluster_services.worker.template import start_template
 from fluster_services.worker.worker import Worker
 
@@ -111,6 +112,7 @@ def run_worker(
         sys.stderr.write(f"{error}\n")
         sys.exit(1)
     template = start_template(owner_fd=owner_fd)  # before there is an event loop or a connection to inherit
+    raise_descriptor_limit()  # after the template is forked, so that tasks have the limit that they would have elsewhere
     run_daemon(
         lambda bus, ready: Worker(
             bus, config, ProcessRuntime(config.state_dir / "attempts", template, enforcer), draining

@@ -5,14 +5,13 @@
     spec.json                 the LaunchSpec
     payload.pickle            the pickled (function, args, kwargs), if it is no command
     s                         the keeper's socket
-    keeper.json               who runs there
+    keeper.jsonl              what its keeper has to say of it: {"started": who runs there}, and {"exited": ExitRecord} once all is over
     log                       the output (spool.py)
     keeper.log                complaints of the keeper itself
     error.json                the exception that ended a callable
     result.pickle             what a callable returned, if that was not None
     result.json               why it could not be kept
     progress, progress.pipe   how far the task is by its own word (fluster/progress_file.py)
-    exit.json                 the ExitRecord, once all is over
     work/                     the working directory, unless the spec names another
 <state>/<name>.gone           being deleted
 """
@@ -20,6 +19,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -34,11 +34,10 @@ from fluster_services.worker.limits import Limits
 SPEC_FILE = "spec.json"
 PAYLOAD_FILE = "payload.pickle"
 SOCKET_FILE = "s"
-KEEPER_FILE = "keeper.json"
+KEEPER_FILE = "keeper.jsonl"
 LOG_FILE = "log"
 KEEPER_LOG_FILE = "keeper.log"
 ERROR_FILE = "error.json"
-EXIT_FILE = "exit.json"
 RESULT_FILE = "result.pickle"
 RESULT_ERROR_FILE = "result.json"
 WORK_FOLDER = "work"
@@ -154,6 +153,39 @@ def read_json(path: str | Path) -> dict[str, Any] | None:
     except (FileNotFoundError, ValueError):
         return None
     return data if isinstance(data, dict) else None
+
+
+def append_json(path: str | Path, data: Mapping[str, Any]) -> None:
+    """Add a line to a file of lines, all of it or nothing. Raises OSError."""
+    line = json.dumps(data).encode() + b"\n"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        size = os.fstat(fd).st_size
+        try:
+            if os.write(fd, line) == len(line):
+                return
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError:
+            os.ftruncate(fd, size)
+            raise
+    finally:
+        os.close(fd)
+
+
+def read_json_lines(path: str | Path) -> dict[str, Any]:
+    """Return what `append_json` added there, as one dictionary; nothing of a line that a power cut left torn."""
+    try:
+        lines = Path(path).read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return {}
+    found: dict[str, Any] = {}
+    for line in lines:
+        try:
+            data = json.loads(line) if line.endswith(b"\n") else None
+        except ValueError:
+            data = None
+        found.update(data if isinstance(data, dict) else {})
+    return found
 
 
 def directory_name(key: str) -> str:

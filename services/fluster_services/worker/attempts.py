@@ -18,7 +18,6 @@ from fluster_bus.objects import ObjectStore
 from fluster_bus.registry import Registry
 from fluster_bus.tables import Row
 from fluster_services.capacity import needed
-from fluster_services.worker.attempt_directory import LaunchSpec
 from fluster_services.worker.claims import Claims
 from fluster_services.worker.config import WorkerConfig
 from fluster_services.worker.holds import Holds
@@ -91,7 +90,6 @@ class Attempts:
         # nothing about it: the task may have been given away between the two.
         self._fence_since: dict[str, float] = {}
         self._preparing: dict[str, asyncio.Task[Any]] = {}  # {attempt key: what it waits for}
-        self._launches: set[asyncio.Future[RunningTask]] = set()
         self._is_handing_back = False
 
     async def open(self) -> None:
@@ -100,10 +98,8 @@ class Attempts:
         await asyncio.to_thread(self._preparation.open)
 
     async def close(self) -> None:
-        """Stop what is being prepared; return when the runtime starts nothing any more."""
+        """Stop what is being prepared."""
         await self._preparation.close()
-        if self._launches:
-            await asyncio.wait(self._launches)
 
     def unsettled(self) -> list[str]:
         """The keys of those that run, or wait for what they need."""
@@ -189,7 +185,7 @@ class Attempts:
             spec, payload = self._launcher.spec(row.value, job, prepared, self._ledger.devices(key))
             # This process may be stopped at any point, also here: the keeper looks at the clock itself.
             spec = dataclasses.replace(spec, fence_at=self._fence_since.pop(key) + self._config.timing.fence_after_s)
-            running = await self._launch(spec, payload)
+            running = await self._runtime.start(spec, payload)
         except TemplateDiedError:
             # Nothing can be started here any more: a new worker process, with a new template, adopts what runs.
             await self._end_unstarted(row, key, Outcome(JobStatus.WORKER_FAILED, "its worker has to be started again"))
@@ -205,16 +201,6 @@ class Attempts:
             await self._end_unstarted(row, key, Outcome(JobStatus.FAILED, reason))
             return
         await self.see_through(row, key, running, adopted=False)
-
-    async def _launch(self, spec: LaunchSpec, payload: bytes | None) -> RunningTask:
-        """The attempt, started. Cancelled, this leaves it to the worker's successor, which finds and adopts it.
-
-        Its code may have begun by then: to take it back would have it begun a second time, as another attempt.
-        """
-        launch = asyncio.ensure_future(self._runtime.start(spec, payload))
-        self._launches.add(launch)
-        launch.add_done_callback(self._launches.discard)
-        return await asyncio.shield(launch)
 
     async def _prepared(
         self, row: Row[TaskRecord], job: JobRecord, key: str

@@ -17,14 +17,12 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fluster_services.worker import cgroups
 from fluster_services.worker.attempt_directory import (
     ERROR_FILE,
-    EXIT_FILE,
     KEEPER_FILE,
     KEEPER_LOG_FILE,
     SOCKET_FILE,
@@ -33,11 +31,11 @@ from fluster_services.worker.attempt_directory import (
     ExitRecord,
     LaunchSpec,
     TaskError,
+    append_json,
     discard,
     from_json,
     read_json,
     to_json,
-    write_json,
 )
 from fluster_services.worker.killing import Killing, kill_descendants
 from fluster_services.worker.processes import (
@@ -59,7 +57,6 @@ from fluster_services.worker.timers import Timers
 from fluster_services.worker.worker_link import Standing, WorkerLink
 
 _RECORD_RETRY_S = 5.0
-_TOLD_FIRST_S = 1.0  # how long the worker's own word that it has the end saves a file
 _IDLE_S = 30.0  # without a next attempt
 _MAX_ATTEMPTS = 200  # then it goes, with whatever has piled up in it
 
@@ -144,7 +141,6 @@ class _Keeper:
         self._kill_reason: str | None = None
         self._is_abandoned = False
         self._record: ExitRecord | None = None
-        self._is_to_record = False  # the record is not written yet
 
         self._output = TaskOutput(self._selector, max_line_bytes=spec.max_line_bytes, max_log_bytes=spec.max_log_bytes)
         self._progress = self._watch_progress()
@@ -172,8 +168,6 @@ class _Keeper:
             ):
                 self._finish(self._status)
             self._link.tell(self._standing())
-            if self._is_to_record and self._record is not None and not self._link.is_connected:
-                self._write_record(self._record)
 
     def _standing(self) -> Standing:
         progress = self._progress.newest if self._progress is not None else None
@@ -200,6 +194,7 @@ class _Keeper:
         self._started_at = time.time()
         started_since_boot_s = seconds_since_boot()
         how = {"stdout_fd": stdout_fd, "stderr_fd": stderr_fd, "umask": umask}
+        own_pid = os.getpid()
         pid = None if is_too_late else spawn_task(self._spec, self._directory, **how)
         if pid is None:
             # Blocked, so that a SIGTERM to the young task waits until it no longer has this process's handlers.
@@ -208,7 +203,7 @@ class _Keeper:
             if pid == 0:
                 if is_too_late:
                     os._exit(1)
-                run_task(self._spec, self._directory, **how)
+                run_task(self._spec, self._directory, keeper_pid=own_pid, **how)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._task_pid = pid
         self._killing = Killing(self._timers, pid, self._on_give_up)
@@ -222,7 +217,7 @@ class _Keeper:
             "boot_id": boot_id(),
         }
         try:
-            write_json(KEEPER_FILE, known)
+            append_json(KEEPER_FILE, {"started": known})
         except OSError as error:  # only missed if this process is killed
             self._complain(f"{KEEPER_FILE} cannot be written: {error}")
         self._oom_kills = oom_kill_count()
@@ -339,10 +334,8 @@ class _Keeper:
             result_error=result_error,
         )
         self._remove_groups()
-        self._timers.set("keep", time.monotonic() + self._spec.keep_s, self._on_kept_long_enough)
-        self._is_to_record = True
-        # A worker that hears it has it forgotten in a moment. One that dies before is noticed, and then it is written.
-        self._timers.set("record", time.monotonic() + _TOLD_FIRST_S, partial(self._write_record, self._record))
+        self._timers.set("keep", time.monotonic() + self._spec.keep_s, self._leave)
+        self._write_record(self._record)
         if self._is_abandoned:
             self._link.tell(self._standing())
             self._leave_no_trace()
@@ -367,16 +360,13 @@ class _Keeper:
         return None if count is None or self._oom_kills is None else count > self._oom_kills
 
     def _write_record(self, record: ExitRecord) -> None:
-        self._is_to_record = False
         try:
-            write_json(EXIT_FILE, to_json(record))
+            append_json(KEEPER_FILE, {"exited": to_json(record)})
         except OSError as error:  # a full disk: the connected worker is told anyhow
             self._complain(f"the record of its end cannot be written: {error}")
             self._timers.set("record", time.monotonic() + _RECORD_RETRY_S, lambda: self._write_record(record))
 
-    def _on_kept_long_enough(self) -> None:
-        if self._is_to_record and self._record is not None:
-            self._write_record(self._record)
+    def _leave(self) -> None:
         self._is_over = True
 
     def _leave_no_trace(self) -> None:
@@ -391,9 +381,8 @@ class _Keeper:
         if self._has_children or self._attempts >= _MAX_ATTEMPTS:
             return  # what could not be killed must not be taken for the next one's
         self._is_over, self._is_idle = False, True
-        self._is_to_record = False
         self._timers.cancel("keep", "record", "groups")
-        self._timers.set("idle", time.monotonic() + _IDLE_S, self._on_kept_long_enough)
+        self._timers.set("idle", time.monotonic() + _IDLE_S, self._leave)
         self._link.go_idle()
 
     def _assign(self, draft: Path, directory: Path) -> None:
@@ -427,5 +416,3 @@ class _Keeper:
                 self._timers.set("fence", sent_at + float(message["renew"]), self._on_fence)
         if "forget" in message and self._record is not None:
             self._forget()
-        if "abandon" in message:
-            self._abandon()

@@ -48,7 +48,7 @@ class ProcessRuntime:
         _log.info("%s", self._limits)
         self._tasks: set[ProcessTask] = set()  # also those that are over, until they are forgotten
         self._idle = IdleKeepers()
-        self._abandonments: set[asyncio.Task[None]] = set()
+        self._launches: set[asyncio.Task[ProcessTask]] = set()
         longest = os.fsencode(self._state_dir / directory_name("") / SOCKET_FILE)
         if len(longest) > MAX_SOCKET_PATH_BYTES and not sys.platform.startswith("linux"):
             raise RuntimeError(
@@ -69,15 +69,11 @@ class ProcessRuntime:
     async def start(self, spec: LaunchSpec, payload: bytes | None = None) -> ProcessTask:
         if self._lock.closed:
             raise RuntimeError(f"this runtime over {self._state_dir} is closed: make a new one")
+        # Its code may have begun by the time that this is cancelled: to take it back would have it begun a second time.
         launch = asyncio.ensure_future(self._launch(spec, payload))
-        try:
-            return await asyncio.shield(launch)
-        except asyncio.CancelledError:
-            # The template may have the request already: what comes of it is taken back.
-            abandonment = asyncio.ensure_future(_abandon(launch))
-            self._abandonments.add(abandonment)
-            abandonment.add_done_callback(self._abandonments.discard)
-            raise
+        self._launches.add(launch)
+        launch.add_done_callback(self._launches.discard)
+        return await asyncio.shield(launch)
 
     async def adopt(self) -> list[ProcessTask]:
         for path in self._state_dir.iterdir():
@@ -98,7 +94,7 @@ class ProcessRuntime:
         return self._limits
 
     async def close(self) -> None:
-        await asyncio.gather(*self._abandonments)
+        await asyncio.gather(*self._launches, return_exceptions=True)
         for task in tuple(self._tasks):
             await task.detach()
         await self._idle.close()
@@ -154,14 +150,6 @@ class ProcessRuntime:
             await asyncio.to_thread(discard, directory)
             raise failure
         await task.wait_started()
-
-
-async def _abandon(launch: asyncio.Future[ProcessTask]) -> None:
-    try:
-        task = await launch
-    except LaunchError:
-        return
-    await task.abandon()
 
 
 def _write_draft(draft: Path, spec: LaunchSpec, payload: bytes | None) -> None:

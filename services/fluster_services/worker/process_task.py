@@ -17,7 +17,6 @@ from typing import Any
 from fluster.progress_file import DIRECTORY_VARIABLE
 from fluster_services.worker import cgroups
 from fluster_services.worker.attempt_directory import (
-    EXIT_FILE,
     KEEPER_FILE,
     KEEPER_LOG_FILE,
     LOG_FILE,
@@ -28,7 +27,7 @@ from fluster_services.worker.attempt_directory import (
     TaskError,
     discard,
     from_json,
-    read_json,
+    read_json_lines,
 )
 from fluster_services.worker.idle_keepers import IdleKeepers
 from fluster_services.worker.processes import boot_id, leftovers
@@ -45,6 +44,8 @@ _ASSIGN_TIMEOUT_S = 10.0
 _LEFTOVERS_TIMEOUT_S = 10.0
 _LEFTOVERS_INTERVAL_S = 0.01
 _KEEPER_LOG_TAIL_BYTES = 4000
+_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN)
+_RESOURCES_PAUSE_S = 0.5
 
 
 class ProcessTask:
@@ -178,29 +179,27 @@ class ProcessTask:
     async def connect(self) -> bool:
         """Connect to the keeper; whether there is one."""
         await self._disconnect()
-        connection = socket.socket(socket.AF_UNIX)
-        connection.setblocking(False)
-        try:
-            _connect(connection, self._directory)
-        except (FileNotFoundError, ConnectionRefusedError):
-            connection.close()
+        connection = await self._patiently_connected()
+        if connection is None:
             return False
-        except BaseException:
-            connection.close()
-            raise
         self._reader, self._writer = await asyncio.open_unix_connection(sock=connection, limit=_MAX_MESSAGE_BYTES)
         return True
+
+    async def _patiently_connected(self) -> socket.socket | None:
+        while True:
+            try:
+                return _connect(self._directory)
+            except OSError as error:
+                # The attempt runs, whatever this process lacks at the moment.
+                if error.errno not in _OUT_OF_RESOURCES:
+                    raise
+                _log.warning("%s: its keeper is not reached yet: %s", self.key, error)
+            await asyncio.sleep(_RESOURCES_PAUSE_S)
 
     async def wait_started(self) -> None:
         """Return when the main process runs, or its keeper is gone."""
         while self.pid is None and await self._next_message() is not None:
             pass
-
-    async def abandon(self) -> None:
-        """Have it killed at once and all traces of it deleted, without waiting for that."""
-        self._send({"abandon": True})
-        await self.detach()
-        self._siblings.discard(self)
 
     async def detach(self) -> None:
         """Let go of the keeper: events() ends."""
@@ -209,7 +208,7 @@ class ProcessTask:
 
     def look_up(self) -> None:
         """Learn from the directory what is known without a keeper."""
-        known = read_json(self._directory / KEEPER_FILE) or {}
+        known = read_json_lines(self._directory / KEEPER_FILE).get("started", {})
         self.pid = known.get("task_pid")
         self.started_at = known.get("started_at")
 
@@ -249,7 +248,7 @@ class ProcessTask:
             ) from cause
 
     async def _record_without_keeper(self) -> ExitRecord:
-        data = read_json(self._directory / EXIT_FILE)
+        data = read_json_lines(self._directory / KEEPER_FILE).get("exited")
         if data is not None:
             return from_json(ExitRecord, data)
         await self._kill_leftovers()
@@ -269,7 +268,7 @@ class ProcessTask:
 
     async def _kill_leftovers(self) -> None:
         # The kernel ends the main process with its keeper, but not the children of that.
-        known = read_json(self._directory / KEEPER_FILE)
+        known = read_json_lines(self._directory / KEEPER_FILE).get("started")
         if known is None or known["boot_id"] != boot_id():
             return
         mark = f"{DIRECTORY_VARIABLE}={self._directory}"
@@ -299,16 +298,27 @@ def _is_taken(draft: Path) -> bool:
     return not draft.exists()
 
 
-def _connect(connection: socket.socket, directory: Path) -> None:
-    path = directory / SOCKET_FILE
-    if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
-        connection.connect(str(path))
-        return
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _connect(directory: Path) -> socket.socket | None:
+    """A connection to the keeper in `directory`; None when there is none. Raises OSError."""
+    connection = socket.socket(socket.AF_UNIX)
     try:
-        connection.connect(f"/proc/self/fd/{fd}/{SOCKET_FILE}")
-    finally:
-        os.close(fd)
+        connection.setblocking(False)
+        path = directory / SOCKET_FILE
+        if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
+            connection.connect(str(path))
+            return connection
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            connection.connect(f"/proc/self/fd/{fd}/{SOCKET_FILE}")
+        finally:
+            os.close(fd)
+        return connection
+    except (FileNotFoundError, ConnectionRefusedError):
+        connection.close()
+        return None
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _tail(path: Path) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import resource
 import signal
 import sys
 import time
@@ -28,6 +30,13 @@ def _prctl(option: int, argument: int | bytes) -> None:
     if _LIBC.prctl(option, value, 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"prctl({option}): {os.strerror(error)}")
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process open as many files as the system lets it; a connection for each attempt is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS refuses to go as far as it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def become_subreaper() -> None:

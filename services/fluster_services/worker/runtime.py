@@ -89,7 +89,8 @@ class Runtime(Protocol):
         """Start an attempt; `payload` is the pickled (function, args, kwargs), if it is not in the spec's `payload_file`.
 
         Raises AlreadyStartedError if one with that key is there, LaunchError if it cannot be started. A command that does not exist
-        is no error here but an end, with exit code 127. Cancelled, it starts nothing that lasts.
+        is no error here but an end, with exit code 127. Cancelled, it may start all the same: `close` waits for it, and the
+        next runtime adopts it.
         """
 
     async def adopt(self) -> Sequence[RunningTask]:

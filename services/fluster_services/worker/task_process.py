@@ -88,11 +88,12 @@ INHERITED_VARIABLES = frozenset(
 _replaced: list[object] = []
 
 
-def run_task(spec: LaunchSpec, directory: Path, *, stdout_fd: int, stderr_fd: int, umask: int) -> NoReturn:
+def run_task(
+    spec: LaunchSpec, directory: Path, *, keeper_pid: int, stdout_fd: int, stderr_fd: int, umask: int
+) -> NoReturn:
     """Become the task, in a child that its keeper has just forked; never returns."""
     exit_code = 1
     try:
-        keeper_pid = os.getppid()
         os.setsid()
         die_with_parent(signal.SIGKILL)
         if os.getppid() != keeper_pid:  # it died before the kernel was told

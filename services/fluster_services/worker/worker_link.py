@@ -4,7 +4,7 @@
                        {"exited": ExitRecord}, {"idle": true}: forgotten, and ready for another,
                        {"refused": {"errno", "error"}}
     worker ─► keeper   {"kill": grace_s, "reason", "preempted": bool}, {"renew": fence_after_s | null, "sent_at": monotonic}, {"forget": true},
-                       {"abandon": true}: kill at once, leave no trace, {"assign": {"draft", "directory"}}, to an idle one
+                       {"assign": {"draft", "directory"}}, to an idle one
 
 What the keeper tells is how things stand, never a history: nothing piles up for a worker that does not read.
 """
