@@ -25,7 +25,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fluster_bus.messages import (
     JobId,
@@ -243,7 +243,7 @@ def restart(task: TaskRecord, *, now: float) -> TaskRecord | None:
 
 
 # What a record that nobody has taken yet says of its attempt.
-_UNTOUCHED: dict[str, object] = {
+_UNTOUCHED: dict[str, Any] = {
     "worker_id": None,
     "is_ready": False,
     "gang_address": None,
@@ -400,16 +400,12 @@ def _joined_state(job: JobRecord, tasks: list[TaskRecord]) -> JobStatus:
     return next(state for state in order if state in states)
 
 
-def _moved(record: Record, state: JobStatus, now: float, reason: str, **changes: object) -> Record:
+def _moved(record: Record, state: JobStatus, now: float, reason: str, **changes: Any) -> Record:
     """`record` in a new state, with the transition that led there."""
-    changed = record.model_copy(update={**changes, "state": state})
     last = record.transitions[-1].number if record.transitions else 0
-    transition = Transition(
-        number=last + 1,
-        state=state,
-        time=now,
-        reason=reason,
-        attempt=getattr(changed, "attempt", 0),
-        worker_id=getattr(changed, "worker_id", None),
-    )
-    return changed.model_copy(update={"transitions": (*record.transitions, transition)[-KEPT_TRANSITIONS:]})
+    attempt, worker_id = 0, None
+    if isinstance(record, TaskRecord):
+        attempt, worker_id = changes.get("attempt", record.attempt), changes.get("worker_id", record.worker_id)
+    transition = Transition(number=last + 1, state=state, time=now, reason=reason, attempt=attempt, worker_id=worker_id)
+    transitions = (*record.transitions, transition)[-KEPT_TRANSITIONS:]
+    return record.model_copy(update={**changes, "state": state, "transitions": transitions})

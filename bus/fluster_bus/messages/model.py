@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Mapping
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 
@@ -23,6 +24,20 @@ class Message(BaseModel):
                 f"{type(self).__name__} has no field {unknown}; it has {', '.join(type(self).model_fields)}"
             )
         return self
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """The message with some fields changed; they are not checked.
+
+        Records are copied at each step of each task, and what pydantic does besides takes most of the time.
+        """
+        if deep or not update or not update.keys() <= self.__pydantic_fields__.keys():
+            return super().model_copy(update=update, deep=deep)
+        copied = type(self).__new__(type(self))
+        object.__setattr__(copied, "__dict__", {**self.__dict__, **update})
+        object.__setattr__(copied, "__pydantic_extra__", self.__pydantic_extra__ and dict(self.__pydantic_extra__))
+        object.__setattr__(copied, "__pydantic_fields_set__", self.__pydantic_fields_set__ | update.keys())
+        object.__setattr__(copied, "__pydantic_private__", None)
+        return copied
 
     def __deepcopy__(self, memo: dict[int, object] | None = None) -> Self:
         return self  # frozen; pydantic copies the default of a field for every model that it reads
