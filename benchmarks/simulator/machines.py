@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from benchmarks.simulator.workload import MACHINE
-from fluster_bus.messages import Capacity, WorkerId
+from benchmarks.simulator import workload
+from fluster_bus import subjects
+from fluster_bus.messages import Capacity, TaskRecord, WorkerId, WorkerInfo
 from fluster_services import capacity
 from fluster_services.capacity import CapacityClass
+from fluster_services.controller.books import JobKey
 from fluster_services.worker.ledger import Ledger
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """What a machine has claimed, until it has ended or the machine is lost."""
+
+    machine: Machine
+    job: JobKey
+    record: TaskRecord  # as it was claimed
+    need: Capacity
+    name: str
+    runs: bool = False
 
 
 class Machine:
@@ -17,51 +32,100 @@ class Machine:
 
     def __init__(self, number: int) -> None:
         self.worker_id = WorkerId(f"worker-{number:05d}")
+        self.info = WorkerInfo(
+            worker_id=self.worker_id,
+            host="simulated",
+            pid=1,
+            total=workload.machine(number),
+            version="",
+            python="",
+            started_at=0.0,
+        )
         self.start()
 
     def start(self) -> None:
         """Begin with nothing given away."""
         self.is_up = True
-        self.ledger = Ledger(MACHINE)
-        self.attempts: dict[str, Capacity] = {}  # {attempt key: what it was given}: kept beside the ledger, to check it
+        self.ledger = Ledger(self.info.total)
+        self.attempts: dict[str, Attempt] = {}
+
+    @property
+    def busy_cpu(self) -> float:
+        return sum(attempt.need.cpu for attempt in self.attempts.values())
 
     def check(self) -> None:
-        """Raise AssertionError when more is given away than there is."""
-        assert sum(need.cpu for need in self.attempts.values()) <= MACHINE.cpu
-        assert sum(need.memory for need in self.attempts.values()) <= MACHINE.memory
+        """Raise AssertionError when more is given away than there is, or else than was taken."""
+        assert self.attempts.keys() == self.ledger.attempts().keys() or not self.is_up
+        taken = capacity.plus_all(Capacity(), [attempt.need for attempt in self.attempts.values()])
+        left = capacity.minus(self.info.total, taken)
+        assert min(left.cpu, left.memory, left.disk, left.devices) >= 0
+        assert not self.is_up or left == self.ledger.free
 
 
-class QueueGroups:
-    """Who listens on which class, as the server knows it: an offer goes to any one of them."""
+class _Group:
+    """Those that listen on one class."""
 
-    def __init__(self, needs: Sequence[Capacity], dice: random.Random) -> None:
-        classes = {capacity.class_of(need) for need in needs}
-        self._classes = [each for each in classes if each is not None]  # those that anybody asks for
-        self._members: dict[CapacityClass, list[Machine]] = {each: [] for each in self._classes}
-        self._places: dict[CapacityClass, dict[Machine, int]] = {each: {} for each in self._classes}
+    def __init__(self, offered: CapacityClass) -> None:
+        self.offered = offered
+        self.members: list[Machine] = []
+        self.places: dict[Machine, int] = {}
+
+    def cover(self, machine: Machine, free: Capacity) -> None:
+        each = self.offered
+        is_covered = (
+            machine.is_up
+            and each.cpu <= free.cpu
+            and each.memory <= free.memory
+            and (
+                not each.count
+                or (
+                    each.count <= free.devices
+                    and each.device == free.device
+                    and each.variant in (free.variant, capacity.ANY_VARIANT)
+                )
+            )
+        )
+        if is_covered == (machine in self.places):
+            return
+        if is_covered:
+            self.places[machine] = len(self.members)
+            self.members.append(machine)
+            return
+        place, last = self.places.pop(machine), self.members.pop()
+        if last is not machine:
+            self.members[place] = last
+            self.places[last] = place
+
+
+class Listeners:
+    """Who listens on which subject, as the server knows it: each worker on its own, and on the classes that it covers."""
+
+    def __init__(self, machines: Sequence[Machine], needs: Iterable[Capacity], dice: random.Random) -> None:
+        classes = sorted(
+            {each for need in needs if (each := capacity.class_of(need)) is not None}
+        )  # those that anybody asks for
+        self._groups = {each.subject: _Group(each) for each in classes}
+        self._by_name = {subjects.worker_verb(machine.worker_id, "offer"): machine for machine in machines}
         self._dice = dice
 
     def cover(self, machine: Machine) -> None:
         """Listen on the classes that the machine's free capacity covers, and on no others."""
         free = machine.ledger.free
-        for each in self._classes:
-            is_covered = machine.is_up and each.cpu <= free.cpu and each.memory <= free.memory
-            if is_covered != (machine in self._places[each]):
-                (self._join if is_covered else self._leave)(each, machine)
+        for group in self._groups.values():
+            group.cover(machine, free)
 
-    def _join(self, offered: CapacityClass, machine: Machine) -> None:
-        self._places[offered][machine] = len(self._members[offered])
-        self._members[offered].append(machine)
+    def listened(self, machine: Machine) -> set[CapacityClass]:
+        """The classes on which a machine listens."""
+        return {group.offered for group in self._groups.values() if machine in group.places}
 
-    def _leave(self, offered: CapacityClass, machine: Machine) -> None:
-        members, place = self._members[offered], self._places[offered].pop(machine)
-        last = members.pop()
-        if last is not machine:
-            members[place] = last
-            self._places[offered][last] = place
+    def classes(self) -> set[CapacityClass]:
+        """Those that anybody asks for."""
+        return {group.offered for group in self._groups.values()}
 
-    def any_of(self, need: Capacity) -> Machine | None:
-        """Whoever gets an offer for `need`; None when nobody listens."""
-        offered = capacity.class_of(need)
-        members = self._members[offered] if offered is not None else []
-        return members[self._dice.randrange(len(members))] if members else None
+    def any_of(self, subject: str) -> Machine | None:
+        """Whoever gets what is sent there; None when nobody listens."""
+        named = self._by_name.get(subject)
+        if named is not None:
+            return named if named.is_up else None
+        members = self._groups[subject].members
+        return members[int(self._dice.random() * len(members))] if members else None

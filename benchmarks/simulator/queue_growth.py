@@ -5,16 +5,18 @@ from __future__ import annotations
 import statistics
 import time
 
-from benchmarks.simulator.workload import MACHINE, Workload
+from benchmarks.simulator import workload
+from benchmarks.simulator.workload import Workload
 from fluster_bus.messages import JobId, JobRecord, JobStatus, Namespace, TaskRecord, WorkerId
 from fluster_bus.tables import Row
 from fluster_services import capacity, lifecycle
 from fluster_services.controller.books import Books, JobKey, record_key
 from fluster_services.controller.reconcile import next_records
-from fluster_services.controller.scheduler import Place, Scheduler
+from fluster_services.controller.scheduler import Place, Scheduler, place_in_line
 
 FEW, MANY = 100, 100_000
 _MEASURED, _ROUNDS = 1_000, 5
+_MACHINE = workload.machine(0)
 _NAMESPACE, _WORKER = Namespace("default"), WorkerId("worker")
 
 
@@ -22,7 +24,9 @@ class Backlog:
     """A queue that stays as long as it is: for each job that is dispatched and ends, another one is submitted."""
 
     def __init__(self, queued: int) -> None:
-        self._requests = Workload(workers=1, jobs=1, load=1, tasks_up_to=1).requests()
+        self._requests = [
+            request for _, request in Workload(workers=1, jobs=1, load=1, tasks_up_to=1).shares if not request.gang
+        ]
         self._books, self._scheduler = Books(), Scheduler()
         self._submitted = self._revision = 0
         for _ in range(queued):
@@ -40,15 +44,16 @@ class Backlog:
         for task in lifecycle.new_tasks(job):
             key = self._apply(task)
             assert key is not None
-            self._scheduler.add(Place(task.order, task.task, key), capacity.needed(task.resources))
+            place = Place(place_in_line(task.order, task.priority), task.task, key)
+            self._scheduler.add(place, capacity.needed(task.resources))
 
     def pass_one_through(self) -> None:
         """Dispatch the first one, let it end, and submit another."""
         ((place, need),) = self._scheduler.take(1)
         entry = self._books.get(place.job)
         assert entry is not None
-        assert capacity.fits(need, MACHINE)
-        self._scheduler.on_accepted(need)
+        assert capacity.fits(need, _MACHINE)
+        self._scheduler.on_accepted(need, place)
         claimed = lifecycle.claim(entry.tasks[place.task].value, attempt=1, worker_id=_WORKER, now=1.0)
         assert claimed is not None
         self._apply(claimed)

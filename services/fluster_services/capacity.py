@@ -7,8 +7,9 @@ levels is offered on the class above it, and if nobody listens there, by name.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fluster_bus import subjects
@@ -21,6 +22,7 @@ _CPU_LEVELS = (0.0, 0.25, 0.5, *(float(1 << power) for power in range(13)))  # u
 _MEMORY_LEVELS = tuple(128 * MIB << power for power in range(16))  # 128 MiB to 4 TiB
 _COUNT_LEVELS = (1, 2, 4, 8, 16, 32, 64)
 _DECIMALS = 3  # of a CPU: sums of fractions must come out even
+_KEPT_NEEDS = 4_096
 
 
 @dataclass(frozen=True, order=True)
@@ -33,7 +35,7 @@ class CapacityClass:
     cpu: float
     memory: int
 
-    @property
+    @functools.cached_property
     def subject(self) -> str:
         cpu = f"c{round(self.cpu * 1000)}m"
         return subjects.dispatch(self.device, self.variant, self.count, cpu, f"m{self.memory // MIB}")
@@ -42,16 +44,25 @@ class CapacityClass:
 def needed(resources: ResourceConfig) -> Capacity:
     """What one task takes from a worker."""
     device = resources.device
-    return Capacity(
-        # Rounded up here, so that what is given away and what comes back is the same to the last digit.
-        cpu=math.ceil(round(resources.cpu * 1000, 3)) / 1000,
-        memory=resources.memory,
-        disk=resources.disk,
-        device=device.kind,
-        variant=device.variant,
-        devices=0 if device.kind == "cpu" else device.count,
-        labels=as_words(resources.labels),
+    return _need(
+        resources.cpu,
+        resources.memory,
+        resources.disk,
+        device.kind,
+        device.variant,
+        0 if device.kind == "cpu" else device.count,
+        as_words(resources.labels) if resources.labels else (),
     )
+
+
+# Many tasks need the same: then it is one object, found and compared at once.
+@functools.lru_cache(maxsize=_KEPT_NEEDS)
+def _need(  # noqa: PLR0917 - by position, as the cache finds them sooner so
+    cpu: float, memory: int, disk: int, device: str, variant: str, devices: int, labels: tuple[str, ...]
+) -> Capacity:
+    # Rounded up here, so that what is given away and what comes back is the same to the last digit.
+    cpu = math.ceil(round(cpu * 1000, 3)) / 1000
+    return Capacity(cpu=cpu, memory=memory, disk=disk, device=device, variant=variant, devices=devices, labels=labels)
 
 
 def fits(need: Capacity, free: Capacity) -> bool:
@@ -84,6 +95,11 @@ def plus(free: Capacity, need: Capacity) -> Capacity:
     return _changed(free, need, 1)
 
 
+def plus_all(free: Capacity, needs: Iterable[Capacity]) -> Capacity:
+    """What there is when all of `needs` have come back."""
+    return functools.reduce(plus, needs, free)
+
+
 def _changed(free: Capacity, need: Capacity, sign: int) -> Capacity:
     return free.model_copy(
         update={
@@ -95,6 +111,7 @@ def _changed(free: Capacity, need: Capacity, sign: int) -> Capacity:
     )
 
 
+@functools.lru_cache(maxsize=_KEPT_NEEDS)
 def class_of(need: Capacity) -> CapacityClass | None:
     """The smallest class that covers `need`; None when it is beyond all levels, or asks for disk or labels.
 

@@ -15,7 +15,7 @@ something that others could wait for, except for what holds already; so gangs ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import TypeVar
 
@@ -137,13 +137,15 @@ def _why_restart(tasks: Sequence[TaskRecord]) -> str:
 # ---- who takes which task -------------------------------------------------------------------------------
 
 
-def assign(need: Capacity, count: int, workers: Sequence[tuple[Name, Capacity]]) -> list[Name]:
+def assign(need: Capacity, count: int, workers: Iterable[tuple[Name, Capacity]]) -> list[Name]:
     """A worker for each task, first-fit; fewer than `count` when they do not fit all at once.
 
     `workers` are names and what each has free.
     """
     chosen: list[Name] = []
     for name, free in workers:
+        if len(chosen) == count:
+            break
         left = free
         while len(chosen) < count and capacity.fits(need, left):
             chosen.append(name)

@@ -111,7 +111,7 @@ class RunningController:
         await self.bus._nats.close()
         await self.bus.close()
         self.controller.books.sanity_check()
-        self.controller.offers.scheduler.sanity_check()
+        self.controller.dispatch.scheduler.sanity_check()
 
 
 StartController = Callable[..., Awaitable[RunningController]]
@@ -288,10 +288,10 @@ async def test_first_come_first_served(
 
     await wait_until_async(all_wait)
     worker = await start_worker(plan=STAY_RUNNING, cpu=1, memory=GIB)
-    offers = controller.controller.offers
+    dispatch = controller.controller.dispatch
     for _ in jobs:
         # Of offers that are out together the newest may find the room that came just after the oldest was declined.
-        await wait_until_async(lambda: worker.held and offers._out == 0 and offers._opening is None)
+        await wait_until_async(lambda: worker.held and dispatch.is_idle)
         await worker.end(worker.now_held()[0])
     await cluster.wait(jobs, timeout=10)
     order = [info.job_id for info in reversed(await cluster.list_jobs())]

@@ -36,23 +36,23 @@ async def test_a_worker_is_kept_free_for_a_large_task(
 ) -> None:
     running = await start_controller(AGING)
     workers = [await start_worker(f"w{each}", STAY_RUNNING, cpu=cpu, heartbeat_s=0.1) for each in range(2)]
-    offers = running.controller.offers
+    dispatch = running.controller.dispatch
     async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
         jobs = await cluster.launch_many([_request("small") for _ in range(2 * cpu)])
         await wait_until_async(lambda: all(len(worker.held) == cpu for worker in workers))
         large = await cluster.launch(_request("large", cpu=cpu))
         jobs.append(large)
         for turn in range(1_000):
-            if offers.reservation is not None:
+            if dispatch.reservation is not None:
                 break
             # One small task ends, and another takes its room, past the large one.
             jobs.append(await cluster.launch(_request("small")))
             await _end_one(workers[turn % 2])
             await wait_until_async(
-                lambda: offers.reservation is not None or all(len(worker.held) == cpu for worker in workers)
+                lambda: dispatch.reservation is not None or all(len(worker.held) == cpu for worker in workers)
             )
-        assert offers.reservation is not None
-        key, (kept,) = offers.reservation
+        assert dispatch.reservation is not None
+        key, (kept,) = dispatch.reservation
         assert key.job_id == large
         said = await cluster.explain(large)
         assert said.endswith(f"others have overtaken it for long, so {kept} is kept free for it")
@@ -68,12 +68,12 @@ async def test_a_worker_is_kept_free_for_a_large_task(
             assert len(free.held) == before - 1, "what ends there is not followed by what is behind the large one"
         await _end_one(free)
         await wait_until_async(lambda: free.now_held() == [subjects.attempt_key(NS, large, 0, 1)])
-        await wait_until_async(lambda: offers.reservation is None)
-        while len(offers.scheduler) or any(worker.held for worker in workers):
+        await wait_until_async(lambda: dispatch.reservation is None)
+        while len(dispatch.scheduler) or any(worker.held for worker in workers):
             for worker in workers:
                 if worker.held:
                     await _end_one(worker)
-            await wait_until_async(lambda: not len(offers.scheduler) or any(worker.held for worker in workers))
+            await wait_until_async(lambda: not len(dispatch.scheduler) or any(worker.held for worker in workers))
         assert {info.status for info in await cluster.wait(jobs, timeout=10)} == {S}
         assert started_at_most_once(*workers)
 
@@ -84,21 +84,21 @@ async def test_another_worker_is_kept_free_when_the_first_is_lost(
     timing = dataclasses.replace(test_controller.IMPATIENT, reserve_after_s=0.1, unschedulable_after_s=60)
     running = await start_controller(timing)
     workers = {each: await start_worker(each, STAY_RUNNING, cpu=2, heartbeat_s=0.1) for each in ("w1", "w2")}
-    offers = running.controller.offers
+    dispatch = running.controller.dispatch
     async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
         await cluster.launch_many([_request("small") for _ in range(4)])
         await wait_until_async(lambda: all(len(worker.held) == 2 for worker in workers.values()))
         large = await cluster.launch(_request("large", cpu=2))
-        while offers.reservation is None:
+        while dispatch.reservation is None:
             await cluster.launch(_request("small"))
             await _end_one(workers["w2"])
             await wait_until_async(
-                lambda: offers.reservation is not None or all(len(worker.held) == 2 for worker in workers.values())
+                lambda: dispatch.reservation is not None or all(len(worker.held) == 2 for worker in workers.values())
             )
-        _, (kept,) = offers.reservation
+        _, (kept,) = dispatch.reservation
         other = WorkerId("w1" if kept == "w2" else "w2")
         await workers[kept].vanish()
-        await wait_until_async(lambda: offers.reservation is not None and offers.reservation[1] == (other,))
+        await wait_until_async(lambda: dispatch.reservation is not None and dispatch.reservation[1] == (other,))
         # The tasks of the one that is lost go first: they were submitted before.
         wanted, held = subjects.attempt_key(NS, large, 0, 1), workers[other].held
         while wanted not in held:
@@ -112,15 +112,15 @@ async def test_a_gang_that_came_later_does_not_take_the_worker_that_is_kept_free
 ) -> None:
     running = await start_controller(AGING)
     (worker,) = [await start_worker("w1", STAY_RUNNING, cpu=4, heartbeat_s=0.1)]
-    offers = running.controller.offers
+    dispatch = running.controller.dispatch
     async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
         await cluster.launch_many([_request("small") for _ in range(4)])
         await wait_until_async(lambda: len(worker.held) == 4)
         large = await cluster.launch(_request("large", cpu=4))
-        while offers.reservation is None:
+        while dispatch.reservation is None:
             await cluster.launch(_request("small"))
             await _end_one(worker)
-            await wait_until_async(lambda: offers.reservation is not None or len(worker.held) == 4)
+            await wait_until_async(lambda: dispatch.reservation is not None or len(worker.held) == 4)
         gang = await cluster.launch(_request("gang", gang=True, replicas=2))
         wanted = subjects.attempt_key(NS, large, 0, 1)
         while wanted not in worker.held:
@@ -137,21 +137,21 @@ async def test_workers_are_kept_free_for_a_gang(
 ) -> None:
     running = await start_controller(AGING)
     workers = [await start_worker(f"w{each}", STAY_RUNNING, cpu=2, heartbeat_s=0.1) for each in range(3)]
-    offers = running.controller.offers
+    dispatch = running.controller.dispatch
     async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
         jobs = await cluster.launch_many([_request("small") for _ in range(6)])
         await wait_until_async(lambda: all(len(worker.held) == 2 for worker in workers))
         gang = await cluster.launch(_request("gang", gang=True, replicas=2, cpu=2))
         jobs.append(gang)
         turns = itertools.cycle(workers)
-        while offers.reservation is None:
+        while dispatch.reservation is None:
             # One small task ends, and another takes its room, past the gang.
             jobs.append(await cluster.launch(_request("small")))
             await _end_one(next(turns))
             await wait_until_async(
-                lambda: offers.reservation is not None or all(len(worker.held) == 2 for worker in workers)
+                lambda: dispatch.reservation is not None or all(len(worker.held) == 2 for worker in workers)
             )
-        key, kept = offers.reservation
+        key, kept = dispatch.reservation
         assert (key.job_id, len(kept)) == (gang, 2)
         said = await cluster.explain(gang)
         assert said.endswith(f"others have overtaken it for long, so {kept[0]} and {kept[1]} are kept free for it")
@@ -168,7 +168,7 @@ async def test_workers_are_kept_free_for_a_gang(
             await _end_one(other)
             await wait_until_async(lambda: len(other.held) == 2)
         await wait_until_async(lambda: all(_holds(worker, gang) for worker in free))
-        await wait_until_async(lambda: offers.reservation is None)
+        await wait_until_async(lambda: dispatch.reservation is None)
         for worker in workers:
             worker.plan = lambda _record: SUCCEED
             for held in worker.now_held():

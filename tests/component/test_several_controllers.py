@@ -142,7 +142,7 @@ async def test_one_leads_and_the_others_read_along(
         )
     assert second.controller.intake._looked_at == {}
     assert second.controller.events._queue.empty()
-    assert len(second.controller.offers.scheduler) == 0
+    assert len(second.controller.dispatch.scheduler) == 0
 
 
 async def test_another_takes_over_when_the_leader_is_gone(

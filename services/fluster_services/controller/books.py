@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from fluster_bus import subjects
-from fluster_bus.messages import JobId, JobRecord, Namespace, TaskRecord, WorkerId
+from fluster_bus.messages import Capacity, JobId, JobRecord, Namespace, TaskRecord, WorkerId
 from fluster_bus.tables import Deleted, Row
-from fluster_services import lifecycle
+from fluster_services import capacity, lifecycle
 from fluster_services.controller.slim_records import slim_job, slim_task
 
+_NOTHING = Capacity()
 
-@dataclass(frozen=True, slots=True, order=True)
-class JobKey:
+
+class JobKey(NamedTuple):
     """A job of the cluster."""
 
     namespace: Namespace
@@ -45,7 +47,9 @@ class Books:
         self._jobs: dict[JobKey, JobEntry] = {}
         self._children: dict[JobKey, set[JobKey]] = {}  # {parent: its jobs}
         self._dependents: dict[JobKey, set[JobKey]] = {}  # {job: those that wait for its end}
-        self._held: dict[WorkerId, set[tuple[JobKey, int]]] = {}  # {worker: the tasks it holds}
+        self._held: dict[WorkerId, dict[tuple[JobKey, int], Capacity]] = {}  # {worker: {task it holds: what it needs}}
+        self._taken: dict[WorkerId, Capacity] = {}  # {worker: all that those need}
+        self._changed_holders: set[WorkerId] = set()
 
     def apply(self, row: Row[JobRecord] | Row[TaskRecord] | Row[JobRecord | TaskRecord]) -> JobKey | None:
         """Take in a record; returns its job, or None when a newer one is known already."""
@@ -81,8 +85,7 @@ class Books:
         for task, row in list(entry.tasks.items()):
             if row.value.order < order:
                 del entry.tasks[task]
-                if row.value.worker_id is not None:
-                    self._held.get(row.value.worker_id, set()).discard((key, task))
+                self._forget_held(key, row.value)
 
     def _index_dependencies(self, key: JobKey, job: JobRecord) -> None:
         waits = lifecycle.awaits_others(job) and not job.state.finished()
@@ -107,11 +110,21 @@ class Books:
         return row is not None and row.revision >= revision
 
     def _index_held(self, key: JobKey, before: TaskRecord | None, after: TaskRecord) -> None:
-        place = (key, after.task)
-        if before is not None and before.worker_id is not None:
-            self._held.get(before.worker_id, set()).discard(place)
+        if before is not None:
+            self._forget_held(key, before)
         if lifecycle.is_held(after) and after.worker_id is not None:
-            self._held.setdefault(after.worker_id, set()).add(place)
+            need = capacity.needed(after.resources)
+            self._held.setdefault(after.worker_id, {})[key, after.task] = need
+            self._taken[after.worker_id] = capacity.plus(self.taken(after.worker_id), need)
+            self._changed_holders.add(after.worker_id)
+
+    def _forget_held(self, key: JobKey, task: TaskRecord) -> None:
+        if task.worker_id is None or task.worker_id not in self._held:
+            return
+        need = self._held[task.worker_id].pop((key, task.task), None)
+        if need is not None:
+            self._taken[task.worker_id] = capacity.minus(self._taken[task.worker_id], need)
+            self._changed_holders.add(task.worker_id)
 
     def get(self, key: JobKey) -> JobEntry | None:
         """The job, once its own record has been seen."""
@@ -136,8 +149,7 @@ class Books:
             return None
         records: list[JobRecord | TaskRecord] = list(entry.task_records())
         for task in entry.task_records():
-            if task.worker_id is not None:
-                self._held.get(task.worker_id, set()).discard((key, task.task))
+            self._forget_held(key, task)
         self._children.pop(key, None)
         if entry.job is not None:
             records.append(entry.job.value)
@@ -191,6 +203,21 @@ class Books:
         """The workers that hold something."""
         return [worker_id for worker_id, held in self._held.items() if held]
 
+    def present(self, key: JobKey, task: TaskRecord) -> Row[TaskRecord] | None:
+        """The task's row, as long as its record is this one."""
+        entry = self.get(key)
+        row = entry.tasks.get(task.task) if entry is not None else None
+        return row if row is not None and (row.value is task or row.value == task) else None
+
+    def taken(self, worker_id: WorkerId) -> Capacity:
+        """What the tasks that a worker holds need in all."""
+        return self._taken.get(worker_id, _NOTHING)
+
+    def take_changed_holders(self) -> set[WorkerId]:
+        """The workers that hold something else than when this was asked last."""
+        changed, self._changed_holders = self._changed_holders, set()
+        return changed
+
     def newest(self, namespace: Namespace) -> Iterator[JobKey]:
         """The namespace's jobs, in the order opposite to their submission."""
         entries = [
@@ -228,6 +255,7 @@ class Books:
                 assert job is not None and lifecycle.awaits_others(job.value)  # noqa: S101, PT018
                 assert dependency.job_id in job.value.request.after  # noqa: S101
         for worker_id, held in self._held.items():
+            assert self.taken(worker_id) == capacity.plus_all(_NOTHING, list(held.values()))  # noqa: S101
             for key, task in held:
                 record = self._jobs[key].tasks[task].value
                 assert record.worker_id == worker_id  # noqa: S101

@@ -20,23 +20,25 @@ from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
 from fluster_bus.errors import BusError, DisconnectedError, RevisionConflictError
 from fluster_bus.feeds import CaughtUp
-from fluster_bus.messages import JobRecord, JobStatus, Look, Namespace, TaskRecord, WorkerId, WorkerInfo
+from fluster_bus.messages import JobRecord, JobStatus, Look, Namespace, TaskRecord, WorkerId
 from fluster_bus.retries import retried
 from fluster_bus.streams import ensure_namespace, ensure_system, records_table, workers_table
 from fluster_bus.tables import Deleted, Row, Update
-from fluster_services import capacity, lifecycle
+from fluster_services import lifecycle
 from fluster_services.config import RecordLimits, Timing
 from fluster_services.controller.books import Books, JobKey, record_key
+from fluster_services.controller.dispatch import Dispatch
 from fluster_services.controller.event_log import EventLog
 from fluster_services.controller.gangs import Gangs
 from fluster_services.controller.intake import Intake
 from fluster_services.controller.judge import Judge
+from fluster_services.controller.liveness import Liveness
 from fluster_services.controller.offers import Offers
 from fluster_services.controller.progress import ProgressBoard
 from fluster_services.controller.reconcile import missing_tasks, next_records
 from fluster_services.controller.registry_sweep import RegistrySweep
 from fluster_services.controller.retention import RecordSweep
-from fluster_services.controller.scheduler import Place, place_in_line
+from fluster_services.controller.roster import Roster
 from fluster_services.controller.seat import DeposedError, Seat
 from fluster_services.controller.service import ControllerService
 from fluster_services.controller.slim_records import is_slim_end, is_slim_request, whole_end
@@ -71,10 +73,12 @@ class Controller:
         self.bus = bus
         self.config = config
         self.books = Books()
+        timing = config.timing
+        beats = int(timing.worker_timeout_s / timing.heartbeat_s)
+        self.roster = Roster(self.books, Liveness(timing.worker_timeout_s, beats=beats))
         self.waits = Waits()
         self.records = {namespace: records_table(bus, namespace) for namespace in config.namespaces}
         self.workers_table = workers_table(bus)
-        self.workers: dict[WorkerId, WorkerInfo] = {}  # those that have registered
         self.seat = Seat(
             bus,
             config.namespaces,
@@ -86,17 +90,22 @@ class Controller:
         self._leads = False
         self.events = EventLog(bus, self.seat)
         self.intake = Intake(self)
-        self.offers = Offers(self)
         self.gangs = Gangs(self)
         self.judge = Judge(self)
+        self.offers = Offers(self)
         self.registry = RegistrySweep(self)
         self.progress = ProgressBoard(self)
         self.retention = RecordSweep(self)
         self._service = ControllerService(self)
         self._dirty: asyncio.Queue[JobKey] = asyncio.Queue()
-        self._timers: dict[tuple[JobKey, int], asyncio.TimerHandle] = {}  # {task that waits: its next time}
+        self._deadlines: dict[tuple[JobKey, int], asyncio.TimerHandle] = {}  # {task that waits: when it is given up}
         self._queued: set[JobKey] = set()
         self._busy: set[JobKey] = set()
+
+    @property
+    def dispatch(self) -> Dispatch:
+        """The tasks that wait, and the offers that are out."""
+        return self.offers.dispatch
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Stand by, and serve from when this controller leads; `ready` is called once it does either.
@@ -187,11 +196,9 @@ class Controller:
                 if isinstance(change, CaughtUp):
                     read.set()
                 elif isinstance(change, Row):
-                    self.workers[change.value.worker_id] = change.value
-                    self.judge.on_registered(change.value)
+                    self.roster.on_registered(change.value, now=time.monotonic())
                 else:
-                    self.workers.pop(WorkerId(change.key), None)
-                    self.judge.on_left(WorkerId(change.key))
+                    self.roster.on_left(WorkerId(change.key))
 
     def apply(self, row: Row[JobRecord | TaskRecord], *, since: float | None = None) -> None:
         """Take in a record as it was read or written, with everything that follows from it if this controller leads.
@@ -223,37 +230,22 @@ class Controller:
         self.progress.on_task_changed(key, task)
         if lifecycle.is_held(task) and task.worker_id is not None:
             self.judge.on_held(task.worker_id)
-        if task.state.finished() or (task.gang and task.state is JobStatus.PENDING):
-            self.offers.on_room()
-        timer = self._timers.pop((key, task.task), None)
+        now = time.monotonic()
+        self.dispatch.on_task(key, task, pause_s=self.waits.pause_s(key, task, now=now))
+        timer = self._deadlines.pop((key, task.task), None)
         if timer is not None:
             timer.cancel()
-        if task.state is not JobStatus.PENDING or task.kill_requested is not None:
-            self.offers.remove(key, task.task)
-        elif pause_s := self.waits.pause_s(key, task, now=time.monotonic()):
-            self._call_later(pause_s, self._offer, key, task)
-        else:
-            self._offer(key, task)
+        left_s = self.waits.left_s(key, task, now=now)
+        if left_s is not None and task.state is JobStatus.PENDING:
+            self._give_up_later(left_s, key, task)
 
-    def _call_later(
-        self, pause_s: float, call: Callable[[JobKey, TaskRecord], None], key: JobKey, task: TaskRecord
-    ) -> None:
-        self._timers[key, task.task] = asyncio.get_running_loop().call_later(pause_s, call, key, task)
-
-    def _offer(self, key: JobKey, task: TaskRecord) -> None:
-        self._timers.pop((key, task.task), None)
-        if self._still_waits(key, task) is None:
-            return
-        if not task.gang:
-            order = place_in_line(task.order, task.priority)
-            self.offers.add(Place(order, task.task, key), capacity.needed(task.resources))
-        left_s = self.waits.left_s(key, task, now=time.monotonic())
-        if left_s is not None:
-            self._call_later(left_s, self._give_up, key, task)
+    def _give_up_later(self, delay_s: float, key: JobKey, task: TaskRecord) -> None:
+        timer = asyncio.get_running_loop().call_later(delay_s, self._give_up, key, task)
+        self._deadlines[key, task.task] = timer
 
     def _give_up(self, key: JobKey, task: TaskRecord) -> None:
-        self._timers.pop((key, task.task), None)
-        row = self._still_waits(key, task)
+        self._deadlines.pop((key, task.task), None)
+        row = self.books.present(key, task)
         if row is not None:
             reason = f"no worker had room for it within {task.scheduling_timeout_s:g} s"
             given_up = lifecycle.give_up(task, now=time.time(), reason=reason)
@@ -262,13 +254,8 @@ class Controller:
 
     async def _end_waiting(self, key: JobKey, task: TaskRecord, given_up: TaskRecord, revision: int) -> None:
         await self.write_verdicts([(given_up, revision)])
-        if self._still_waits(key, task) is not None:  # it could not be written
-            self._call_later(_PAUSE_AFTER_ERROR_S, self._give_up, key, task)
-
-    def _still_waits(self, key: JobKey, task: TaskRecord) -> Row[TaskRecord] | None:
-        entry = self.books.get(key)
-        row = entry.tasks.get(task.task) if entry is not None else None
-        return row if row is not None and row.value == task else None
+        if self.books.present(key, task) is not None:  # it could not be written
+            self._give_up_later(_PAUSE_AFTER_ERROR_S, key, task)
 
     # ---- writing ----------------------------------------------------------------------------------------
 

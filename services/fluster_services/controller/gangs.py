@@ -77,7 +77,7 @@ class Gangs:
         entry = self._controller.books.get(key)
         if entry is None or entry.job is None or not entry.job.value.request.gang:
             self._waiting.pop(key, None)
-            self._controller.offers.remove_gang(key)
+            self._controller.dispatch.remove_gang(key)
             return
         job, tasks = entry.job.value, entry.task_records()
         if self._gathering is not None and self._gathering[0] == key:
@@ -90,12 +90,12 @@ class Gangs:
             )
             self._pause(key, tasks)
             if key not in self._pausing:
-                self._controller.offers.add_gang(gang.place, need, gang.count)
+                self._controller.dispatch.add_gang(gang.place, need, gang.count)
                 self._wake.set()
         elif is_over or not self.is_gathering(key):
             self._waiting.pop(key, None)
         if is_over or gangs.has_started(job, tasks):
-            self._controller.offers.remove_gang(key)  # one that is only held keeps its place
+            self._controller.dispatch.remove_gang(key)  # one that is only held keeps its place
 
     def on_room(self) -> None:
         """Some worker has room again."""
@@ -140,7 +140,7 @@ class Gangs:
                     break
 
     def _workers_free(self) -> list[tuple[WorkerId, Capacity]]:
-        views = [(WorkerId(view.name), view.free) for view in self._controller.judge.views()]
+        views = [(WorkerId(view.name), view.free) for view in self._controller.roster.views()]
         return [each for each in views if each[0] not in self._left_out]
 
     def _plan(self, gang: WaitingGang, workers_free: list[tuple[WorkerId, Capacity]]) -> list[WorkerId] | None:
@@ -150,7 +150,7 @@ class Gangs:
             return None
         if gang.key in self._pausing:
             return None
-        spared = frozenset(self._controller.offers.spared(gang.place))
+        spared = frozenset(self._controller.dispatch.spared(gang.place))
         workers_free = [each for each in workers_free if each[0] not in spared]
         workers = gangs.assign(gang.need, gang.count, workers_free)
         return workers if len(workers) == gang.count else None
@@ -164,7 +164,7 @@ class Gangs:
         self._recorded.clear()
         try:
             if await self._offer_all(entry, epoch, workers):
-                self._controller.offers.on_gathered(gang.key)
+                self._controller.dispatch.on_gathered(gang.key)
                 for worker_id in workers:
                     self._left_out_s.pop(worker_id, None)
                 async with asyncio.timeout(_RECORDED_TIMEOUT_S):
@@ -224,7 +224,7 @@ class Gangs:
         earlier = self._left_out.pop(worker_id, None)
         if earlier is not None:
             earlier.cancel()
-        registered = self._controller.workers
+        registered = self._controller.roster.workers
         self._left_out_s = {each: before for each, before in self._left_out_s.items() if each in registered}
         pause_s = min(2 * self._left_out_s.get(worker_id, _LEFT_OUT_S / 2), _LONGEST_LEFT_OUT_S)
         self._left_out_s[worker_id] = pause_s
@@ -238,8 +238,7 @@ class Gangs:
 
     async def give_up_misfits(self) -> None:
         """Write the end of gangs that all registered workers together have had no room for, empty, for long enough."""
-        workers = sorted(self._controller.workers.items())
-        totals = [(worker_id, info.total) for worker_id, info in workers if not info.draining]
+        totals = self._controller.roster.totals()
         now = time.monotonic()
         found = {
             gang.key: len(gangs.assign(gang.need, gang.count, totals)) for gang in self._waiting.values() if totals

@@ -30,8 +30,12 @@ class Liveness:
     def on_beat(self, worker_id: WorkerId, *, now: float, free: Capacity) -> bool:
         """A worker lives. Returns True when it has more room than it said before, or is new or back."""
         known = self._workers.get(worker_id)
-        self._workers[worker_id] = _Worker(now, free)
-        return known is None or known.judged_lost or _has_more(free, known.free)
+        if known is None:
+            self._workers[worker_id] = _Worker(now, free)
+            return True
+        has_more = known.judged_lost or _has_more(free, known.free)
+        known.heard_at, known.free, known.missed_beats, known.judged_lost = now, free, 0, False
+        return has_more
 
     def expect(self, worker_id: WorkerId, *, now: float) -> None:
         """A worker is known from the records: it has its full time to be heard."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from fluster_bus.messages import Capacity
 from fluster_services import capacity
 from fluster_services.controller.explain import WorkerView
 
 
-def choose(need: Capacity, count: int, workers: Sequence[WorkerView]) -> tuple[str, ...]:
+def choose(need: Capacity, count: int, workers: Iterable[WorkerView]) -> tuple[str, ...]:
     """The workers that could hold `count` such tasks at once, those that lack least of what these need, by name.
 
     Empty when all together could not.

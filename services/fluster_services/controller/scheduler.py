@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fluster_bus.messages import Capacity
+from fluster_services.capacity import fits
 from fluster_services.controller.books import JobKey
 
 _ORDERS = 1 << 53  # beyond any order of submission
@@ -303,10 +304,11 @@ class Scheduler:
         """All tasks that wait, whether or not they are out."""
         return list(self._waiting)
 
-    def on_room(self) -> None:
-        """Some worker has more room than before."""
+    def on_room(self, free: Capacity | None = None) -> None:
+        """Some worker has more room than before; `free` is all that it has left, where that is known."""
         for line in self._lines.values():
-            line.closed = False
+            if line.closed and (free is None or fits(line.need, free)):
+                line.closed = False
 
     def sanity_check(self) -> None:
         """Raise AssertionError when a waiting task is neither out nor in a line."""

@@ -194,7 +194,7 @@ class ControllerService:
         reason = explain(
             job,
             tasks,
-            self._controller.judge.views(),
+            self._controller.roster.views(),
             ahead=self._ahead(job),
             now=time.time(),
             waits_for=self._waits_for(job),
@@ -206,7 +206,7 @@ class ControllerService:
     def _ahead(self, job: JobRecord) -> int:
         """How many tasks are before its own in the line, those of gangs among them."""
         ahead = sum(gang.count for gang in self._controller.gangs.waiting() if gang.order < _place(job))
-        for key, _task in self._controller.offers.scheduler.waiting():
+        for key, _task in self._controller.dispatch.scheduler.waiting():
             entry = self._controller.books.get(key)
             ahead += entry is not None and entry.job is not None and _place(entry.job.value) < _place(job)
         return ahead
@@ -217,7 +217,7 @@ class ControllerService:
         return {task: pause_s for task, pause_s in pauses.items() if pause_s}
 
     def _reservation(self, job: JobRecord) -> tuple[str, tuple[str, ...]] | None:
-        reservation = self._controller.offers.reservation
+        reservation = self._controller.dispatch.reservation
         if reservation is None:
             return None
         key, workers = reservation

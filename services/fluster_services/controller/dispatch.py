@@ -1,0 +1,254 @@
+"""The flow of offers, without a bus or a clock: what is offered when, to whom, and what follows from each answer.
+
+    waits -> taken -> offered to its class -> by name to those that have room -> accepted
+                  ^                                                           -> declined: its line waits for room
+
+Whoever runs it sends what an offer asks, and gives it the answer: the controller with messages on the bus (see offers.py),
+the simulator with a clock that jumps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Collection, Generator, Iterator
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from fluster_bus import subjects
+from fluster_bus.messages import Capacity, JobStatus, Offer, OfferReply, TaskRecord, WorkerId
+from fluster_bus.tables import Row
+from fluster_services.capacity import class_of, fits, is_between_levels, needed
+from fluster_services.controller.books import Books, JobKey
+from fluster_services.controller.reservation import choose
+from fluster_services.controller.roster import Roster
+from fluster_services.controller.scheduler import Place, Scheduler, place_in_line
+
+log = logging.getLogger(__name__)
+
+_OUT_AT_ONCE = 32
+_TRIES_BESIDE_SPARED = 3  # a class hands an offer to any member: it may be one that is kept free
+_NAMED_BESIDE_SPARED = 32  # workers that are then asked by name
+_CHOOSING_COSTS = 20  # workers to keep free are chosen so seldom that it takes one part in so many of the time
+_FIRST_PAUSE_AFTER_DECLINE_S, _LAST_PAUSE_AFTER_DECLINE_S = 0.01, 0.5
+
+
+class Surroundings(Protocol):
+    """Time, and whom to tell."""
+
+    def now(self) -> float: ...
+    def call_later(self, delay_s: float, action: Callable[[], None], /) -> None: ...
+
+    def on_dispatchable(self) -> None:
+        """`take` may have something."""
+
+    def on_room(self) -> None:
+        """Who does not wait here, such as a gang, may find room too."""
+
+
+class Ask(NamedTuple):
+    """What one offer wants to know: what whoever listens on the subject says to it."""
+
+    subject: str
+    offer: Offer
+
+
+Asking = Generator[Ask, OfferReply | None, None]
+
+
+class Dispatch:
+    """The tasks that wait, and the offers that are out."""
+
+    def __init__(self, books: Books, roster: Roster, around: Surroundings, *, reserve_after_s: float) -> None:
+        self.scheduler = Scheduler()
+        self._books = books
+        self._roster = roster
+        self._around = around
+        self._reserve_after_s = reserve_after_s
+        self._out = 0
+        self._rooms = 0  # how often there was word of more room
+        self._decline_pause_s = _FIRST_PAUSE_AFTER_DECLINE_S
+        self._is_opening = False
+        self._kept_free: tuple[WorkerId, ...] = ()  # for whom the scheduler has a reservation
+        self._chooses_at = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """True while no offer is out, and none is about to be repeated."""
+        return self._out == 0 and not self._is_opening
+
+    def on_task(self, key: JobKey, task: TaskRecord, *, pause_s: float) -> None:
+        """The record of a task has changed; if it waits, it is not to be offered before so much time has passed."""
+        if task.state.finished() or (task.gang and task.state is JobStatus.PENDING):
+            self.on_room(self._roster.left(task.worker_id) if task.worker_id is not None else None)
+        if task.state is not JobStatus.PENDING or task.kill_requested is not None:
+            self._remove(key, task.task)
+        elif task.gang:
+            return  # they are gathered, see gangs.py
+        elif pause_s:
+            self._around.call_later(pause_s, partial(self._add, key, task))
+        else:
+            self._add(key, task)
+
+    def _add(self, key: JobKey, task: TaskRecord) -> None:
+        if self._books.present(key, task) is None:
+            return  # it has changed during its pause
+        place = Place(place_in_line(task.order, task.priority), task.task, key)
+        self.scheduler.add(place, needed(task.resources), now=self._around.now())
+        self._around.on_dispatchable()
+
+    def _remove(self, key: JobKey, task: int) -> None:
+        reserved = self.scheduler.reserved
+        self.scheduler.remove(key, task)
+        if reserved is not None and self.scheduler.reserved is None:
+            self._around.on_room()  # a worker was kept free for it, also from them
+        self._around.on_dispatchable()
+
+    def add_gang(self, place: Place, need: Capacity, count: int) -> None:
+        """A gang waits; it is gathered by others, and has its place in the order here."""
+        self.scheduler.add_gang(place, need, count)
+
+    def remove_gang(self, job: JobKey) -> None:
+        """A gang does not wait any more."""
+        if self.scheduler.remove_gang(job):
+            self._around.on_room()  # workers may have been kept free for it
+            self._around.on_dispatchable()
+
+    def on_gathered(self, job: JobKey) -> None:
+        """All tasks of a gang are claimed."""
+        self.scheduler.on_gathered(job, now=self._around.now())
+        self._around.on_dispatchable()
+
+    def on_room(self, free: Capacity | None = None) -> None:
+        """Some worker has room again; `free` is all that it has left, where that is known."""
+        self._rooms += 1
+        self.scheduler.on_room(free)
+        self._around.on_room()
+        self._around.on_dispatchable()
+
+    def _open_later(self) -> None:
+        """Have what was declined offered again soon; later each time, as long as nobody accepts anything."""
+        if not self._is_opening:
+            self._is_opening = True
+            self._around.call_later(self._decline_pause_s, self._open)
+            self._decline_pause_s = min(2 * self._decline_pause_s, _LAST_PAUSE_AFTER_DECLINE_S)
+
+    def _open(self) -> None:
+        self._is_opening = False
+        self.on_room()
+
+    # ---- reservation ------------------------------------------------------------------------------------
+
+    @property
+    def reservation(self) -> tuple[JobKey, tuple[WorkerId, ...]] | None:
+        """The job that has been overtaken for too long, and the workers that are kept free for it."""
+        place = self.scheduler.reserved
+        return (place.job, self._kept_free) if place is not None else None
+
+    def spared(self, place: Place) -> tuple[WorkerId, ...]:
+        """The workers that whatever stands there may not have, since they are kept free for what is before it."""
+        return self._kept_free if self.scheduler.is_behind_reserved(place) else ()
+
+    def _reserve(self) -> None:
+        """Keep workers free for the first in the order that has been overtaken for too long, if there is one."""
+        roster, scheduler, now = self._roster, self.scheduler, self._around.now()
+        if scheduler.reserved is not None and not all(roster.takes_work(each) for each in self._kept_free):
+            scheduler.release()
+            self._around.on_room()
+        if now < self._chooses_at:
+            return
+        for starving in scheduler.starving(now=now, reserve_after_s=self._reserve_after_s):
+            place = starving.place
+            if scheduler.reserved is not None and place >= scheduler.reserved:
+                break
+            workers = choose(starving.need, starving.count, roster.rooms())
+            if workers:
+                self._kept_free = tuple(WorkerId(worker) for worker in workers)
+                scheduler.reserve(starving)
+                self._around.on_room()
+                log.info("kept free for %s, which others have overtaken: %s", place.job.job_id, ", ".join(workers))
+                break
+        self._chooses_at = now + _CHOOSING_COSTS * (self._around.now() - now)
+
+    # ---- offers -----------------------------------------------------------------------------------------
+
+    def take(self) -> list[tuple[Place, Capacity]]:
+        """What is to be offered now: each is out until its `offer` has come to its end, or `on_unanswered`."""
+        self._reserve()
+        taken = self.scheduler.take(_OUT_AT_ONCE - self._out)
+        self._out += len(taken)
+        return taken
+
+    def offer(self, place: Place, need: Capacity) -> Asking:
+        """Offer a task that was taken: gives what to ask next, and is sent the answer, None when nobody listens."""
+        rooms = self._rooms
+        entry = self._books.get(place.job)
+        row = entry.tasks.get(place.task) if entry is not None else None
+        if row is None:
+            self.scheduler.remove(place.job, place.task)
+        else:
+            accepted, is_worth_repeating = yield from self._place(row, place, need)
+            if accepted:
+                # The worker's claim is in the record, which takes the task out of the line when it arrives.
+                self.scheduler.on_accepted(need, place, now=self._around.now())
+                self._decline_pause_s = _FIRST_PAUSE_AFTER_DECLINE_S
+            else:
+                if is_worth_repeating:
+                    self._open_later()  # the line waits as a whole, and so stays in order
+                # Room that came while the offer was out must not be forgotten because of the answer from before.
+                self.scheduler.on_declined(place, need, room=rooms != self._rooms)
+        self._come_back()
+
+    def on_unanswered(self, place: Place, need: Capacity) -> None:
+        """What was asked got no answer: it is perhaps claimed, perhaps not.
+
+        Offering it again does no harm, since only one claim of a revision succeeds.
+        """
+        self.scheduler.on_declined(place, need, room=True)
+        self._come_back()
+
+    def _come_back(self) -> None:
+        self._out -= 1
+        self._around.on_dispatchable()
+
+    def _place(
+        self, row: Row[TaskRecord], place: Place, need: Capacity
+    ) -> Generator[Ask, OfferReply | None, tuple[bool, bool]]:
+        """Whether a worker has claimed the task, and if none did, whether another may."""
+        task = row.value
+        spared = self.spared(place)
+        offer = Offer(
+            namespace=task.namespace,
+            job_id=task.job_id,
+            task=task.task,
+            attempt=task.attempt,
+            revision=row.revision,
+            spared=spared,
+        )
+        offered = class_of(need)
+        if offered is not None:
+            answer = yield Ask(offered.subject, offer)
+            for _ in range(_TRIES_BESIDE_SPARED - 1):
+                if answer is None or not answer.spared:
+                    break
+                answer = yield Ask(offered.subject, offer)
+            if answer is not None and not answer.spared:
+                # A worker that has just become full may still be reached; the next offer goes to another, or to nobody.
+                return answer.accepted, True
+            if answer is None and not is_between_levels(need, offered):
+                return False, False
+        has_declined = False
+        for worker_id in self._candidates(place, need, spared):
+            answer = yield Ask(subjects.worker_verb(worker_id, "offer"), offer)
+            if answer is not None and answer.accepted:
+                return True, True
+            has_declined |= answer is not None and fits(need, self._roster.said_free(worker_id))
+        # One that said it has room may have had another reason, which passes without that it ever has more room to tell of.
+        return False, has_declined
+
+    def _candidates(self, place: Place, need: Capacity, spared: Collection[WorkerId]) -> Iterator[WorkerId]:
+        """The workers that have room by the records."""
+        if place == self.scheduler.reserved:
+            yield from self._kept_free  # they may have got room since
+        found = (worker_id for worker_id, _ in self._roster.with_room(need) if worker_id not in spared)
+        yield from itertools.islice(found, _NAMED_BESIDE_SPARED if spared else None)

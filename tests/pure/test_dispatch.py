@@ -1,0 +1,211 @@
+"""The flow of offers: whom a task is offered to in turn, and what follows from the answers. No bus, and no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from fluster_bus.messages import (
+    Capacity,
+    Entrypoint,
+    JobId,
+    JobRecord,
+    JobRequest,
+    JobStatus,
+    Namespace,
+    OfferReply,
+    ResourceConfig,
+    TaskRecord,
+    WorkerId,
+    WorkerInfo,
+)
+from fluster_bus.tables import Row
+from fluster_services import lifecycle
+from fluster_services.controller.books import Books, record_key
+from fluster_services.controller.dispatch import Ask, Dispatch
+from fluster_services.controller.liveness import Liveness
+from fluster_services.controller.roster import Roster
+
+GIB = 1 << 30
+A, B = WorkerId("a"), WorkerId("b")
+ON_CLASS = "fluster.sys.dispatch.cpu.none.0.c4000m.m1024"
+
+
+class Cluster:
+    """Two workers of 4 CPUs, and a dispatch whose offers are answered by hand."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.later: list[tuple[float, Callable[[], None]]] = []
+        self.books = Books()
+        self.roster = Roster(self.books, Liveness(1e9))
+        self.dispatch = Dispatch(self.books, self.roster, self, reserve_after_s=30.0)
+        self._revision = 0
+        for worker_id in (A, B):
+            total = Capacity(cpu=4, memory=64 * GIB)
+            info = WorkerInfo(worker_id=worker_id, host="", pid=1, total=total, version="", python="", started_at=0.0)
+            self.roster.on_registered(info, now=0.0)
+            self.roster.on_beat(worker_id, now=0.0, free=total)
+
+    def now(self) -> float:
+        return self.time
+
+    def call_later(self, delay_s: float, action: Callable[[], None], /) -> None:
+        self.later.append((self.time + delay_s, action))
+
+    def on_dispatchable(self) -> None:
+        """The tests take by themselves."""
+
+    def on_room(self) -> None:
+        """There are no gangs."""
+
+    def write(self, record: JobRecord | TaskRecord, *, pause_s: float = 0.0) -> None:
+        self._revision += 1
+        key = self.books.apply(Row(record_key(record), record, self._revision))
+        assert key is not None
+        if isinstance(record, TaskRecord):
+            self.dispatch.on_task(key, record, pause_s=pause_s)
+
+    def submit(self, name: str, cpu: float, *, pause_s: float = 0.0) -> TaskRecord:
+        resources = ResourceConfig.with_cpu(cpu, memory=GIB)
+        request = JobRequest(name=name, entrypoint=Entrypoint(command=("true",)), resources=resources)
+        job = lifecycle.new_job(Namespace("default"), JobId(name), request, order=self._revision, now=0.0)
+        self.write(job)
+        (task,) = lifecycle.new_tasks(job)
+        self.write(task, pause_s=pause_s)
+        return task
+
+    def claim(self, task: TaskRecord, worker_id: WorkerId) -> TaskRecord:
+        claimed = lifecycle.claim(task, attempt=1, worker_id=worker_id, now=self.time)
+        assert claimed is not None
+        self.write(claimed)
+        return claimed
+
+    def end(self, task: TaskRecord) -> None:
+        assert task.worker_id is not None
+        ended = lifecycle.end(
+            task, attempt=1, worker_id=task.worker_id, now=self.time, state=JobStatus.SUCCEEDED, reason=""
+        )
+        assert ended is not None
+        self.write(ended)
+
+    def taken(self) -> list[str]:
+        return [place.job.job_id for place, _ in self.dispatch.take()]
+
+    def offer(self, *answers: OfferReply | None) -> list[Ask]:
+        """Offer what comes next; returns what was asked, which is as much as there are answers for."""
+        ((place, need),) = self.dispatch.take()
+        asking = self.dispatch.offer(place, need)
+        asks = [next(asking)]
+        asks += [asking.send(answer) for answer in answers[:-1]]
+        with pytest.raises(StopIteration):
+            asking.send(answers[-1])
+        return asks
+
+    def find_nobody(self) -> None:
+        """Offer all that may be offered; nobody has room."""
+        for place, need in self.dispatch.take():
+            assert list(self.dispatch.offer(place, need))
+
+
+def _no(worker_id: WorkerId = A) -> OfferReply:
+    return OfferReply(worker_id=worker_id, accepted=False)
+
+
+def _subjects(asks: list[Ask]) -> list[str]:
+    return [ask.subject for ask in asks]
+
+
+def test_a_task_on_a_level_is_offered_to_its_class_alone() -> None:
+    cluster = Cluster()
+    cluster.submit("job", 4)
+    assert _subjects(cluster.offer(None)) == [ON_CLASS]
+    assert cluster.taken() == [], "nobody has room"
+    assert cluster.dispatch.is_idle
+
+
+def test_a_task_between_two_levels_is_then_offered_by_name_to_those_with_room() -> None:
+    cluster = Cluster()
+    cluster.claim(cluster.submit("other", 2), A)
+    cluster.submit("job", 3)
+    asks = cluster.offer(None, OfferReply(worker_id=B, accepted=True))
+    assert _subjects(asks) == [ON_CLASS, "fluster.sys.workers.b.offer"]
+    assert asks[0].offer.job_id == "job"
+
+
+def test_room_is_found_as_soon_as_the_record_tells_of_it() -> None:
+    cluster = Cluster()
+    held = cluster.claim(cluster.submit("one", 2), A)
+    cluster.claim(cluster.submit("two", 2), B)
+    cluster.submit("job", 3)
+    cluster.offer(None)
+    assert cluster.taken() == []
+    cluster.end(held)  # no worker has beaten since
+    assert _subjects(cluster.offer(None, _no()))[1:] == ["fluster.sys.workers.a.offer"]
+
+
+def test_room_that_is_too_small_wakes_only_what_fits() -> None:
+    cluster = Cluster()
+    first, second = cluster.submit("first", 1), cluster.submit("second", 1)
+    cluster.claim(cluster.submit("large", 3), A)
+    cluster.claim(cluster.submit("other", 4), B)
+    held = cluster.claim(first, A)
+    cluster.submit("waits", 4)
+    cluster.find_nobody()
+    assert cluster.taken() == []
+    cluster.end(held)
+    assert cluster.taken() == ["second"]
+    cluster.dispatch.on_room()  # a worker told of room: how much is not known
+    assert cluster.taken() == ["waits"]
+    assert second.state is JobStatus.PENDING
+
+
+def test_what_a_worker_declined_that_said_to_have_room_is_offered_again_soon_and_then_later() -> None:
+    cluster = Cluster()
+    cluster.submit("job", 4)
+    pauses = []
+    for _ in range(8):
+        cluster.offer(_no())
+        assert cluster.taken() == []
+        ((at, action),) = cluster.later
+        pauses.append(round(at - cluster.time, 3))
+        cluster.later.clear()
+        action()
+    assert pauses == [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5]
+
+
+def test_room_that_came_while_an_offer_was_out_is_not_forgotten() -> None:
+    cluster = Cluster()
+    cluster.submit("job", 4)
+    ((place, need),) = cluster.dispatch.take()
+    asking = cluster.dispatch.offer(place, need)
+    next(asking)
+    cluster.dispatch.on_room()
+    with pytest.raises(StopIteration):
+        asking.send(None)
+    assert cluster.taken() == ["job"]
+
+
+def test_an_offer_without_an_answer_is_made_again() -> None:
+    cluster = Cluster()
+    cluster.submit("job", 4)
+    ((place, need),) = cluster.dispatch.take()
+    next(cluster.dispatch.offer(place, need))
+    assert not cluster.dispatch.is_idle
+    cluster.dispatch.on_unanswered(place, need)
+    assert cluster.dispatch.is_idle
+    assert cluster.taken() == ["job"]
+
+
+def test_a_task_is_not_offered_before_its_pause_is_over_nor_when_it_has_changed_meanwhile() -> None:
+    cluster = Cluster()
+    cluster.submit("kept", 1, pause_s=5.0)
+    killed = lifecycle.request_kill(cluster.submit("killed", 1, pause_s=5.0), now=1.0, reason="")
+    assert killed is not None
+    cluster.write(killed)
+    assert cluster.taken() == []
+    for at, action in cluster.later:
+        assert at == 5.0
+        action()
+    assert cluster.taken() == ["kept"]

@@ -1,0 +1,138 @@
+"""Who has room, found without a look at each worker: whatever happens, the same as a look at each would find."""
+
+import random
+
+import pytest
+
+from fluster_bus.messages import (
+    Capacity,
+    Entrypoint,
+    JobId,
+    JobRequest,
+    JobStatus,
+    Namespace,
+    ResourceConfig,
+    TaskRecord,
+    WorkerId,
+    WorkerInfo,
+)
+from fluster_bus.tables import Row
+from fluster_services import capacity, lifecycle
+from fluster_services.controller.books import Books, record_key
+from fluster_services.controller.first_fit import FirstFit
+from fluster_services.controller.liveness import Liveness
+from fluster_services.controller.roster import Roster
+
+NAMESPACE = Namespace("default")
+
+
+def _capacity(dice: random.Random) -> Capacity:
+    zone = (f"zone={dice.choice('ab')}",) if dice.random() < 0.5 else ()
+    free = Capacity(cpu=dice.randrange(5), memory=dice.randrange(5), disk=dice.randrange(3), labels=zone)
+    if dice.random() < 0.7:
+        return free
+    gpus = {"device": "gpu", "variant": dice.choice(("h100", "a100")), "devices": dice.randrange(1, 5)}
+    return free.model_copy(update=gpus)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_search_finds_just_those_with_room(seed: int) -> None:
+    dice = random.Random(seed)
+    room, free = FirstFit(), dict[WorkerId, Capacity]()
+    for _ in range(300):
+        worker_id = WorkerId(f"w{dice.randrange(2 + 2 * seed)}")
+        if dice.random() < 0.3:
+            room.remove(worker_id)
+            free.pop(worker_id, None)
+        else:
+            free[worker_id] = _capacity(dice)
+            room.put(worker_id, free[worker_id])
+        need = _capacity(dice)
+        found = list(room.with_room(need))
+        assert dict(found) == {each: left for each, left in free.items() if capacity.fits(need, left)}
+        assert len(dict(found)) == len(found)
+
+
+def test_a_search_sees_what_changes_before_it() -> None:
+    room, need = FirstFit(), Capacity(cpu=1)
+    for each in "abc":
+        room.put(WorkerId(each), Capacity(cpu=1))
+    search = room.with_room(need)
+    first = next(search)[0]
+    later = [worker_id for worker_id, _ in room.with_room(need) if worker_id != first]
+    room.put(later[0], Capacity())
+    assert [worker_id for worker_id, _ in search] == later[1:]
+
+
+def _info(worker_id: str, *, draining: bool = False) -> WorkerInfo:
+    return WorkerInfo(
+        worker_id=WorkerId(worker_id),
+        host="host",
+        pid=1,
+        total=Capacity(cpu=4, memory=4 << 30),
+        version="1",
+        python="3.12",
+        started_at=0.0,
+        draining=draining,
+    )
+
+
+class Cluster:
+    def __init__(self) -> None:
+        self.books = Books()
+        self.roster = Roster(self.books, Liveness(10.0))
+        self._revision = 0
+
+    def apply(self, record: TaskRecord) -> None:
+        self._revision += 1
+        self.books.apply(Row(record_key(record), record, self._revision))
+
+    def free(self, need: Capacity | None = None) -> dict[WorkerId, float]:
+        return {worker_id: free.cpu for worker_id, free in self.roster.with_room(need or Capacity())}
+
+
+def _task(cpu: float) -> TaskRecord:
+    request = JobRequest(
+        name="job", entrypoint=Entrypoint(command=("true",)), resources=ResourceConfig.with_cpu(cpu, memory=1 << 30)
+    )
+    (task,) = lifecycle.new_tasks(lifecycle.new_job(NAMESPACE, JobId("job"), request, order=1, now=0.0))
+    return task
+
+
+def test_what_a_worker_has_left_follows_the_records() -> None:
+    cluster = Cluster()
+    a, b = WorkerId("a"), WorkerId("b")
+    cluster.roster.on_registered(_info("a"), now=0.0)
+    cluster.roster.on_registered(_info("b"), now=0.0)
+    assert cluster.free() == {a: 4, b: 4}
+    held = lifecycle.claim(_task(3), attempt=1, worker_id=a, now=0.0)
+    assert held is not None
+    cluster.apply(held)
+    assert cluster.free() == {a: 1, b: 4}
+    assert cluster.free(Capacity(cpu=2)) == {b: 4}
+    assert [(view.name, view.free.cpu, view.jobs) for view in cluster.roster.views()] == [
+        ("a", 1, ("job",)),
+        ("b", 4, ()),
+    ]
+    ended = lifecycle.end(held, attempt=1, worker_id=a, now=1.0, state=JobStatus.SUCCEEDED, reason="")
+    assert ended is not None
+    cluster.apply(ended)
+    assert cluster.free() == {a: 4, b: 4}
+
+
+def test_only_those_that_live_and_take_work_have_room() -> None:
+    cluster = Cluster()
+    a, b = WorkerId("a"), WorkerId("b")
+    cluster.roster.on_registered(_info("a"), now=0.0)
+    cluster.roster.on_registered(_info("b"), now=0.0)
+    cluster.roster.on_beat(b, now=8.0, free=Capacity(cpu=4))
+    assert cluster.roster.take_lost(now=11.0) == [a]
+    assert cluster.free() == {b: 4}
+    assert cluster.roster.dead() == [a]
+    assert cluster.roster.on_beat(a, now=12.0, free=Capacity(cpu=4))
+    assert cluster.free() == {a: 4, b: 4}
+    cluster.roster.on_registered(_info("b", draining=True), now=12.0)
+    assert cluster.free() == {a: 4}
+    cluster.roster.on_left(a)
+    assert cluster.free() == {}
+    assert cluster.roster.views() == []
