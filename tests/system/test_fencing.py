@@ -55,11 +55,6 @@ def begin_and_end(ledger: Path) -> str:
     return f"echo begin $FLUSTER_ATTEMPT >> {ledger}; echo $$ > {ledger}.$FLUSTER_ATTEMPT; echo ready; exec sleep 600"
 
 
-def stop_all(processes: list[psutil.Process], number: signal.Signals) -> None:
-    for process in processes:
-        process.send_signal(number)
-
-
 @pytest.mark.parametrize("frozen", ["worker", "worker, keeper and task"])
 def test_a_machine_that_was_frozen_past_the_timeout_runs_nothing_twice(
     daemons: Daemons, tmp_path: Path, frozen: str
@@ -74,12 +69,14 @@ def test_a_machine_that_was_frozen_past_the_timeout_runs_nothing_twice(
         assert keeper is not None
         worker = psutil.Process(daemons.running["w1"].pid)
         stopped = [worker] if frozen == "worker" else [worker, keeper, task]
-        stop_all(stopped, signal.SIGSTOP)
+        for each in stopped:
+            each.send_signal(signal.SIGSTOP)
         daemons.start_worker("w2")
         wait_ready(cluster, job_id, lines=2)
         if frozen == "worker":
             assert not _lives(task), "its keeper should have stopped it"
-        stop_all([each for each in stopped if each.is_running()], signal.SIGCONT)
+        for each in reversed(stopped):  # the task first: its keeper ends it as soon as it can
+            each.send_signal(signal.SIGCONT)
         wait_until(lambda: not _lives(task), 30)
         wait_until(lambda: _alive(cluster) == {"w1", "w2"}, 30)
         info = cluster.poll(job_id)

@@ -1,6 +1,5 @@
 """Limits as the kernel enforces them. Where it does not let us, these tests are skipped, and say so."""
 
-import json
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 from fluster.cluster import Cluster, LocalCluster
 from fluster.errors import ClusterStartError
 from fluster_bus.messages import JobStatus, ResourceConfig
+from fluster_services.worker.attempt_directory import KEEPER_FILE, read_json_lines
 from fluster_services.worker.limits import group_name
 from tests.system.daemons import PATIENT, Daemons
 from tests.system.job_requests import call, command, wait_ready
@@ -108,7 +108,7 @@ def test_no_group_is_left_when_the_worker_was_killed(
             (attempt,) = [path for path in (tmp_path / "w1/attempts").iterdir() if path.is_dir()]
             name = group_name(attempt)
             assert groups(name)
-            keeper_pid = json.loads((attempt / "keeper.json").read_text())["keeper_pid"]
+            keeper_pid = read_json_lines(attempt / KEEPER_FILE)["started"]["keeper_pid"]
             daemons.kill("w1")
             if victims == "worker":
                 gate.write_text("go\n")
