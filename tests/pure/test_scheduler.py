@@ -222,6 +222,18 @@ def test_the_cost_of_a_task_does_not_grow_with_the_gangs_that_wait() -> None:
     assert costs[1] < 1.2 * costs[0]
 
 
+def test_who_starves_first_is_found_without_a_look_at_each_gang() -> None:
+    costs = []
+    for gangs in (20, 2_000):
+        scheduler = Scheduler()
+        for order in range(gangs):
+            scheduler.add_gang(_gang_place(order), NEEDS[0], 4)
+        scheduler.on_accepted(NEEDS[0], _place(3 * gangs), now=0)
+        first = scheduler.starving(now=10, reserve_after_s=10)
+        costs.append(_calls(partial(next, first)))
+    assert costs[1] == costs[0]
+
+
 def _accept_many(scheduler: Scheduler) -> None:
     for number in range(1_000):
         scheduler.on_accepted(NEEDS[0], _place(number))
@@ -443,7 +455,7 @@ def test_nothing_is_reserved_for_what_nobody_overtakes() -> None:
         scheduler.add(_place(number), SMALL, now=0)
     for place, need in scheduler.take(1):
         scheduler.on_declined(place, need, room=False)
-    assert scheduler.starving(now=1_000, reserve_after_s=10) == []
+    assert [*scheduler.starving(now=1_000, reserve_after_s=10)] == []
 
 
 def test_what_is_behind_a_reservation_closes_no_line_before_it() -> None:
@@ -566,10 +578,10 @@ def test_a_gang_that_is_held_needs_no_reservation_and_starves_still_when_it_is_l
     scheduler.remove(gang.job, 0)
     assert scheduler.reserved == gang, "its task is claimed, which others may not be"
     scheduler.on_gathered(gang.job, now=11)
-    assert scheduler.starving(now=12, reserve_after_s=10) == []
+    assert [*scheduler.starving(now=12, reserve_after_s=10)] == []
     assert not scheduler.is_behind_reserved(_place(9))
     scheduler.add_gang(gang, SMALL, 4)
-    assert scheduler.starving(now=12, reserve_after_s=10) == [starving]
+    assert [*scheduler.starving(now=12, reserve_after_s=10)] == [starving]
 
 
 def test_a_gang_overtakes_a_task_that_is_before_it() -> None:
@@ -580,4 +592,4 @@ def test_a_gang_overtakes_a_task_that_is_before_it() -> None:
     ((place, need),) = scheduler.take(1)
     scheduler.on_declined(place, need, room=False)
     scheduler.on_gathered(gang.job, now=5)
-    assert scheduler.starving(now=15, reserve_after_s=10) == [Starving(large, LARGE)]
+    assert [*scheduler.starving(now=15, reserve_after_s=10)] == [Starving(large, LARGE)]

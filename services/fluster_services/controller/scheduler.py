@@ -16,7 +16,9 @@ Priorities are strict: a task waits as long as there is one of a higher priority
 
 from __future__ import annotations
 
+import bisect
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -89,6 +91,7 @@ class Scheduler:
         self._since: dict[tuple[JobKey, int], float] = {}  # {task: when it was added}
         self._gangs: dict[JobKey, _Gang] = {}
         self._not_overtaken: list[Place] = []  # heap of gangs; those that are held or gone stay until they come up
+        self._overtaken: list[Place] = []  # of gangs, in the order; also those that are held
         self._reserved: Place | None = None
         self._reserved_need: Capacity | None = None
         self._last_reserved: Place | None = None
@@ -193,6 +196,7 @@ class Scheduler:
             gang = self._gangs.get(heapq.heappop(self._not_overtaken).job)
             if gang is not None and not gang.is_held and gang.overtaken_since is None:
                 gang.overtaken_since = now
+                bisect.insort(self._overtaken, gang.place)
 
     def _is_passed(self, line: _Line, place: Place) -> bool:
         """True when the line's first task is before that place, and found no room, or is about to hear so."""
@@ -233,6 +237,8 @@ class Scheduler:
     def remove_gang(self, job: JobKey) -> bool:
         """A gang does not wait any more; False when it did not."""
         gang = self._gangs.pop(job, None)
+        if gang is not None and gang.overtaken_since is not None:
+            del self._overtaken[bisect.bisect_left(self._overtaken, gang.place)]
         if gang is not None and gang.place == self._reserved:
             self.release()
         return gang is not None
@@ -249,7 +255,7 @@ class Scheduler:
 
     # ---- reserve and backfill ---------------------------------------------------------------------------
 
-    def starving(self, *, now: float, reserve_after_s: float) -> list[Starving]:
+    def starving(self, *, now: float, reserve_after_s: float) -> Iterator[Starving]:
         """Those that have been overtaken for too long, in the order: the first of each line, and the gangs."""
         tasks = [
             Starving(line.heap[0], line.need)
@@ -258,12 +264,13 @@ class Scheduler:
             and self._has_task(line)
             and now - max(line.overtaken_since, self._since[line.heap[0].job, line.heap[0].task]) >= reserve_after_s
         ]
-        gangs = [
+        gangs = (
             Starving(gang.place, gang.need, gang.count)
-            for gang in self._gangs.values()
+            for gang in (self._gangs[place.job] for place in self._overtaken)
             if gang.overtaken_since is not None and not gang.is_held and now - gang.overtaken_since >= reserve_after_s
-        ]
-        return sorted(tasks + gangs, key=lambda each: each.place)
+        )
+        # Whoever asks seldom looks beyond the first, and there may be thousands of gangs.
+        return heapq.merge(sorted(tasks, key=_by_place), gangs, key=_by_place)
 
     @property
     def reserved(self) -> Place | None:
@@ -316,9 +323,15 @@ class Scheduler:
         assert set(self._waiting) <= lined | set(self._out)  # noqa: S101
         assert set(self._out) <= set(self._waiting)  # noqa: S101
         assert set(self._since) == set(self._waiting)  # noqa: S101
+        overtaken = [gang.place for gang in self._gangs.values() if gang.overtaken_since is not None]
+        assert self._overtaken == sorted(overtaken)  # noqa: S101
         reserved = self._reserved
         if reserved is not None:
             assert (reserved.job, reserved.task) in self._waiting or reserved.job in self._gangs  # noqa: S101
+
+
+def _by_place(starving: Starving) -> Place:
+    return starving.place
 
 
 def _at_least(need: Capacity, other: Capacity) -> bool:
