@@ -30,6 +30,7 @@ _NEEDS = (
 )
 _GANG_TASK = ResourceConfig.with_cpu(4, memory=8 * GIB)
 _PRIORITIES = ((0.8, 0), (0.1, 10), (0.1, -10))
+_LONGEST = 10  # times the mean
 _AFTER_ONE_OF = 20  # those that were submitted just before
 
 
@@ -52,7 +53,7 @@ class Workload:
     gangs: float = 0.01  # of the jobs
     gang_tasks_up_to: int = 8
     dependent: float = 0.1  # of the jobs, that run after another
-    task_s: float = 3_600.0  # on average; most are much shorter, a few much longer
+    task_s: float = 10_800.0  # on average; most are much shorter, a few much longer
     failing: float = 0.01  # of the attempts
     days_between_losses: float = 20.0  # of one worker
     repair_s: float = 3_600.0
@@ -92,9 +93,9 @@ class Workload:
             yield time, _job_id(number), wanted
 
     def duration_s(self, dice: random.Random) -> float:
-        """How long an attempt runs: log-normal, with the mean of `task_s`."""
+        """How long an attempt runs: log-normal, with about the mean of `task_s`, and some end."""
         spread = 1.0
-        return dice.lognormvariate(math.log(self.task_s) - spread * spread / 2, spread)
+        return min(_LONGEST * self.task_s, dice.lognormvariate(math.log(self.task_s) - spread * spread / 2, spread))
 
 
 def _job_id(number: int) -> JobId:
