@@ -50,7 +50,11 @@ _LOADS = ((0.7, 0.0), (0.9, 0.3))  # of the CPUs on average, and how far noon is
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator", description=__doc__)
-    parser.add_argument("--full", action="store_true", help="up to 10,000 workers and 1,000,000 jobs: some minutes")
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="up to 10,000 workers and 1,000,000 jobs, with the larger load: some minutes",
+    )
     parser.add_argument("--workers", type=int, help="simulate just one size")
     parser.add_argument("--jobs", type=int, default=100_000)
     parser.add_argument("--load", type=float, help="CPUs asked for on average, of those there are")
@@ -60,7 +64,9 @@ def main() -> None:
     sizes: tuple[tuple[int, int], ...] = _FULL if options.full else _SMALL
     if options.workers is not None:
         sizes = ((options.workers, options.jobs),)
-    loads = _LOADS if options.load is None else ((options.load, options.swing),)
+    loads = _LOADS[-1:] if options.full else _LOADS
+    if options.load is not None:
+        loads = ((options.load, options.swing),)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in _COLUMNS:
         table.add_column(name, justify="right")
