@@ -19,6 +19,7 @@ from fluster.actors.frames import Moment
 from fluster.actors.futures import is_running
 from fluster.actors.members import Member
 from fluster.actors.policies import Policy
+from fluster.actors.retries import pause_before_retry
 from fluster.actors.rosters import Change, Joined, Known, Left, Roster, Unknown
 from fluster.cluster import AsyncCluster
 from fluster.errors import ActorNotFoundError, ActorTimeoutError, ConnectionLostError, MailboxFullError
@@ -61,6 +62,7 @@ class Caller:
         self._inbox = bus.inbox()
         self._arrived: deque[Call | Broadcast] = deque()  # by any thread
         self._held: deque[tuple[float, Call | Broadcast]] = deque()  # (since when, item), while there is no connection
+        self._retrying: set[Call] = set()  # they pause before they are sent again
         self._moving: set[str] = set()  # pools whose waiting calls may have found room
         self._awake = False
         self._wake = asyncio.Event()
@@ -164,6 +166,7 @@ class Caller:
         self._finish(self._desk.close(error), final=True)
         held, self._held = self._held, deque()
         self._finish((Done(item, ok=False, error=error) for _since, item in held), final=True)
+        self._finish([Done(call, ok=False, error=error) for call in self._retrying], final=True)
         self._drop_arrived(error)
         for roster in self._rosters.values():
             roster.tell(Known())
@@ -359,7 +362,8 @@ class Caller:
             watch = self._watches.pop(name, None)
             if watch is not None:
                 watch.cancel()
-            self._finish(self._desk.close_pool(name, error))
+            paused = [Done(call, ok=False, error=error) for call in self._retrying if call.pool == name]
+            self._finish([*self._desk.close_pool(name, error), *paused], final=True)
 
     def _on_change(self, name: str, change: Change) -> None:
         if self._closed is not None:
@@ -377,19 +381,43 @@ class Caller:
 
     def _fail_waiting(self, name: str, error: Exception) -> None:
         if name in self._rosters:
-            self._finish(self._desk.fail_waiting(name, error))
+            self._finish(self._desk.fail_waiting(name, error), final=True)
 
     # ---- the end of a call ------------------------------------------------------------------------------
 
     def _finish(self, done: Iterable[Done], *, final: bool = False) -> None:
         unexplained = []
         for each in done:
+            if not (each.ok or final) and self._retry(each):
+                continue
             if isinstance(each.error, NobodyServesError) and not final:
                 unexplained.append(each)
             else:
                 _settle(each, each.error)
         if unexplained:
             self._bus.spawn(self._explain(unexplained), "explanation")
+
+    def _retry(self, done: Done) -> bool:
+        """Whether the call is sent again, after a pause, rather than over."""
+        call, roster = done.call, self._rosters.get(done.call.pool)
+        if isinstance(call, Broadcast) or roster is None or call.ticket.done() or len(self._retrying) >= MAX_QUEUED:
+            return False
+        allowed = roster.retries.get(call.method, 0) if call.retries is None else call.retries
+        pause_s = pause_before_retry(done, allowed, frames.now()) if allowed else None
+        if pause_s is None:
+            return False
+        call.retried += 1
+        self._retrying.add(call)
+        self.loop.call_later(pause_s, self._send_again, call)
+        return True
+
+    def _send_again(self, call: Call) -> None:
+        self._retrying.discard(call)
+        if call.ticket.done():  # it ran into its deadline, or was taken back
+            return
+        call.over, call.tried = False, ()
+        self._arrived.append(call)
+        self._wake.set()
 
     async def _explain(self, done: list[Done]) -> None:
         """End calls for which there is nobody with names that are near, and with what to do."""

@@ -22,6 +22,7 @@ class Call:
     timeout_s: float | None = None
     deadline: Moment | None = None
     pinned: str | None = None  # the only endpoint that it may go to
+    retries: int | None = None  # as its method declares; None: as the registry tells
     owner: object = None  # lives on as long as the call is under way
     # The desk's notes:
     order: int = 0
@@ -31,6 +32,7 @@ class Call:
     number: int | None = None  # of the message in which it is out
     # The shell's:
     timer: Any = None
+    retried: int = 0
 
     def __str__(self) -> str:
         return f"{self.pool}.{self.method}"

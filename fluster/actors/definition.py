@@ -17,6 +17,7 @@ C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_CONCURRENCY = 1_000
+MAX_RETRIES = 1_000_000
 _ACTOR_MARK, _METHOD_MARK = "__fluster_actor__", "__fluster_method__"
 _CONTEXT_PARAMETER = "ctx"
 _RESOURCES = ResourceConfig(cpu=0, memory=256 << 20)  # an actor mostly waits
@@ -51,9 +52,16 @@ class MethodOptions:
     """What `@method(…)` takes."""
 
     timeout: float | None = None  # seconds; of calls that name none themselves
+    retries: int = 0  # how often a call is sent again whose delivery failed: it may then run more than once
+    retry_exceptions: tuple[type[Exception], ...] = ()  # raised by the method itself, they are retried as well
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout)
+        if isinstance(self.retries, bool) or not isinstance(self.retries, int) or not 0 <= self.retries <= MAX_RETRIES:
+            raise ValueError(f"retries={self.retries!r}: give a number from 0 to {MAX_RETRIES}")
+        check_exceptions("retry_exceptions", self.retry_exceptions)
+        if self.retry_exceptions and not self.retries:
+            raise ValueError("retry_exceptions needs retries=…: without it no call is sent again")
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,8 @@ class MethodInfo:
     is_async: bool
     takes_context: bool
     timeout: float | None
+    retries: int
+    retry_exceptions: tuple[type[Exception], ...]
     signature: str
     doc: str
 
@@ -77,6 +87,14 @@ def check_timeout(timeout: float | None) -> float | None:
     if not timeout > 0:
         raise ValueError(f"timeout={timeout!r}: give a number of seconds above 0, or None to wait without end")
     return timeout
+
+
+def check_exceptions(option: str, classes: tuple[type[Exception], ...]) -> None:
+    """Raise TypeError for what are no classes of exceptions."""
+    if not isinstance(classes, tuple) or not all(
+        isinstance(cls, type) and issubclass(cls, Exception) for cls in classes
+    ):
+        raise TypeError(f"{option}={classes!r}: give a tuple of classes of exceptions, such as (OSError,)")
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -124,7 +142,10 @@ def method(function: F, /) -> F: ...
 @overload
 def method(function: None = None, /, **options: Any) -> Callable[[F], F]: ...
 def method(function: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
-    """Give a method of an actor options of its own: timeout (seconds). Raises TypeError for any other."""
+    """Give a method of an actor options of its own: the fields of MethodOptions.
+
+    timeout (seconds), retries, retry_exceptions. Raises TypeError for any other.
+    """
     chosen = _options("method", MethodOptions, options)
 
     def mark(marked: F) -> F:
@@ -179,6 +200,8 @@ def _method_info(name: str, attribute: Any, function: Callable[..., Any], defaul
         is_async=inspect.iscoroutinefunction(inspect.unwrap(function)),
         takes_context=takes_context,
         timeout=options.timeout if options.timeout is not None else default,
+        retries=options.retries,
+        retry_exceptions=options.retry_exceptions,
         signature=f"{name}{shown}",
         doc=inspect.getdoc(function) or "",
     )

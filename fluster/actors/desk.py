@@ -413,6 +413,7 @@ class _Routing:
                 ticket,
                 timeout_s=broadcast.timeout_s,
                 deadline=broadcast.deadline,
+                retries=0,
                 order=broadcast.order,
                 owner=broadcast.owner,
             )

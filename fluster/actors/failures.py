@@ -16,6 +16,9 @@ _MAX_TEXT = 64 << 10  # characters of a traceback or message; an exception never
 _NEVER_THEMSELVES = (StopIteration, StopAsyncIteration, concurrent.futures.CancelledError)
 _FIRST_FRAMES_KEPT, _LAST_KEPT = 8 << 10, 48 << 10
 
+# What the actor says about sending a call again.
+RETRY = "retry"  # it may be, as far as its method declares retries
+
 
 def traceback_of(error: BaseException, *, skipped_frames: int = 0) -> str:
     """The traceback as text, without the outermost frames, which are ours."""
@@ -37,11 +40,11 @@ def type_name(error: BaseException) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def encode_failure(error: BaseException, *, skipped_frames: int = 0) -> bytes:
+def encode_failure(error: BaseException, *, skipped_frames: int = 0, advice: str = "") -> bytes:
     """An exception for the wire: as itself where it survives pickling, and always as text."""
     text = traceback_of(error, skipped_frames=skipped_frames)
     itself = _pickled(error) if isinstance(error, Exception) and not isinstance(error, _NEVER_THEMSELVES) else None
-    return pickle.dumps((type_name(error), _shortened(message_of(error)), text, itself))
+    return pickle.dumps((type_name(error), _shortened(message_of(error)), text, itself, advice))
 
 
 def message_of(error: BaseException) -> str:
@@ -61,7 +64,13 @@ def _pickled(error: Exception) -> bytes | None:
         return None
 
 
+def advice_of(payload: bytes) -> str:
+    """What the actor says about sending the call again. The exception itself is not read: its class may be slow to import."""
+    *_, advice = pickle.loads(payload)
+    return advice if isinstance(advice, str) else ""
+
+
 def decode_failure(payload: bytes) -> Exception:
     """The exception, with the remote traceback as a note; a RemoteError when it cannot be had as itself here."""
-    kind, message, text, itself = pickle.loads(payload)
+    kind, message, text, itself, *_ = pickle.loads(payload)
     return restored(itself, RemoteError(kind, message, text), traceback=text, where="at the actor")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fluster.actors import frames
 from fluster.actors.hosted import HostedActor
 from fluster.actors.intake import Intake
-from fluster.actors.members import DISCONNECTED_AT, LEAVING, TIMEOUTS
+from fluster.actors.members import DISCONNECTED_AT, LEAVING, RETRIES, TIMEOUTS
 from fluster.actors.outbox import Outbox
 from fluster.cluster import AsyncCluster
 from fluster_bus import subjects
@@ -59,8 +59,12 @@ class Host:
     def endpoint(self, name: str, endpoint_id: EndpointId, actor: HostedActor, metadata: Mapping[str, str]) -> Endpoint:
         """What the registry will tell of an actor."""
         address = subjects.actor_member(self._cluster.namespace, name, endpoint_id)
-        timeouts = {method.name: method.timeout for method in actor.methods.values() if method.timeout is not None}
-        notes = {TIMEOUTS: json.dumps(timeouts)} if timeouts else {}
+        methods = actor.methods.values()
+        told = {
+            TIMEOUTS: {method.name: method.timeout for method in methods if method.timeout is not None},
+            RETRIES: {method.name: method.retries for method in methods if method.retries},
+        }
+        notes = {note: json.dumps(values) for note, values in told.items() if values}
         return self._cluster.new_endpoint(name, address, endpoint_id=endpoint_id, metadata={**metadata, **notes})
 
     async def open(self, served: Served) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from fluster.actors import frames
 from fluster.actors.context import ActorContext
 from fluster.actors.definition import MethodInfo, methods_of, near, options_of
-from fluster.actors.failures import encode_failure, message_of, traceback_of, type_name
+from fluster.actors.failures import RETRY, encode_failure, message_of, traceback_of, type_name
 from fluster.actors.mailbox import Mailbox
 from fluster.actors.outbox import Outbox, Reply
 from fluster.errors import ActorDiedError, ActorTimeoutError, MailboxFullError
@@ -122,7 +122,8 @@ class HostedActor:
         except TimeoutError:
             log.warning("%s was still busy after %g s", self.context.actor_name, timeout_s)
         for job in self._mailbox.close(len(self._lanes)):
-            self._fail(job, ActorDiedError(f"{self.context.actor_name} was shut down; the call was not run"))
+            error = ActorDiedError(f"{self.context.actor_name} was shut down; the call was not run")
+            self._fail(job, error, advice=RETRY)
 
     # ---- on the actor's threads -------------------------------------------------------------------------
 
@@ -193,7 +194,7 @@ class HostedActor:
         self._send(job, ok=True, payload=payload)
         return None
 
-    def _fail(self, job: _Job, error: BaseException) -> None:
+    def _fail(self, job: _Job, error: BaseException, *, advice: str = "") -> None:
         counts = self.counts.get(job.method)
         if counts is not None:
             counts.errors += 1
@@ -205,12 +206,17 @@ class HostedActor:
                 "%s.%s failed, and nobody waits for it: %s", self.context.actor_name, job.method, message_of(error)
             )
         elif not job.is_json:
-            self._send(job, ok=False, payload=encode_failure(error, skipped_frames=1))
+            advice = advice or self._advice_about(job, error)
+            self._send(job, ok=False, payload=encode_failure(error, skipped_frames=1, advice=advice))
         else:
             kind, text = type_name(error), message_of(error)
             headers = error_headers(kind, text)
             body = codec.encode_json_error(kind, text, traceback_of(error, skipped_frames=1))
             self._outbox.add(Reply(job.reply, "", 0, ok=False, payload=body, headers=headers))
+
+    def _advice_about(self, job: _Job, error: BaseException) -> str:
+        info = self.methods.get(job.method)
+        return RETRY if info is not None and isinstance(error, info.retry_exceptions) else ""
 
     def _send(self, job: _Job, *, ok: bool, payload: bytes) -> None:
         endpoint_id = "" if job.is_json else str(self.context.endpoint_id)

@@ -18,6 +18,7 @@ DISCONNECTED_AT = (
     f"{OWN_METADATA}disconnected-at"  # when it last lost its connection, and what was on its way to it with that
 )
 TIMEOUTS = f"{OWN_METADATA}timeouts"  # JSON, {method: seconds}
+RETRIES = f"{OWN_METADATA}retries"  # JSON, {method: how often a call that was not delivered is sent again}
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Member:
     leaving: bool = False
     disconnected_at: Moment | None = None
     timeouts: Mapping[str, float] | None = None
+    retries: Mapping[str, int] | None = None
 
     @classmethod
     def of(cls, endpoint: Endpoint) -> Self:
@@ -42,6 +44,7 @@ class Member:
         metadata = dict(endpoint.metadata)
         disconnected_at = metadata.pop(DISCONNECTED_AT, None)
         timeouts = metadata.pop(TIMEOUTS, None)
+        retries = metadata.pop(RETRIES, None)
         return cls(
             endpoint_id=endpoint.endpoint_id,
             name=endpoint.name,
@@ -53,6 +56,7 @@ class Member:
             leaving=metadata.pop(LEAVING, None) is not None,
             disconnected_at=None if disconnected_at is None else Moment(*json.loads(disconnected_at)),
             timeouts=None if timeouts is None else json.loads(timeouts),
+            retries=None if retries is None else json.loads(retries),
             metadata=metadata,
         )
 

@@ -97,6 +97,8 @@ class AsyncActorPool(Generic[T]):
         timeout = self._timeout_of(method) if timeout is None else timeout
         future = ActorFuture[Any](f"{self.name}.{method}", self._caller.loop)
         call = Call(self._key, method, payload, future, timeout, deadline_of(timeout), pinned=endpoint_id, owner=self)
+        if self._methods is not None and method in self._methods:
+            call.retries = self._methods[method].retries
         self._caller.submit(call)
         return future
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -56,6 +56,9 @@ class Roster:
     name: str
     on_change: Callable[[str, Change], None]
     members: dict[str, Member] = field(default_factory=dict)  # {endpoint id: member}
+    retries: Mapping[str, int] = field(
+        default_factory=dict
+    )  # {method: how often}, as told last, if by one that is gone
     known: bool = False
     users: int = 0  # pools that need it
     error: BusError | None = None
@@ -75,6 +78,7 @@ class Roster:
                 if self.members.get(member.endpoint_id) == member:
                     return  # a lease was renewed
                 self.members[member.endpoint_id] = member
+                self.retries = member.retries or {}
             case Left(endpoint_id):
                 if self.members.pop(endpoint_id, None) is None:
                     return

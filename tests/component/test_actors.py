@@ -50,13 +50,15 @@ TIMEOUT_S = 20.0
 
 
 class Proxy:
-    """A way to the server that can be cut, while others stay."""
+    """A way to the server that can be cut, or held up, while others stay."""
 
     def __init__(self, server_port: int) -> None:
         self._server_port = server_port
         self._listener: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._ways: set[asyncio.Task[None]] = set()
+        self._flows = asyncio.Event()
+        self._flows.set()
 
     @classmethod
     async def open(cls, server_port: int) -> Proxy:
@@ -81,8 +83,16 @@ class Proxy:
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65_536):
+                await self._flows.wait()
                 writer.write(data)
         writer.close()
+
+    async def hold(self) -> None:
+        """Let nothing through until `release`; the connections stand."""
+        self._flows.clear()
+
+    async def release(self) -> None:
+        self._flows.set()
 
     async def cut(self) -> None:
         """End all connections; new ones are let through."""
@@ -92,6 +102,7 @@ class Proxy:
 
     async def close(self) -> None:
         assert self._listener is not None
+        self._flows.set()
         self._listener.close()
         await self.cut()
         await asyncio.gather(*self._ways, return_exceptions=True)
