@@ -63,6 +63,7 @@ class Caller:
         self._arrived: deque[Call | Broadcast] = deque()  # by any thread
         self._held: deque[tuple[float, Call | Broadcast]] = deque()  # (since when, item), while there is no connection
         self._retrying: set[Call] = set()  # they pause before they are sent again
+        self._probing: set[str] = set()  # pools whose mailboxes were full are looked at again in a moment
         self._moving: set[str] = set()  # pools whose waiting calls may have found room
         self._awake = False
         self._wake = asyncio.Event()
@@ -279,11 +280,26 @@ class Caller:
         self._finish(done)
         if done:
             self._move(done[0].call.pool)
+        for name in self._desk.turned_away():
+            self._move(name)
+            self._probe_later(name)
 
     def _move(self, name: str) -> None:
         if self._desk.has_waiting(name):
             self._moving.add(name)
             self._wake.set()
+
+    def _probe_later(self, name: str) -> None:
+        if name not in self._probing:
+            self._probing.add(name)
+            self.loop.call_later(_PAUSE_S, self._probe, name)
+
+    def _probe(self, name: str) -> None:
+        self._probing.discard(name)
+        self._desk.probe(name)
+        self._move(name)
+        if name in self._desk.turned_away():
+            self._probe_later(name)
 
     def _resume(self, name: str) -> None:
         self._desk.resume(name)

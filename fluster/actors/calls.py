@@ -22,6 +22,7 @@ class Call:
     timeout_s: float | None = None
     deadline: Moment | None = None
     pinned: str | None = None  # the only endpoint that it may go to
+    waits: bool = False  # for room, when it finds mailboxes full
     retries: int | None = None  # as its method declares; None: as the registry tells
     owner: object = None  # lives on as long as the call is under way
     # The desk's notes:

@@ -17,12 +17,15 @@ from typing import Any
 
 from fluster.actors import frames
 from fluster.actors.calls import Broadcast, Call, Done, Send
+from fluster.actors.failures import FULL, advice_of
 from fluster.actors.frames import Moment, WireReply
 from fluster.actors.members import Member
+from fluster.actors.overflow import Overflow
 from fluster.actors.policies import Policy
-from fluster.errors import ActorDiedError, ActorNotFoundError, ConnectionLostError
+from fluster.errors import ActorDiedError, ActorNotFoundError, ConnectionLostError, MailboxFullError
 
 RECONNECT_GRACE_S = 5.0
+MAX_TURNED_AWAY = 100_000  # calls of one pool that wait for room in mailboxes
 
 
 class NobodyServesError(ActorNotFoundError):
@@ -50,6 +53,7 @@ class _Pool:
     known: bool = False  # its members have been read
     paused: bool = False
     waiting: deque[Call | Broadcast] = field(default_factory=deque)
+    overflow: Overflow = field(default_factory=Overflow)
 
     @property
     def blocked(self) -> bool:
@@ -76,6 +80,7 @@ class Desk:
         self._calls = 0
         self._grace_until: Moment | None = None
         self.bytes_out = 0  # payloads of calls that are out
+        self._turns_away = False  # some pool has calls that wait for room
 
     # ---- pools ------------------------------------------------------------------------------------------
 
@@ -97,7 +102,7 @@ class Desk:
     def fail_waiting(self, name: str, error: Exception) -> list[Done]:
         """End the calls of a pool that have not been sent."""
         pool = self._pools[name]
-        waiting, pool.waiting = pool.waiting, deque()
+        waiting, pool.waiting = [*pool.overflow.clear(), *pool.waiting], deque()
         return [self._over(item, error) for item in waiting if not (isinstance(item, Call) and item.over)]
 
     def members(self, name: str) -> list[Member]:
@@ -179,7 +184,8 @@ class Desk:
         return routing.finish()
 
     def has_waiting(self, name: str) -> bool:
-        return name in self._pools and bool(self._pools[name].waiting)
+        pool = self._pools.get(name)
+        return pool is not None and (bool(pool.waiting) or pool.overflow.has_room())
 
     def in_grace(self, now: Moment) -> bool:
         """True for a while after a reconnect, when members may be missing that come back."""
@@ -206,11 +212,38 @@ class Desk:
         done = []
         for index, ok, payload in replies:
             call = self._take(number, endpoint_id if out.member is None else index)
-            if call is not None:
-                out.pool.policy.on_done(endpoint_id, now)
-                call.over = True
-                done.append(Done(call, ok, payload))
+            if call is None:
+                continue
+            if call.waits and not ok and advice_of(payload) == FULL:
+                self._turn_away(out.pool, endpoint_id, call)
+                continue
+            out.pool.policy.on_done(endpoint_id, now)
+            if self._turns_away:
+                out.pool.overflow.on_answer()
+            call.over = True
+            done.append(Done(call, ok, payload))
         return done
+
+    def _turn_away(self, pool: _Pool, endpoint_id: str, call: Call) -> None:
+        call.tried = (*call.tried, endpoint_id)
+        everywhere = call.pinned is not None or all(each.endpoint_id in call.tried for each in pool.choices)
+        if everywhere:
+            call.tried = ()
+        pool.overflow.turn_away(call, everywhere=everywhere)
+        self._turns_away = True
+
+    def turned_away(self) -> list[str]:
+        """Pools with calls that wait for room in mailboxes."""
+        if not self._turns_away:
+            return []
+        names = [pool.name for pool in self._pools.values() if pool.overflow]
+        self._turns_away = bool(names)
+        return names
+
+    def probe(self, name: str) -> None:
+        """Let one of the calls that wait for room go, to see whether there is some."""
+        if name in self._pools:
+            self._pools[name].overflow.probe()
 
     def on_no_responders(self, number: int, now: Moment) -> tuple[list[Call], list[Done]]:
         """Calls that were not delivered and are to be routed again, and those for which there is no other member.
@@ -325,7 +358,7 @@ class Desk:
 
     def waiting(self) -> list[Call | Broadcast]:
         """The calls that wait in their pools, those that are over included."""
-        return [item for pool in self._pools.values() for item in pool.waiting]
+        return [item for pool in self._pools.values() for item in (*pool.waiting, *pool.overflow)]
 
     def sanity_check(self) -> None:
         """Raise AssertionError when the books do not agree with each other."""
@@ -342,7 +375,7 @@ class Desk:
             for endpoint_id, count in pool.out.items():
                 if count != counted.get((pool.name, endpoint_id), 0):
                     raise AssertionError(f"{endpoint_id} of {pool.name} has {count} calls by the books: {counted}")
-            for item in pool.waiting:
+            for item in (*pool.waiting, *pool.overflow):
                 if isinstance(item, Call) and item.number is not None:
                     raise AssertionError(f"{item} waits and is out")
 
@@ -363,12 +396,27 @@ class _Routing:
             item.order = self._desk._next_order()  # noqa: SLF001
         if pool is None:
             self._done.append(Desk._over(item, ActorNotFoundError(f"{item}: the pool was shut down")))  # noqa: SLF001
+        elif isinstance(item, Call) and item.waits and pool.overflow:
+            self._add_overflow(pool, item)
         elif pool.waiting or not self._place(pool, item):
             pool.keep_waiting(item)  # also behind others that wait: none overtakes
+
+    def _add_overflow(self, pool: _Pool, call: Call) -> None:
+        if len(pool.overflow) < MAX_TURNED_AWAY:
+            pool.overflow.add(call)
+            return
+        text = f"{call}: the mailboxes are full, and {MAX_TURNED_AWAY:,} calls wait for room already: wait for some"
+        self._refuse(call, MailboxFullError(text))
 
     def add_waiting(self, pool: _Pool) -> None:
         while pool.waiting and self._place(pool, pool.waiting[0]):
             pool.waiting.popleft()
+        while not pool.waiting and (call := pool.overflow.take()) is not None:
+            if all(each.endpoint_id in call.tried for each in pool.choices):
+                call.tried = ()
+            if not self._place(pool, call):
+                pool.overflow.add(call)
+                break
 
     def _place(self, pool: _Pool, item: Call | Broadcast) -> bool:
         """True when the item does not have to wait: it goes out, or it is over."""

@@ -18,6 +18,7 @@ _FIRST_FRAMES_KEPT, _LAST_KEPT = 8 << 10, 48 << 10
 
 # What the actor says about sending a call again.
 RETRY = "retry"  # it may be, as far as its method declares retries
+FULL = "full"  # once the mailbox has room again, if its caller wants to wait for that
 
 
 def traceback_of(error: BaseException, *, skipped_frames: int = 0) -> str:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from fluster.actors import frames
 from fluster.actors.context import ActorContext
 from fluster.actors.definition import MethodInfo, methods_of, near, options_of
-from fluster.actors.failures import RETRY, encode_failure, message_of, traceback_of, type_name
+from fluster.actors.failures import FULL, RETRY, encode_failure, message_of, traceback_of, type_name
 from fluster.actors.mailbox import Mailbox
 from fluster.actors.outbox import Outbox, Reply
 from fluster.errors import ActorDiedError, ActorTimeoutError, MailboxFullError
@@ -109,7 +109,7 @@ class HostedActor:
                 f"{self.context.actor_name} has {len(self._mailbox):,} calls waiting: "
                 "send less at a time, or add members to its pool"
             )
-            self._fail(job, MailboxFullError(text))
+            self._fail(job, MailboxFullError(text), advice=FULL)
 
     async def drain(self, timeout_s: float) -> None:
         """Finish what is in the mailbox, then end the threads. After `timeout_s` what waits is told that it was not run."""

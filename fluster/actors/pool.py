@@ -86,25 +86,34 @@ class AsyncActorPool(Generic[T]):
         return Verb(self, "broadcast", lambda *call: AsyncBroadcastResult(self._broadcast(*call)))
 
     def _submit(
-        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float | None
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float | None, wait: bool
     ) -> ActorFuture[Any]:
-        return self.submit_to(None, method, codec.encode((args, kwargs)), timeout=timeout)
+        return self.submit_to(None, method, codec.encode((args, kwargs)), timeout=timeout, wait=wait)
 
     def submit_to(
-        self, endpoint_id: str | None, method: str, payload: bytes, *, timeout: float | None = None
+        self,
+        endpoint_id: str | None,
+        method: str,
+        payload: bytes,
+        *,
+        timeout: float | None = None,
+        wait: bool = False,
     ) -> ActorFuture[Any]:
         """Send a call whose arguments are pickled already, to one member or to whom the policy chooses."""
         timeout = self._timeout_of(method) if timeout is None else timeout
         future = ActorFuture[Any](f"{self.name}.{method}", self._caller.loop)
         call = Call(self._key, method, payload, future, timeout, deadline_of(timeout), pinned=endpoint_id, owner=self)
+        call.waits = wait
         if self._methods is not None and method in self._methods:
             call.retries = self._methods[method].retries
         self._caller.submit(call)
         return future
 
     def _broadcast(
-        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float | None
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float | None, wait: bool
     ) -> Answers[Any]:
+        if wait:
+            raise TypeError("broadcast(wait=True): a broadcast does not wait for room; send it again to who had none")
         timeout = self._timeout_of(method) if timeout is None else timeout
         answers = Answers[Any](f"{self.name}.{method}", self._caller.loop)
         payload = codec.encode((args, kwargs))
@@ -292,11 +301,14 @@ class Verb(Generic[T]):
         self._verb = verb
         self._start = start
 
-    def __call__(self, *, timeout: float | None = None) -> T:
-        """The actors' methods. `timeout` in seconds counts from each call, and goes before the method's own."""
+    def __call__(self, *, timeout: float | None = None, wait: bool = False) -> T:
+        """The actors' methods. `timeout` in seconds counts from each call, and goes before the method's own.
+
+        With `wait`, a call that finds all mailboxes full waits for room, rather than raise MailboxFullError.
+        """
         if timeout is not None:
             check_timeout(timeout)
-        return cast("T", _Methods(self._pool, self._start, timeout))
+        return cast("T", _Methods(self._pool, self._start, timeout, wait))
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -305,19 +317,20 @@ class Verb(Generic[T]):
 
 
 class _Methods:
-    __slots__ = ("_pool", "_start", "_timeout")
+    __slots__ = ("_pool", "_start", "_timeout", "_wait")
 
-    def __init__(self, pool: AsyncActorPool[Any], start: Callable[..., Any], timeout: float | None) -> None:
+    def __init__(self, pool: AsyncActorPool[Any], start: Callable[..., Any], timeout: float | None, wait: bool) -> None:
         self._pool = pool
         self._start = start
         self._timeout = timeout
+        self._wait = wait
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         self._pool.check_method(name)
-        start, timeout = self._start, self._timeout
+        start, timeout, wait = self._start, self._timeout, self._wait
 
         def method(*args: Any, **kwargs: Any) -> Any:
-            return start(name, args, kwargs, timeout)
+            return start(name, args, kwargs, timeout, wait)
 
         method.__name__ = name
         return method

@@ -11,14 +11,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fluster.actors.calls import Broadcast, Call, Done, Send
 from fluster.actors.desk import RECONNECT_GRACE_S, Desk, NobodyServesError
-from fluster.actors.frames import MAX_BYTES, MAX_CALLS, Moment
+from fluster.actors.failures import FULL, encode_failure
+from fluster.actors.frames import MAX_BYTES, MAX_CALLS, Moment, WireReply
 from fluster.actors.futures import ActorFuture
 from fluster.actors.members import Member
 from fluster.actors.policies import LeastOutstanding, Policy, RoundRobin
-from fluster.errors import ActorDiedError, ActorNotFoundError, ConnectionLostError
+from fluster.errors import ActorDiedError, ActorNotFoundError, ConnectionLostError, MailboxFullError
 from fluster_bus.messages import EndpointId
 
 START = Moment("boot", 1_000.0, 1_700_000_000.0)
+FULL_REPLY = encode_failure(MailboxFullError("full"), advice=FULL)
 
 
 def member(endpoint_id: str, *, leaving: bool = False, disconnected_at: Moment | None = None) -> Member:
@@ -26,8 +28,8 @@ def member(endpoint_id: str, *, leaving: bool = False, disconnected_at: Moment |
     return Member(EndpointId(endpoint_id), "pool", address, leaving=leaving, disconnected_at=disconnected_at)
 
 
-def call(method: str = "m", *, size: int = 1, pinned: str | None = None) -> Call:
-    return Call("pool", method, b"x" * size, ActorFuture[Any](f"pool.{method}"), pinned=pinned)
+def call(method: str = "m", *, size: int = 1, pinned: str | None = None, waits: bool = False) -> Call:
+    return Call("pool", method, b"x" * size, ActorFuture[Any](f"pool.{method}"), pinned=pinned, waits=waits)
 
 
 def broadcast(opened: list[ActorFuture[Any]]) -> Broadcast:
@@ -245,6 +247,48 @@ def test_a_closed_pool_ends_everything() -> None:
     assert errors(desk.route([call()], START)[1]) == [ActorNotFoundError]
 
 
+def full(send: Send) -> list[WireReply]:
+    return [(index, False, FULL_REPLY) for index in range(len(send.calls))]
+
+
+def test_calls_that_wait_for_room_follow_the_answers_in_order() -> None:
+    desk = desk_with("a")
+    (plain,), _ = desk.route([call("plain")], START)
+    (send,), _ = desk.route([call(str(number), waits=True) for number in range(5)], START)
+    assert desk.on_reply(send.number, "a", full(send), START) == []
+    assert desk.turned_away() == ["pool"]
+    assert desk.route([call("5", waits=True)], START) == ([], [])  # it does not overtake
+    assert desk.route_waiting("pool", START) == ([], [])
+    desk.on_reply(plain.number, "a", [(0, True, b"")], START)
+    sends, _ = desk.route_waiting("pool", START)
+    assert targets(sends) == [("a", ["0", "1"])]
+    desk.on_reply(sends[0].number, "a", [(0, True, b""), (1, True, b"")], START)
+    sends, _ = desk.route_waiting("pool", START)
+    assert targets(sends) == [("a", ["2", "3", "4", "5"])]
+    desk.on_reply(sends[0].number, "a", [(index, True, b"") for index in range(4)], START)
+    assert desk.turned_away() == []
+
+
+def test_one_that_does_not_wait_is_told_of_the_full_mailbox_also_while_others_wait() -> None:
+    desk = desk_with("a")
+    (send,), _ = desk.route([call("waits", waits=True), call("not")], START)
+    assert [str(each.call) for each in desk.on_reply(send.number, "a", full(send), START)] == ["pool.not"]
+    assert targets(desk.route([call("not either")], START)[0]) == [("a", ["not either"])]
+
+
+def test_where_one_mailbox_is_full_another_is_tried_at_once() -> None:
+    desk = desk_with("a", "b")
+    (send,), _ = desk.route([call("1", waits=True)], START)
+    assert desk.on_reply(send.number, "a", full(send), START) == []
+    (send,), _ = desk.route_waiting("pool", START)
+    assert targets([send]) == [("b", ["1"])]
+    assert desk.on_reply(send.number, "b", full(send), START) == []
+    assert desk.route_waiting("pool", START) == ([], [])
+    desk.probe("pool")
+    (send,), _ = desk.route_waiting("pool", START)
+    assert targets([send]) == [("a", ["1"])]
+
+
 class Histories(RuleBasedStateMachine):
     """A client, its members and the bus, in whichever order things happen."""
 
@@ -283,7 +327,7 @@ class Histories(RuleBasedStateMachine):
             self.messages[send.number] = send
             if send.member is not None:
                 orders = self.sent.setdefault(send.member.endpoint_id, [])
-                new = [each.order for each in send.calls if not each.tried and each.pinned is None]
+                new = [each.order for each in send.calls if not (each.tried or each.pinned or each.waits)]
                 assert new == sorted(new)
                 orders += new
 
@@ -310,9 +354,9 @@ class Histories(RuleBasedStateMachine):
         self.desk.on_known("pool")
         self.send(self.desk.route_waiting("pool", self.now))
 
-    @rule(pins=st.lists(st.sampled_from([None, None, None, "a", "b"]), min_size=1, max_size=5))
-    def submit(self, pins: list[str | None]) -> None:
-        calls = [call(pinned=pin) for pin in pins]
+    @rule(pins=st.lists(st.sampled_from([None, None, None, "a", "b"]), min_size=1, max_size=5), waits=st.booleans())
+    def submit(self, pins: list[str | None], waits: bool) -> None:
+        calls = [call(pinned=pin, waits=waits) for pin in pins]
         self.issued += calls
         self.send(self.desk.route(calls, self.now))
 
@@ -328,6 +372,19 @@ class Histories(RuleBasedStateMachine):
         indexes = range(len(send.calls)) if whole else [data.draw(st.integers(0, len(send.calls) - 1))]
         endpoint_id = send.member.endpoint_id if send.member else data.draw(self.names)
         self.end(self.desk.on_reply(number, endpoint_id, [(index, True, b"") for index in indexes], self.now))
+        self.send(self.desk.route_waiting("pool", self.now))
+
+    @precondition(lambda self: bool(self.messages))
+    @rule(data=st.data())
+    def mailbox_is_full(self, data: st.DataObject) -> None:
+        send = self.messages[data.draw(st.sampled_from(sorted(self.messages)))]
+        endpoint_id = send.member.endpoint_id if send.member else data.draw(self.names)
+        self.end(self.desk.on_reply(send.number, endpoint_id, full(send), self.now))
+        self.send(self.desk.route_waiting("pool", self.now))
+
+    @rule()
+    def probe(self) -> None:
+        self.desk.probe("pool")
         self.send(self.desk.route_waiting("pool", self.now))
 
     @precondition(lambda self: bool(self.messages))

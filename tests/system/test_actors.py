@@ -301,6 +301,10 @@ SERVER = """
         def hello(self, name):
             return f"hello {name}"
 
+        def wait_long(self):
+            print("waits", flush=True)
+            threading.Event().wait()
+
     with Cluster() as cluster:
         server = ActorServer(cluster)
         server.register(sys.argv[1], Served())
@@ -322,6 +326,10 @@ def test_a_server_in_a_script(
         pool.wait_for_size(1)
         assert pool.call().hello("you") == "hello you"
         assert pool.members()[0].job_id is None
+        out = pool.submit().wait_long() if end is signal.SIGKILL else None
+        if out is not None:
+            assert server.stdout is not None
+            assert server.stdout.readline() == "waits\n"
         server.send_signal(end)
         output, _ = server.communicate(timeout=PATIENCE_S)
         if end is signal.SIGTERM:
@@ -330,6 +338,9 @@ def test_a_server_in_a_script(
         # At once, unless the call came before the bus had noticed the death: then by the lease.
         with pytest.raises((ActorNotFoundError, ActorDiedError)):
             pool.call(timeout=PATIENCE_S).hello("you")
+        if out is not None:
+            with pytest.raises(ActorDiedError, match="may have run"):
+                out.result(PATIENCE_S)
     finally:
         server.kill()
         server.communicate()
