@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 from fluster.actors.context import ActorContext
@@ -33,14 +33,19 @@ class ActorOptions:
     timeout: float | None = None  # seconds; of calls that name none themselves
     mailbox_calls: int = 10_000  # waiting; more are answered with MailboxFullError
     mailbox_bytes: int = 64 << 20
+    # {group: how many calls of its methods run at the same time}; each has a mailbox of its own
+    concurrency_groups: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.name is not None:
             check_name("actor name", self.name)
         if not isinstance(self.resources, ResourceConfig):
             raise TypeError(f"resources={self.resources!r}: give a ResourceConfig, such as ResourceConfig.with_cpu(1)")
-        if not isinstance(self.max_concurrency, int) or not 1 <= self.max_concurrency <= MAX_CONCURRENCY:
-            raise ValueError(f"max_concurrency={self.max_concurrency!r}: give a number from 1 to {MAX_CONCURRENCY}")
+        _check_at_once("max_concurrency", self.max_concurrency)
+        if not isinstance(self.concurrency_groups, Mapping):
+            raise TypeError(f"concurrency_groups={self.concurrency_groups!r}: give a dict, such as {{'io': 2}}")
+        for group, at_once in self.concurrency_groups.items():
+            _check_at_once(f"concurrency_groups[{check_name('concurrency group', group)!r}]", at_once)
         for limit in ("mailbox_calls", "mailbox_bytes"):
             if not isinstance(getattr(self, limit), int) or getattr(self, limit) < 1:
                 raise ValueError(f"{limit}={getattr(self, limit)!r}: give a number from 1 on")
@@ -54,6 +59,7 @@ class MethodOptions:
     timeout: float | None = None  # seconds; of calls that name none themselves
     retries: int = 0  # how often a call is sent again whose delivery failed: it may then run more than once
     retry_exceptions: tuple[type[Exception], ...] = ()  # raised by the method itself, they are retried as well
+    concurrency_group: str | None = None  # one of the class's concurrency_groups
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout)
@@ -74,8 +80,14 @@ class MethodInfo:
     timeout: float | None
     retries: int
     retry_exceptions: tuple[type[Exception], ...]
+    concurrency_group: str | None
     signature: str
     doc: str
+
+
+def _check_at_once(option: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_CONCURRENCY:
+        raise ValueError(f"{option}={value!r}: give a number from 1 to {MAX_CONCURRENCY}")
 
 
 def check_timeout(timeout: float | None) -> float | None:
@@ -124,7 +136,7 @@ def actor(cls: C | None = None, /, **options: Any) -> C | Callable[[C], C]:
     """Give a class options for its life as an actor; bare `@actor` leaves all at their defaults.
 
     The options are the fields of ActorOptions: name, resources, max_concurrency, timeout, mailbox_calls,
-    mailbox_bytes. Raises TypeError for any other, and for what is no class.
+    mailbox_bytes, concurrency_groups. Raises TypeError for any other, and for what is no class.
     """
     chosen = _options("actor", ActorOptions, options)
 
@@ -144,7 +156,7 @@ def method(function: None = None, /, **options: Any) -> Callable[[F], F]: ...
 def method(function: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
     """Give a method of an actor options of its own: the fields of MethodOptions.
 
-    timeout (seconds), retries, retry_exceptions. Raises TypeError for any other.
+    timeout (seconds), retries, retry_exceptions, concurrency_group. Raises TypeError for any other.
     """
     chosen = _options("method", MethodOptions, options)
 
@@ -172,7 +184,7 @@ def name_of(cls: type) -> str:
 
 def methods_of(cls: type) -> dict[str, MethodInfo]:
     """The methods of a class that can be called from outside: those without a leading underscore."""
-    default = options_of(cls).timeout
+    options = options_of(cls)
     found = {}
     for name in dir(cls):
         if name.startswith("_"):
@@ -180,8 +192,18 @@ def methods_of(cls: type) -> dict[str, MethodInfo]:
         attribute = inspect.getattr_static(cls, name)
         function = attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
         if callable(function) and not isinstance(function, type):
-            found[name] = _method_info(name, attribute, function, default)
+            found[name] = _method_info(name, attribute, function, options.timeout)
+            _check_group(cls, found[name], options.concurrency_groups)
     return found
+
+
+def _check_group(cls: type, method: MethodInfo, groups: Mapping[str, int]) -> None:
+    group = method.concurrency_group
+    if group is not None and group not in groups:
+        raise ValueError(
+            f"{cls.__name__}.{method.name} is in concurrency_group={group!r}, which its class does not have"
+            f"{near(group, groups)}: declare it with @actor(concurrency_groups={{{group!r}: 1}})"
+        )
 
 
 def _method_info(name: str, attribute: Any, function: Callable[..., Any], default: float | None) -> MethodInfo:
@@ -202,6 +224,7 @@ def _method_info(name: str, attribute: Any, function: Callable[..., Any], defaul
         timeout=options.timeout if options.timeout is not None else default,
         retries=options.retries,
         retry_exceptions=options.retry_exceptions,
+        concurrency_group=options.concurrency_group,
         signature=f"{name}{shown}",
         doc=inspect.getdoc(function) or "",
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from inspect import iscoroutine
@@ -15,6 +14,7 @@ from fluster.actors import frames
 from fluster.actors.context import ActorContext
 from fluster.actors.definition import MethodInfo, methods_of, near, options_of
 from fluster.actors.failures import FULL, RETRY, encode_failure, message_of, traceback_of, type_name
+from fluster.actors.lanes import Lanes
 from fluster.actors.mailbox import Mailbox
 from fluster.actors.outbox import Outbox, Reply
 from fluster.errors import ActorDiedError, ActorTimeoutError, MailboxFullError
@@ -64,23 +64,28 @@ class HostedActor:
         self.kind = type(instance).__name__
         self._functions: dict[str, Callable[..., Any]] = {name: getattr(instance, name) for name in self.methods}
         self._functions[frames.PING] = lambda: True
-        self._mailbox: Mailbox[_Job] = Mailbox(
-            max_items=self._options.mailbox_calls, max_bytes=self._options.mailbox_bytes
-        )
-        has_async = any(method.is_async for method in self.methods.values())
-        has_sync = not all(method.is_async for method in self.methods.values())
         self._actor_loop = actor_loop
-        # A synchronous call keeps a thread, an asynchronous one only a slot: then threads alone do not bound them.
-        at_once = self._options.max_concurrency
-        self._slots = threading.Semaphore(at_once) if has_async and at_once > 1 else None
-        self._lanes = [
-            threading.Thread(target=self._run_lane, name=f"{context.actor_name}-{number}", daemon=True)
-            for number in range(at_once if has_sync else 1)
-        ]
+        self._lanes: dict[str | None, Lanes[_Job]] = {None: self._make_lanes(None, self._options.max_concurrency)}
+        for group, at_once in self._options.concurrency_groups.items():
+            self._lanes[group] = self._make_lanes(group, at_once)
+        # {method: where it runs}
+        self._lanes_of = {name: self._lanes[method.concurrency_group] for name, method in self.methods.items()}
+        self._lanes_of[frames.PING] = self._lanes[None]
+
+    def _make_lanes(self, group: str | None, at_once: int) -> Lanes[_Job]:
+        kinds = {method.is_async for method in self.methods.values() if method.concurrency_group == group}
+        return Lanes(
+            f"{self.context.actor_name}-{group}" if group else str(self.context.actor_name),
+            Mailbox(max_items=self._options.mailbox_calls, max_bytes=self._options.mailbox_bytes),
+            self._run,
+            at_once=at_once,
+            has_sync=False in kinds,
+            has_async=True in kinds,
+        )
 
     def start(self) -> None:
-        for lane in self._lanes:
-            lane.start()
+        for lanes in self._lanes.values():
+            lanes.start()
 
     # ---- on the connection's loop -----------------------------------------------------------------------
 
@@ -104,39 +109,28 @@ class HostedActor:
     def _admit(self, job: _Job) -> None:
         if job.method not in self._functions:
             self._fail(job, AttributeError(f"{self.kind} has no method {job.method!r}{near(job.method, self.methods)}"))
-        elif not self._mailbox.put(job, len(job.payload)):
+        elif not (mailbox := self._lanes_of[job.method].mailbox).put(job, len(job.payload)):
             text = (
-                f"{self.context.actor_name} has {len(self._mailbox):,} calls waiting: "
+                f"{self.context.actor_name} has {len(mailbox):,} calls waiting: "
                 "send less at a time, or add members to its pool"
             )
             self._fail(job, MailboxFullError(text), advice=FULL)
 
     async def drain(self, timeout_s: float) -> None:
         """Finish what is in the mailbox, then end the threads. After `timeout_s` what waits is told that it was not run."""
-        loop = asyncio.get_running_loop()
-        idle = asyncio.Event()
-        self._mailbox.when_idle(lambda: loop.call_soon_threadsafe(idle.set))
         try:
             async with asyncio.timeout(timeout_s):
-                await idle.wait()
+                for lanes in self._lanes.values():
+                    await lanes.wait_idle()
         except TimeoutError:
             log.warning("%s was still busy after %g s", self.context.actor_name, timeout_s)
-        for job in self._mailbox.close(len(self._lanes)):
+        for job in [job for lanes in self._lanes.values() for job in lanes.close()]:
             error = ActorDiedError(f"{self.context.actor_name} was shut down; the call was not run")
             self._fail(job, error, advice=RETRY)
 
     # ---- on the actor's threads -------------------------------------------------------------------------
 
-    def _run_lane(self) -> None:
-        while True:
-            if self._slots is not None:
-                self._slots.acquire()
-            job = self._mailbox.take()
-            if job is None:
-                return
-            self._run(job)
-
-    def _run(self, job: _Job) -> None:
+    def _run(self, job: _Job, lanes: Lanes[_Job]) -> None:
         started_ns = time.perf_counter_ns()
         try:
             if job.deadline is not None and frames.seconds_between(job.deadline, frames.now()) > 0:
@@ -147,23 +141,23 @@ class HostedActor:
                 args = (self._context_of(job), *args)
             result = self._functions[job.method](*args, **kwargs)
         except BaseException as error:
-            self._finish(job, started_ns, None, error)
+            self._finish(job, lanes, started_ns, None, error)
             return
         if not iscoroutine(result):
-            self._finish(job, started_ns, result, None)
+            self._finish(job, lanes, started_ns, result, None)
             return
         running = asyncio.run_coroutine_threadsafe(_outcome(result), self._actor_loop())
-        if self._slots is None:
-            self._finish(job, started_ns, *running.result())
+        if lanes.frees_its_thread:
+            running.add_done_callback(lambda done: self._finish(job, lanes, started_ns, *done.result()))
         else:
-            running.add_done_callback(lambda done: self._finish(job, started_ns, *done.result()))
+            self._finish(job, lanes, started_ns, *running.result())
 
     def _context_of(self, job: _Job) -> ActorContext:
         left_s = None if job.deadline is None else frames.seconds_between(frames.now(), job.deadline)
         deadline = None if left_s is None else time.monotonic() + left_s
         return dataclasses.replace(self.context, method=job.method, deadline=deadline)
 
-    def _finish(self, job: _Job, started_ns: int, result: Any, error: BaseException | None) -> None:
+    def _finish(self, job: _Job, lanes: Lanes[_Job], started_ns: int, result: Any, error: BaseException | None) -> None:
         if error is None:
             error = self._answer(job, result)
         if error is not None:
@@ -172,9 +166,7 @@ class HostedActor:
         if counts is not None:
             counts.requests += 1
             counts.processing_ns += time.perf_counter_ns() - started_ns
-        self._mailbox.done(len(job.payload))
-        if self._slots is not None:
-            self._slots.release()
+        lanes.done(len(job.payload))
 
     # ---- answers ----------------------------------------------------------------------------------------
 
