@@ -82,6 +82,7 @@ def new_tasks(job: JobRecord) -> list[TaskRecord]:
             resources=request.resources,
             max_retries_failure=request.max_retries_failure,
             max_retries_preemption=request.max_retries_preemption,
+            retry_window_s=request.retry_window_s,
             retry_backoff_s=request.retry_backoff_s,
             scheduling_timeout_s=request.scheduling_timeout_s,
             gang=request.gang,
@@ -172,6 +173,7 @@ def end(
     if task.state not in _HELD or not _holds(task, attempt, worker_id):
         return None
     is_charged = task.restart_requested is None
+    failed = _charge_failure(task, now, error) if is_charged and state is JobStatus.FAILED else {}
     return _moved(
         task,
         state,
@@ -183,9 +185,19 @@ def end(
         result=result,
         progress=progress,
         finished_at=now,
-        failures=task.failures + (is_charged and state is JobStatus.FAILED),
         preemptions=task.preemptions + (is_charged and state is JobStatus.WORKER_FAILED),
+        **failed,
     )
+
+
+def _charge_failure(task: TaskRecord, now: float, error: TaskError | None) -> dict[str, object]:
+    if error is not None and error.is_final:
+        return {"failures": max(task.failures, task.max_retries_failure) + 1}
+    if task.retry_window_s is None:
+        return {"failures": task.failures + 1}
+    ran_s = max(now - task.started_at, 0.0) if task.started_at is not None else 0.0
+    earlier = [age_s + ran_s for age_s in task.failure_ages_s if age_s + ran_s <= task.retry_window_s]
+    return {"failures": len(earlier) + 1, "failure_ages_s": (*earlier, 0.0)}
 
 
 def lose_worker(task: TaskRecord, *, worker_id: WorkerId, now: float, reason: str) -> TaskRecord | None:

@@ -194,6 +194,49 @@ def test_the_failure_budget() -> None:
     assert (task.attempt, task.failures, lifecycle.is_final(task)) == (3, 3, True)
 
 
+def _failed_after(task: TaskRecord, ran_s: float, *, error: TaskError | None = None) -> TaskRecord:
+    """The next attempt, or the last, after one that ran for so long."""
+    started = _lead(task, _claim)
+    assert started.started_at is not None
+    ended = lifecycle.end(
+        started,
+        attempt=started.attempt,
+        worker_id=WORKERS[0],
+        now=started.started_at + ran_s,
+        state=F,
+        reason="it ended",
+        error=error,
+    )
+    assert ended is not None
+    return lifecycle.retry(ended, now=0) or ended
+
+
+def test_failures_before_the_window_are_not_counted() -> None:
+    task = _task(failures=2).model_copy(update={"retry_window_s": 60.0})
+    for _ in range(20):  # never three in a minute
+        task = _failed_after(task, 35.0)
+        assert not lifecycle.is_final(task)
+    assert lifecycle.is_final(_failed_after(task, 10.0))
+
+
+def test_a_window_is_passed_on_to_the_tasks_and_a_clock_that_is_set_back_does_no_harm() -> None:
+    request = JobRequest(name="a", entrypoint=Entrypoint(command=("true",)), max_retries_failure=1, retry_window_s=60.0)
+    job = lifecycle.new_job(Namespace("default"), JobId("a-1"), request, order=1, now=0)
+    task = lifecycle.new_tasks(job)[0]
+    task = _failed_after(task, -3_600.0)
+    assert task.failure_ages_s == (0.0,)
+    assert lifecycle.is_final(_failed_after(task, -3_600.0))
+
+
+def test_an_error_that_is_final_spends_the_budget() -> None:
+    error = TaskError(type="E", message="given up", is_final=True)
+    for window in (None, 60.0):
+        task = _task(failures=5).model_copy(update={"retry_window_s": window})
+        ended = _failed_after(task, 1.0, error=error)
+        assert lifecycle.is_final(ended)
+        assert lifecycle.is_final(ended.model_copy(update={"error": None}))  # also where the record is kept without it
+
+
 def test_a_lost_worker_costs_no_failure() -> None:
     def lose(task: TaskRecord) -> TaskRecord | None:
         return lifecycle.lose_worker(task, worker_id=WORKERS[0], now=2, reason="silent")

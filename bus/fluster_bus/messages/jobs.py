@@ -194,6 +194,8 @@ class JobRequest(Message):
     gang: bool = False  # all tasks start together or none does; one that is lost or fails starts all of them again
     ports: tuple[str, ...] = ()  # names: each task finds the number in FLUSTER_PORT_<NAME>
     max_retries_failure: int = Field(default=0, ge=0, le=1_000_000)
+    # Failures before so many seconds of running are not counted any more; None: all are.
+    retry_window_s: float | None = Field(default=None, gt=0)
     max_retries_preemption: int = Field(default=100, ge=0, le=1_000_000)
     # Tasks that may fail for good before the others are stopped as well.
     max_task_failures: int = Field(default=0, ge=0, le=MAX_REPLICAS)
@@ -285,6 +287,7 @@ class TaskError(Message):
     message: str
     traceback: str = ""
     pickled: bytes | None = Field(default=None, repr=False)
+    is_final: bool = False  # trying again would not help: whatever is left of the budget for failures is spent
 
 
 class TaskResult(Message):

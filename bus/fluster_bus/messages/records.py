@@ -36,6 +36,7 @@ class TaskRecord(Message):
     resources: ResourceConfig = ResourceConfig()
     max_retries_failure: int = 0
     max_retries_preemption: int = 100
+    retry_window_s: float | None = None
     retry_backoff_s: float = 0.0
     scheduling_timeout_s: float | None = None
     attempt: int = 1
@@ -60,6 +61,8 @@ class TaskRecord(Message):
     progress: Progress | None = None  # written with the end; before it the worker tells
     failures: int = 0
     preemptions: int = 0
+    # With a window: how long ago the failures in it were. Only running counts, each attempt by its worker's own clock.
+    failure_ages_s: tuple[float, ...] = ()
     started_at: float | None = None
     finished_at: float | None = None
     transitions: tuple[Transition, ...] = ()

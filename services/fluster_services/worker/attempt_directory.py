@@ -95,6 +95,7 @@ class TaskError:
     message: str
     traceback: str = ""
     pickled: str | None = None  # base64; None if it cannot be pickled, or is too large
+    is_final: bool = False  # trying again would not help
 
 
 @dataclass(frozen=True)

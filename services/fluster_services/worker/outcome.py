@@ -68,6 +68,7 @@ def outcome(record: ExitRecord) -> Outcome:
             message=record.error.message,
             traceback=record.error.traceback,
             pickled=base64.b64decode(record.error.pickled) if record.error.pickled is not None else None,
+            is_final=record.error.is_final,
         )
     if record.reason == "killed":
         return Outcome(JobStatus.KILLED, record.kill_reason or "killed", record.exit_code, error)

@@ -353,6 +353,7 @@ def _describe(error: BaseException) -> TaskError:
         message=message[:_MAX_MESSAGE_CHARACTERS],
         traceback=text[-_MAX_TRACEBACK_CHARACTERS:],  # the end says what happened
         pickled=_pickle(error),
+        is_final=getattr(kind, "is_final_failure", False) is True,
     )
 
 
