@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from fluster.errors import (
         ActorDiedError,
         ActorError,
+        ActorFailedError,
+        ActorGivenUpError,
         ActorNameTakenError,
         ActorNotFoundError,
         ActorTimeoutError,
@@ -70,7 +72,9 @@ __all__ = [
     "ActorContext",
     "ActorDiedError",
     "ActorError",
+    "ActorFailedError",
     "ActorFuture",
+    "ActorGivenUpError",
     "ActorNameTakenError",
     "ActorNotFoundError",
     "ActorPool",

@@ -17,6 +17,8 @@ FlusterError
     ├── ActorNotFoundError        nobody serves that name; the call was not delivered to anyone
     ├── ActorNameTakenError       somebody serves that name already
     ├── ActorDiedError            the actor ended while the call was out: it may have run
+    │   └── ActorGivenUpError     it failed more often than it may be restarted; the call was not run
+    ├── ActorFailedError          raised by an actor's own method: its instance is of no use any more
     ├── ActorTimeoutError         a TimeoutError: no answer in time; the call may run, or have run
     ├── ConnectionLostError       the bus was lost while the call was out: it may have run
     ├── MailboxFullError          the actor has too much waiting; the call was not run
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ActorDiedError",
     "ActorError",
+    "ActorFailedError",
+    "ActorGivenUpError",
     "ActorNameTakenError",
     "ActorNotFoundError",
     "ActorTimeoutError",
@@ -134,6 +138,16 @@ class ActorNameTakenError(ActorError):
 
 class ActorDiedError(ActorError):
     """The actor ended while the call was out. Whether the call was run is not known."""
+
+
+class ActorGivenUpError(ActorDiedError):
+    """The actor failed more often than it may be restarted. The message tells how it failed last."""
+
+    is_final_failure = True  # of the task that it was
+
+
+class ActorFailedError(ActorError):
+    """Raise it in a method of an actor to say that the instance is of no use any more: the actor is made anew."""
 
 
 class ActorTimeoutError(ActorError, TimeoutError):

@@ -62,7 +62,8 @@ class Caller:
         self._inbox = bus.inbox()
         self._arrived: deque[Call | Broadcast] = deque()  # by any thread
         self._held: deque[tuple[float, Call | Broadcast]] = deque()  # (since when, item), while there is no connection
-        self._retrying: set[Call] = set()  # they pause before they are sent again
+        self._retrying: dict[Call, asyncio.TimerHandle] = {}  # they pause before they are sent again
+        self._lonely: dict[str, set[Call]] = {}  # {pool: those that pause since nobody serves it}
         self._probing: set[str] = set()  # pools whose mailboxes were full are looked at again in a moment
         self._moving: set[str] = set()  # pools whose waiting calls may have found room
         self._awake = False
@@ -387,6 +388,8 @@ class Caller:
         match change:
             case Joined(member):
                 self._finish(self._desk.on_member(name, member))
+                for call in sorted(self._lonely.pop(name, ()), key=lambda each: each.order):
+                    self._send_again(call)
             case Left(endpoint_id):
                 self._finish(self._desk.on_member_gone(name, endpoint_id))
             case Known():
@@ -423,12 +426,14 @@ class Caller:
         if pause_s is None:
             return False
         call.retried += 1
-        self._retrying.add(call)
-        self.loop.call_later(pause_s, self._send_again, call)
+        self._retrying[call] = self.loop.call_later(pause_s, self._send_again, call)
+        if isinstance(done.error, NobodyServesError):
+            self._lonely.setdefault(call.pool, set()).add(call)
         return True
 
     def _send_again(self, call: Call) -> None:
-        self._retrying.discard(call)
+        self._retrying.pop(call).cancel()
+        self._lonely.get(call.pool, set()).discard(call)
         if call.ticket.done():  # it ran into its deadline, or was taken back
             return
         call.over, call.tried = False, ()

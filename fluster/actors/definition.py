@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 from fluster.actors.context import ActorContext
+from fluster.actors.hooks import HOOKS
 from fluster_bus.messages import ResourceConfig
 from fluster_bus.names import check_name
 
@@ -18,6 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_CONCURRENCY = 1_000
 MAX_RETRIES = 1_000_000
+MAX_RESTARTS = 1_000
 _ACTOR_MARK, _METHOD_MARK = "__fluster_actor__", "__fluster_method__"
 _CONTEXT_PARAMETER = "ctx"
 _RESOURCES = ResourceConfig(cpu=0, memory=256 << 20)  # an actor mostly waits
@@ -35,20 +38,30 @@ class ActorOptions:
     mailbox_bytes: int = 64 << 20
     # {group: how many calls of its methods run at the same time}; each has a mailbox of its own
     concurrency_groups: Mapping[str, int] = field(default_factory=dict)
+    max_restarts: int = 0  # of an actor that died or failed, within `restart_window` seconds
+    restart_window: float = 60.0
+    fatal_exceptions: tuple[type[Exception], ...] = ()  # raised by a method, they make the actor fail
 
     def __post_init__(self) -> None:
         if self.name is not None:
             check_name("actor name", self.name)
         if not isinstance(self.resources, ResourceConfig):
             raise TypeError(f"resources={self.resources!r}: give a ResourceConfig, such as ResourceConfig.with_cpu(1)")
-        _check_at_once("max_concurrency", self.max_concurrency)
+        _check_count("max_concurrency", self.max_concurrency, MAX_CONCURRENCY, least=1)
         if not isinstance(self.concurrency_groups, Mapping):
             raise TypeError(f"concurrency_groups={self.concurrency_groups!r}: give a dict, such as {{'io': 2}}")
         for group, at_once in self.concurrency_groups.items():
-            _check_at_once(f"concurrency_groups[{check_name('concurrency group', group)!r}]", at_once)
+            option = f"concurrency_groups[{check_name('concurrency group', group)!r}]"
+            _check_count(option, at_once, MAX_CONCURRENCY, least=1)
         for limit in ("mailbox_calls", "mailbox_bytes"):
             if not isinstance(getattr(self, limit), int) or getattr(self, limit) < 1:
                 raise ValueError(f"{limit}={getattr(self, limit)!r}: give a number from 1 on")
+        _check_count("max_restarts", self.max_restarts, MAX_RESTARTS)
+        if isinstance(self.restart_window, bool) or not isinstance(self.restart_window, int | float):
+            raise TypeError(f"restart_window={self.restart_window!r}: give a number of seconds")
+        if not 0 < self.restart_window < math.inf:
+            raise ValueError(f"restart_window={self.restart_window!r}: give a number of seconds above 0")
+        check_exceptions("fatal_exceptions", self.fatal_exceptions)
         check_timeout(self.timeout)
 
 
@@ -63,8 +76,7 @@ class MethodOptions:
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout)
-        if isinstance(self.retries, bool) or not isinstance(self.retries, int) or not 0 <= self.retries <= MAX_RETRIES:
-            raise ValueError(f"retries={self.retries!r}: give a number from 0 to {MAX_RETRIES}")
+        _check_count("retries", self.retries, MAX_RETRIES)
         check_exceptions("retry_exceptions", self.retry_exceptions)
         if self.retry_exceptions and not self.retries:
             raise ValueError("retry_exceptions needs retries=…: without it no call is sent again")
@@ -85,9 +97,9 @@ class MethodInfo:
     doc: str
 
 
-def _check_at_once(option: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_CONCURRENCY:
-        raise ValueError(f"{option}={value!r}: give a number from 1 to {MAX_CONCURRENCY}")
+def _check_count(option: str, value: object, most: int, *, least: int = 0) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"{option}={value!r}: give a number from {least} to {most}")
 
 
 def check_timeout(timeout: float | None) -> float | None:
@@ -136,7 +148,7 @@ def actor(cls: C | None = None, /, **options: Any) -> C | Callable[[C], C]:
     """Give a class options for its life as an actor; bare `@actor` leaves all at their defaults.
 
     The options are the fields of ActorOptions: name, resources, max_concurrency, timeout, mailbox_calls,
-    mailbox_bytes, concurrency_groups. Raises TypeError for any other, and for what is no class.
+    mailbox_bytes, concurrency_groups, max_restarts, restart_window, fatal_exceptions. Raises TypeError for any other, and for what is no class.
     """
     chosen = _options("actor", ActorOptions, options)
 
@@ -187,7 +199,7 @@ def methods_of(cls: type) -> dict[str, MethodInfo]:
     options = options_of(cls)
     found = {}
     for name in dir(cls):
-        if name.startswith("_"):
+        if name.startswith("_") or name in HOOKS:
             continue
         attribute = inspect.getattr_static(cls, name)
         function = attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute

@@ -42,6 +42,7 @@ T = TypeVar("T")
 
 # The other ends are those of the whole job, which tells the reason.
 _ENDED_BY_ITSELF = (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.WORKER_FAILED)
+_RESTART_BACKOFF_S = 0.1  # before an actor whose process has died gets another
 _LONG_S = 10.0  # after this a deployment says what it is waiting for
 
 
@@ -111,13 +112,17 @@ class Deployment(Generic[T]):
             raise TypeError(f"{actor_class.__name__} has no method that could be called: no name without underscore")
         _check_arguments(actor_class, args, kwargs)
         chosen = check_name("actor name", name) if name is not None else name_of(actor_class)
+        options = options_of(actor_class)
         request = JobRequest(
             name=chosen,
             entrypoint=Entrypoint(callable=host, args=(chosen, actor_class, args, dict(kwargs))),
-            resources=resources or options_of(actor_class).resources,
+            resources=resources or options.resources,
             environment=environment or EnvironmentConfig(),
             replicas=replicas,
             max_task_failures=replicas,  # the others serve on
+            max_retries_failure=options.max_restarts,
+            retry_window_s=options.restart_window,
+            retry_backoff_s=_RESTART_BACKOFF_S,
         )
         return cls(actor_class, request)
 

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 _POOL_QUEUE = "members"
 _REGISTER_TIMEOUT_S = 30.0
+ON_STOP_TIMEOUT_S = 30.0
 
 
 @dataclass(eq=False)
@@ -112,6 +113,22 @@ class Host:
         except BusError:
             log.exception("%s could not be registered again", served.endpoint.name)
 
+    def tell(self, served: Served, **notes: str) -> None:
+        """Have the pools know something about an actor. From any thread."""
+
+        def register() -> None:
+            if served in self._open:
+                served.note(**notes)
+                self._bus.spawn(self._register_again(served), f"news of {served.endpoint.name}")
+
+        self._loop.call_soon_threadsafe(register)
+
+    async def withdraw(self, served: Served) -> None:
+        """Take an actor that was given up out of its pool; whoever waits for it is told why."""
+        if served in self._open:
+            self._open.remove(served)
+            await self._close(served, 0)
+
     async def close(self, timeout_s: float) -> None:
         """Leave the pools, finish what has arrived, and be known no more."""
         self._bus.off(self._on_disconnect)
@@ -131,9 +148,11 @@ class Host:
             await served.actor.drain(timeout_s)
             await self.outbox.wait_empty()
             await self._cluster.registry.unregister(served.endpoint)
+            await served.actor.supervisor.stop(ON_STOP_TIMEOUT_S)
         except BusError as error:
             log.warning("%s was ended without a word to its pool: %s", served.endpoint.name, error)
             await served.actor.drain(timeout_s)
+            await served.actor.supervisor.stop(ON_STOP_TIMEOUT_S)
 
 
 def _announcement(served: Served, namespace: str) -> Announcement:

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from inspect import iscoroutine
 from typing import Any, NamedTuple
 
@@ -14,9 +14,11 @@ from fluster.actors import frames
 from fluster.actors.context import ActorContext
 from fluster.actors.definition import MethodInfo, methods_of, near, options_of
 from fluster.actors.failures import FULL, RETRY, encode_failure, message_of, traceback_of, type_name
+from fluster.actors.hooks import outcome_of
 from fluster.actors.lanes import Lanes
 from fluster.actors.mailbox import Mailbox
 from fluster.actors.outbox import Outbox, Reply
+from fluster.actors.supervision import Supervisor
 from fluster.errors import ActorDiedError, ActorTimeoutError, MailboxFullError
 from fluster_bus import codec, subjects
 from fluster_bus.delivery import Delivery, error_headers
@@ -54,6 +56,7 @@ class HostedActor:
         outbox: Outbox,
         max_reply: int,
         actor_loop: Callable[[], asyncio.AbstractEventLoop],
+        factory: Callable[[], object] | None = None,
     ) -> None:
         self.context = context
         self.methods: Mapping[str, MethodInfo] = methods_of(type(instance))
@@ -62,8 +65,9 @@ class HostedActor:
         self._outbox = outbox
         self._max_reply = max_reply - _FRAME_OVERHEAD
         self.kind = type(instance).__name__
-        self._functions: dict[str, Callable[..., Any]] = {name: getattr(instance, name) for name in self.methods}
-        self._functions[frames.PING] = lambda: True
+        self.supervisor = Supervisor(
+            instance, str(context.actor_name), self._options, factory=factory, actor_loop=actor_loop
+        )
         self._actor_loop = actor_loop
         self._lanes: dict[str | None, Lanes[_Job]] = {None: self._make_lanes(None, self._options.max_concurrency)}
         for group, at_once in self._options.concurrency_groups.items():
@@ -107,7 +111,9 @@ class HostedActor:
             self._admit(_Job(delivery.reply, index, method, deadline, payload))
 
     def _admit(self, job: _Job) -> None:
-        if job.method not in self._functions:
+        if self.supervisor.given_up is not None:
+            self._fail(job, self.supervisor.given_up, advice=RETRY)
+        elif job.method not in self._lanes_of:
             self._fail(job, AttributeError(f"{self.kind} has no method {job.method!r}{near(job.method, self.methods)}"))
         elif not (mailbox := self._lanes_of[job.method].mailbox).put(job, len(job.payload)):
             text = (
@@ -124,14 +130,24 @@ class HostedActor:
                     await lanes.wait_idle()
         except TimeoutError:
             log.warning("%s was still busy after %g s", self.context.actor_name, timeout_s)
+        error = self.supervisor.given_up or ActorDiedError(
+            f"{self.context.actor_name} was shut down; the call was not run"
+        )
         for job in [job for lanes in self._lanes.values() for job in lanes.close()]:
-            error = ActorDiedError(f"{self.context.actor_name} was shut down; the call was not run")
             self._fail(job, error, advice=RETRY)
 
     # ---- on the actor's threads -------------------------------------------------------------------------
 
     def _run(self, job: _Job, lanes: Lanes[_Job]) -> None:
         started_ns = time.perf_counter_ns()
+        supervisor = self.supervisor
+        if (replacing := supervisor.replacing) is not None:
+            replacing.wait()
+        if supervisor.given_up is not None:
+            self._fail(job, supervisor.given_up, advice=RETRY)
+            lanes.done(len(job.payload))
+            return
+        functions = supervisor.functions
         try:
             if job.deadline is not None and frames.seconds_between(job.deadline, frames.now()) > 0:
                 raise ActorTimeoutError(f"{self.context.actor_name}.{job.method} arrived too late; it was not run")
@@ -139,18 +155,25 @@ class HostedActor:
             info = self.methods.get(job.method)
             if info is not None and info.takes_context:
                 args = (self._context_of(job), *args)
-            result = self._functions[job.method](*args, **kwargs)
+            result = functions[job.method](*args, **kwargs) if info is not None else True  # a ping
         except BaseException as error:
+            supervisor.on_error(functions, error)
             self._finish(job, lanes, started_ns, None, error)
             return
         if not iscoroutine(result):
             self._finish(job, lanes, started_ns, result, None)
             return
-        running = asyncio.run_coroutine_threadsafe(_outcome(result), self._actor_loop())
+        running = asyncio.run_coroutine_threadsafe(outcome_of(result), self._actor_loop())
+
+        def finish(value: Any, error: BaseException | None) -> None:
+            if error is not None:
+                supervisor.on_error(functions, error)
+            self._finish(job, lanes, started_ns, value, error)
+
         if lanes.frees_its_thread:
-            running.add_done_callback(lambda done: self._finish(job, lanes, started_ns, *done.result()))
+            running.add_done_callback(lambda done: finish(*done.result()))
         else:
-            self._finish(job, lanes, started_ns, *running.result())
+            finish(*running.result())
 
     def _context_of(self, job: _Job) -> ActorContext:
         left_s = None if job.deadline is None else frames.seconds_between(frames.now(), job.deadline)
@@ -213,11 +236,3 @@ class HostedActor:
     def _send(self, job: _Job, *, ok: bool, payload: bytes) -> None:
         endpoint_id = "" if job.is_json else str(self.context.endpoint_id)
         self._outbox.add(Reply(job.reply, endpoint_id, job.place, ok, payload))
-
-
-async def _outcome(method: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
-    """What a coroutine returns or raises; never an exception, since some of them would end the loop."""
-    try:
-        return await method, None
-    except BaseException as error:
-        return None, error

@@ -12,7 +12,9 @@ def host(name: str, actor_class: type[Any], args: tuple[Any, ...], kwargs: Mappi
     """Make the actor and serve it until this task is told to end. What the constructor raises ends the task."""
     from fluster.cluster import current_cluster
 
-    instance = actor_class(*args, **kwargs)
+    def factory() -> object:
+        return actor_class(*args, **kwargs)
+
     server = ActorServer(current_cluster())
-    server.register(name, instance)
+    server.register(name, factory(), factory=factory)
     server.serve()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 
 from fluster.actors.context import ActorContext
@@ -15,12 +16,15 @@ from fluster.actors.host import Host, Served
 from fluster.actors.hosted import HostedActor
 from fluster.actors.members import OWN_METADATA
 from fluster.cluster import Cluster
+from fluster.cluster.identity import KILL_GRACE
 from fluster.cluster.portal import Portal
+from fluster.errors import ActorGivenUpError
 from fluster_bus.messages import EndpointId
 from fluster_bus.names import check_name
 from fluster_bus.registry import new_endpoint_id
 
 SHUTDOWN_TIMEOUT_S = 30.0
+_CALLS_SHARE_OF_GRACE = 0.7
 
 
 class ActorServer:
@@ -39,15 +43,25 @@ class ActorServer:
         self._serving = False
         self._closed = False
         self._lock = threading.RLock()  # over all that changes who is served
-        self._ends: SimpleQueue[None] = SimpleQueue()  # a signal's handler may put into it at any moment
+        self._ends: SimpleQueue[ActorGivenUpError | None] = (
+            SimpleQueue()
+        )  # a signal's handler may put into it at any moment
         self._portal_of_actors: Portal | None = None
         self._portal_lock = threading.Lock()
 
-    def register(self, name: str, instance: object, metadata: Mapping[str, str] | None = None) -> EndpointId:
+    def register(
+        self,
+        name: str,
+        instance: object,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        factory: Callable[[], object] | None = None,
+    ) -> EndpointId:
         """Serve `instance` under `name`, as one more member of that pool; the id of its endpoint.
 
         It takes calls from `serve` on, at once when this server serves already. `metadata` is shown to whoever
-        looks at the pool's members.
+        looks at the pool's members. `factory` makes another instance when this one fails, as often as the class's
+        max_restarts allows; without it a failed actor is given up.
         """
         check_name("actor name", name)
         _check_instance(name, instance)
@@ -68,13 +82,14 @@ class ActorServer:
             outbox=self._host.outbox,
             max_reply=self._cluster.asynchronous.bus.max_payload,
             actor_loop=self._loop_of_actors,
+            factory=factory,
         )
         with self._lock:
             if self._closed:
                 raise RuntimeError("this ActorServer was shut down: make another")
             served = Served(actor, self._host.endpoint(name, endpoint_id, actor, metadata or {}))
             if self._serving:
-                self._cluster.portal.run(self._host.open, served)
+                self._open(served)
             self._actors.append(served)
         return endpoint_id
 
@@ -86,23 +101,36 @@ class ActorServer:
             if not self._serving:
                 self._serving = True
                 for served in self._actors:
-                    self._cluster.portal.run(self._host.open, served)
+                    self._open(served)
+
+    def _open(self, served: Served) -> None:
+        supervisor = served.actor.supervisor
+        supervisor.on_given_up = lambda reason: self._give_up(served, reason)
+        supervisor.start()
+        self._cluster.portal.run(self._host.open, served)
+
+    def _give_up(self, served: Served, reason: ActorGivenUpError) -> None:
+        self._cluster.portal.run(self._host.withdraw, served)
+        self._ends.put(reason)
 
     def serve(self) -> None:
         """Serve until `shutdown`, SIGTERM or Ctrl-C; then finish what has arrived.
 
-        Signals are heard in the main thread only.
+        Raises ActorGivenUpError once one of its actors has failed more often than it may. Signals are heard in the
+        main thread only.
         """
         self.serve_background()
         in_main_thread = threading.current_thread() is threading.main_thread()
         previous = signal.signal(signal.SIGTERM, lambda *_: self._ends.put(None)) if in_main_thread else None
         try:
-            self._ends.get()
-            self._ends.put(None)  # for others who serve
+            reason = self._ends.get()
+            self._ends.put(reason)  # for others who serve
         finally:
             if in_main_thread:
                 signal.signal(signal.SIGTERM, previous)
-            self.shutdown()
+            self.shutdown(_time_for_calls())
+        if reason is not None:
+            raise reason
 
     def shutdown(self, timeout: float = SHUTDOWN_TIMEOUT_S) -> None:
         """Take no more calls, finish those that have arrived, and leave the pools. Nothing happens the second time.
@@ -126,6 +154,12 @@ class ActorServer:
             if self._portal_of_actors is None:
                 self._portal_of_actors = Portal("fluster-actors")
             return self._portal_of_actors.loop
+
+
+def _time_for_calls() -> float:
+    """Seconds in which calls are finished: in a task, so many that `on_stop` has some of the grace as well."""
+    grace = os.environ.get(KILL_GRACE)
+    return SHUTDOWN_TIMEOUT_S if grace is None else float(grace) * _CALLS_SHARE_OF_GRACE
 
 
 async def _host_of(cluster: Cluster) -> Host:

@@ -1,0 +1,160 @@
+"""An actor's instance, and its replacement when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fluster.actors.definition import ActorOptions, methods_of
+from fluster.actors.failures import message_of, type_name
+from fluster.actors.hooks import ON_FAILURE, ON_START, ON_STOP, run_hook
+from fluster.errors import ActorFailedError, ActorGivenUpError
+
+log = logging.getLogger(__name__)
+
+Functions = Mapping[str, Callable[..., Any]]  # {method: bound to an instance}
+
+
+class RestartBudget:
+    """Restarts that are allowed: `most` of them in any `window_s` seconds."""
+
+    def __init__(self, most: int, window_s: float) -> None:
+        self._most = most
+        self._window_s = window_s
+        self._times: list[float] = []
+
+    def spend(self, now: float) -> bool:
+        """Whether one more is allowed now; then it counts."""
+        self._times = [time_s for time_s in self._times if now - time_s <= self._window_s]
+        if len(self._times) >= self._most:
+            return False
+        self._times.append(now)
+        return True
+
+
+class Supervisor:
+    """Holds the instance whose methods are called, and makes another by `factory` when it has failed.
+
+    Meanwhile calls wait. When there is no factory, or it has failed too often, it is given up: `on_given_up` is called
+    with the reason, once, on a thread of the supervisor's; `on_change` whenever its state is another.
+    """
+
+    def __init__(
+        self,
+        instance: object,
+        name: str,
+        options: ActorOptions,
+        *,
+        factory: Callable[[], object] | None,
+        actor_loop: Callable[[], asyncio.AbstractEventLoop],
+    ) -> None:
+        self._instance = instance
+        self._name = name
+        self._options = options
+        self._factory = factory
+        self._actor_loop = actor_loop
+        self._budget = RestartBudget(options.max_restarts, options.restart_window)
+        self._fatal: tuple[type[Exception], ...] = (ActorFailedError, *options.fatal_exceptions)
+        self._lock = threading.Lock()
+        self.on_change: Callable[[], object] = lambda: None
+        self.on_given_up: Callable[[ActorGivenUpError], object] = lambda _reason: None
+        self.functions = _functions_of(instance)
+        self.replacing: threading.Event | None = None  # set once the failed instance is replaced, or the actor given up
+        self.given_up: ActorGivenUpError | None = None
+        self.restarts = 0
+        self.last_error = ""
+
+    def start(self) -> None:
+        """Run `on_start`. Raises what it raises."""
+        run_hook(self._instance, ON_START, loop=self._actor_loop)
+
+    async def stop(self, timeout_s: float) -> None:
+        """Run `on_stop` on a thread of its own; return when it has, or after `timeout_s`. One that failed has none."""
+        if self.given_up is not None or self.replacing is not None or not hasattr(self._instance, ON_STOP):
+            return
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def stop() -> None:
+            try:
+                run_hook(self._instance, ON_STOP, loop=self._actor_loop)
+            except BaseException:
+                log.exception("on_stop of %s failed", self._name)
+            finally:
+                loop.call_soon_threadsafe(ended.set)
+
+        threading.Thread(target=stop, name=f"on_stop of {self._name}", daemon=True).start()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await ended.wait()
+        except TimeoutError:
+            log.warning("on_stop of %s was still busy after %g s", self._name, timeout_s)
+
+    def on_error(self, functions: Functions, error: BaseException) -> None:
+        """A call that ran on the instance of these functions has raised `error`: if it is fatal, replace the instance."""
+        if not isinstance(error, self._fatal):
+            return
+        with self._lock:
+            if functions is not self.functions or self.replacing is not None or self.given_up is not None:
+                return  # that instance is gone already
+            replacing = self.replacing = threading.Event()
+        # Not here: this may be the loop of asynchronous methods, which hooks need.
+        thread = threading.Thread(
+            target=self._replace, args=(error, replacing), name=f"restart of {self._name}", daemon=True
+        )
+        thread.start()
+
+    def _replace(self, error: BaseException, replacing: threading.Event) -> None:
+        try:
+            self.last_error = _text_of(error)
+            self.on_change()
+            if not self._is_repaired(error):
+                self._restart(error)
+        except BaseException as worse:
+            self.last_error = _text_of(worse)
+            self._give_up(f"could not be made anew: {self.last_error}", worse)
+        finally:
+            self.replacing = None
+            replacing.set()
+        if self.given_up is None:
+            self.on_change()
+        else:
+            self.on_given_up(self.given_up)
+
+    def _is_repaired(self, error: BaseException) -> bool:
+        """Whether the instance itself says, by what `on_failure` returns, that it can go on."""
+        try:
+            return bool(run_hook(self._instance, ON_FAILURE, error, loop=self._actor_loop))
+        except BaseException:
+            log.exception("on_failure of %s failed", self._name)
+            return False
+
+    def _restart(self, error: BaseException) -> None:
+        options = self._options
+        if self._factory is None:
+            self._give_up(f"failed, and this server cannot make another instance: {self.last_error}", error)
+        elif not self._budget.spend(time.monotonic()):
+            times = f"{options.max_restarts} restart{'' if options.max_restarts == 1 else 's'}"
+            self._give_up(f"failed after {times} within {options.restart_window:g} s: {self.last_error}", error)
+        else:
+            log.warning("%s failed and is made anew: %s", self._name, self.last_error)
+            self._instance = self._factory()
+            run_hook(self._instance, ON_START, loop=self._actor_loop)
+            self.functions = _functions_of(self._instance)
+            self.restarts += 1
+
+    def _give_up(self, why: str, error: BaseException) -> None:
+        log.error("%s %s", self._name, why)
+        self.given_up = ActorGivenUpError(f"{self._name} was given up: it {why}")
+        self.given_up.__cause__ = error
+
+
+def _functions_of(instance: object) -> Functions:
+    return {name: getattr(instance, name) for name in methods_of(type(instance))}
+
+
+def _text_of(error: BaseException) -> str:
+    return f"{type_name(error)}: {message_of(error)}"[:500]
