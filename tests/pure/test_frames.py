@@ -117,8 +117,8 @@ def test_an_exception_without_words_arrives_all_the_same() -> None:
 
 
 def test_a_class_that_is_missing_here_arrives_as_text() -> None:
-    kind, message, text, _itself = pickle.loads(encode_failure(_raised(ValueError("bad"))))
-    found = decode_failure(pickle.dumps((kind, message, text, b"cno.such.module\nError\n.")))
+    kind, message, text, _itself, advice = pickle.loads(encode_failure(_raised(ValueError("bad"))))
+    found = decode_failure(pickle.dumps((kind, message, text, b"cno.such.module\nError\n.", advice)))
     assert isinstance(found, RemoteError)
     assert any("no.such" in note or "'no'" in note for note in found.__notes__)
 
