@@ -184,7 +184,7 @@ async def test_when_a_worker_declines_the_others_release_at_once_and_uncharged(
     honest.may_prepare.clear()  # so that it would hold for ever
     assert full.ledger.reserve("something", Capacity(cpu=1)), "of which the controller does not know"
     job_id = await cluster.launch(_gang(4))
-    await wait_until_async(lambda: len(honest.starts) >= 4)  # twice two: it was gathered, released and gathered again
+    await wait_until_async(lambda: len(honest.claimed) >= 4)  # twice two: it was gathered, released and gathered again
     tasks = [await _task(honest.bus, job_id, task) for task in range(4)]
     assert {(task.attempt, task.failures, task.preemptions) for task in tasks} == {(1, 0, 0)}
     assert honest.went == full.went == []
@@ -254,7 +254,7 @@ async def test_holds_outlive_their_controller(
         await start_controller()
         info = await cluster.wait(job_id, timeout=10)
         assert info.status is S
-        assert sum(len(worker.starts) for worker in workers) == 4, "the same holds were said go"
+        assert sum(len(worker.claimed) for worker in workers) == 4, "the same holds were said go"
 
 
 async def test_holds_expire_when_no_controller_comes(
@@ -346,7 +346,7 @@ async def test_the_time_of_a_gang_goes_on_while_it_is_held_and_let_go(
     honest.may_prepare.clear()
     assert full.ledger.reserve("something", Capacity(cpu=1)), "of which the controller does not know"
     info = await cluster.wait(await cluster.launch(_gang(4, scheduling_timeout_s=1.5)), timeout=10)
-    assert (info.status, len(honest.starts)) == (U, 4), "it was gathered at once, and again a second later"
+    assert (info.status, len(honest.claimed)) == (U, 4), "it was gathered at once, and again a second later"
     assert "within 1.5 s" in info.error_message
     full.ledger.release("something")
 
@@ -359,7 +359,7 @@ async def test_a_worker_that_declines_again_is_left_out_for_longer(
     assert full.ledger.reserve("something", Capacity(cpu=1)), "of which the controller does not know"
     info = await cluster.wait(await cluster.launch(_gang(4, scheduling_timeout_s=3.8)), timeout=10)
     assert info.status is U
-    assert len(honest.starts) == 6, "at once, after one second, and after two more"
+    assert len(honest.claimed) == 6, "at once, after one second, and after two more"
     full.ledger.release("something")
 
 
@@ -370,7 +370,7 @@ async def test_a_retry_waits_for_its_pause(cluster: AsyncCluster, start_worker: 
     info = await cluster.wait(await cluster.launch(request), timeout=10)
     assert info.status is S
     assert asyncio.get_running_loop().time() - started >= 0.3
-    assert len(worker.starts) == 4
+    assert len(worker.claimed) == 4
 
 
 async def test_a_gang_that_is_replaced_while_its_leader_is_not_sure_is_not_gathered(

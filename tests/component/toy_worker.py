@@ -63,7 +63,8 @@ class ToyWorker:
         self.ledger = Ledger(self.total)
         self.classes = ClassOffers(self.bus, self._on_offer)
         self.held: dict[str, Row[TaskRecord]] = {}  # {attempt key: its record}
-        self.starts: list[str] = []  # attempt keys, in the order claimed
+        self.claimed: list[str] = []  # attempt keys, in the order claimed; of a gang, holds
+        self.starts: list[str] = []  # attempt keys, in the order begun
         self.offers: Counter[str] = Counter()  # {attempt key: how often it was offered}
         self.silent = False
         self.holds = Holds(self.bus, self.claims, namespaces=NAMESPACES, host="127.0.0.1", expiry_s=self.hold_s)
@@ -128,7 +129,7 @@ class ToyWorker:
         if claimed is None:
             self.ledger.release(key)
             return OfferReply(worker_id=self.worker_id, accepted=False)
-        self.starts.append(key)
+        self.claimed.append(key)
         self.held[key] = claimed
         self.bus.spawn(self._go(key, claimed), key)
         return OfferReply(worker_id=self.worker_id, accepted=True)
@@ -136,7 +137,8 @@ class ToyWorker:
     async def _go(self, key: str, row: Row[TaskRecord]) -> None:
         self.bus.spawn(self._cover(), f"{self.worker_id} listens")
         if row.value.gang and not await self._wait_go(key, row):
-            return
+            return  # a hold that was let go: nothing was started
+        self.starts.append(key)
         plan = self.plan(row.value)
         if plan.runs:
             row = await self.claims.run(row)
