@@ -110,7 +110,7 @@ class _Workers:
             waiting.cancel()
 
     async def size(self) -> int:
-        return len(await self.pool.members())
+        return len(await self.pool.wait_for_members(0))
 
     async def shutdown(self, *, wait: bool) -> None:
         """End the workers; with `wait`, return when they have ended."""

@@ -5,7 +5,7 @@ from fluster.actors.context import ActorContext
 from fluster.actors.definition import actor, method
 from fluster.actors.deploy import deploy
 from fluster.actors.futures import ActorFuture
-from fluster.actors.members import Member
+from fluster.actors.members import Member, MemberState
 from fluster.actors.pool import ActorPool, AsyncActorPool
 from fluster.actors.resolver import ClusterResolver, FixedResolver, Resolver
 from fluster.actors.server import ActorServer
@@ -21,6 +21,7 @@ __all__ = [
     "ClusterResolver",
     "FixedResolver",
     "Member",
+    "MemberState",
     "Resolver",
     "actor",
     "deploy",

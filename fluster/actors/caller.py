@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from fluster.actors import frames
 from fluster.actors.calls import Broadcast, Call, Done, Send
+from fluster.actors.census import is_coming_back, why_nobody_serves
 from fluster.actors.definition import near
 from fluster.actors.desk import Desk, NobodyServesError
 from fluster.actors.frames import Moment
@@ -22,7 +23,7 @@ from fluster.actors.policies import Policy
 from fluster.actors.retries import pause_before_retry
 from fluster.actors.rosters import Change, Joined, Known, Left, Roster, Unknown
 from fluster.cluster import AsyncCluster
-from fluster.errors import ActorNotFoundError, ActorTimeoutError, ConnectionLostError, MailboxFullError
+from fluster.errors import ActorDiedError, ActorNotFoundError, ActorTimeoutError, ConnectionLostError, MailboxFullError
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
 from fluster_bus.delivery import Delivery
@@ -33,6 +34,7 @@ from fluster_bus.errors import (
     InvalidMessageError,
     MessageTooLargeError,
 )
+from fluster_bus.messages import JobId, JobInfo, StatusReply, StatusRequest
 from fluster_bus.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ MAX_QUEUED = 100_000  # calls that have not been sent yet
 _MAX_BYTES_OUT = 1 << 30
 _HELD_FOR_S = 30.0  # calls without a deadline while there is no connection
 _PAUSE_S = 0.05  # until a pool whose members may be on their way back is asked again
+_JOBS_TIMEOUT_S = 2.0
 _TIMER_RESOLUTION_S = 0.001
 _NO_RESPONDERS = "503"
 
@@ -139,6 +142,19 @@ class Caller:
         if error is not None:
             raise copy.copy(error)
         return roster
+
+    async def jobs(self, job_ids: Iterable[JobId]) -> list[JobInfo]:
+        """Those of the jobs of which the controller tells; none when it does not answer at once."""
+        request = StatusRequest(job_ids=tuple(sorted(job_ids)))
+        if not request.job_ids:
+            return []
+        try:
+            subject = subjects.jobs_verb(self.namespace, "status")
+            answer = await self._bus.request(subject, request.to_json(), timeout_s=_JOBS_TIMEOUT_S)
+            return list(StatusReply.from_json(answer.data).jobs)
+        except BusError as error:
+            log.info("how the jobs of actors are cannot be told: %s", error)
+            return []
 
     def _start(self) -> None:
         self._bus.on_disconnect(self._on_disconnect)
@@ -449,7 +465,13 @@ class Caller:
             names = set()
         for each in done:
             name = each.call.pool
-            hint = near(name, names) if name not in names else ""
+            roster = self._rosters.get(name)
+            jobs = await self.jobs(roster.jobs) if roster is not None else []
+            died = why_nobody_serves(name, jobs)
+            if died is not None:
+                _settle(each, ActorDiedError(f"{each.error}: {died}"))
+                continue
+            hint = near(name, names) if name not in names and not is_coming_back(name, jobs) else ""
             _settle(each, ActorNotFoundError(f"{each.error}{hint or '; pool.wait_for_size(1) waits for one'}"))
 
 

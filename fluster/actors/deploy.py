@@ -130,7 +130,7 @@ class Deployment(Generic[T]):
         """The pool, once all its actors have answered."""
         name = self.request.name
         pool = AsyncActorPool(cluster, name, actor_class=self.actor_class)
-        taken = await pool.members()
+        taken = await pool.wait_for_members(0)
         if taken:
             by = f"job {taken[0].job_id}" if taken[0].job_id else "a process outside of any job"
             raise ActorNameTakenError(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fluster.actors import frames
 from fluster.actors.hosted import HostedActor
 from fluster.actors.intake import Intake
-from fluster.actors.members import DISCONNECTED_AT, LEAVING, RETRIES, TIMEOUTS
+from fluster.actors.members import DISCONNECTED_AT, LAST_ERROR, LEAVING, RESTARTING, RESTARTS, RETRIES, TIMEOUTS
 from fluster.actors.outbox import Outbox
 from fluster.cluster import AsyncCluster
 from fluster_bus import subjects
@@ -113,12 +113,15 @@ class Host:
         except BusError:
             log.exception("%s could not be registered again", served.endpoint.name)
 
-    def tell(self, served: Served, **notes: str) -> None:
-        """Have the pools know something about an actor. From any thread."""
+    def tell(self, served: Served) -> None:
+        """Have the pools know how an actor is. From any thread."""
 
         def register() -> None:
             if served in self._open:
-                served.note(**notes)
+                supervisor = served.actor.supervisor
+                restarting = "yes" if supervisor.replacing is not None else ""
+                restarts, last_error = str(supervisor.restarts), supervisor.last_error
+                served.note(**{RESTARTING: restarting, RESTARTS: restarts, LAST_ERROR: last_error})
                 self._bus.spawn(self._register_again(served), f"news of {served.endpoint.name}")
 
         self._loop.call_soon_threadsafe(register)

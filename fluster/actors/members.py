@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Self
 
 from fluster.actors.frames import Moment
@@ -18,12 +19,25 @@ DISCONNECTED_AT = (
     f"{OWN_METADATA}disconnected-at"  # when it last lost its connection, and what was on its way to it with that
 )
 TIMEOUTS = f"{OWN_METADATA}timeouts"  # JSON, {method: seconds}
+RESTARTING = f"{OWN_METADATA}restarting"  # it has failed, and is being made anew; calls wait in its mailbox
+RESTARTS = f"{OWN_METADATA}restarts"  # how often it was, in this process
+LAST_ERROR = f"{OWN_METADATA}last-error"  # how it failed last
 RETRIES = f"{OWN_METADATA}retries"  # JSON, {method: how often a call that was not delivered is sent again}
+
+
+class MemberState(StrEnum):
+    """How a member is."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    STOPPING = "stopping"  # it finishes what it has, and takes no more
+    DEAD = "dead"  # and does not come back
 
 
 @dataclass(frozen=True)
 class Member:
-    """One actor of a pool."""
+    """One actor of a pool. One that is not registered has neither endpoint nor address."""
 
     endpoint_id: EndpointId
     name: str
@@ -33,6 +47,9 @@ class Member:
     attempt: int = 0
     worker_id: WorkerId | None = None
     metadata: Mapping[str, str] | None = None
+    state: MemberState = MemberState.READY
+    restarts: int = 0  # of its process and within it
+    last_error: str = ""  # why it died or failed last
     leaving: bool = False
     disconnected_at: Moment | None = None
     timeouts: Mapping[str, float] | None = None
@@ -45,6 +62,9 @@ class Member:
         disconnected_at = metadata.pop(DISCONNECTED_AT, None)
         timeouts = metadata.pop(TIMEOUTS, None)
         retries = metadata.pop(RETRIES, None)
+        leaving = metadata.pop(LEAVING, None) is not None
+        restarting = metadata.pop(RESTARTING, "")
+        state = MemberState.RESTARTING if restarting else MemberState.READY
         return cls(
             endpoint_id=endpoint.endpoint_id,
             name=endpoint.name,
@@ -53,7 +73,10 @@ class Member:
             task=endpoint.task,
             attempt=endpoint.attempt,
             worker_id=endpoint.worker_id,
-            leaving=metadata.pop(LEAVING, None) is not None,
+            state=MemberState.STOPPING if leaving else state,
+            restarts=int(metadata.pop(RESTARTS, "0")),
+            last_error=metadata.pop(LAST_ERROR, ""),
+            leaving=leaving,
             disconnected_at=None if disconnected_at is None else Moment(*json.loads(disconnected_at)),
             timeouts=None if timeouts is None else json.loads(timeouts),
             retries=None if retries is None else json.loads(retries),

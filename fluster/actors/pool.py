@@ -10,6 +10,7 @@ from typing import Any, Generic, NoReturn, TypeVar, cast
 from fluster.actors.broadcast import Answers, AsyncBroadcastResult, BroadcastResult
 from fluster.actors.caller import Caller, deadline_of
 from fluster.actors.calls import Broadcast, Call
+from fluster.actors.census import census
 from fluster.actors.definition import MethodInfo, check_timeout, methods_of, near
 from fluster.actors.futures import ActorFuture
 from fluster.actors.members import Member
@@ -159,8 +160,14 @@ class AsyncActorPool(Generic[T]):
         return self._caller.size(self._key)
 
     async def members(self) -> list[Member]:
-        """Who takes calls now, the oldest first."""
-        return (await self._caller.roster(self._key)).present()
+        """How each member is: those that are registered first, the oldest first, then who is about to be, or has died.
+
+        Of the latter the controller tells; when it does not answer, they are left out.
+        """
+        roster = await self._caller.roster(self._key)
+        job_ids = roster.jobs | ({self.job_id} if self.job_id is not None else set())
+        jobs = await self._caller.jobs(job_ids)
+        return census(self.name, roster.members.values(), jobs)
 
     async def wait_for_size(self, size: int, timeout: float | None = 60.0) -> None:
         """Return as soon as there are `size` members. Raises ActorTimeoutError after `timeout` seconds."""
@@ -288,7 +295,7 @@ class ActorPool(Generic[T]):
     @property
     def size(self) -> int:
         """How many members take calls now."""
-        return len(self.members())
+        return len(self.portal.run(self.asynchronous.wait_for_members, 0))
 
 
 class Verb(Generic[T]):

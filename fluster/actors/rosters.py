@@ -12,6 +12,7 @@ from fluster.actors.members import Member
 from fluster_bus import subjects
 from fluster_bus.errors import BusError
 from fluster_bus.feeds import CaughtUp
+from fluster_bus.messages import JobId
 from fluster_bus.registry import Registry
 from fluster_bus.tables import Deleted
 
@@ -62,7 +63,13 @@ class Roster:
     known: bool = False
     users: int = 0  # pools that need it
     error: BusError | None = None
+    _last_jobs: set[JobId] = field(default_factory=set)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def jobs(self) -> set[JobId]:
+        """Whose tasks the members are; when there are none, whose the last ones were."""
+        return {member.job_id for member in self.members.values() if member.job_id is not None} or self._last_jobs
 
     def present(self) -> list[Member]:
         """Who takes calls, the oldest first."""
@@ -80,6 +87,7 @@ class Roster:
                 self.members[member.endpoint_id] = member
                 self.retries = member.retries or {}
             case Left(endpoint_id):
+                self._last_jobs = self.jobs
                 if self.members.pop(endpoint_id, None) is None:
                     return
             case Known():

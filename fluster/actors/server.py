@@ -105,6 +105,7 @@ class ActorServer:
 
     def _open(self, served: Served) -> None:
         supervisor = served.actor.supervisor
+        supervisor.on_change = lambda: self._host.tell(served)
         supervisor.on_given_up = lambda reason: self._give_up(served, reason)
         supervisor.start()
         self._cluster.portal.run(self._host.open, served)

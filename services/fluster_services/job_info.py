@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from fluster_bus.messages import JobInfo, JobRecord, JobStatus, Progress, TaskRecord, TaskStatus
+from fluster_services.lifecycle import is_final
 
 _UNHAPPY = (JobStatus.FAILED, JobStatus.KILLED, JobStatus.WORKER_FAILED, JobStatus.UNSCHEDULABLE)
 
@@ -58,6 +59,15 @@ def _task_status(task: TaskRecord, progress: Progress | None) -> TaskStatus:
         finished_at=task.finished_at,
         failures=task.failures,
         preemptions=task.preemptions,
+        will_retry=task.state.finished() and not is_final(task),
+        last_failure=_last_failure(task) if task.failures or task.preemptions else "",
         result=task.result,
         progress=progress or task.progress,
     )
+
+
+def _last_failure(task: TaskRecord) -> str:
+    failures = (
+        each for each in reversed(task.transitions) if each.state in (JobStatus.FAILED, JobStatus.WORKER_FAILED)
+    )
+    return next((each.reason for each in failures), "")

@@ -22,6 +22,7 @@ from fluster import (
     deploy,
     method,
 )
+from fluster.actors import MemberState
 from fluster.cluster import Cluster
 from fluster_bus.messages import WorkerId
 from fluster_bus.names import unique_name
@@ -115,6 +116,9 @@ def test_a_killed_process_is_replaced_and_what_may_be_repeated_is(
     assert phoenix.call().pid() != pid
     assert phoenix.call().add() == 1
     assert phoenix.size == 1
+    (member,) = phoenix.members()
+    assert (member.state, member.restarts, member.attempt) == (MemberState.READY, 1, 2)
+    assert "SIGKILL" in member.last_error
     assert lines(journal) == ["started", "started"]
 
 
@@ -124,6 +128,12 @@ def test_one_that_dies_too_often_is_given_up(phoenix: ActorPool[Phoenix], cluste
     assert phoenix.job_id is not None
     info = cluster.wait(phoenix.job_id, timeout=PATIENCE_S)
     assert (info.status, info.tasks[0].attempt) == (JobStatus.FAILED, 3)
+    with pytest.raises(ActorDiedError, match=r"its actor has died: task 0 is FAILED: .*SIGKILL"):
+        phoenix.call().add()
+    (member,) = phoenix.members()
+    assert (member.state, member.restarts, member.task) == (MemberState.DEAD, 2, 0)
+    assert "SIGKILL" in member.last_error
+    assert phoenix.size == 0
 
 
 def test_one_that_fails_is_made_anew_in_its_process_until_that_is_too_often(
@@ -134,12 +144,16 @@ def test_one_that_fails_is_made_anew_in_its_process_until_that_is_too_often(
         with pytest.raises(ActorFailedError, match="of no use"):
             phoenix.call().fail()
         assert (phoenix.call().add(), phoenix.call().pid()) == (1, pid)
+    (member,) = wait_until(lambda: [each for each in phoenix.members() if each.restarts == 2])
+    assert (member.state, member.last_error) == (MemberState.READY, "fluster.errors.ActorFailedError: of no use")
     with pytest.raises(ActorFailedError):
         phoenix.call().fail()
     assert phoenix.job_id is not None
     info = cluster.wait(phoenix.job_id, timeout=PATIENCE_S)
     assert (info.status, info.tasks[0].attempt) == (JobStatus.FAILED, 1)  # it does not come back
     assert "was given up: it failed after 2 restarts within 60 s" in info.error_message
+    with pytest.raises(ActorDiedError, match="was given up: it failed after 2 restarts within 60 s"):
+        phoenix.call().add()
     assert lines(journal) == ["started", *["failed: of no use", "started"] * 2, "failed: of no use"]
 
 
@@ -152,6 +166,22 @@ def test_a_shutdown_runs_on_stop_also_when_calls_do_not_end_within_the_grace(
     phoenix.shutdown()
     assert isinstance(out.exception(PATIENCE_S), Exception)
     assert lines(journal) == ["started", "stopped"]
+
+
+def test_while_one_comes_back_the_others_are_called(cluster: LocalCluster, journal: Path) -> None:
+    pool = deploy(cluster, Phoenix, str(journal), name=unique_name("flock"), replicas=3)
+    pids = pool.broadcast().pid().results()
+    os.kill(pids[1], signal.SIGKILL)
+    wait_until(lambda: pool.size == 2)
+    assert {pool.call().pid() for _ in range(6)} <= set(pool.broadcast().pid().results())
+    states = {member.task: member.state for member in pool.members()}
+    assert sorted(states) == [0, 1, 2]
+    assert set(states.values()) <= {MemberState.READY, MemberState.RESTARTING}
+    pool.wait_for_size(3)
+    assert {member.state for member in pool.members()} == {MemberState.READY}
+    assert sorted(member.restarts for member in pool.members()) == [0, 0, 1]
+    assert len(set(pool.broadcast().pid().results()) - set(pids)) == 1
+    pool.shutdown()
 
 
 def test_a_drained_workers_actor_stops_and_starts_elsewhere_at_no_cost(

@@ -317,6 +317,8 @@ class TaskStatus(Message):
     finished_at: float | None = None
     failures: int = 0
     preemptions: int = 0
+    will_retry: bool = False  # this attempt has ended, and another follows
+    last_failure: str = ""  # why the newest of the attempts that failed or were lost did
     result: TaskResult | None = None  # None: it returned None, or has not returned
     progress: Progress | None = None  # None: it has said nothing
 
