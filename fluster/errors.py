@@ -21,6 +21,7 @@ FlusterError
     ├── ActorFailedError          raised by an actor's own method: its instance is of no use any more
     ├── ActorTimeoutError         a TimeoutError: no answer in time; the call may run, or have run
     ├── ConnectionLostError       the bus was lost while the call was out: it may have run
+    ├── InvalidArgumentsError     a TypeError: a call in JSON whose arguments are not what the method takes; it was not run
     ├── MailboxFullError          the actor has too much waiting; the call was not run
     └── RemoteError               an exception at the actor that could not be sent as itself
 """
@@ -47,6 +48,7 @@ __all__ = [
     "ClusterStartError",
     "ConnectionLostError",
     "FlusterError",
+    "InvalidArgumentsError",
     "JobFailedError",
     "JobNotFoundError",
     "JobRefusedError",
@@ -156,6 +158,10 @@ class ActorTimeoutError(ActorError, TimeoutError):
 
 class ConnectionLostError(ActorError, ConnectionError):
     """The connection to the bus was lost while the call was out. Whether it was run is not known."""
+
+
+class InvalidArgumentsError(ActorError, TypeError):
+    """The arguments of a call in JSON are not what the method takes. It was not run."""
 
 
 class MailboxFullError(ActorError):

@@ -82,11 +82,20 @@ _JSON_CALL = 'send {"args": [2, 3], "kwargs": {"key": 1}}, a list of arguments, 
 
 
 def encode_json_result(value: Any) -> bytes:
-    """`{"result": value}`. Raises TypeError when JSON has no form for it."""
+    """`{"result": value}`; models and dataclasses are written as objects. Raises TypeError for what has no JSON form."""
     try:
-        return json.dumps({"result": value}, allow_nan=False).encode()
+        return json.dumps({"result": value}, allow_nan=False, default=_plain).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"the result has no JSON form: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """Models, dataclasses, dates, sets and the like, as pydantic writes them."""
+    from pydantic_core import to_jsonable_python
+
+    if isinstance(value, bytes | bytearray | memoryview):  # some would pass for text, others would not
+        raise TypeError(f"{type(value).__name__} is not JSON serializable: give text, or base64.b64encode(…).decode()")
+    return to_jsonable_python(value)
 
 
 def encode_json_error(kind: str, message: str, traceback: str = "") -> bytes:

@@ -6,6 +6,7 @@ subscriptions that serve anyhow, and only its messages are used. Source of the p
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ class ServedEndpoint:
     subject: str
     queue: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
+    describe: Callable[[], Mapping[str, str]] = dict  # more metadata, which takes its time: made when it is asked for
 
 
 @dataclass
@@ -87,7 +89,10 @@ class Announcement:
         return ping.to_dict()
 
     def _info(self) -> dict[str, Any]:
-        endpoints = [EndpointInfo(each.name, each.subject, each.queue, dict(each.metadata)) for each in self._endpoints]
+        endpoints = [
+            EndpointInfo(each.name, each.subject, each.queue, {**each.metadata, **each.describe()})
+            for each in self._endpoints
+        ]
         info = ServiceInfo(
             name=self._name,
             id=self._instance,
@@ -128,6 +133,7 @@ def _endpoint_stats(endpoint: ServedEndpoint, counts: EndpointCounts) -> Endpoin
 def _answering(bus: Bus, answer: Callable[[], dict[str, Any]]) -> Callable[[Delivery], Any]:
     async def on_delivery(delivery: Delivery) -> None:
         if subjects.is_inbox(delivery.reply):
-            await bus.publish(delivery.reply, json.dumps(answer()).encode())
+            told = await asyncio.to_thread(answer)
+            await bus.publish(delivery.reply, json.dumps(told).encode())
 
     return on_delivery

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib.metadata
 import json
 import logging
@@ -172,6 +173,7 @@ def _announcement(served: Served, namespace: str) -> Announcement:
                 subject=subjects.actor_any(namespace, endpoint.name, method.name),
                 queue=_POOL_QUEUE,
                 metadata={"signature": method.signature, "doc": method.doc},
+                describe=functools.partial(served.actor.describe, method.name),
             )
             for method in served.actor.methods.values()
         ],

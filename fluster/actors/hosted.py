@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from inspect import iscoroutine
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from fluster.actors.context import ActorContext
 from fluster.actors.definition import MethodInfo, methods_of, near, options_of
 from fluster.actors.failures import FULL, RETRY, encode_failure, message_of, traceback_of, type_name
 from fluster.actors.hooks import outcome_of
+from fluster.actors.json_methods import JsonMethod
 from fluster.actors.lanes import Lanes
 from fluster.actors.mailbox import Mailbox
 from fluster.actors.outbox import Outbox, Reply
@@ -151,7 +153,7 @@ class HostedActor:
         try:
             if job.deadline is not None and frames.seconds_between(job.deadline, frames.now()) > 0:
                 raise ActorTimeoutError(f"{self.context.actor_name}.{job.method} arrived too late; it was not run")
-            args, kwargs = codec.decode_json_call(job.payload) if job.is_json else codec.decode(job.payload)
+            args, kwargs = self._json_arguments(job) if job.is_json else codec.decode(job.payload)
             info = self.methods.get(job.method)
             if info is not None and info.takes_context:
                 args = (self._context_of(job), *args)
@@ -174,6 +176,22 @@ class HostedActor:
             running.add_done_callback(lambda done: finish(*done.result()))
         else:
             finish(*running.result())
+
+    def _json_arguments(self, job: _Job) -> tuple[Sequence[Any], dict[str, Any]]:
+        args, kwargs = codec.decode_json_call(job.payload)
+        method = self._json_methods.get(job.method)
+        return (args, kwargs) if method is None else method.arguments(args, kwargs)
+
+    def describe(self, method: str) -> Mapping[str, str]:
+        """What the services API tells of a method to who speaks JSON."""
+        return self._json_methods[method].metadata
+
+    @functools.cached_property
+    def _json_methods(self) -> Mapping[str, JsonMethod]:
+        functions = self.supervisor.functions
+        return {
+            name: JsonMethod(functions[name], takes_context=info.takes_context) for name, info in self.methods.items()
+        }
 
     def _context_of(self, job: _Job) -> ActorContext:
         left_s = None if job.deadline is None else frames.seconds_between(frames.now(), job.deadline)

@@ -1,14 +1,18 @@
 """Payloads: what goes in comes out, in another process too, and what cannot is named."""
 
+import datetime as dt
+import json
 import subprocess
 import sys
 import textwrap
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from fluster_bus import codec
 from fluster_bus.errors import InvalidMessageError
@@ -191,8 +195,6 @@ def test_bad_calls_are_answered_with_the_forms_that_are_good(data: bytes) -> Non
 
 @given(st.lists(JSON, max_size=3), st.dictionaries(st.text(), JSON, max_size=3))
 def test_json_calls_come_back(args: list[object], kwargs: dict[str, object]) -> None:
-    import json
-
     assert codec.decode_json_call(json.dumps({"args": args, "kwargs": kwargs}).encode()) == (args, kwargs)
 
 
@@ -200,6 +202,23 @@ def test_results_and_errors_in_json() -> None:
     assert codec.encode_json_result([1, {"a": None}]) == b'{"result": [1, {"a": null}]}'
     error = codec.encode_json_error("ValueError", "no\ngood", "Traceback …")
     assert error.startswith(b'{"error": {"type": "ValueError", "message": "no\\ngood", "traceback": "Traceback')
+
+
+class _Point(BaseModel):
+    x: int
+    seen: dt.date
+
+
+@dataclass
+class _Pair:
+    left: _Point
+    right: tuple[int, ...] = (1, 2)
+
+
+def test_models_and_dataclasses_are_written_as_objects() -> None:
+    point = _Point(x=1, seen=dt.date(2026, 1, 2))
+    text = json.dumps({"result": [{"left": {"x": 1, "seen": "2026-01-02"}, "right": [1, 2]}, [3]]})
+    assert codec.encode_json_result([_Pair(point), {3}]) == text.encode()
 
 
 def _deep() -> list[object]:
@@ -210,7 +229,7 @@ def _deep() -> list[object]:
 
 
 @pytest.mark.parametrize(
-    "value", [object(), float("nan"), {1, 2}, {(1, 2): 3}, b"bytes", _deep()], ids=lambda value: type(value).__name__
+    "value", [object(), float("nan"), {(1, 2): 3}, b"bytes", _deep()], ids=lambda value: type(value).__name__
 )
 def test_results_without_json_form(value: object) -> None:
     with pytest.raises(TypeError, match="no JSON form"):

@@ -102,7 +102,7 @@ async def check_request(client: Client, cluster: LocalCluster, words: list[str])
     elif subject.endswith("workers.list"):
         assert reply["workers"][0]["info"]["worker_id"] == "worker-0"
     elif subject.endswith("any.add") and b"five" in body:
-        assert reply["error"]["type"] == "TypeError"
+        assert reply["error"]["type"] == "fluster.errors.InvalidArgumentsError"
         assert "Nats-Service-Error" in headers
     elif subject.endswith("any.add"):
         assert reply["result"] > 100
