@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import pickle
 import reprlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -81,6 +82,14 @@ def decode_json_call(data: bytes) -> tuple[list[Any], dict[str, Any]]:
 _JSON_CALL = 'send {"args": [2, 3], "kwargs": {"key": 1}}, a list of arguments, or nothing'
 
 
+def encode_json_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    """What `decode_json_call` reads. Raises TypeError when an argument has no JSON form."""
+    try:
+        return json.dumps({"args": list(args), "kwargs": dict(kwargs)}, allow_nan=False, default=_plain).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"the arguments have no JSON form: {error}") from error
+
+
 def encode_json_result(value: Any) -> bytes:
     """`{"result": value}`; models and dataclasses are written as objects. Raises TypeError for what has no JSON form."""
     try:
@@ -98,6 +107,7 @@ def _plain(value: Any) -> Any:
     return to_jsonable_python(value)
 
 
-def encode_json_error(kind: str, message: str, traceback: str = "") -> bytes:
-    """`{"error": {"type", "message", "traceback"}}`."""
-    return json.dumps({"error": {"type": kind, "message": message, "traceback": traceback}}).encode()
+def encode_json_error(kind: str, message: str, traceback: str = "", *, advice: str = "") -> bytes:
+    """`{"error": {"type", "message", "traceback"}}`, and `"advice"` if there is any on sending it again."""
+    error = {"type": kind, "message": message, "traceback": traceback}
+    return json.dumps({"error": {**error, "advice": advice} if advice else error}).encode()

@@ -11,12 +11,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from fluster.actors import frames
+from fluster.actors import frames, json_frames
 from fluster.actors.calls import Broadcast, Call, Done, Send
 from fluster.actors.census import is_coming_back, why_nobody_serves
 from fluster.actors.definition import near
 from fluster.actors.desk import Desk, NobodyServesError
-from fluster.actors.frames import Moment
+from fluster.actors.failures import decode_failure
+from fluster.actors.frames import Moment, WireReply
 from fluster.actors.futures import is_running
 from fluster.actors.members import Member
 from fluster.actors.policies import Policy
@@ -24,7 +25,7 @@ from fluster.actors.retries import pause_before_retry
 from fluster.actors.rosters import Change, Joined, Known, Left, Roster, Unknown
 from fluster.cluster import AsyncCluster
 from fluster.errors import ActorDiedError, ActorNotFoundError, ActorTimeoutError, ConnectionLostError, MailboxFullError
-from fluster_bus import subjects
+from fluster_bus import codec, subjects
 from fluster_bus.bus import Bus
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import (
@@ -63,6 +64,7 @@ class Caller:
         self._rosters: dict[str, Roster] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._inbox = bus.inbox()
+        self._json_inbox = ""  # of actors that take JSON only: what comes there is never unpickled
         self._arrived: deque[Call | Broadcast] = deque()  # by any thread
         self._held: deque[tuple[float, Call | Broadcast]] = deque()  # (since when, item), while there is no connection
         self._retrying: dict[Call, asyncio.TimerHandle] = {}  # they pause before they are sent again
@@ -241,9 +243,12 @@ class Caller:
             subject = subjects.actor_all(self.namespace, send.pool, token)
         else:
             subject = subjects.method_of_member(send.member.address, token)
-        calls = send.calls if send.member is not None else send.calls[:1]  # a broadcast is one call for all
-        body = frames.encode_calls([(call.method, _plain(call.deadline), call.payload) for call in calls])
         try:
+            if send.member is not None and send.member.takes_json_only:
+                await self._publish_json(subject, send)
+                return
+            calls = send.calls if send.member is not None else send.calls[:1]  # a broadcast is one call for all
+            body = frames.encode_calls([(call.method, _plain(call.deadline), call.payload) for call in calls])
             await self._bus.publish(subject, body, reply=f"{self._inbox}.{send.number}")
         except DisconnectedError:
             self._hold(self._desk.take_back(send.number))
@@ -259,6 +264,20 @@ class Caller:
                     await self._publish(each)
         except BusError as error:
             self._finish([Done(call, ok=False, error=error) for call in self._desk.take_back(send.number)])
+
+    async def _publish_json(self, subject: str, send: Send) -> None:
+        call = send.calls[0]
+        try:
+            body = json_frames.encode_call(call.payload)
+        except TypeError as error:
+            self._finish(self._desk.on_refused(send.number, error))
+            return
+        if not self._json_inbox:
+            inbox = self._bus.inbox()
+            await self._bus.subscribe(f"{inbox}.{subjects.ANY_TOKEN}", self._on_json_delivery)
+            self._json_inbox = inbox
+        headers = json_frames.headers_of(_plain(call.deadline))
+        await self._bus.publish(subject, body, reply=f"{self._json_inbox}.{send.number}", headers=headers)
 
     def _set_deadlines(self, send: Send) -> None:
         """Calls that came without a timeout get the one that their method declares, as the registry tells it."""
@@ -278,28 +297,51 @@ class Caller:
 
     def _on_delivery(self, delivery: Delivery) -> None:
         number = int(subjects.last_token(delivery.subject))
-        now = frames.now()
         if delivery.headers is not None and delivery.status == _NO_RESPONDERS:
-            again, done = self._desk.on_no_responders(number, now)
-            self._finish(done)
-            for name in self._desk.paused():
-                self.loop.call_later(_PAUSE_S, self._resume, name)
-            if again:
-                self._arrived.extendleft(reversed(again))
-                self._wake.set()
+            self._on_no_responders(number)
             return
         try:
             endpoint_id, replies = frames.decode_replies(delivery.data)
         except InvalidMessageError as error:
+            if not codec.is_pickle(delivery.data):
+                self._finish(self._desk.on_refused(number, _refusal(delivery.data)))
+                return
             log.warning("an answer was dropped: %s", error)
             return
-        done = self._desk.on_reply(number, endpoint_id, replies, now)
+        self._on_replies(number, endpoint_id, replies)
+
+    def _on_json_delivery(self, delivery: Delivery) -> None:
+        number = int(subjects.last_token(delivery.subject))
+        if delivery.headers is not None and delivery.status == _NO_RESPONDERS:
+            self._on_no_responders(number)
+            return
+        member = self._desk.recipient(number)
+        if member is None or not member.takes_json_only:
+            return  # nobody waits any more, or it is somebody else's who shall not be answered from here
+        try:
+            ok, payload = json_frames.decode_reply(delivery.data)
+        except InvalidMessageError as error:
+            self._finish(self._desk.on_refused(number, error))
+            return
+        self._on_replies(number, member.endpoint_id, [(0, ok, payload)])
+
+    def _on_replies(self, number: int, endpoint_id: str, replies: list[WireReply]) -> None:
+        done = self._desk.on_reply(number, endpoint_id, replies, frames.now())
         self._finish(done)
         if done:
             self._move(done[0].call.pool)
         for name in self._desk.turned_away():
             self._move(name)
             self._probe_later(name)
+
+    def _on_no_responders(self, number: int) -> None:
+        again, done = self._desk.on_no_responders(number, frames.now())
+        self._finish(done)
+        for name in self._desk.paused():
+            self.loop.call_later(_PAUSE_S, self._resume, name)
+        if again:
+            self._arrived.extendleft(reversed(again))
+            self._wake.set()
 
     def _move(self, name: str) -> None:
         if self._desk.has_waiting(name):
@@ -493,6 +535,15 @@ def _settle(done: Done, error: Exception | None) -> None:
         call.ticket.set_exception(error)
     else:
         call.ticket.settle(done.ok, done.payload)
+
+
+def _refusal(data: bytes) -> Exception:
+    """What an actor says, in JSON, of a message that it does not read."""
+    try:
+        ok, payload = json_frames.decode_reply(data)
+    except InvalidMessageError as error:
+        return error
+    return InvalidMessageError("an actor answered in JSON to a call that was none") if ok else decode_failure(payload)
 
 
 def _too_much_out(item: Call | Broadcast) -> Done:

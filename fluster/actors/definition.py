@@ -12,6 +12,7 @@ from typing import Any, TypeVar, overload
 
 from fluster.actors.context import ActorContext
 from fluster.actors.hooks import HOOKS
+from fluster.actors.json_frames import CODECS, PICKLE
 from fluster_bus.messages import ResourceConfig
 from fluster_bus.names import check_name
 
@@ -41,6 +42,7 @@ class ActorOptions:
     max_restarts: int = 0  # of an actor that died or failed, within `restart_window` seconds
     restart_window: float = 60.0
     fatal_exceptions: tuple[type[Exception], ...] = ()  # raised by a method, they make the actor fail
+    codec: str = PICKLE  # "json": nothing that a caller sends is unpickled, nor what the actor answers
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -62,6 +64,8 @@ class ActorOptions:
         if not 0 < self.restart_window < math.inf:
             raise ValueError(f"restart_window={self.restart_window!r}: give a number of seconds above 0")
         check_exceptions("fatal_exceptions", self.fatal_exceptions)
+        if self.codec not in CODECS:
+            raise ValueError(f"codec={self.codec!r}: give {' or '.join(repr(each) for each in CODECS)}")
         check_timeout(self.timeout)
 
 
@@ -148,7 +152,8 @@ def actor(cls: C | None = None, /, **options: Any) -> C | Callable[[C], C]:
     """Give a class options for its life as an actor; bare `@actor` leaves all at their defaults.
 
     The options are the fields of ActorOptions: name, resources, max_concurrency, timeout, mailbox_calls,
-    mailbox_bytes, concurrency_groups, max_restarts, restart_window, fatal_exceptions. Raises TypeError for any other, and for what is no class.
+    mailbox_bytes, concurrency_groups, max_restarts, restart_window, fatal_exceptions, codec. Raises TypeError for any
+    other, and for what is no class.
     """
     chosen = _options("actor", ActorOptions, options)
 

@@ -204,6 +204,15 @@ class Desk:
 
     # ---- on their way back ------------------------------------------------------------------------------
 
+    def recipient(self, number: int) -> Member | None:
+        """To whom a message went that is out; None for a broadcast."""
+        out = self._out.get(number)
+        return None if out is None else out.member
+
+    def on_refused(self, number: int, error: Exception) -> list[Done]:
+        """The member could not read a message: its calls end with `error`."""
+        return [self._over(call, error) for call in self._take_all(number)] if number in self._out else []
+
     def on_reply(self, number: int, endpoint_id: str, replies: list[WireReply], now: Moment) -> list[Done]:
         """Calls that were answered. Answers that nobody waits for any more are dropped."""
         out = self._out.get(number)
@@ -467,7 +476,8 @@ class _Routing:
             )
             if self._is_wanted(call):
                 calls[member.endpoint_id] = call
-        if not pool.shares_subject or self._desk.in_grace(self._now):
+        in_json = any(member.takes_json_only for member in members)  # such a reply does not say whose it is
+        if not pool.shares_subject or in_json or self._desk.in_grace(self._now):
             # After a reconnect, one of many that misses the message would go unnoticed; asked by itself it is told.
             for endpoint_id, call in calls.items():
                 call.pinned = endpoint_id
@@ -492,12 +502,18 @@ class _Routing:
             if of is None or of is pool:
                 del self._joining[endpoint_id]
                 pool.out[endpoint_id] -= len(calls)
-                for batch in frames.batches((len(call.payload), call) for call in calls):
+                for batch in _batches(member, calls):
                     self._sends.append(self._desk._send(pool, member, dict(enumerate(batch)), self._now))  # noqa: SLF001
 
     def finish(self) -> tuple[list[Send], list[Done]]:
         self._flush()
         return self._sends, self._done
+
+
+def _batches(member: Member, calls: list[Call]) -> Iterable[list[Call]]:
+    if member.takes_json_only:  # in the form that people write too, a message is one call
+        return [[call] for call in calls]
+    return frames.batches((len(call.payload), call) for call in calls)
 
 
 def _nobody_listens(item: Call | Broadcast) -> Exception:

@@ -44,8 +44,12 @@ def type_name(error: BaseException) -> str:
 def encode_failure(error: BaseException, *, skipped_frames: int = 0, advice: str = "") -> bytes:
     """An exception for the wire: as itself where it survives pickling, and always as text."""
     text = traceback_of(error, skipped_frames=skipped_frames)
-    itself = _pickled(error) if isinstance(error, Exception) and not isinstance(error, _NEVER_THEMSELVES) else None
-    return pickle.dumps((type_name(error), _shortened(message_of(error)), text, itself, advice))
+    return pickle.dumps((type_name(error), _shortened(message_of(error)), text, _pickled(error), advice))
+
+
+def failure_payload(kind: str, message: str, traceback: str, itself: Exception | None, advice: str) -> bytes:
+    """A failure that was told by another means, as `encode_failure` would have written it."""
+    return pickle.dumps((kind, message, traceback, _pickled(itself), advice))
 
 
 def message_of(error: BaseException) -> str:
@@ -56,8 +60,10 @@ def message_of(error: BaseException) -> str:
         return f"(its __str__ raised {type_name(broken)})"
 
 
-def _pickled(error: Exception) -> bytes | None:
+def _pickled(error: BaseException | None) -> bytes | None:
     """The exception's pickle, None when it has none that can be read: many fail only there."""
+    if not isinstance(error, Exception) or isinstance(error, _NEVER_THEMSELVES):
+        return None
     try:
         data = codec.encode(error)
         return data if len(data) <= 1 << 20 and isinstance(codec.decode(data), Exception) else None

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from fluster.actors import frames
 from fluster.actors.hosted import HostedActor
 from fluster.actors.intake import Intake
-from fluster.actors.members import DISCONNECTED_AT, LAST_ERROR, LEAVING, RESTARTING, RESTARTS, RETRIES, TIMEOUTS
+from fluster.actors.json_frames import JSON
+from fluster.actors.members import CODEC, DISCONNECTED_AT, LAST_ERROR, LEAVING, RESTARTING, RESTARTS, RETRIES, TIMEOUTS
 from fluster.actors.outbox import Outbox
 from fluster.cluster import AsyncCluster
 from fluster_bus import subjects
@@ -67,6 +68,8 @@ class Host:
             RETRIES: {method.name: method.retries for method in methods if method.retries},
         }
         notes = {note: json.dumps(values) for note, values in told.items() if values}
+        if actor.takes_json_only:
+            notes[CODEC] = JSON
         return self._cluster.new_endpoint(name, address, endpoint_id=endpoint_id, metadata={**metadata, **notes})
 
     async def open(self, served: Served) -> None:

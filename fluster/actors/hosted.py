@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import iscoroutine
 from typing import Any, NamedTuple
 
-from fluster.actors import frames
+from fluster.actors import frames, json_frames
 from fluster.actors.context import ActorContext
 from fluster.actors.definition import MethodInfo, methods_of, near, options_of
 from fluster.actors.failures import FULL, RETRY, encode_failure, message_of, traceback_of, type_name
@@ -64,6 +64,7 @@ class HostedActor:
         self.methods: Mapping[str, MethodInfo] = methods_of(type(instance))
         self.counts: dict[str, EndpointCounts] = {name: EndpointCounts() for name in self.methods}
         self._options = options_of(type(instance))
+        self.takes_json_only = self._options.codec == json_frames.JSON
         self._outbox = outbox
         self._max_reply = max_reply - _FRAME_OVERHEAD
         self.kind = type(instance).__name__
@@ -100,9 +101,8 @@ class HostedActor:
         if delivery.reply and not subjects.is_inbox(delivery.reply):
             log.warning("refused a call to %s: its reply subject %s is no inbox", delivery.subject, delivery.reply)
             return
-        if not codec.is_pickle(delivery.data):
-            method = subjects.last_token(delivery.subject)
-            self._admit(_Job(delivery.reply, 0, method, None, delivery.data, is_json=True))
+        if self.takes_json_only or not codec.is_pickle(delivery.data):
+            self._accept_json(delivery)
             return
         try:
             calls = frames.decode_calls(delivery.data)
@@ -111,6 +111,16 @@ class HostedActor:
             return
         for index, (method, deadline, payload) in enumerate(calls):
             self._admit(_Job(delivery.reply, index, method, deadline, payload))
+
+    def _accept_json(self, delivery: Delivery) -> None:
+        method = subjects.last_token(delivery.subject)
+        job = _Job(delivery.reply, 0, method, None, delivery.data, is_json=True)
+        try:
+            if codec.is_pickle(delivery.data):
+                raise InvalidMessageError(f"{self.context.actor_name} takes JSON only: nothing here is unpickled")
+            self._admit(job._replace(deadline=json_frames.deadline_of(delivery)))
+        except InvalidMessageError as error:
+            self._fail(job, error)
 
     def _admit(self, job: _Job) -> None:
         if self.supervisor.given_up is not None:
@@ -238,13 +248,14 @@ class HostedActor:
             log.warning(
                 "%s.%s failed, and nobody waits for it: %s", self.context.actor_name, job.method, message_of(error)
             )
-        elif not job.is_json:
-            advice = advice or self._advice_about(job, error)
+            return
+        advice = advice or self._advice_about(job, error)
+        if not job.is_json:
             self._send(job, ok=False, payload=encode_failure(error, skipped_frames=1, advice=advice))
         else:
             kind, text = type_name(error), message_of(error)
             headers = error_headers(kind, text)
-            body = codec.encode_json_error(kind, text, traceback_of(error, skipped_frames=1))
+            body = codec.encode_json_error(kind, text, traceback_of(error, skipped_frames=1), advice=advice)
             self._outbox.add(Reply(job.reply, "", 0, ok=False, payload=body, headers=headers))
 
     def _advice_about(self, job: _Job, error: BaseException) -> str:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Self
 
 from fluster.actors.frames import Moment
+from fluster.actors.json_frames import JSON, PICKLE
 from fluster_bus import subjects
 from fluster_bus.messages import Endpoint, EndpointId, JobId, WorkerId
 
@@ -18,6 +19,7 @@ LEAVING = f"{OWN_METADATA}leaving"  # it finishes what it has and takes no more
 DISCONNECTED_AT = (
     f"{OWN_METADATA}disconnected-at"  # when it last lost its connection, and what was on its way to it with that
 )
+CODEC = f"{OWN_METADATA}codec"  # "json": it takes and gives nothing else
 TIMEOUTS = f"{OWN_METADATA}timeouts"  # JSON, {method: seconds}
 RESTARTING = f"{OWN_METADATA}restarting"  # it has failed, and is being made anew; calls wait in its mailbox
 RESTARTS = f"{OWN_METADATA}restarts"  # how often it was, in this process
@@ -54,6 +56,7 @@ class Member:
     disconnected_at: Moment | None = None
     timeouts: Mapping[str, float] | None = None
     retries: Mapping[str, int] | None = None
+    codec: str = PICKLE
 
     @classmethod
     def of(cls, endpoint: Endpoint) -> Self:
@@ -78,10 +81,15 @@ class Member:
             last_error=metadata.pop(LAST_ERROR, ""),
             leaving=leaving,
             disconnected_at=None if disconnected_at is None else Moment(*json.loads(disconnected_at)),
+            codec=metadata.pop(CODEC, PICKLE),
             timeouts=None if timeouts is None else json.loads(timeouts),
             retries=None if retries is None else json.loads(retries),
             metadata=metadata,
         )
+
+    @property
+    def takes_json_only(self) -> bool:
+        return self.codec == JSON
 
     @classmethod
     def at(cls, name: str, address: str) -> Self:

@@ -1,0 +1,94 @@
+"""Calls and replies between Fluster's own caller and an actor that takes JSON only: nothing of the actor's is unpickled.
+
+One message carries one call, in the form that people write too. Replies come to an inbox of their own, whose name no
+such actor can turn into that of the other one, where pickles are read.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+from typing import Any
+
+from fluster.actors.failures import failure_payload
+from fluster.errors import (
+    ActorDiedError,
+    ActorFailedError,
+    ActorGivenUpError,
+    ActorTimeoutError,
+    InvalidArgumentsError,
+    MailboxFullError,
+)
+from fluster_bus import codec
+from fluster_bus.delivery import Delivery
+from fluster_bus.errors import InvalidMessageError, MessageTooLargeError
+
+PICKLE, JSON = "pickle", "json"
+CODECS = (PICKLE, JSON)
+
+DEADLINE_HEADER = "Fluster-Deadline"  # a moment, as in the frames of other calls
+
+# What the other end raises of Fluster's own, by its name on the wire.
+_KNOWN: dict[str, type[Exception]] = {
+    f"{kind.__module__}.{kind.__qualname__}": kind
+    for kind in (
+        ActorDiedError,
+        ActorFailedError,
+        ActorGivenUpError,
+        ActorTimeoutError,
+        InvalidArgumentsError,
+        InvalidMessageError,
+        MailboxFullError,
+        MessageTooLargeError,
+    )
+}
+
+
+def encode_call(payload: bytes) -> bytes:
+    """A call in JSON, of the payload that this process pickled. Raises TypeError when its arguments have no JSON form."""
+    args, kwargs = codec.decode(payload)
+    return codec.encode_json_call(args, kwargs)
+
+
+def headers_of(deadline: tuple[str, float, float] | None) -> dict[str, str] | None:
+    return None if deadline is None else {DEADLINE_HEADER: json.dumps(deadline)}
+
+
+def deadline_of(delivery: Delivery) -> tuple[str, float, float] | None:
+    """Until when its caller waits. Raises InvalidMessageError."""
+    text = delivery.headers.get(DEADLINE_HEADER) if delivery.headers else None
+    if text is None:
+        return None
+    try:
+        boot, monotonic, wall = json.loads(text)
+        return str(boot), float(monotonic), float(wall)
+    except (ValueError, TypeError) as error:
+        raise InvalidMessageError(f"{DEADLINE_HEADER}: {text[:80]!r} is no [boot id, monotonic, wall]") from error
+
+
+def decode_reply(data: bytes) -> tuple[bool, bytes]:
+    """Whether the call went well, and the payload by which that is told here. Raises InvalidMessageError."""
+    try:
+        answer = json.loads(data)
+        if "result" in answer:
+            return True, codec.encode(answer["result"])
+        error = answer["error"]
+        kind, message = str(error["type"]), str(error["message"])
+        text = str(error.get("traceback", ""))
+        return False, failure_payload(kind, message, text, _exception(kind, message), str(error.get("advice", "")))
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise InvalidMessageError(
+            f"{data[:200].decode(errors='replace')!r} is no reply: an actor that takes JSON answers "
+            '{"result": …} or {"error": {"type": …, "message": …}}'
+        ) from error
+
+
+def _exception(kind: str, message: str) -> Exception | None:
+    """The exception itself where it is Fluster's or Python's own, and made of a text."""
+    found: Any = _KNOWN.get(kind) or getattr(builtins, kind, None)
+    if not isinstance(found, type) or not issubclass(found, Exception):
+        return None
+    try:
+        return found(message)
+    except TypeError:  # it takes more than a text
+        return None
