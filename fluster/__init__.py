@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Resolver,
         actor,
         deploy,
+        every,
         method,
     )
     from fluster.cluster import AsyncCluster, Cluster, LocalCluster, TaskContext, current_cluster, current_task
@@ -130,6 +131,7 @@ __all__ = [
     "current_cluster",
     "current_task",
     "deploy",
+    "every",
     "method",
 ]
 

@@ -42,6 +42,7 @@ class EndpointCounts:
     errors: int = 0
     last_error: str = ""
     processing_ns: int = 0
+    data: dict[str, int] = field(default_factory=dict)  # whatever else is counted
 
 
 class Announcement:
@@ -126,7 +127,7 @@ def _endpoint_stats(endpoint: ServedEndpoint, counts: EndpointCounts) -> Endpoin
         last_error=counts.last_error,
         processing_time=counts.processing_ns,
         average_processing_time=counts.processing_ns // max(counts.requests, 1),
-        data=None,
+        data=counts.data or None,
     )
 
 

@@ -9,6 +9,7 @@ from fluster.actors.members import Member, MemberState
 from fluster.actors.pool import ActorPool, AsyncActorPool
 from fluster.actors.resolver import ClusterResolver, FixedResolver, Resolver
 from fluster.actors.server import ActorServer
+from fluster.actors.timers import every
 
 __all__ = [
     "ActorContext",
@@ -25,5 +26,6 @@ __all__ = [
     "Resolver",
     "actor",
     "deploy",
+    "every",
     "method",
 ]

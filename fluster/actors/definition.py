@@ -201,26 +201,31 @@ def name_of(cls: type) -> str:
 
 def methods_of(cls: type) -> dict[str, MethodInfo]:
     """The methods of a class that can be called from outside: those without a leading underscore."""
-    options = options_of(cls)
     found = {}
     for name in dir(cls):
         if name.startswith("_") or name in HOOKS:
             continue
-        attribute = inspect.getattr_static(cls, name)
-        function = attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
+        function = _function(inspect.getattr_static(cls, name))
         if callable(function) and not isinstance(function, type):
-            found[name] = _method_info(name, attribute, function, options.timeout)
-            _check_group(cls, found[name], options.concurrency_groups)
+            found[name] = method_of(cls, name)
     return found
 
 
-def _check_group(cls: type, method: MethodInfo, groups: Mapping[str, int]) -> None:
-    group = method.concurrency_group
-    if group is not None and group not in groups:
+def method_of(cls: type, name: str) -> MethodInfo:
+    """What is known of one method of a class. Raises ValueError when it is in a group that the class does not have."""
+    attribute, options = inspect.getattr_static(cls, name), options_of(cls)
+    info = _method_info(name, attribute, _function(attribute), options.timeout)
+    group = info.concurrency_group
+    if group is not None and group not in options.concurrency_groups:
         raise ValueError(
-            f"{cls.__name__}.{method.name} is in concurrency_group={group!r}, which its class does not have"
-            f"{near(group, groups)}: declare it with @actor(concurrency_groups={{{group!r}: 1}})"
+            f"{cls.__name__}.{name} is in concurrency_group={group!r}, which its class does not have"
+            f"{near(group, options.concurrency_groups)}: declare it with @actor(concurrency_groups={{{group!r}: 1}})"
         )
+    return info
+
+
+def _function(attribute: Any) -> Any:
+    return attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
 
 
 def _method_info(name: str, attribute: Any, function: Callable[..., Any], default: float | None) -> MethodInfo:
@@ -232,7 +237,7 @@ def _method_info(name: str, attribute: Any, function: Callable[..., Any], defaul
     parameters = list(signature.parameters.values())
     if not isinstance(attribute, staticmethod):
         parameters = parameters[1:]
-    takes_context = bool(parameters) and _is_context(parameters[0])
+    takes_context = bool(parameters) and is_context(parameters[0])
     shown = signature.replace(parameters=parameters[1:] if takes_context else parameters)
     return MethodInfo(
         name=name,
@@ -247,7 +252,8 @@ def _method_info(name: str, attribute: Any, function: Callable[..., Any], defaul
     )
 
 
-def _is_context(parameter: inspect.Parameter) -> bool:
+def is_context(parameter: inspect.Parameter) -> bool:
+    """True for a parameter that is not the caller's: it is given the ActorContext."""
     annotation = parameter.annotation
     if isinstance(annotation, str):  # as `from __future__ import annotations` leaves it
         annotated = annotation.rpartition(".")[2] == ActorContext.__name__

@@ -179,6 +179,11 @@ def _announcement(served: Served, namespace: str) -> Announcement:
                 describe=functools.partial(served.actor.describe, method.name),
             )
             for method in served.actor.methods.values()
+        ]
+        + [
+            # No subject, as nobody can ask for it: it is listed for its counts.
+            ServedEndpoint(name=timer.key, subject="", metadata={"every": f"{timer.every.seconds:g} s"})
+            for timer in served.actor.timers
         ],
         counts=lambda: served.actor.counts,
         metadata={"namespace": namespace, "class": kind},

@@ -12,6 +12,7 @@ from inspect import iscoroutine
 from typing import Any, NamedTuple
 
 from fluster.actors import frames, json_frames
+from fluster.actors.clock import SYSTEM_CLOCK, Clock
 from fluster.actors.context import ActorContext
 from fluster.actors.definition import MethodInfo, methods_of, near, options_of
 from fluster.actors.failures import FULL, RETRY, encode_failure, message_of, traceback_of, type_name
@@ -21,6 +22,7 @@ from fluster.actors.lanes import Lanes
 from fluster.actors.mailbox import Mailbox
 from fluster.actors.outbox import Outbox, Reply
 from fluster.actors.supervision import Supervisor
+from fluster.actors.timers import Timer, timers_of
 from fluster.errors import ActorDiedError, ActorTimeoutError, MailboxFullError
 from fluster_bus import codec, subjects
 from fluster_bus.delivery import Delivery, error_headers
@@ -29,6 +31,7 @@ from fluster_bus.services_api import EndpointCounts
 
 log = logging.getLogger(__name__)
 
+_NO_ARGUMENTS = codec.encode(((), {}))
 _FRAME_OVERHEAD = 4096  # of a reply around its payload, amply
 
 
@@ -41,6 +44,7 @@ class _Job(NamedTuple):
     deadline: tuple[str, float, float] | None
     payload: bytes
     is_json: bool = False
+    timer: Timer | None = None  # whose run it is
 
 
 class HostedActor:
@@ -59,10 +63,17 @@ class HostedActor:
         max_reply: int,
         actor_loop: Callable[[], asyncio.AbstractEventLoop],
         factory: Callable[[], object] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.context = context
         self.methods: Mapping[str, MethodInfo] = methods_of(type(instance))
+        self._clock = clock
+        cls = type(instance)
+        self.timers = [Timer(cls, name, put=self._put_run, clock=clock) for name in timers_of(cls)]
+        # Of all that runs, of which callers reach the methods only.
+        self._infos = {**self.methods, **{timer.key: timer.info for timer in self.timers}}
         self.counts: dict[str, EndpointCounts] = {name: EndpointCounts() for name in self.methods}
+        self.counts |= {timer.key: timer.counts for timer in self.timers}
         self._options = options_of(type(instance))
         self.takes_json_only = self._options.codec == json_frames.JSON
         self._outbox = outbox
@@ -80,7 +91,7 @@ class HostedActor:
         self._lanes_of[frames.PING] = self._lanes[None]
 
     def _make_lanes(self, group: str | None, at_once: int) -> Lanes[_Job]:
-        kinds = {method.is_async for method in self.methods.values() if method.concurrency_group == group}
+        kinds = {method.is_async for method in self._infos.values() if method.concurrency_group == group}
         return Lanes(
             f"{self.context.actor_name}-{group}" if group else str(self.context.actor_name),
             Mailbox(max_items=self._options.mailbox_calls, max_bytes=self._options.mailbox_bytes),
@@ -91,8 +102,11 @@ class HostedActor:
         )
 
     def start(self) -> None:
+        """Begin to run what is accepted, and what is to be run again and again. Called on the connection's loop."""
         for lanes in self._lanes.values():
             lanes.start()
+        for timer in self.timers:
+            timer.start()
 
     # ---- on the connection's loop -----------------------------------------------------------------------
 
@@ -134,8 +148,16 @@ class HostedActor:
             )
             self._fail(job, MailboxFullError(text), advice=FULL)
 
+    def _put_run(self, timer: Timer) -> bool:
+        if self.supervisor.given_up is not None:
+            return False
+        job = _Job("", 0, timer.key, None, _NO_ARGUMENTS, timer=timer)
+        return self._lanes[timer.info.concurrency_group].mailbox.put(job, len(_NO_ARGUMENTS))
+
     async def drain(self, timeout_s: float) -> None:
         """Finish what is in the mailbox, then end the threads. After `timeout_s` what waits is told that it was not run."""
+        for timer in self.timers:
+            timer.stop()
         try:
             async with asyncio.timeout(timeout_s):
                 for lanes in self._lanes.values():
@@ -146,7 +168,10 @@ class HostedActor:
             f"{self.context.actor_name} was shut down; the call was not run"
         )
         for job in [job for lanes in self._lanes.values() for job in lanes.close()]:
-            self._fail(job, error, advice=RETRY)
+            if job.timer is not None:
+                job.timer.on_done()
+            else:
+                self._fail(job, error, advice=RETRY)
 
     # ---- on the actor's threads -------------------------------------------------------------------------
 
@@ -157,14 +182,14 @@ class HostedActor:
             replacing.wait()
         if supervisor.given_up is not None:
             self._fail(job, supervisor.given_up, advice=RETRY)
-            lanes.done(len(job.payload))
+            self._leave(job, lanes)
             return
         functions = supervisor.functions
         try:
-            if job.deadline is not None and frames.seconds_between(job.deadline, frames.now()) > 0:
+            if job.deadline is not None and frames.seconds_between(job.deadline, self._clock.now()) > 0:
                 raise ActorTimeoutError(f"{self.context.actor_name}.{job.method} arrived too late; it was not run")
             args, kwargs = self._json_arguments(job) if job.is_json else codec.decode(job.payload)
-            info = self.methods.get(job.method)
+            info = self._infos.get(job.method)
             if info is not None and info.takes_context:
                 args = (self._context_of(job), *args)
             result = functions[job.method](*args, **kwargs) if info is not None else True  # a ping
@@ -204,7 +229,7 @@ class HostedActor:
         }
 
     def _context_of(self, job: _Job) -> ActorContext:
-        left_s = None if job.deadline is None else frames.seconds_between(frames.now(), job.deadline)
+        left_s = None if job.deadline is None else frames.seconds_between(self._clock.now(), job.deadline)
         deadline = None if left_s is None else time.monotonic() + left_s
         return dataclasses.replace(self.context, method=job.method, deadline=deadline)
 
@@ -217,7 +242,13 @@ class HostedActor:
         if counts is not None:
             counts.requests += 1
             counts.processing_ns += time.perf_counter_ns() - started_ns
+        self._leave(job, lanes)
+
+    @staticmethod
+    def _leave(job: _Job, lanes: Lanes[_Job]) -> None:
         lanes.done(len(job.payload))
+        if job.timer is not None:
+            job.timer.on_done()
 
     # ---- answers ----------------------------------------------------------------------------------------
 
@@ -242,6 +273,9 @@ class HostedActor:
         if counts is not None:
             counts.errors += 1
             counts.last_error = f"{type_name(error)}: {message_of(error)}"[:200]
+        if job.timer is not None:
+            log.error("%s.%s failed", self.context.actor_name, job.method, exc_info=error)
+            return
         if not isinstance(error, Exception):
             log.error("%s.%s raised %s", self.context.actor_name, job.method, type_name(error), exc_info=error)
         if not job.reply:

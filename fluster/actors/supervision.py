@@ -12,11 +12,12 @@ from typing import Any
 from fluster.actors.definition import ActorOptions, methods_of
 from fluster.actors.failures import message_of, type_name
 from fluster.actors.hooks import ON_FAILURE, ON_START, ON_STOP, run_hook
+from fluster.actors.timers import PREFIX, timers_of
 from fluster.errors import ActorFailedError, ActorGivenUpError
 
 log = logging.getLogger(__name__)
 
-Functions = Mapping[str, Callable[..., Any]]  # {method: bound to an instance}
+Functions = Mapping[str, Callable[..., Any]]  # {method, or key of a timer: bound to an instance}
 
 
 class RestartBudget:
@@ -153,7 +154,9 @@ class Supervisor:
 
 
 def _functions_of(instance: object) -> Functions:
-    return {name: getattr(instance, name) for name in methods_of(type(instance))}
+    cls = type(instance)
+    methods = {name: getattr(instance, name) for name in methods_of(cls)}
+    return methods | {PREFIX + name: getattr(instance, name) for name in timers_of(cls)}
 
 
 def _text_of(error: BaseException) -> str:
