@@ -18,9 +18,8 @@ from nats.micro.service import EndpointInfo, EndpointStats, ServiceInfo, Service
 from fluster_bus import subjects
 
 if TYPE_CHECKING:
-    from fluster_bus.bus import Bus
+    from fluster_bus.carrier import Carrier, Interest
     from fluster_bus.delivery import Delivery
-    from fluster_bus.subscription import Subscription
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class Announcement:
         self._metadata = dict(metadata or {})
         self._started = datetime.now(UTC)
 
-    async def serve(self, bus: Bus) -> list[Subscription]:
+    async def serve(self, bus: Carrier) -> list[Interest]:
         """Begin to answer; drain what is returned to end it."""
         answers: dict[str, Callable[[], dict[str, Any]]] = {
             "PING": self._ping,
@@ -131,7 +130,7 @@ def _endpoint_stats(endpoint: ServedEndpoint, counts: EndpointCounts) -> Endpoin
     )
 
 
-def _answering(bus: Bus, answer: Callable[[], dict[str, Any]]) -> Callable[[Delivery], Any]:
+def _answering(bus: Carrier, answer: Callable[[], dict[str, Any]]) -> Callable[[Delivery], Any]:
     async def on_delivery(delivery: Delivery) -> None:
         if subjects.is_inbox(delivery.reply):
             told = await asyncio.to_thread(answer)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fluster.actors import frames, json_frames
 from fluster.actors.calls import Broadcast, Call, Done, Send
 from fluster.actors.census import is_coming_back, why_nobody_serves
+from fluster.actors.clock import SYSTEM_CLOCK, Clock
 from fluster.actors.definition import near
 from fluster.actors.desk import Desk, NobodyServesError
 from fluster.actors.failures import decode_failure
@@ -26,7 +27,7 @@ from fluster.actors.rosters import Change, Joined, Known, Left, Roster, Unknown
 from fluster.cluster import AsyncCluster
 from fluster.errors import ActorDiedError, ActorNotFoundError, ActorTimeoutError, ConnectionLostError, MailboxFullError
 from fluster_bus import codec, subjects
-from fluster_bus.bus import Bus
+from fluster_bus.carrier import Carrier
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import (
     BusError,
@@ -45,7 +46,6 @@ _MAX_BYTES_OUT = 1 << 30
 _HELD_FOR_S = 30.0  # calls without a deadline while there is no connection
 _PAUSE_S = 0.05  # until a pool whose members may be on their way back is asked again
 _JOBS_TIMEOUT_S = 2.0
-_TIMER_RESOLUTION_S = 0.001
 _NO_RESPONDERS = "503"
 
 _callers: weakref.WeakKeyDictionary[AsyncCluster, Caller] = weakref.WeakKeyDictionary()
@@ -55,8 +55,16 @@ _callers_lock = threading.Lock()
 class Caller:
     """Sends calls and hands out the answers, for all pools of one client: so its calls to a member stay in order."""
 
-    def __init__(self, bus: Bus, registry: Registry, namespace: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        bus: Carrier,
+        registry: Registry,
+        namespace: str,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self.loop = loop
+        self._clock = clock
         self.namespace = namespace
         self._bus = bus
         self._registry = registry
@@ -77,12 +85,12 @@ class Caller:
         self._tell(self._start)
 
     @classmethod
-    def of(cls, cluster: AsyncCluster, loop: asyncio.AbstractEventLoop) -> Caller:
-        """The one that all pools of this client share."""
+    def of(cls, cluster: AsyncCluster, loop: asyncio.AbstractEventLoop, clock: Clock = SYSTEM_CLOCK) -> Caller:
+        """The one that all pools of this client share; the first of them brings the clock."""
         with _callers_lock:
             caller = _callers.get(cluster)
             if caller is None:
-                caller = _callers[cluster] = cls(cluster.bus, cluster.registry, cluster.namespace, loop)
+                caller = _callers[cluster] = cls(cluster.bus, cluster.registry, cluster.namespace, loop, clock)
             return caller
 
     # ---- from any thread --------------------------------------------------------------------------------
@@ -99,6 +107,10 @@ class Caller:
         elif not self._awake:  # one wake-up for all that is submitted until the loop looks
             self._awake = True
             self._tell(self._wake.set)
+
+    def deadline_of(self, timeout_s: float | None) -> Moment | None:
+        """The moment at which nobody waits any more."""
+        return None if timeout_s is None or math.isinf(timeout_s) else self._clock.now().after(timeout_s)
 
     def open_pool(self, name: str, policy: Policy, *, fixed: Sequence[Member] | None = None) -> None:
         """Watch who serves `name`, unless `fixed` tells it. Each needs its `close_pool`."""
@@ -207,7 +219,7 @@ class Caller:
             return
         items = [item for _since, item in self._held] + arrived
         self._held.clear()
-        now = frames.now()
+        now = self._clock.now()
         sends, done = self._desk.route(items, now) if items else ([], [])
         moving, self._moving = self._moving, set()
         for name in moving:
@@ -231,9 +243,8 @@ class Caller:
         return arrived
 
     def _set_timer(self, call: Call, deadline: Moment) -> None:
-        # Not a moment early, as timers may be: the actor must find it late as well.
-        left_s = frames.seconds_between(frames.now(), deadline) + _TIMER_RESOLUTION_S
-        call.timer = self.loop.call_later(left_s, self._on_timeout, call)
+        left_s = frames.seconds_between(self._clock.now(), deadline)
+        call.timer = self._clock.call_later(self.loop, left_s, self._on_timeout, call)
 
     async def _publish(self, send: Send) -> None:
         self._set_deadlines(send)
@@ -258,7 +269,7 @@ class Caller:
                 self._finish([Done(call, ok=False, error=error) for call in calls])
                 return
             for call in calls:  # together they were too large
-                sends, done = self._desk.route([call], frames.now())
+                sends, done = self._desk.route([call], self._clock.now())
                 self._finish(done)
                 for each in sends:
                     await self._publish(each)
@@ -290,7 +301,7 @@ class Caller:
                 if not timeouts or call.method not in timeouts:
                     continue
                 call.timeout_s = timeouts[call.method]
-                call.deadline = frames.now().after(call.timeout_s)
+                call.deadline = self._clock.now().after(call.timeout_s)
             self._set_timer(call, call.deadline)
 
     # ---- what happens -----------------------------------------------------------------------------------
@@ -326,7 +337,7 @@ class Caller:
         self._on_replies(number, member.endpoint_id, [(0, ok, payload)])
 
     def _on_replies(self, number: int, endpoint_id: str, replies: list[WireReply]) -> None:
-        done = self._desk.on_reply(number, endpoint_id, replies, frames.now())
+        done = self._desk.on_reply(number, endpoint_id, replies, self._clock.now())
         self._finish(done)
         if done:
             self._move(done[0].call.pool)
@@ -335,7 +346,7 @@ class Caller:
             self._probe_later(name)
 
     def _on_no_responders(self, number: int) -> None:
-        again, done = self._desk.on_no_responders(number, frames.now())
+        again, done = self._desk.on_no_responders(number, self._clock.now())
         self._finish(done)
         for name in self._desk.paused():
             self.loop.call_later(_PAUSE_S, self._resume, name)
@@ -380,7 +391,7 @@ class Caller:
         self._finish(self._desk.on_disconnected())
 
     def _on_reconnect(self) -> None:
-        self._desk.on_reconnected(frames.now())
+        self._desk.on_reconnected(self._clock.now())
         self._wake.set()
 
     def _hold(self, items: Iterable[Call | Broadcast]) -> None:
@@ -480,7 +491,7 @@ class Caller:
         if isinstance(call, Broadcast) or roster is None or call.ticket.done() or len(self._retrying) >= MAX_QUEUED:
             return False
         allowed = roster.retries.get(call.method, 0) if call.retries is None else call.retries
-        pause_s = pause_before_retry(done, allowed, frames.now()) if allowed else None
+        pause_s = pause_before_retry(done, allowed, self._clock.now()) if allowed else None
         if pause_s is None:
             return False
         call.retried += 1
@@ -561,8 +572,3 @@ def _shut_down(name: str) -> ActorNotFoundError:
 
 def _closed() -> ClosedError:
     return ClosedError("the connection to the cluster was closed")
-
-
-def deadline_of(timeout_s: float | None) -> Moment | None:
-    """The moment at which nobody waits any more."""
-    return None if timeout_s is None or math.isinf(timeout_s) else frames.now().after(timeout_s)

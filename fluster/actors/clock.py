@@ -9,6 +9,8 @@ from typing import Protocol
 from fluster.actors import frames
 from fluster.actors.frames import Moment
 
+_TIMER_RESOLUTION_S = 0.001
+
 
 class Alarm(Protocol):
     """Something that is to be done later."""
@@ -37,7 +39,8 @@ class SystemClock:
     def call_later(
         loop: asyncio.AbstractEventLoop, delay_s: float, callback: Callable[..., object], *args: object
     ) -> Alarm:
-        return loop.call_later(delay_s, callback, *args)
+        # Not a moment early, as timers may be: an actor must find a call late whose caller has given up.
+        return loop.call_later(delay_s + _TIMER_RESOLUTION_S, callback, *args)
 
 
 SYSTEM_CLOCK = SystemClock()

@@ -18,12 +18,12 @@ from fluster.actors.members import CODEC, DISCONNECTED_AT, LAST_ERROR, LEAVING, 
 from fluster.actors.outbox import Outbox
 from fluster.cluster import AsyncCluster
 from fluster_bus import subjects
+from fluster_bus.carrier import Carrier, Interest
 from fluster_bus.errors import BusError
 from fluster_bus.messages import Endpoint, EndpointId
 from fluster_bus.registry import LEASE_S
 from fluster_bus.retries import retried
 from fluster_bus.services_api import Announcement, ServedEndpoint
-from fluster_bus.subscription import Subscription
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Served:
 
     actor: HostedActor
     endpoint: Endpoint
-    subscriptions: list[Subscription] = field(default_factory=list)
+    subscriptions: list[Interest] = field(default_factory=list)
     renewals: asyncio.Task[None] | None = None
 
     def note(self, **notes: str) -> None:
@@ -51,7 +51,7 @@ class Host:
 
     def __init__(self, cluster: AsyncCluster) -> None:
         self._cluster = cluster
-        self._bus = cluster.bus
+        self._bus: Carrier = cluster.bus
         self._loop = asyncio.get_running_loop()
         self._open: list[Served] = []
         self.outbox = Outbox(self._bus, self._loop)

@@ -173,6 +173,12 @@ class HostedActor:
             else:
                 self._fail(job, error, advice=RETRY)
 
+    def wait_timers(self, timeout_s: float) -> None:
+        """Return when no run of a timer waits or is under way. Raises TimeoutError."""
+        for timer in self.timers:
+            if not timer.idle.wait(timeout_s):
+                raise TimeoutError(f"{self.context.actor_name}.{timer.key} has not ended after {timeout_s:g} s")
+
     # ---- on the actor's threads -------------------------------------------------------------------------
 
     def _run(self, job: _Job, lanes: Lanes[_Job]) -> None:
@@ -186,7 +192,7 @@ class HostedActor:
             return
         functions = supervisor.functions
         try:
-            if job.deadline is not None and frames.seconds_between(job.deadline, self._clock.now()) > 0:
+            if job.deadline is not None and frames.seconds_between(job.deadline, self._clock.now()) >= 0:
                 raise ActorTimeoutError(f"{self.context.actor_name}.{job.method} arrived too late; it was not run")
             args, kwargs = self._json_arguments(job) if job.is_json else codec.decode(job.payload)
             info = self._infos.get(job.method)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fluster.actors import frames
 from fluster.actors.frames import WireReply
-from fluster_bus.bus import Bus
+from fluster_bus.carrier import Carrier
 from fluster_bus.errors import BusError, ClosedError, DisconnectedError
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Reply(NamedTuple):
 class Outbox:
     """Takes replies from any thread and publishes them. While the connection is lost it keeps them."""
 
-    def __init__(self, bus: Bus, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, bus: Carrier, loop: asyncio.AbstractEventLoop) -> None:
         self._bus = bus
         self._loop = loop
         self._ready: deque[Reply] = deque()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, NoReturn, TypeVar, cast
 
 from fluster.actors.broadcast import Answers, AsyncBroadcastResult, BroadcastResult
-from fluster.actors.caller import Caller, deadline_of
+from fluster.actors.caller import Caller
 from fluster.actors.calls import Broadcast, Call
 from fluster.actors.census import census
 from fluster.actors.definition import MethodInfo, check_timeout, methods_of, near
@@ -103,7 +103,8 @@ class AsyncActorPool(Generic[T]):
         """Send a call whose arguments are pickled already, to one member or to whom the policy chooses."""
         timeout = self._timeout_of(method) if timeout is None else timeout
         future = ActorFuture[Any](f"{self.name}.{method}", self._caller.loop)
-        call = Call(self._key, method, payload, future, timeout, deadline_of(timeout), pinned=endpoint_id, owner=self)
+        deadline = self._caller.deadline_of(timeout)
+        call = Call(self._key, method, payload, future, timeout, deadline, pinned=endpoint_id, owner=self)
         call.waits = wait
         if self._methods is not None and method in self._methods:
             call.retries = self._methods[method].retries
@@ -126,7 +127,7 @@ class AsyncActorPool(Generic[T]):
                 answers.open,
                 answers.fail,
                 timeout,
-                deadline_of(timeout),
+                self._caller.deadline_of(timeout),
                 owner=self,
             )
         )

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 
+from fluster.actors.clock import SYSTEM_CLOCK, Clock
 from fluster.actors.context import ActorContext
 from fluster.actors.definition import methods_of
 from fluster.actors.host import Host, Served
@@ -34,10 +35,11 @@ class ActorServer:
     process lives, and for some seconds more when it dies without a `shutdown`.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, *, clock: Clock = SYSTEM_CLOCK) -> None:
         if not isinstance(cluster, Cluster):
             raise TypeError(f"ActorServer takes a Cluster, not {cluster!r}")
         self._cluster = cluster
+        self._clock = clock
         self._host: Host = cluster.portal.run(_host_of, cluster)
         self._actors: list[Served] = []
         self._serving = False
@@ -83,6 +85,7 @@ class ActorServer:
             max_reply=self._cluster.asynchronous.bus.max_payload,
             actor_loop=self._loop_of_actors,
             factory=factory,
+            clock=self._clock,
         )
         with self._lock:
             if self._closed:
@@ -148,6 +151,11 @@ class ActorServer:
                 self._cluster.portal.run(self._host.close, timeout)
             if self._portal_of_actors is not None:
                 self._portal_of_actors.close()
+
+    def wait_timers(self, timeout: float) -> None:
+        """Return when no run of an `@every` method waits or is under way. Raises TimeoutError after `timeout` seconds."""
+        for served in self._actors:
+            served.actor.wait_timers(timeout)
 
     def _loop_of_actors(self) -> asyncio.AbstractEventLoop:
         """The loop for asynchronous methods: a thread of its own, so that user code never holds up the connection."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
-from typing import Self
+from collections.abc import Awaitable, Callable
+from typing import Any, Self
 
 from fluster.cluster.client import AsyncCluster
 from fluster.cluster.portal import Portal, blocking, blocking_iterator
@@ -22,9 +23,12 @@ class Cluster:
     """
 
     def __init__(self, address: str | BusAddress | None = None, namespace: str | None = None) -> None:
+        self._connect(AsyncCluster.connect, address, namespace)
+
+    def _connect(self, connect: Callable[..., Awaitable[AsyncCluster]], *args: Any) -> None:
         self.portal = Portal()
         try:
-            self.asynchronous: AsyncCluster = self.portal.run(AsyncCluster.connect, address, namespace)
+            self.asynchronous: AsyncCluster = self.portal.run(connect, *args)
         except BaseException:
             self.portal.close()
             raise

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any, ClassVar
 
@@ -14,15 +13,19 @@ import pytest
 
 from fluster.actors import ActorContext, ActorServer, actor, every
 from fluster.errors import ActorFailedError
-from tests.component.test_actors import TIMEOUT_S, Env, Gate, plain
+from tests.component.test_actors import (
+    TIMEOUT_S,
+    Env,
+    Gate,
+    MemoryEnv,
+    either,
+    in_memory,
+    plain,
+    shared,
+)
 from tests.waiting import wait_until
 
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Env]:
-    env = Env(tmp_path_factory.mktemp("store"))
-    yield env
-    env.close()
+__all__ = ["either", "in_memory", "shared"]  # fixtures
 
 
 class Beating:
@@ -82,11 +85,13 @@ class Slow(Gate):
         self.wait()
 
 
-def test_runs_take_their_turn_and_never_pile_up(shared: Env) -> None:
+def test_runs_take_their_turn_and_never_pile_up(either: Env | MemoryEnv) -> None:
     slow = Slow()
-    server = shared.serve("slow-ticks", slow)
-    pool = shared.pool("slow-ticks")
+    server = either.serve("slow-ticks", slow)
+    pool = either.pool("slow-ticks")
+    either.pass_time(0.01)
     slow.is_entered()
+    either.pass_time(0.05)
     timer = server._actors[0].actor.timers[0]
     wait_until(lambda: timer.counts.data["skipped"] >= 5)
     call = pool.submit().wait()

@@ -1,0 +1,133 @@
+"""Actors that live in the process of a test."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Mapping
+from typing import Any, NoReturn, Self, TypeVar, cast
+
+from fluster.actors.caller import Caller
+from fluster.actors.definition import check_class, name_of
+from fluster.actors.pool import ActorPool
+from fluster.actors.server import ActorServer
+from fluster.cluster import AsyncCluster, Cluster
+from fluster.errors import ActorNameTakenError
+from fluster.testing.fake_clock import FakeClock
+from fluster.testing.memory_bus import MemoryBus
+from fluster.testing.memory_registry import MemoryRegistry
+from fluster_bus.bus import Bus
+from fluster_bus.messages import EndpointId, JobId, Namespace
+from fluster_bus.names import check_name, unique_name
+
+T = TypeVar("T")
+
+NAMESPACE = Namespace("test")
+_PATIENCE_S = 10.0
+_TURNS = 10  # of the loop, until a call that was submitted before has its deadline
+
+
+class LocalActors:
+    """Actors in this process, without a server: the same pools, calls and mailboxes, and a clock that you move.
+
+    Messages travel through memory, pickled as ever. Use it as a context manager, from any thread; `deploy` and
+    `register` bring actors, `clock.advance(seconds)` has deadlines and `@every` methods fall due. There are no jobs
+    in it: what launches some needs a LocalCluster.
+    """
+
+    def __init__(self) -> None:
+        self.clock = FakeClock(self._settle)
+        self.cluster: Cluster = _MemoryCluster()
+        Caller.of(self.cluster.asynchronous, self.cluster.portal.loop, self.clock)
+        self._servers: dict[str, ActorServer] = {}  # {name: who serves what was deployed or registered under it}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc_info: object) -> None:
+        self.close()
+
+    def deploy(
+        self, actor_class: type[T], /, *args: Any, name: str | None = None, replicas: int = 1, **kwargs: Any
+    ) -> ActorPool[T]:
+        """A pool of `replicas` actors, each an `actor_class(*args, **kwargs)` with the very arguments given.
+
+        Raises what the constructor raises, and ActorNameTakenError, TypeError and ValueError as `fluster.deploy` does.
+        """
+        check_class(actor_class)
+        chosen = check_name("actor name", name) if name is not None else name_of(actor_class)
+        if self.pool(chosen).members():
+            raise ActorNameTakenError(f"{chosen!r} is served already: give name=…, or shut that pool down")
+        make = functools.partial(actor_class, *args, **kwargs)
+        server = self._servers[chosen] = ActorServer(self.cluster, clock=self.clock)
+        for instance in [make() for _ in range(replicas)]:
+            server.register(chosen, instance, factory=make)
+        server.serve_background()
+        job_id = JobId(unique_name(chosen))
+        cast("_AsyncMemoryCluster", self.cluster.asynchronous).servers[job_id] = server
+        pool = ActorPool(self.cluster, chosen, actor_class=actor_class, job_id=job_id)
+        pool.wait_for_size(replicas, _PATIENCE_S)
+        return pool
+
+    def register(self, name: str, instance: object, metadata: Mapping[str, str] | None = None) -> EndpointId:
+        """Serve `instance` as one more member of the pool `name`, as ActorServer.register does."""
+        server = self._servers.get(name)
+        if server is None:
+            server = self._servers[name] = ActorServer(self.cluster, clock=self.clock)
+        endpoint_id = server.register(name, instance, metadata)
+        server.serve_background()
+        return endpoint_id
+
+    def pool(self, name: str) -> ActorPool[Any]:
+        """The pool of that name, which may be empty as yet."""
+        return ActorPool(self.cluster, name)
+
+    def close(self) -> None:
+        """End the actors, once they have done what was asked of them. Nothing happens the second time."""
+        if self.cluster.closed:
+            return
+        for server in self._servers.values():
+            server.shutdown(_PATIENCE_S)
+        self.cluster.close()
+
+    def _settle(self, wait: bool) -> None:
+        self.cluster.portal.run(_take_turns)
+        try:
+            for server in self._servers.values() if wait else ():
+                server.wait_timers(_PATIENCE_S)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}: is it held up on purpose? advance(…, wait=False) does not wait") from error
+
+
+async def _take_turns() -> None:
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
+
+
+class _AsyncMemoryCluster(AsyncCluster):
+    def __init__(self, namespace: Namespace) -> None:
+        self.bus = cast("Bus", MemoryBus())
+        self.namespace = namespace
+        self.registry = MemoryRegistry(namespace)
+        self.servers: dict[JobId, ActorServer] = {}
+        self._identity = None
+
+    async def terminate(self, job_id: JobId, *, reason: str = "") -> None:  # noqa: ARG002
+        server = self.servers.pop(job_id, None)
+        if server is not None:
+            await asyncio.to_thread(server.shutdown)
+
+    async def wait(self, *_args: Any, **_options: Any) -> Any:
+        """`terminate` has waited already."""
+
+    async def launch_many(self, *_args: Any) -> NoReturn:
+        raise NotImplementedError("LocalActors has no workers that could run a job: use a LocalCluster")
+
+
+class _MemoryCluster(Cluster):
+    def __init__(self) -> None:
+        self._connect(_connected)
+
+
+async def _connected() -> AsyncCluster:
+    return _AsyncMemoryCluster(NAMESPACE)

@@ -1,0 +1,67 @@
+"""The registry of a test: endpoints in memory, with the watches that pools live by."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import cast
+
+from fluster.testing.memory_bus import matches
+from fluster_bus import subjects
+from fluster_bus.feeds import CaughtUp
+from fluster_bus.messages import Endpoint
+from fluster_bus.registry import Registry
+from fluster_bus.tables import Deleted, Row, Table
+
+_Change = Row[Endpoint] | Deleted
+
+
+class MemoryTable:
+    """What Registry and pools need of a Table."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, Row[Endpoint]] = {}
+        self._watches: dict[asyncio.Queue[_Change], str] = {}  # {what it has not read yet: the keys that it watches}
+        self._revision = 0
+
+    async def put(self, key: str, value: Endpoint) -> int:
+        self._rows.pop(key, None)  # a row stands where it was last written
+        self._rows[key] = row = Row(key, value, self._next_revision())
+        self._tell(row)
+        return row.revision
+
+    async def delete(self, key: str) -> None:
+        if self._rows.pop(key, None) is not None:
+            self._tell(Deleted(key, self._next_revision()))
+
+    def _next_revision(self) -> int:
+        self._revision += 1
+        return self._revision
+
+    def _tell(self, change: _Change) -> None:
+        for unread, keys in self._watches.items():
+            if matches(keys, change.key):
+                unread.put_nowait(change)
+
+    async def rows(self, keys: str = subjects.ANY_TAIL) -> list[Row[Endpoint]]:
+        return [row for row in self._rows.values() if matches(keys, row.key)]
+
+    async def watch(self, keys: str = subjects.ANY_TAIL) -> AsyncGenerator[_Change | CaughtUp]:
+        unread: asyncio.Queue[_Change] = asyncio.Queue()
+        self._watches[unread] = keys
+        try:
+            for row in await self.rows(keys):
+                yield row
+            yield CaughtUp()
+            while True:
+                yield await unread.get()
+        finally:
+            del self._watches[unread]
+
+
+class MemoryRegistry(Registry):
+    """The endpoints of a test's namespace."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self.table = cast("Table[Endpoint]", MemoryTable())
