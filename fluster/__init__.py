@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         WorkerNotFoundError,
         WorkspaceError,
     )
+    from fluster.log_context import LogContext
     from fluster.worker_pool import WorkerPool
     from fluster_bus.messages import (
         CpuConfig,
@@ -110,6 +111,7 @@ __all__ = [
     "JobStatus",
     "JobTimeoutError",
     "LocalCluster",
+    "LogContext",
     "LogLine",
     "MailboxFullError",
     "Namespace",
@@ -135,7 +137,14 @@ __all__ = [
     "method",
 ]
 
-_SOURCES = ("fluster_bus.messages", "fluster.errors", "fluster.cluster", "fluster.actors", "fluster.worker_pool")
+_SOURCES = (
+    "fluster_bus.messages",
+    "fluster.errors",
+    "fluster.cluster",
+    "fluster.actors",
+    "fluster.log_context",
+    "fluster.worker_pool",
+)
 
 # Found when asked for: `fluster --help` imports this package too, and need not wait for what only programs use.
 if not TYPE_CHECKING:

@@ -18,7 +18,7 @@ from fluster.actors.clock import SYSTEM_CLOCK, Clock
 from fluster.actors.definition import near
 from fluster.actors.desk import Desk, NobodyServesError
 from fluster.actors.failures import decode_failure
-from fluster.actors.frames import Moment, WireReply
+from fluster.actors.frames import Moment, WireCall, WireReply
 from fluster.actors.futures import is_running
 from fluster.actors.members import Member
 from fluster.actors.policies import Policy
@@ -259,7 +259,7 @@ class Caller:
                 await self._publish_json(subject, send)
                 return
             calls = send.calls if send.member is not None else send.calls[:1]  # a broadcast is one call for all
-            body = frames.encode_calls([(call.method, _plain(call.deadline), call.payload) for call in calls])
+            body = frames.encode_calls([_wire(call) for call in calls])
             await self._bus.publish(subject, body, reply=f"{self._inbox}.{send.number}")
         except DisconnectedError:
             self._hold(self._desk.take_back(send.number))
@@ -287,7 +287,7 @@ class Caller:
             inbox = self._bus.inbox()
             await self._bus.subscribe(f"{inbox}.{subjects.ANY_TOKEN}", self._on_json_delivery)
             self._json_inbox = inbox
-        headers = json_frames.headers_of(_plain(call.deadline))
+        headers = json_frames.headers_of(_plain(call.deadline), call.trace)
         await self._bus.publish(subject, body, reply=f"{self._json_inbox}.{send.number}", headers=headers)
 
     def _set_deadlines(self, send: Send) -> None:
@@ -560,6 +560,12 @@ def _refusal(data: bytes) -> Exception:
 def _too_much_out(item: Call | Broadcast) -> Done:
     text = f"{item}: {_MAX_BYTES_OUT >> 30} GiB of this client's calls are not answered yet: wait for some of them"
     return Done(item, ok=False, error=MailboxFullError(text))
+
+
+def _wire(call: Call) -> WireCall:
+    if call.trace is None:
+        return call.method, _plain(call.deadline), call.payload
+    return call.method, _plain(call.deadline), call.payload, dict(call.trace)
 
 
 def _plain(deadline: Moment | None) -> tuple[str, float, float] | None:

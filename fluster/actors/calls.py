@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from fluster.actors.frames import Moment
 from fluster.actors.futures import ActorFuture
 from fluster.actors.members import Member
+from fluster.tracing import Carrier
 
 
 @dataclass(eq=False, slots=True)
@@ -25,6 +26,7 @@ class Call:
     waits: bool = False  # for room, when it finds mailboxes full
     retries: int | None = None  # as its method declares; None: as the registry tells
     owner: object = None  # lives on as long as the call is under way
+    trace: Carrier | None = None  # tells the actor of the caller's span
     # The desk's notes:
     order: int = 0
     tried: tuple[str, ...] = ()  # endpoints at which nobody listened
@@ -51,6 +53,7 @@ class Broadcast:
     timeout_s: float | None = None
     deadline: Moment | None = None
     owner: object = None
+    trace: Carrier | None = None
     order: int = 0
 
     def __str__(self) -> str:

@@ -473,6 +473,7 @@ class _Routing:
                 retries=0,
                 order=broadcast.order,
                 owner=broadcast.owner,
+                trace=broadcast.trace,
             )
             if self._is_wanted(call):
                 calls[member.endpoint_id] = call

@@ -59,7 +59,11 @@ def seconds_between(earlier: tuple[str, float, float], later: tuple[str, float, 
     return later[2] - earlier[2]
 
 
-WireCall = tuple[str, tuple[str, float, float] | None, bytes]  # (method, deadline, payload)
+# (method, deadline, payload), and of a call that is traced its trace's context
+WireCall = (
+    tuple[str, tuple[str, float, float] | None, bytes]
+    | tuple[str, tuple[str, float, float] | None, bytes, dict[str, str]]
+)
 WireReply = tuple[Any, bool, bytes]  # (index, ok, payload)
 
 
@@ -79,7 +83,7 @@ def decode_calls(data: bytes) -> list[WireCall]:
 
 
 def _is_call(call: object) -> bool:
-    return isinstance(call, tuple) and len(call) == 3 and isinstance(call[0], str) and isinstance(call[2], bytes)
+    return isinstance(call, tuple) and 3 <= len(call) <= 4 and isinstance(call[0], str) and isinstance(call[2], bytes)
 
 
 def encode_replies(endpoint_id: str, replies: list[WireReply]) -> bytes:

@@ -24,6 +24,8 @@ from fluster.actors.outbox import Outbox, Reply
 from fluster.actors.supervision import Supervisor
 from fluster.actors.timers import Timer, timers_of
 from fluster.errors import ActorDiedError, ActorTimeoutError, MailboxFullError
+from fluster.log_context import LogContext, RunningCall, set_running
+from fluster.tracing import Carrier, ServedSpan, serving
 from fluster_bus import codec, subjects
 from fluster_bus.delivery import Delivery, error_headers
 from fluster_bus.errors import InvalidMessageError, MessageTooLargeError
@@ -45,6 +47,8 @@ class _Job(NamedTuple):
     payload: bytes
     is_json: bool = False
     timer: Timer | None = None  # whose run it is
+    trace: Carrier | None = None  # that its caller is in
+    span: ServedSpan | None = None
 
 
 class HostedActor:
@@ -95,7 +99,7 @@ class HostedActor:
         return Lanes(
             f"{self.context.actor_name}-{group}" if group else str(self.context.actor_name),
             Mailbox(max_items=self._options.mailbox_calls, max_bytes=self._options.mailbox_bytes),
-            self._run,
+            self._handle,
             at_once=at_once,
             has_sync=False in kinds,
             has_async=True in kinds,
@@ -123,12 +127,13 @@ class HostedActor:
         except InvalidMessageError as error:
             self._fail(_Job(delivery.reply, 0, "", None, b""), error)
             return
-        for index, (method, deadline, payload) in enumerate(calls):
-            self._admit(_Job(delivery.reply, index, method, deadline, payload))
+        for index, call in enumerate(calls):
+            trace = call[3] if len(call) == 4 else None
+            self._admit(_Job(delivery.reply, index, call[0], call[1], call[2], trace=trace))
 
     def _accept_json(self, delivery: Delivery) -> None:
         method = subjects.last_token(delivery.subject)
-        job = _Job(delivery.reply, 0, method, None, delivery.data, is_json=True)
+        job = _Job(delivery.reply, 0, method, None, delivery.data, is_json=True, trace=json_frames.trace_of(delivery))
         try:
             if codec.is_pickle(delivery.data):
                 raise InvalidMessageError(f"{self.context.actor_name} takes JSON only: nothing here is unpickled")
@@ -181,6 +186,16 @@ class HostedActor:
 
     # ---- on the actor's threads -------------------------------------------------------------------------
 
+    def _handle(self, job: _Job, lanes: Lanes[_Job]) -> None:
+        """Run it, seen by those who watch."""
+        if LogContext.in_use:
+            set_running(RunningCall(str(self.context.actor_name), job.method, job.reply, job.place))
+        if job.trace is None:
+            self._run(job, lanes)
+        else:
+            with serving(str(self.context.actor_name), job.method, job.trace) as span:
+                self._run(job._replace(span=span), lanes)
+
     def _run(self, job: _Job, lanes: Lanes[_Job]) -> None:
         started_ns = time.perf_counter_ns()
         supervisor = self.supervisor
@@ -188,7 +203,7 @@ class HostedActor:
             replacing.wait()
         if supervisor.given_up is not None:
             self._fail(job, supervisor.given_up, advice=RETRY)
-            self._leave(job, lanes)
+            self._leave(job, lanes, supervisor.given_up)
             return
         functions = supervisor.functions
         try:
@@ -248,10 +263,12 @@ class HostedActor:
         if counts is not None:
             counts.requests += 1
             counts.processing_ns += time.perf_counter_ns() - started_ns
-        self._leave(job, lanes)
+        self._leave(job, lanes, error)
 
     @staticmethod
-    def _leave(job: _Job, lanes: Lanes[_Job]) -> None:
+    def _leave(job: _Job, lanes: Lanes[_Job], error: BaseException | None) -> None:
+        if job.span is not None:
+            job.span.end(error)
         lanes.done(len(job.payload))
         if job.timer is not None:
             job.timer.on_done()

@@ -19,6 +19,7 @@ from fluster.errors import (
     InvalidArgumentsError,
     MailboxFullError,
 )
+from fluster.tracing import HEADERS, Carrier
 from fluster_bus import codec
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import InvalidMessageError, MessageTooLargeError
@@ -50,8 +51,20 @@ def encode_call(payload: bytes) -> bytes:
     return codec.encode_json_call(args, kwargs)
 
 
-def headers_of(deadline: tuple[str, float, float] | None) -> dict[str, str] | None:
-    return None if deadline is None else {DEADLINE_HEADER: json.dumps(deadline)}
+def headers_of(deadline: tuple[str, float, float] | None, trace: Carrier | None = None) -> dict[str, str] | None:
+    """What a message says beside its call: nothing, most often."""
+    headers = dict(trace or {})
+    if deadline is not None:
+        headers[DEADLINE_HEADER] = json.dumps(deadline)
+    return headers or None
+
+
+def trace_of(delivery: Delivery) -> Carrier | None:
+    """The trace that the call belongs to."""
+    headers = delivery.headers
+    if not headers or HEADERS[0] not in headers:
+        return None
+    return {name: headers[name] for name in HEADERS if name in headers}
 
 
 def deadline_of(delivery: Delivery) -> tuple[str, float, float] | None:

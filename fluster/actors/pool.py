@@ -18,6 +18,7 @@ from fluster.actors.policies import Policy, RoundRobin
 from fluster.cluster import AsyncCluster, Cluster
 from fluster.cluster.portal import blocking
 from fluster.errors import ActorTimeoutError
+from fluster.tracing import announce, begin_call, end_with
 from fluster_bus import codec
 from fluster_bus.messages import JobId
 from fluster_bus.names import check_name
@@ -108,7 +109,15 @@ class AsyncActorPool(Generic[T]):
         call.waits = wait
         if self._methods is not None and method in self._methods:
             call.retries = self._methods[method].retries
-        self._caller.submit(call)
+        traced = begin_call(self.name, method)
+        if traced is not None:
+            span, call.trace = traced
+            end_with(span, future)
+        try:
+            self._caller.submit(call)
+        except BaseException:
+            future.cancel()  # whoever follows it, as a trace does, is told
+            raise
         return future
 
     def _broadcast(
@@ -129,6 +138,7 @@ class AsyncActorPool(Generic[T]):
                 timeout,
                 self._caller.deadline_of(timeout),
                 owner=self,
+                trace=announce(self.name, method),
             )
         )
         return answers

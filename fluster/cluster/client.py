@@ -28,6 +28,7 @@ from fluster.cluster.job_wait import get_finished, wait_finished
 from fluster.cluster.job_watch import watch_job
 from fluster.cluster.stored_workspaces import with_stored_workspaces
 from fluster.errors import JobFailedError, JobNotFoundError, JobRefusedError, JobTimeoutError
+from fluster.tracing import job_environment
 from fluster_bus import subjects
 from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus, Reply
@@ -138,6 +139,7 @@ class AsyncCluster:
         requests = check_requests(requests)
         _check_distinct(requests)
         requests = await with_stored_workspaces(self.bus, self.namespace, requests)
+        requests = _traced(requests)
         named = {request.job_id or JobId(unique_name(request.name)): request for request in requests}
         await self._states.confirm(await self._store(named))
         return list(named)
@@ -393,6 +395,25 @@ def _check_distinct(requests: Sequence[JobRequest]) -> None:
                 f"none of them was sent: job_id={job_id!r} is that of {count} of these {len(requests)} jobs: give each "
                 "its own, or leave it out"
             )
+
+
+def _traced(requests: Sequence[JobRequest]) -> Sequence[JobRequest]:
+    """Jobs that continue the caller's trace, if it is in one; what they say of it themselves stays."""
+    variables = job_environment()
+    if not variables:
+        return requests
+    return [
+        request
+        if "TRACEPARENT" in request.environment.env_vars
+        else request.model_copy(
+            update={
+                "environment": request.environment.model_copy(
+                    update={"env_vars": {**request.environment.env_vars, **variables}}
+                )
+            }
+        )
+        for request in requests
+    ]
 
 
 def _is_own_cluster(address: BusAddress) -> bool:

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 import cloudpickle  # type: ignore[import-untyped, unused-ignore]
 
 from fluster.progress_file import DIRECTORY_VARIABLE
+from fluster.tracing import continue_trace
 from fluster_services.worker import cgroups
 from fluster_services.worker.attempt_directory import (
     ERROR_FILE,
@@ -301,6 +302,7 @@ def _replace_environment(environment: dict[str, str]) -> None:
 
 def _call(payload: bytes, directory: Path) -> int:
     try:
+        continue_trace()
         function, args, kwargs = _unpickled(payload)
         returned = function(*args, **kwargs)
         if returned is not None:
