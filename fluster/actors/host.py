@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 _POOL_QUEUE = "members"
 _REGISTER_TIMEOUT_S = 30.0
 ON_STOP_TIMEOUT_S = 30.0
+_LAST_CALLS_S = 1.0  # for those that are under way at an actor that is given up
 
 
 @dataclass(eq=False)
@@ -128,13 +129,16 @@ class Host:
                 served.note(**{RESTARTING: restarting, RESTARTS: restarts, LAST_ERROR: last_error})
                 self._bus.spawn(self._register_again(served), f"news of {served.endpoint.name}")
 
-        self._loop.call_soon_threadsafe(register)
+        try:
+            self._loop.call_soon_threadsafe(register)
+        except RuntimeError:
+            log.debug("the connection was closed, and nobody looks for %s any more", served.endpoint.name)
 
     async def withdraw(self, served: Served) -> None:
         """Take an actor that was given up out of its pool; whoever waits for it is told why."""
         if served in self._open:
             self._open.remove(served)
-            await self._close(served, 0)
+            await self._close(served, _LAST_CALLS_S)
 
     async def close(self, timeout_s: float) -> None:
         """Leave the pools, finish what has arrived, and be known no more."""

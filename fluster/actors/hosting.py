@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fluster.actors.definition import options_of
 from fluster.actors.server import ActorServer
+from fluster_bus import codec
 
 
 def host(name: str, actor_class: type[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Make the actor and serve it until this task is told to end. What the constructor raises ends the task."""
     from fluster.cluster import current_cluster
 
-    def factory() -> object:
-        return actor_class(*args, **kwargs)
+    # Each instance gets arguments that no other has changed.
+    pickled = codec.encode((args, kwargs)) if options_of(actor_class).max_restarts else b""
+
+    def make_again() -> object:
+        again_args, again_kwargs = codec.decode(pickled)
+        return actor_class(*again_args, **again_kwargs)
 
     server = ActorServer(current_cluster())
-    server.register(name, factory(), factory=factory)
+    server.register(name, actor_class(*args, **kwargs), factory=make_again if pickled else None)
     server.serve()

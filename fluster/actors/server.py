@@ -114,7 +114,8 @@ class ActorServer:
         self._cluster.portal.run(self._host.open, served)
 
     def _give_up(self, served: Served, reason: ActorGivenUpError) -> None:
-        self._cluster.portal.run(self._host.withdraw, served)
+        if not self._cluster.portal.loop.is_closed():
+            self._cluster.portal.run(self._host.withdraw, served)
         self._ends.put(reason)
 
     def serve(self) -> None:

@@ -135,8 +135,10 @@ class Supervisor:
 
     def _restart(self, error: BaseException) -> None:
         options = self._options
-        if self._factory is None:
-            self._give_up(f"failed, and this server cannot make another instance: {self.last_error}", error)
+        if options.max_restarts == 0:
+            self._give_up(f"failed, and its max_restarts is 0: {self.last_error}", error)
+        elif self._factory is None:
+            self._give_up(f"failed, and register() was given no factory to make it anew: {self.last_error}", error)
         elif not self._budget.spend(time.monotonic()):
             times = f"{options.max_restarts} restart{'' if options.max_restarts == 1 else 's'}"
             self._give_up(f"failed after {times} within {options.restart_window:g} s: {self.last_error}", error)

@@ -207,8 +207,22 @@ def test_without_a_factory_the_first_failure_is_the_last(shared: Env) -> None:  
     served = Served(shared, "no-factory", restartable=False)
     with pytest.raises(BrokenError):
         served.pool.call().fail("bang")
-    with pytest.raises(ActorGivenUpError, match="cannot make another instance"):
+    with pytest.raises(ActorGivenUpError, match=r"given no factory to make it anew: .*bang"):
         served.server.serve()
+
+
+def test_without_restarts_the_first_failure_is_the_last_too(shared: Env) -> None:  # noqa: F811
+    class Plain:
+        def fail(self) -> None:
+            raise ActorFailedError("bang")
+
+    server = ActorServer(shared.cluster())
+    server.register("plain", Plain(), factory=Plain)
+    server.serve_background()
+    with pytest.raises(ActorFailedError):
+        shared.pool("plain").call().fail()
+    with pytest.raises(ActorGivenUpError, match=r"its max_restarts is 0: .*bang"):
+        server.serve()
 
 
 def test_a_constructor_that_fails_the_second_time_gives_the_actor_up(shared: Env) -> None:  # noqa: F811

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,9 @@ PATIENCE_S = 30.0
 class Phoenix:
     """Writes down what happens to it."""
 
-    def __init__(self, journal: str) -> None:
+    def __init__(self, journal: str, start: list[int]) -> None:
         self.journal = journal
-        self.count = 0
+        self.count = start.pop()  # each instance gets arguments of its own
 
     def on_start(self) -> None:
         self.note("started")
@@ -88,7 +89,7 @@ def journal(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def phoenix(cluster: LocalCluster, journal: Path) -> Iterator[ActorPool[Phoenix]]:
-    pool = deploy(cluster, Phoenix, str(journal), name=unique_name("phoenix"))
+    pool = deploy(cluster, Phoenix, str(journal), [0], name=unique_name("phoenix"))
     yield pool
     pool.shutdown()
 
@@ -168,8 +169,22 @@ def test_a_shutdown_runs_on_stop_also_when_calls_do_not_end_within_the_grace(
     assert lines(journal) == ["started", "stopped"]
 
 
+def test_what_on_start_raises_is_raised_by_deploy(cluster: LocalCluster) -> None:
+    @actor(max_restarts=3)
+    class Unwilling:
+        async def on_start(self) -> None:
+            raise ValueError("not today")
+
+        def nothing(self) -> None: ...
+
+    name = unique_name("unwilling")
+    with pytest.raises(ValueError, match="not today"):
+        deploy(cluster, Unwilling, name=name)
+    assert cluster.lookup_endpoints(name) == []
+
+
 def test_while_one_comes_back_the_others_are_called(cluster: LocalCluster, journal: Path) -> None:
-    pool = deploy(cluster, Phoenix, str(journal), name=unique_name("flock"), replicas=3)
+    pool = deploy(cluster, Phoenix, str(journal), [0], name=unique_name("flock"), replicas=3)
     pids = pool.broadcast().pid().results()
     os.kill(pids[1], signal.SIGKILL)
     wait_until(lambda: pool.size == 2)
@@ -199,7 +214,7 @@ def test_a_drained_workers_actor_stops_and_starts_elsewhere_at_no_cost(
         def where(self, ctx: ActorContext) -> tuple[str | None, int]:
             return ctx.worker_id, ctx.attempt
 
-    with Daemons(tmp_path, family, timing=PATIENT) as daemons:
+    with Daemons(tmp_path, family, timing=replace(PATIENT, kill_grace_s=10.0)) as daemons:
         daemons.start_controller()
         daemons.start_worker("w1", drain_timeout_s=0.2)
         with daemons.connect() as cluster:
