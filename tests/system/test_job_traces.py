@@ -9,7 +9,8 @@ import os
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
-from fluster import Entrypoint, JobRequest, LocalCluster, LogContext
+from fluster import Entrypoint, JobRequest, LocalCluster, LogContext, deploy
+from fluster_bus.names import unique_name
 
 
 def where_am_i() -> tuple[str | None, int, str]:
@@ -35,3 +36,18 @@ def test_a_job_knows_its_trace_and_its_name(cluster: LocalCluster) -> None:
     assert trace_id == ids.trace_id
     assert line == f"{job_id} 0 hello\n"
     assert cluster.result(untraced)[:2] == (None, 0)
+
+
+class Where:
+    def trace_id(self) -> int:
+        return trace.get_current_span().get_span_context().trace_id
+
+
+def test_an_actor_of_the_cluster_joins_its_callers_trace(cluster: LocalCluster) -> None:
+    pool = deploy(cluster, Where, name=unique_name("where"))
+    try:
+        assert pool.call().trace_id() == 0
+        with TracerProvider().get_tracer("test").start_as_current_span("calling") as span:
+            assert pool.call().trace_id() == span.get_span_context().trace_id
+    finally:
+        pool.shutdown()
