@@ -21,7 +21,7 @@ from fluster.actors.json_methods import JsonMethod
 from fluster.actors.lanes import Lanes
 from fluster.actors.mailbox import Mailbox
 from fluster.actors.outbox import Outbox, Reply
-from fluster.actors.supervision import Supervisor
+from fluster.actors.supervision import Functions, Supervisor
 from fluster.actors.timers import Timer, timers_of
 from fluster.errors import ActorDiedError, ActorTimeoutError, MailboxFullError
 from fluster.log_context import LogContext, RunningCall, set_running
@@ -215,8 +215,7 @@ class HostedActor:
                 args = (self._context_of(job), *args)
             result = functions[job.method](*args, **kwargs) if info is not None else True  # a ping
         except BaseException as error:
-            supervisor.on_error(functions, error)
-            self._finish(job, lanes, started_ns, None, error)
+            self._finish_failed(job, lanes, started_ns, functions, error)
             return
         if not iscoroutine(result):
             self._finish(job, lanes, started_ns, result, None)
@@ -224,14 +223,23 @@ class HostedActor:
         running = asyncio.run_coroutine_threadsafe(outcome_of(result), self._actor_loop())
 
         def finish(value: Any, error: BaseException | None) -> None:
-            if error is not None:
-                supervisor.on_error(functions, error)
-            self._finish(job, lanes, started_ns, value, error)
+            if error is None:
+                self._finish(job, lanes, started_ns, value, None)
+            else:
+                self._finish_failed(job, lanes, started_ns, functions, error)
 
         if lanes.frees_its_thread:
             running.add_done_callback(lambda done: finish(*done.result()))
         else:
             finish(*running.result())
+
+    def _finish_failed(
+        self, job: _Job, lanes: Lanes[_Job], started_ns: int, functions: Functions, error: BaseException
+    ) -> None:
+        replace_instance = self.supervisor.on_error(functions, error)
+        self._finish(job, lanes, started_ns, None, error)
+        if replace_instance is not None:
+            replace_instance()
 
     def _json_arguments(self, job: _Job) -> tuple[Sequence[Any], dict[str, Any]]:
         args, kwargs = codec.decode_json_call(job.payload)

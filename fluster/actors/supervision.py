@@ -94,19 +94,23 @@ class Supervisor:
         except TimeoutError:
             log.warning("on_stop of %s was still busy after %g s", self._name, timeout_s)
 
-    def on_error(self, functions: Functions, error: BaseException) -> None:
-        """A call that ran on the instance of these functions has raised `error`: if it is fatal, replace the instance."""
+    def on_error(self, functions: Functions, error: BaseException) -> Callable[[], None] | None:
+        """A call that ran on the instance of these functions has raised `error`.
+
+        If it is fatal, calls wait from now on, and what is returned replaces the instance: it is to be called once the
+        caller has its answer, which would be lost when the actor is given up.
+        """
         if not isinstance(error, self._fatal):
-            return
+            return None
         with self._lock:
             if functions is not self.functions or self.replacing is not None or self.given_up is not None:
-                return  # that instance is gone already
+                return None  # that instance is gone already
             replacing = self.replacing = threading.Event()
         # Not here: this may be the loop of asynchronous methods, which hooks need.
         thread = threading.Thread(
             target=self._replace, args=(error, replacing), name=f"restart of {self._name}", daemon=True
         )
-        thread.start()
+        return thread.start
 
     def _replace(self, error: BaseException, replacing: threading.Event) -> None:
         try:
