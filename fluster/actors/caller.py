@@ -234,7 +234,7 @@ class Caller:
         arrived = []
         while self._arrived:
             item = self._arrived.popleft()
-            if self._desk.bytes_out > _MAX_BYTES_OUT:
+            if self._desk.bytes_out + self._desk.bytes_turned_away > _MAX_BYTES_OUT:
                 self._finish([_too_much_out(item)])
                 continue
             if isinstance(item, Call) and item.deadline is not None and item.timer is None:

@@ -241,6 +241,11 @@ class Desk:
         pool.overflow.turn_away(call, everywhere=everywhere)
         self._turns_away = True
 
+    @property
+    def bytes_turned_away(self) -> int:
+        """Payloads of calls that wait for room in mailboxes."""
+        return sum(pool.overflow.bytes for pool in self._pools.values()) if self._turns_away else 0
+
     def turned_away(self) -> list[str]:
         """Pools with calls that wait for room in mailboxes."""
         if not self._turns_away:

@@ -19,6 +19,7 @@ class Overflow:
     def __init__(self) -> None:
         self._calls: list[tuple[int, Call]] = []  # a heap of (order, call)
         self._room = 0  # how many may be sent
+        self.bytes = 0  # of their payloads
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -31,6 +32,7 @@ class Overflow:
 
     def add(self, call: Call) -> None:
         heapq.heappush(self._calls, (call.order, call))
+        self.bytes += len(call.payload)
 
     def turn_away(self, call: Call, *, everywhere: bool) -> None:
         """A mailbox was full; unless all were `everywhere`, the call may go to another at once."""
@@ -49,6 +51,7 @@ class Overflow:
         """The next call that may be sent; those that are over are passed over."""
         while self._calls and self._room > 0:
             _order, call = heapq.heappop(self._calls)
+            self.bytes -= len(call.payload)
             if not call.over:
                 self._room -= 1
                 return call
@@ -58,4 +61,5 @@ class Overflow:
         """Give all back that are not over."""
         calls = [call for call in self if not call.over]
         self._calls.clear()
+        self.bytes = 0
         return calls

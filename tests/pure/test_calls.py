@@ -257,6 +257,7 @@ def test_calls_that_wait_for_room_follow_the_answers_in_order() -> None:
     (send,), _ = desk.route([call(str(number), waits=True) for number in range(5)], START)
     assert desk.on_reply(send.number, "a", full(send), START) == []
     assert desk.turned_away() == ["pool"]
+    assert (desk.bytes_out, desk.bytes_turned_away) == (1, 5)
     assert desk.route([call("5", waits=True)], START) == ([], [])  # it does not overtake
     assert desk.route_waiting("pool", START) == ([], [])
     desk.on_reply(plain.number, "a", [(0, True, b"")], START)
@@ -267,6 +268,7 @@ def test_calls_that_wait_for_room_follow_the_answers_in_order() -> None:
     assert targets(sends) == [("a", ["2", "3", "4", "5"])]
     desk.on_reply(sends[0].number, "a", [(index, True, b"") for index in range(4)], START)
     assert desk.turned_away() == []
+    assert (desk.bytes_out, desk.bytes_turned_away) == (0, 0)
 
 
 def test_one_that_does_not_wait_is_told_of_the_full_mailbox_also_while_others_wait() -> None:
@@ -451,7 +453,7 @@ class Histories(RuleBasedStateMachine):
         if hasattr(self, "desk"):
             self.end(self.desk.close(RuntimeError("closed")))
             assert all(each in self.ended or each.ticket.cancelled() for each in self.issued)
-            assert self.desk.bytes_out == 0
+            assert (self.desk.bytes_out, self.desk.bytes_turned_away) == (0, 0)
             assert self.desk.out() == []
 
 

@@ -27,7 +27,7 @@ from fluster.actors import MemberState
 from fluster.cluster import Cluster
 from fluster_bus.messages import WorkerId
 from fluster_bus.names import unique_name
-from tests.system.daemons import PATIENT, Daemons
+from tests.system.daemons import PATIENT, QUICK, Daemons
 from tests.system.processes import Family
 from tests.waiting import wait_until
 
@@ -229,6 +229,31 @@ def test_a_drained_workers_actor_stops_and_starts_elsewhere_at_no_cost(
             assert cluster.poll(pool.job_id).tasks[0].failures == 0  # type: ignore[arg-type]
             pool.shutdown()
             assert lines(journal) == ["stopped", "stopped"]
+
+
+def test_an_actor_whose_worker_is_lost_comes_back_at_no_cost(tmp_path: Path, family: Family) -> None:
+    class Mover:  # max_restarts is 0
+        @method(retries=20)
+        def where(self, ctx: ActorContext) -> tuple[str | None, int]:
+            return ctx.worker_id, ctx.attempt
+
+    with Daemons(tmp_path, family, timing=QUICK) as daemons:
+        daemons.start_controller()
+        daemons.start_worker("w1")
+        with daemons.connect() as cluster:
+            pool = deploy(cluster, Mover)
+            call: Any = pool.call
+            assert call().where() == ("w1", 1)
+            daemons.start_worker("w2")
+            wait_until(lambda: workers(cluster) == {"w1", "w2"})
+            daemons.kill("w1")  # the process of the actor is fenced, and runs on until then
+            wait_until(lambda: call().where() == ("w2", 2), PATIENCE_S)
+            (member,) = pool.members()
+            assert (member.state, member.restarts) == (MemberState.READY, 1)
+            assert "worker w1 was not heard" in member.last_error
+            info = cluster.poll(pool.job_id)  # type: ignore[arg-type]
+            assert (info.tasks[0].failures, info.tasks[0].preemptions) == (0, 1)
+            pool.shutdown()
 
 
 def workers(cluster: Cluster) -> set[str]:
