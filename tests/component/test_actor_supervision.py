@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fluster.actors import ActorServer, actor
+from fluster.actors import ActorServer, actor, every
 from fluster.actors.supervision import RestartBudget
 from fluster.errors import ActorDiedError, ActorFailedError, ActorGivenUpError
 from tests.component.test_actors import TIMEOUT_S, Env, Gate, shared  # noqa: F401 - fixtures
@@ -257,6 +257,29 @@ def test_what_on_start_raises_is_raised_where_it_is_served(shared: Env) -> None:
     with pytest.raises(BrokenError, match="not today"):
         server.serve_background()
     server.shutdown()
+
+
+def test_a_timer_that_fails_has_the_actor_made_anew_and_goes_on_with_the_next(shared: Env) -> None:  # noqa: F811
+    journal = Journal()
+
+    @actor(max_restarts=1)
+    class Ticking:
+        def __init__(self) -> None:
+            journal.add("made")
+            self.number = journal.lines.count("made")
+
+        @every(0.01)
+        def tick(self) -> None:
+            journal.add(f"tick of {self.number}")
+            if self.number == 1:
+                raise ActorFailedError("bang")
+
+    server = ActorServer(shared.cluster())
+    server.register("ticking", Ticking(), factory=Ticking)
+    server.serve_background()
+    journal.wait_for("tick of 2")
+    server.shutdown()
+    assert journal.lines[:4] == ["made", "tick of 1", "made", "tick of 2"]
 
 
 def test_hooks_that_fail_end_nothing_else(shared: Env, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
