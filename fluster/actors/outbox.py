@@ -53,20 +53,25 @@ class Outbox:
 
     async def run(self) -> None:
         """Publish what is ready, until cancelled or until the connection is closed."""
-        while True:
-            self._empty.set()
-            await self._wake.wait()
-            self._wake.clear()
-            self._empty.clear()
-            self._awake = False  # before looking: who adds from here on wakes the loop again
-            try:
+        try:
+            while True:
+                self._empty.set()
+                await self._wake.wait()
+                self._wake.clear()
+                self._empty.clear()
+                self._awake = False  # before looking: who adds from here on wakes the loop again
                 await self._publish_ready()
-            except ClosedError:
-                return
+        except ClosedError:
+            log.info("the connection was closed before all was answered")
+        finally:
+            self._ready.clear()  # nobody takes them any more
+            self._empty.set()
 
     async def wait_empty(self) -> None:
         """Return when all replies so far are with the server."""
-        await asyncio.sleep(0)  # a wake-up that is on its way comes first
+        if self._ready:  # the loop is woken for them, but may not have come to it
+            self._empty.clear()
+            self._wake.set()
         await self._empty.wait()
         await self._bus.flush()
 
