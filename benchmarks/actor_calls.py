@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import nats
 import uvloop
@@ -17,6 +17,7 @@ from fluster import ActorPool, LocalCluster, actor, deploy
 
 CALLS = 2_000
 SUBMITTED = 1_000
+STREAMED = 20_000
 ROUNDS = 5
 WARM_UP = 200
 PAYLOAD = b"x" * 16
@@ -40,6 +41,9 @@ class Echo:
     def echo(self, data: bytes) -> bytes:
         return data
 
+    def count(self, end: int) -> Iterator[int]:
+        yield from range(end)
+
     async def echo_later(self, data: bytes) -> bytes:
         return data
 
@@ -55,13 +59,13 @@ def _median_latency_us(call: Callable[[], object]) -> float:
     return statistics.median(times) / 1e3
 
 
-def _best_rate(run: Callable[[], object]) -> float:
+def _best_rate(run: Callable[[], object], count: int = SUBMITTED) -> float:
     run()
     rates = []
     for _ in range(ROUNDS):
         started = time.perf_counter()
         run()
-        rates.append(SUBMITTED / (time.perf_counter() - started))
+        rates.append(count / (time.perf_counter() - started))
     return statistics.median(rates)
 
 
@@ -94,8 +98,13 @@ def _submit_all(pool: ActorPool[Echo]) -> None:
         future.result()
 
 
+def _read_all(pool: ActorPool[Echo]) -> None:
+    for _ in pool.call().count(STREAMED):
+        pass
+
+
 def run() -> list[Row]:
-    """Latency of `call()`, and how many submitted calls are answered in a second."""
+    """Latency of `call()`, and how many submitted calls are answered, or items of a stream read, in a second."""
     with LocalCluster() as cluster:
         server = subprocess.Popen([sys.executable, "-c", _BARE_SERVER, cluster.address], stdout=subprocess.PIPE)
         try:
@@ -111,10 +120,12 @@ def run() -> list[Row]:
         async_us = _median_latency_us(lambda: pool.call().echo_later(PAYLOAD))
         rate = _best_rate(lambda: _submit_all(pool))
         rate_of_four = _best_rate(lambda: _submit_all(pools))
+        streamed = _best_rate(lambda: _read_all(pool), STREAMED)
     latency, throughput = f"nc.request {bare_us:.0f} µs", f"nc.request {bare_rate:,.0f}/s"
     return [
         Row("blocking call(), p50", f"{call_us:.0f} µs", latency, call_us / bare_us),
         Row("the same, async method", f"{async_us:.0f} µs", latency, async_us / bare_us),
         Row(f"{SUBMITTED:,} submitted calls, 1 actor", f"{rate:,.0f}/s", throughput, rate / bare_rate),
         Row(f"{SUBMITTED:,} submitted calls, 4 actors", f"{rate_of_four:,.0f}/s", throughput, rate_of_four / bare_rate),
+        Row(f"{STREAMED:,} small items of a stream, 1 actor", f"{streamed:,.0f}/s", throughput, streamed / bare_rate),
     ]

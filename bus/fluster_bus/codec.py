@@ -46,7 +46,10 @@ def mentions_own_modules(pickled: bytes | memoryview) -> bool:
     along by value what is of these.
     """
     data = bytes(pickled)
-    return _MAIN_MODULE in data or any(name.encode() in data for name in cloudpickle.list_registry_pickle_by_value())
+    if _MAIN_MODULE in data:
+        return True
+    names = cloudpickle.list_registry_pickle_by_value()
+    return bool(names) and any(name.encode() in data for name in names)  # asked for each argument and result
 
 
 def decode(data: bytes | memoryview) -> Any:

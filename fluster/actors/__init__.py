@@ -7,6 +7,7 @@ from fluster.actors.deploy import deploy
 from fluster.actors.futures import ActorFuture
 from fluster.actors.members import Member, MemberState
 from fluster.actors.pool import ActorPool, AsyncActorPool
+from fluster.actors.reader import ActorStream
 from fluster.actors.resolver import ClusterResolver, FixedResolver, Resolver
 from fluster.actors.server import ActorServer
 from fluster.actors.timers import every
@@ -16,6 +17,7 @@ __all__ = [
     "ActorFuture",
     "ActorPool",
     "ActorServer",
+    "ActorStream",
     "AsyncActorPool",
     "AsyncBroadcastResult",
     "BroadcastResult",

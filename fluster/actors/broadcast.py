@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from fluster.actors.futures import ActorFuture
@@ -18,13 +18,18 @@ T = TypeVar("T")
 class Answers(Generic[T]):
     """One future for each member, once it is known who they are."""
 
-    def __init__(self, call: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, call: str, loop: asyncio.AbstractEventLoop, withdraw: Callable[[Any], None] | None = None
+    ) -> None:
         self.call = call
         self._loop = loop
+        self._withdraw = withdraw
         self.opened: concurrent.futures.Future[list[ActorFuture[T]]] = concurrent.futures.Future()
 
     def open(self, members: Sequence[Member]) -> list[ActorFuture[T]]:
-        futures = [ActorFuture[T](f"{self.call} at {member.endpoint_id}", self._loop) for member in members]
+        futures = [
+            ActorFuture[T](f"{self.call} at {member.endpoint_id}", self._loop, self._withdraw) for member in members
+        ]
         self.opened.set_result(futures)
         return futures
 
@@ -84,7 +89,8 @@ class AsyncBroadcastResult(Generic[T]):
 
     async def futures(self) -> list[ActorFuture[T]]:
         """One future for each member, in the order in which they joined the pool. Raises ActorNotFoundError."""
-        futures: list[ActorFuture[T]] = await asyncio.wrap_future(self._answers.opened)
+        # Shielded: it is not for one who gives up to cancel what others may ask for as well.
+        futures: list[ActorFuture[T]] = await asyncio.shield(asyncio.wrap_future(self._answers.opened))
         return list(futures)
 
     async def results(self, timeout: float | None = None, *, return_exceptions: bool = False) -> list[T | Any]:
@@ -92,7 +98,7 @@ class AsyncBroadcastResult(Generic[T]):
         try:
             async with asyncio.timeout(timeout):
                 futures = await self.futures()
-                await asyncio.gather(*(asyncio.wrap_future(future) for future in futures), return_exceptions=True)
+                await asyncio.wait([asyncio.wrap_future(future) for future in futures])
         except TimeoutError as late:
             raise self._answers.too_late(timeout) from late
         return [_outcome(future, future.exception(), return_exceptions=return_exceptions) for future in futures]

@@ -12,18 +12,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from fluster.actors import frames, json_frames
-from fluster.actors.calls import Broadcast, Call, Done, Send
+from fluster.actors.calls import Broadcast, Call, Done, Part, Send
 from fluster.actors.census import is_coming_back, why_nobody_serves
 from fluster.actors.clock import SYSTEM_CLOCK, Clock
 from fluster.actors.definition import near
 from fluster.actors.desk import Desk, NobodyServesError
 from fluster.actors.failures import decode_failure
 from fluster.actors.frames import Moment, WireCall, WireReply
-from fluster.actors.futures import is_running
+from fluster.actors.futures import ActorFuture, is_running
 from fluster.actors.members import Member
+from fluster.actors.notices import Notices
 from fluster.actors.policies import Policy
+from fluster.actors.reader import ActorStream, StreamReader
 from fluster.actors.retries import pause_before_retry
 from fluster.actors.rosters import Change, Joined, Known, Left, Roster, Unknown
+from fluster.actors.windows import Window
 from fluster.cluster import AsyncCluster
 from fluster.errors import ActorDiedError, ActorNotFoundError, ActorTimeoutError, ConnectionLostError, MailboxFullError
 from fluster_bus import codec, subjects
@@ -73,6 +76,7 @@ class Caller:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._inbox = bus.inbox()
         self._json_inbox = ""  # of actors that take JSON only: what comes there is never unpickled
+        self._notices = Notices(bus, self._desk, self._inbox)
         self._arrived: deque[Call | Broadcast] = deque()  # by any thread
         self._held: deque[tuple[float, Call | Broadcast]] = deque()  # (since when, item), while there is no connection
         self._retrying: dict[Call, asyncio.TimerHandle] = {}  # they pause before they are sent again
@@ -112,17 +116,28 @@ class Caller:
         """The moment at which nobody waits any more."""
         return None if timeout_s is None or math.isinf(timeout_s) else self._clock.now().after(timeout_s)
 
+    def withdraw(self, call: Call) -> None:
+        """Tell the actor that has this call that nobody waits for it any more."""
+        self._notices.withdrawn.append(call)
+        self._wake_soon()
+
+    def tell_read(self, call: Call) -> None:
+        """Tell the actor how far its stream is read."""
+        self._notices.read.append(call)
+        self._wake_soon()
+
+    def _wake_soon(self) -> None:
+        if not self._awake:
+            self._awake = True
+            self._tell_soon(self._wake.set)
+
     def open_pool(self, name: str, policy: Policy, *, fixed: Sequence[Member] | None = None) -> None:
         """Watch who serves `name`, unless `fixed` tells it. Each needs its `close_pool`."""
         self._tell(self._open_pool, name, policy, fixed)
 
     def close_pool(self, name: str, error: Exception | None = None) -> None:
         """Give a pool up; once all that were opened under its name are, its calls end with `error`."""
-        try:
-            # Never at once: a pool is also given up by the collector of garbage, in the middle of anything.
-            self.loop.call_soon_threadsafe(self._close_pool, name, error or _shut_down(name))
-        except RuntimeError:
-            log.debug("the loop is closed, and %s with it", name)
+        self._tell_soon(self._close_pool, name, error or _shut_down(name))
 
     def fail_waiting(self, name: str, error: Exception) -> None:
         """End the calls of a pool that have not been sent."""
@@ -142,6 +157,13 @@ class Caller:
             self.loop.call_soon_threadsafe(callback, *args)
         except RuntimeError as error:
             raise _closed() from error
+
+    def _tell_soon(self, callback: Callable[..., object], *args: object) -> None:
+        """Never at once: pools are also given up by the collector of garbage, in the middle of anything."""
+        try:
+            self.loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:
+            log.debug("the loop is closed, and all calls with it")
 
     # ---- on the loop ------------------------------------------------------------------------------------
 
@@ -213,10 +235,14 @@ class Caller:
 
     async def _flush(self) -> None:
         self._awake = False  # before looking: who submits from here on wakes the loop again
+        self._notices.take_withdrawn()
         arrived = self._take_arrived()
         if not self._bus.connected:
             self._hold(arrived)
+            self._notices.clear()
             return
+        # First, as they make room. Whatever they concern was published when this was last here.
+        await self._notices.publish()
         items = [item for _since, item in self._held] + arrived
         self._held.clear()
         now = self._clock.now()
@@ -286,7 +312,7 @@ class Caller:
         if not self._json_inbox:
             inbox = self._bus.inbox()
             await self._bus.subscribe(f"{inbox}.{subjects.ANY_TOKEN}", self._on_json_delivery)
-            self._json_inbox = inbox
+            self._json_inbox = self._notices.json_inbox = inbox
         headers = json_frames.headers_of(_plain(call.deadline), call.trace)
         await self._bus.publish(subject, body, reply=f"{self._json_inbox}.{send.number}", headers=headers)
 
@@ -319,6 +345,10 @@ class Caller:
                 return
             log.warning("an answer was dropped: %s", error)
             return
+        if delivery.reply:
+            word = self._notices.answer(delivery.reply, number, endpoint_id, replies)
+            self._bus.spawn(word, "word of a reader")
+            return
         self._on_replies(number, endpoint_id, replies)
 
     def _on_json_delivery(self, delivery: Delivery) -> None:
@@ -337,10 +367,10 @@ class Caller:
         self._on_replies(number, member.endpoint_id, [(0, ok, payload)])
 
     def _on_replies(self, number: int, endpoint_id: str, replies: list[WireReply]) -> None:
-        done = self._desk.on_reply(number, endpoint_id, replies, self._clock.now())
-        self._finish(done)
-        if done:
-            self._move(done[0].call.pool)
+        answered = self._desk.on_reply(number, endpoint_id, replies, self._clock.now())
+        self._finish(answered)
+        if answered:
+            self._move(answered[0].call.pool)
         for name in self._desk.turned_away():
             self._move(name)
             self._probe_later(name)
@@ -353,6 +383,25 @@ class Caller:
         if again:
             self._arrived.extendleft(reversed(again))
             self._wake.set()
+
+    def _on_part(self, part: Part) -> None:
+        call = part.call
+        ticket = call.ticket
+        if part.kind == frames.OPENED and isinstance(ticket, ActorFuture):
+            if call.timer is not None:
+                call.timer.cancel()
+            reader = StreamReader(
+                str(call),
+                Window(*part.payload),
+                timeout_s=None if call.deadline is None else call.timeout_s,
+                loop=self.loop,
+                on_read=lambda: self.tell_read(call),
+                withdraw=lambda: self.withdraw(call),
+            )
+            call.ticket = reader
+            ticket.set_result(ActorStream(reader))  # nobody else holds on to it: so it is closed when nobody wants it
+        elif part.kind == frames.ITEMS and isinstance(ticket, StreamReader) and not ticket.take(*part.payload):
+            self.withdraw(call)
 
     def _move(self, name: str) -> None:
         if self._desk.has_waiting(name):
@@ -376,7 +425,8 @@ class Caller:
         self._move(name)
 
     def _on_timeout(self, call: Call) -> None:
-        self._desk.on_timeout(call)
+        self._notices.on_timeout(call)
+        self._wake.set()
         self._finish(
             [
                 Done(
@@ -473,9 +523,12 @@ class Caller:
 
     # ---- the end of a call ------------------------------------------------------------------------------
 
-    def _finish(self, done: Iterable[Done], *, final: bool = False) -> None:
-        unexplained = []
+    def _finish(self, done: Iterable[Done | Part], *, final: bool = False) -> None:
+        unexplained: list[Done] = []
         for each in done:
+            if isinstance(each, Part):
+                self._on_part(each)
+                continue
             if not (each.ok or final) and self._retry(each):
                 continue
             if isinstance(each.error, NobodyServesError) and not final:
@@ -490,6 +543,8 @@ class Caller:
         call, roster = done.call, self._rosters.get(done.call.pool)
         if isinstance(call, Broadcast) or roster is None or call.ticket.done() or len(self._retrying) >= MAX_QUEUED:
             return False
+        if isinstance(call.ticket, StreamReader):
+            return False  # its reader has seen the beginning
         allowed = roster.retries.get(call.method, 0) if call.retries is None else call.retries
         pause_s = pause_before_retry(done, allowed, self._clock.now()) if allowed else None
         if pause_s is None:
@@ -539,7 +594,7 @@ def _settle(done: Done, error: Exception | None) -> None:
     if call.timer is not None:
         call.timer.cancel()
     if not call.begun:
-        call.begun = call.ticket.set_running_or_notify_cancel()
+        call.begun = call.ticket.begin(call)
         if not call.begun:
             return
     if error is not None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from fluster.actors.frames import Moment
 from fluster.actors.futures import ActorFuture
 from fluster.actors.members import Member
+from fluster.actors.reader import StreamReader
 from fluster.tracing import Carrier
 
 
@@ -19,7 +20,7 @@ class Call:
     pool: str
     method: str
     payload: bytes
-    ticket: ActorFuture[Any]
+    ticket: ActorFuture[Any] | StreamReader  # the latter as soon as it is found to be a stream
     timeout_s: float | None = None
     deadline: Moment | None = None
     pinned: str | None = None  # the only endpoint that it may go to
@@ -30,7 +31,7 @@ class Call:
     # The desk's notes:
     order: int = 0
     tried: tuple[str, ...] = ()  # endpoints at which nobody listened
-    begun: bool = False  # was sent once: it cannot be cancelled any more
+    begun: bool = False  # was sent once
     over: bool = False
     number: int | None = None  # of the message in which it is out
     # The shell's:
@@ -67,6 +68,22 @@ class Send(NamedTuple):
     pool: str
     member: Member | None
     calls: list[Call]
+
+
+class Cancel(NamedTuple):
+    """A message to publish: a member is told of calls for which nobody waits any more."""
+
+    number: int
+    member: Member
+    places: list[tuple[int, int]]  # [(number of the message that took the call there, place in it), …]
+
+
+class Part(NamedTuple):
+    """What came of a call that goes on, as it is a stream: OPENED or ITEMS of frames.py."""
+
+    call: Call
+    kind: int
+    payload: Any
 
 
 class Done(NamedTuple):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from fluster.actors.cancellation import Cancellation
 from fluster.cluster.identity import NAMESPACE, TaskIdentity
 from fluster_bus.messages import EndpointId, JobId, Namespace, WorkerId
 
@@ -33,6 +34,20 @@ class ActorContext:
     method: str | None = None
     deadline: float | None = None  # by time.monotonic() of this process: nobody waits for the answer after it
     _cluster: Cluster | None = dataclasses.field(default=None, repr=False, compare=False)
+    _cancellation: Cancellation | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    @property
+    def cancelled(self) -> bool:
+        """True once nobody waits for the answer any more: its caller cancelled the call, or it ran into its timeout."""
+        return self._cancellation is not None and self._cancellation.cancelled
+
+    def wait_cancelled(self, timeout: float | None = None) -> bool:
+        """Wait until `cancelled`: True then, False after `timeout` seconds. For methods that block a thread."""
+        if self._cancellation is None:
+            raise RuntimeError(
+                "there is no call that could be cancelled: wait_cancelled() belongs into a method's call"
+            )
+        return self._cancellation.wait(timeout)
 
     @property
     def cluster(self) -> Cluster:

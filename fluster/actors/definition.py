@@ -13,6 +13,7 @@ from typing import Any, TypeVar, overload
 from fluster.actors.context import ActorContext
 from fluster.actors.hooks import HOOKS
 from fluster.actors.json_frames import CODECS, PICKLE
+from fluster.actors.windows import Window
 from fluster_bus.messages import ResourceConfig
 from fluster_bus.names import check_name
 
@@ -22,6 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 MAX_CONCURRENCY = 1_000
 MAX_RETRIES = 1_000_000
 MAX_RESTARTS = 1_000
+MAX_STREAM_WINDOW, MAX_STREAM_WINDOW_BYTES = 1_000_000, 1 << 30
 _ACTOR_MARK, _METHOD_MARK = "__fluster_actor__", "__fluster_method__"
 _CONTEXT_PARAMETER = "ctx"
 _RESOURCES = ResourceConfig(cpu=0, memory=256 << 20)  # an actor mostly waits
@@ -77,6 +79,8 @@ class MethodOptions:
     retries: int = 0  # how often a call is sent again whose delivery failed: it may then run more than once
     retry_exceptions: tuple[type[Exception], ...] = ()  # raised by the method itself, they are retried as well
     concurrency_group: str | None = None  # one of the class's concurrency_groups
+    stream_window: int = 256  # items that a generator may be ahead of its reader
+    stream_window_bytes: int = 4 << 20  # the same in bytes, beside one item
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout)
@@ -84,6 +88,8 @@ class MethodOptions:
         check_exceptions("retry_exceptions", self.retry_exceptions)
         if self.retry_exceptions and not self.retries:
             raise ValueError("retry_exceptions needs retries=…: without it no call is sent again")
+        _check_count("stream_window", self.stream_window, MAX_STREAM_WINDOW, least=1)
+        _check_count("stream_window_bytes", self.stream_window_bytes, MAX_STREAM_WINDOW_BYTES, least=1)
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,7 @@ class MethodInfo:
     concurrency_group: str | None
     signature: str
     doc: str
+    window: Window | None = None  # of a generator: how far it may be ahead of its reader
 
 
 def _check_count(option: str, value: object, most: int, *, least: int = 0) -> None:
@@ -173,7 +180,8 @@ def method(function: None = None, /, **options: Any) -> Callable[[F], F]: ...
 def method(function: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
     """Give a method of an actor options of its own: the fields of MethodOptions.
 
-    timeout (seconds), retries, retry_exceptions, concurrency_group. Raises TypeError for any other.
+    timeout (seconds), retries, retry_exceptions, concurrency_group, stream_window (items), stream_window_bytes.
+    Raises TypeError for any other.
     """
     chosen = _options("method", MethodOptions, options)
 
@@ -238,10 +246,12 @@ def _method_info(name: str, attribute: Any, function: Callable[..., Any], defaul
     if not isinstance(attribute, staticmethod):
         parameters = parameters[1:]
     takes_context = bool(parameters) and is_context(parameters[0])
+    plain = inspect.unwrap(function)
+    is_stream = inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain)
     shown = signature.replace(parameters=parameters[1:] if takes_context else parameters)
     return MethodInfo(
         name=name,
-        is_async=inspect.iscoroutinefunction(inspect.unwrap(function)),
+        is_async=inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain),
         takes_context=takes_context,
         timeout=options.timeout if options.timeout is not None else default,
         retries=options.retries,
@@ -249,6 +259,7 @@ def _method_info(name: str, attribute: Any, function: Callable[..., Any], defaul
         concurrency_group=options.concurrency_group,
         signature=f"{name}{shown}",
         doc=inspect.getdoc(function) or "",
+        window=Window(options.stream_window, options.stream_window_bytes) if is_stream else None,
     )
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fluster.actors import frames
-from fluster.actors.calls import Broadcast, Call, Done, Send
+from fluster.actors.calls import Broadcast, Call, Cancel, Done, Part, Send
 from fluster.actors.failures import FULL, advice_of
 from fluster.actors.frames import Moment, WireReply
 from fluster.actors.members import Member
@@ -202,6 +202,21 @@ class Desk:
                 calls.append(call)
         return calls
 
+    def where(self, call: Call) -> tuple[Member, tuple[int, int]] | None:
+        """Who has a call, and as what: (number of its message, place there). None for one that is not out."""
+        out = self._out.get(call.number) if call.number is not None else None
+        if out is None or call.number is None:
+            return None
+        key = _key(out, call)
+        member = out.pool.members.get(key) if out.member is None else out.member
+        return None if member is None else (member, (call.number, 0 if out.member is None else key))
+
+    def is_wanted(self, number: int, endpoint_id: str, place: int) -> bool:
+        """True while somebody waits for that call."""
+        out = self._out.get(number)
+        call = out.calls.get(endpoint_id if out.member is None else place) if out is not None else None
+        return call is not None and not call.over
+
     # ---- on their way back ------------------------------------------------------------------------------
 
     def recipient(self, number: int) -> Member | None:
@@ -213,24 +228,30 @@ class Desk:
         """The member could not read a message: its calls end with `error`."""
         return [self._over(call, error) for call in self._take_all(number)] if number in self._out else []
 
-    def on_reply(self, number: int, endpoint_id: str, replies: list[WireReply], now: Moment) -> list[Done]:
-        """Calls that were answered. Answers that nobody waits for any more are dropped."""
+    def on_reply(self, number: int, endpoint_id: str, replies: list[WireReply], now: Moment) -> list[Done | Part]:
+        """Calls that were answered, and parts of those that are streams. Answers that nobody waits for any more are dropped."""
         out = self._out.get(number)
         if out is None:
             return []
-        done = []
+        done: list[Done | Part] = []
         for index, ok, payload in replies:
-            call = self._take(number, endpoint_id if out.member is None else index)
+            key = endpoint_id if out.member is None else index
+            if ok > 1:  # not the end of it
+                call = out.calls.get(key)
+                if call is not None and not call.over:
+                    done.append(Part(call, ok, payload))
+                continue
+            call = self._take(number, key)
             if call is None:
                 continue
-            if call.waits and not ok and advice_of(payload) == FULL:
+            if call.waits and not ok and not call.over and advice_of(payload) == FULL:
                 self._turn_away(out.pool, endpoint_id, call)
                 continue
             out.pool.policy.on_done(endpoint_id, now)
             if self._turns_away:
                 out.pool.overflow.on_answer()
             call.over = True
-            done.append(Done(call, ok, payload))
+            done.append(Done(call, bool(ok), payload))
         return done
 
     def _turn_away(self, pool: _Pool, endpoint_id: str, call: Call) -> None:
@@ -294,12 +315,40 @@ class Desk:
     def paused(self) -> list[str]:
         return [pool.name for pool in self._pools.values() if pool.paused]
 
-    def on_timeout(self, call: Call) -> None:
-        """Nobody waits for this call any more."""
-        call.over = True  # where it waits it is passed over
+    def on_timeout(self, call: Call) -> list[Cancel]:
+        """Nobody waits for this call any more; what to tell the actor that has it."""
+        cancels = self.withdraw([call])
         out = self._out.get(call.number) if call.number is not None else None
         if out is not None and call.number is not None:
-            self._take(call.number, next(key for key, each in out.calls.items() if each is call))
+            self._take(call.number, _key(out, call))
+        return cancels
+
+    def withdraw(self, calls: Iterable[Call]) -> list[Cancel]:
+        """Calls that were cancelled, and what to tell the actors that have them.
+
+        One that is out counts as such until it is answered: its actor may still be at it, and others are better off
+        elsewhere. Its Done is then of no concern to anybody.
+        """
+        cancels: dict[str, Cancel] = {}  # {endpoint id: the message that is being filled}
+        full: list[Cancel] = []
+        for call in calls:
+            if call.over:
+                continue
+            call.over = True  # where it waits it is passed over
+            found = self.where(call)
+            if found is None:
+                continue
+            member, place = found
+            self.bytes_out -= len(call.payload)
+            call.payload = b""
+            cancel = cancels.get(member.endpoint_id)
+            if cancel is None:
+                self._messages += 1  # it comes after the calls, also where broadcasts are put in order
+                cancel = cancels[member.endpoint_id] = Cancel(self._messages, member, [])
+            cancel.places.append(place)
+            if len(cancel.places) == frames.MAX_CANCELS:
+                full.append(cancels.pop(member.endpoint_id))
+        return full + list(cancels.values())
 
     def on_disconnected(self) -> list[Done]:
         """The connection is lost: what is out may never be answered."""
@@ -381,7 +430,7 @@ class Desk:
             if not out.calls:
                 raise AssertionError(f"message {number} is out without calls")
             for key, call in out.calls.items():
-                if call.number != number or call.over:
+                if call.number != number or (call.over and not call.ticket.cancelled()):
                     raise AssertionError(f"{call} is out in message {number} and says {call.number}, {call.over=}")
                 place = (out.pool.name, key if out.member is None else out.member.endpoint_id)
                 counted[place] = counted.get(place, 0) + 1
@@ -496,7 +545,7 @@ class _Routing:
     @staticmethod
     def _is_wanted(call: Call) -> bool:
         if not call.begun:
-            call.begun = call.ticket.set_running_or_notify_cancel()
+            call.begun = call.ticket.begin(call)
         return call.begun
 
     def _refuse(self, item: Call | Broadcast, error: Exception) -> bool:
@@ -520,6 +569,10 @@ def _batches(member: Member, calls: list[Call]) -> Iterable[list[Call]]:
     if member.takes_json_only:  # in the form that people write too, a message is one call
         return [[call] for call in calls]
     return frames.batches((len(call.payload), call) for call in calls)
+
+
+def _key(out: _Out, call: Call) -> Any:
+    return next(key for key, each in out.calls.items() if each is call)
 
 
 def _nobody_listens(item: Call | Broadcast) -> Exception:

@@ -10,6 +10,7 @@ both clocks: the monotonic one counts where both ends run since the same boot, e
 
 from __future__ import annotations
 
+import json
 import pickle
 import time
 from collections.abc import Iterable, Iterator
@@ -22,7 +23,18 @@ T = TypeVar("T")
 
 JOINED = "_calls"  # stands for the method in the subject of a message with several
 PING = "_ping"  # asks a member whether it is there; answered with True
+CANCEL = "_cancel"  # names calls of the same sender, from the same inbox, for whose answers nobody waits
 MAX_CALLS, MAX_BYTES = 64, 256 << 10  # of one message; a larger call travels alone
+MAX_CANCELS = 1_000  # of one message
+READ = "_read"  # tells how far the reader of a stream has come
+NOTICES = (CANCEL, READ)  # beside calls; not answered, and no harm when told twice
+MAX_ITEMS = 1_000  # of a stream, in one reply
+
+# What a reply says of its call, in the place of True for a result and False for a failure. Those that follow do not
+# end it: it was found to be a stream, with its window; items, as (number of the first, [item, …]); a question whether
+# there is still a reader. The end of a stream is a result without content.
+OPENED, ITEMS, PROBE = 2, 3, 4
+WANTED, UNWANTED = b"yes", b"no"  # the answers to the question
 
 
 class Moment(NamedTuple):
@@ -64,7 +76,7 @@ WireCall = (
     tuple[str, tuple[str, float, float] | None, bytes]
     | tuple[str, tuple[str, float, float] | None, bytes, dict[str, str]]
 )
-WireReply = tuple[Any, bool, bytes]  # (index, ok, payload)
+WireReply = tuple[Any, int, Any]  # (index, ok or what else it says, payload)
 
 
 def encode_calls(calls: list[WireCall]) -> bytes:
@@ -86,6 +98,39 @@ def _is_call(call: object) -> bool:
     return isinstance(call, tuple) and 3 <= len(call) <= 4 and isinstance(call[0], str) and isinstance(call[2], bytes)
 
 
+def encode_cancel(places: list[tuple[int, int]]) -> bytes:
+    """A message that says of calls, each given as (number of its message, place there), that nobody waits for them."""
+    return json.dumps(places).encode()  # nothing is unpickled for it, as some actors take JSON only
+
+
+def cancelled_calls(reply: str, payload: bytes) -> list[tuple[str, int]]:
+    """The (reply subject, place) of each call that a cancel names; only of calls whose replies go to the inbox that
+    this message came with. Raises InvalidMessageError.
+    """
+    inbox = reply.rpartition(".")[0]
+    try:
+        return [(f"{inbox}.{number:d}", place) for number, place in json.loads(payload)]
+    except Exception as error:
+        raise InvalidMessageError(f"no calls to cancel could be read from {len(payload):,} bytes: {error}") from error
+
+
+def encode_reads(reads: list[tuple[int, int, int, int]]) -> bytes:
+    """A message that says how far streams are read: [(number of its call's message, place there, items, bytes), …]."""
+    return json.dumps(reads).encode()
+
+
+def reads_of(reply: str, payload: bytes) -> list[tuple[tuple[str, int], int, int]]:
+    """((reply subject, place) of its call, items, bytes) of each stream. Raises InvalidMessageError."""
+    inbox = reply.rpartition(".")[0]
+    try:
+        reads = json.loads(payload)
+        return [((f"{inbox}.{number:d}", place), int(items), int(size)) for number, place, items, size in reads]
+    except Exception as error:
+        raise InvalidMessageError(
+            f"nothing that was read could be read from {len(payload):,} bytes: {error}"
+        ) from error
+
+
 def encode_replies(endpoint_id: str, replies: list[WireReply]) -> bytes:
     return pickle.dumps((endpoint_id, replies), protocol=pickle.HIGHEST_PROTOCOL)
 
@@ -101,12 +146,12 @@ def decode_replies(data: bytes) -> tuple[str, list[WireReply]]:
     return endpoint_id, replies
 
 
-def batches(items: Iterable[tuple[int, T]]) -> Iterator[list[T]]:
+def batches(items: Iterable[tuple[int, T]], *, most: int = MAX_CALLS) -> Iterator[list[T]]:
     """Items, each given with its size in bytes, in order, as many together as one message may carry."""
     batch: list[T] = []
     room = MAX_BYTES
     for size, item in items:
-        if batch and (len(batch) == MAX_CALLS or size > room):
+        if batch and (len(batch) == most or size > room):
             yield batch
             batch, room = [], MAX_BYTES
         batch.append(item)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Generator
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Generator
+from typing import Any, Generic, TypeVar
 
 from fluster.actors.failures import decode_failure
 from fluster.errors import ActorTimeoutError
@@ -17,19 +17,51 @@ T = TypeVar("T")
 class ActorFuture(concurrent.futures.Future[T]):
     """The result of a call: wait for it with `result(timeout)`, or await it.
 
-    `cancel()` takes a call back that has not been sent yet, and returns False for one that has. When `result`
-    runs into its timeout, the call goes on, and `result` may be asked again.
+    When `result` runs into its timeout, the call goes on, and `result` may be asked again. A task that is cancelled
+    while it awaits the future cancels the call.
     """
 
-    def __init__(self, call: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
+    def __init__(
+        self,
+        call: str,
+        loop: asyncio.AbstractEventLoop | None = None,
+        withdraw: Callable[[Any], None] | None = None,
+    ) -> None:
         super().__init__()
         self._call = call  # calculator.add
         self._loop = loop  # where answers arrive: whoever blocked there would wait for ever
         self._payload: bytes | None = None
+        self._withdraw = withdraw  # takes a call back that was sent
+        self._sent: Any = None  # the Call, while it is out
 
     def __repr__(self) -> str:
         state = "running" if self.running() else "cancelled" if self.cancelled() else "done" if self.done() else "new"
         return f"<ActorFuture {self._call} {state}>"
+
+    def begin(self, call: object) -> bool:
+        """The call is about to be sent; False when it was cancelled before."""
+        self._sent = call  # first, as it can be cancelled from here on
+        return self.set_running_or_notify_cancel()
+
+    def cancel(self) -> bool:
+        """Wait for the call no more: True when it had not ended yet.
+
+        Whoever waits sees CancelledError at once. One that was not sent never will be; one that was is taken out of
+        the actor's mailbox, or, where it runs, told: an asynchronous method sees CancelledError, a synchronous one
+        `ctx.cancelled`. So it may have run, or still run; its answer is dropped.
+        """
+        if super().cancel():
+            return True
+        with self._condition:
+            if self._state != _RUNNING or self._withdraw is None:
+                return False
+            self._state = _CANCELLED
+            self._condition.notify_all()
+        self.set_running_or_notify_cancel()  # tells those who wait for several
+        self._invoke_callbacks()  # type: ignore[attr-defined]  # private to concurrent.futures, as the states are
+        sent, self._sent = self._sent, None
+        self._withdraw(sent)
+        return True
 
     def settle(self, ok: bool, payload: bytes) -> None:
         """Take the reply. It is read by whoever asks for it: their classes may be slow to import."""
@@ -38,6 +70,20 @@ class ActorFuture(concurrent.futures.Future[T]):
             self.set_result(_UNREAD)
         else:
             self.set_exception(_Unread())
+
+    def set_result(self, result: T) -> None:
+        self._sent = None
+        try:
+            super().set_result(result)
+        except concurrent.futures.InvalidStateError:
+            return  # cancelled at this very moment
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        self._sent = None
+        try:
+            super().set_exception(exception)
+        except concurrent.futures.InvalidStateError:
+            return
 
     def _wait(self, timeout: float | None) -> None:
         if self.done():
@@ -88,12 +134,34 @@ class ActorFuture(concurrent.futures.Future[T]):
     def __await__(self) -> Generator[Any, None, T]:
         return asyncio.wrap_future(self).__await__()
 
+    def __aiter__(self) -> AsyncIterator[Any]:
+        """The items of a call to a generator: `async for item in pool.call().numbers()`."""
+        return _FutureItems(self)
+
+
+class _FutureItems(AsyncIterator[T], Generic[T]):
+    """The items of a stream whose call is still out."""
+
+    def __init__(self, future: ActorFuture[Any]) -> None:
+        self._future: ActorFuture[Any] | None = future
+        self._stream: AsyncIterator[T] | None = None
+
+    async def __anext__(self) -> T:
+        if self._stream is None:
+            assert self._future is not None  # noqa: S101 - one or the other is there
+            stream = await self._future
+            if not isinstance(stream, AsyncIterator):
+                raise TypeError(f"{self._future!r} is no stream, as its method is no generator: `await` it")
+            self._stream, self._future = stream, None
+        return await anext(self._stream)
+
 
 class _Unread(Exception):  # noqa: N818 - stands in for an exception that has not been read yet
     pass
 
 
 _UNREAD: Any = object()
+_RUNNING, _CANCELLED = "RUNNING", "CANCELLED"  # as concurrent.futures spells them
 
 
 def is_running(loop: asyncio.AbstractEventLoop) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Coroutine
 from inspect import iscoroutine
 from typing import Any
 
+from fluster.actors.cancellation import Cancellation
+
 ON_START, ON_STOP, ON_FAILURE = "on_start", "on_stop", "on_failure"
 HOOKS = frozenset({ON_START, ON_STOP, ON_FAILURE})
 
@@ -23,9 +25,18 @@ def run_hook(instance: object, name: str, *args: Any, loop: Callable[[], asyncio
     return value
 
 
-async def outcome_of(method: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+async def outcome_of(
+    method: Coroutine[Any, Any, Any], cancellation: Cancellation | None = None
+) -> tuple[Any, BaseException | None]:
     """What a coroutine returns or raises; never an exception, since some of them would end the loop."""
     try:
+        if cancellation is not None:
+            cancellation.on_cancel(_cancelling(asyncio.current_task()))
         return await method, None
     except BaseException as error:
         return None, error
+
+
+def _cancelling(task: asyncio.Task[Any] | None) -> Callable[[], object]:
+    assert task is not None  # noqa: S101 - asked for in a coroutine
+    return lambda: task.get_loop().call_soon_threadsafe(task.cancel)

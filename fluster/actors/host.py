@@ -16,10 +16,11 @@ from fluster.actors.intake import Intake
 from fluster.actors.json_frames import JSON
 from fluster.actors.members import CODEC, DISCONNECTED_AT, LAST_ERROR, LEAVING, RESTARTING, RESTARTS, RETRIES, TIMEOUTS
 from fluster.actors.outbox import Outbox
+from fluster.actors.producer import Producer
 from fluster.cluster import AsyncCluster
 from fluster_bus import subjects
 from fluster_bus.carrier import Carrier, Interest
-from fluster_bus.errors import BusError
+from fluster_bus.errors import BusError, NoRespondersError
 from fluster_bus.messages import Endpoint, EndpointId
 from fluster_bus.registry import LEASE_S
 from fluster_bus.retries import retried
@@ -31,6 +32,7 @@ _POOL_QUEUE = "members"
 _REGISTER_TIMEOUT_S = 30.0
 ON_STOP_TIMEOUT_S = 30.0
 _LAST_CALLS_S = 1.0  # for those that are under way at an actor that is given up
+_ASK_READERS_S = 5.0  # between questions whether a stream that hears nothing still has a reader
 
 
 @dataclass(eq=False)
@@ -57,6 +59,7 @@ class Host:
         self._open: list[Served] = []
         self.outbox = Outbox(self._bus, self._loop)
         self._replies = asyncio.create_task(self.outbox.run(), name="replies of actors")
+        self._questions = asyncio.create_task(self._ask_readers(), name="readers of streams")
         self._bus.on_disconnect(self._on_disconnect)
         self._bus.on_reconnect(self._on_reconnect)
 
@@ -98,6 +101,26 @@ class Host:
                 await self._cluster.registry.register(served.endpoint)
             except BusError as error:
                 log.info("the lease of %s was not renewed: %s", served.endpoint.name, error)
+
+    async def _ask_readers(self) -> None:
+        while True:
+            await asyncio.sleep(_ASK_READERS_S)
+            streams = [producer for served in self._open for producer in served.actor.streams.all()]
+            await asyncio.gather(*(self._ask_reader(producer) for producer in streams if not producer.was_heard_of()))
+
+    async def _ask_reader(self, producer: Producer) -> None:
+        """End a stream whose reader is gone. Silence alone says nothing: the server knows who is there."""
+        question = frames.encode_replies(producer.endpoint_id, [(producer.place, frames.PROBE, None)])
+        try:
+            answer = await self._bus.request(producer.subject, question)
+            gone = answer.data == frames.UNWANTED
+        except NoRespondersError:
+            gone = True
+        except BusError as error:
+            log.debug("the reader of %s did not answer: %s", producer.subject, error)
+            return
+        if gone:
+            producer.cancel()
 
     def _on_disconnect(self) -> None:
         moment = json.dumps(frames.now())
@@ -147,6 +170,7 @@ class Host:
         actors, self._open = self._open, []
         await asyncio.gather(*(self._close(served, timeout_s) for served in actors))
         self._replies.cancel()
+        self._questions.cancel()
 
     async def _close(self, served: Served, timeout_s: float) -> None:
         if served.renewals is not None:
@@ -155,8 +179,10 @@ class Host:
             # Known as leaving before it stops to listen: callers choose others, and still wait for what they sent.
             served.note(**{LEAVING: "yes"})
             await self._cluster.registry.register(served.endpoint)
+            notices = await self._hear_notices(served)
             await asyncio.gather(*(subscription.drain() for subscription in served.subscriptions))
             await served.actor.drain(timeout_s)
+            await asyncio.gather(*(subscription.drain() for subscription in notices))
             await self.outbox.wait_empty()
             await self._cluster.registry.unregister(served.endpoint)
             await served.actor.supervisor.stop(ON_STOP_TIMEOUT_S)
@@ -164,6 +190,16 @@ class Host:
             log.warning("%s was ended without a word to its pool: %s", served.endpoint.name, error)
             await served.actor.drain(timeout_s)
             await served.actor.supervisor.stop(ON_STOP_TIMEOUT_S)
+
+    async def _hear_notices(self, served: Served) -> list[Interest]:
+        """Calls that run to their end may still be cancelled, and streams go on only as they are read."""
+        namespace, endpoint = self._cluster.namespace, served.endpoint
+        return [
+            await self._bus.subscribe(
+                subjects.actor_one(namespace, endpoint.name, endpoint.endpoint_id, notice), served.actor.accept
+            )
+            for notice in frames.NOTICES
+        ]
 
 
 def _announcement(served: Served, namespace: str) -> Announcement:

@@ -7,11 +7,12 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from inspect import iscoroutine
 from typing import Any, NamedTuple
 
 from fluster.actors import frames, json_frames
+from fluster.actors.cancellation import Cancellation
 from fluster.actors.clock import SYSTEM_CLOCK, Clock
 from fluster.actors.context import ActorContext
 from fluster.actors.definition import MethodInfo, methods_of, near, options_of
@@ -21,8 +22,11 @@ from fluster.actors.json_methods import JsonMethod
 from fluster.actors.lanes import Lanes
 from fluster.actors.mailbox import Mailbox
 from fluster.actors.outbox import Outbox, Reply
+from fluster.actors.producer import Items, Producer
+from fluster.actors.streams import Streams
 from fluster.actors.supervision import Functions, Supervisor
 from fluster.actors.timers import Timer, timers_of
+from fluster.actors.windows import Window
 from fluster.errors import ActorDiedError, ActorTimeoutError, MailboxFullError
 from fluster.log_context import LogContext, RunningCall, set_running
 from fluster.tracing import Carrier, ServedSpan, serving
@@ -49,6 +53,10 @@ class _Job(NamedTuple):
     timer: Timer | None = None  # whose run it is
     trace: Carrier | None = None  # that its caller is in
     span: ServedSpan | None = None
+    cancellation: Cancellation | None = None  # of methods that can be told while they run
+
+
+_Lanes = Lanes[_Job | Producer]
 
 
 class HostedActor:
@@ -86,15 +94,24 @@ class HostedActor:
         self.supervisor = Supervisor(
             instance, str(context.actor_name), self._options, factory=factory, actor_loop=actor_loop
         )
+        self.streams = Streams(context, outbox=outbox, max_item=self._max_reply, actor_loop=actor_loop)
+        self._cancellable = {
+            name
+            for name, method in self.methods.items()
+            if method.is_async or method.takes_context or method.window is not None
+        }
+        # {(reply subject, place): of a call that is here}
+        self._cancellations: dict[tuple[str, int], Cancellation] = {}
+        self._notices = {frames.CANCEL: self._on_cancel, frames.READ: self.streams.on_read}
         self._actor_loop = actor_loop
-        self._lanes: dict[str | None, Lanes[_Job]] = {None: self._make_lanes(None, self._options.max_concurrency)}
+        self._lanes: dict[str | None, _Lanes] = {None: self._make_lanes(None, self._options.max_concurrency)}
         for group, at_once in self._options.concurrency_groups.items():
             self._lanes[group] = self._make_lanes(group, at_once)
         # {method: where it runs}
         self._lanes_of = {name: self._lanes[method.concurrency_group] for name, method in self.methods.items()}
         self._lanes_of[frames.PING] = self._lanes[None]
 
-    def _make_lanes(self, group: str | None, at_once: int) -> Lanes[_Job]:
+    def _make_lanes(self, group: str | None, at_once: int) -> _Lanes:
         kinds = {method.is_async for method in self._infos.values() if method.concurrency_group == group}
         return Lanes(
             f"{self.context.actor_name}-{group}" if group else str(self.context.actor_name),
@@ -142,16 +159,58 @@ class HostedActor:
             self._fail(job, error)
 
     def _admit(self, job: _Job) -> None:
+        if job.method in self._cancellable:
+            job = self._made_cancellable(job)
         if self.supervisor.given_up is not None:
-            self._fail(job, self.supervisor.given_up, advice=RETRY)
+            self._reject(job, self.supervisor.given_up, RETRY)
         elif job.method not in self._lanes_of:
+            if job.method in self._notices:
+                self._on_notice(job)
+                return
             self._fail(job, AttributeError(f"{self.kind} has no method {job.method!r}{near(job.method, self.methods)}"))
-        elif not (mailbox := self._lanes_of[job.method].mailbox).put(job, len(job.payload)):
+        elif not (mailbox := self._lanes_of[job.method].mailbox).put(
+            job, len(job.payload), (job.reply, job.place) if job.reply else None
+        ):
             text = (
                 f"{self.context.actor_name} has {len(mailbox):,} calls waiting: "
                 "send less at a time, or add members to its pool"
             )
-            self._fail(job, MailboxFullError(text), advice=FULL)
+            self._reject(job, MailboxFullError(text), FULL)
+
+    def _reject(self, job: _Job, error: Exception, advice: str) -> None:
+        """Tell the caller that its call was not run."""
+        self._forget(job)
+        self._fail(job, error, advice=advice)
+
+    def _made_cancellable(self, job: _Job) -> _Job:
+        cancellation = Cancellation()
+        if job.reply:  # else there is no name by which it could be cancelled
+            self._cancellations[job.reply, job.place] = cancellation
+        return job._replace(cancellation=cancellation)
+
+    def _on_notice(self, message: _Job) -> None:
+        try:
+            self._notices[message.method](message.reply, message.payload)
+        except InvalidMessageError as error:
+            log.warning("a notice to %s was dropped: %s", self.context.actor_name, error)
+            self._fail(message, error)
+
+    def _on_cancel(self, reply: str, payload: bytes) -> None:
+        for key in frames.cancelled_calls(reply, payload):
+            if not any(self._remove(lanes.mailbox, key) for lanes in self._lanes.values()):
+                cancellation = self._cancellations.get(key)
+                if cancellation is not None:
+                    cancellation.cancel()
+
+    def _remove(self, mailbox: Mailbox[_Job | Producer], key: tuple[str, int]) -> bool:
+        """Take a call that waits out of its mailbox."""
+        job = mailbox.remove(key)
+        if not isinstance(job, _Job):
+            return False
+        self._forget(job)
+        self._send_cancelled(job)
+        mailbox.done(len(job.payload))
+        return True
 
     def _put_run(self, timer: Timer) -> bool:
         if self.supervisor.given_up is not None:
@@ -173,10 +232,12 @@ class HostedActor:
             f"{self.context.actor_name} was shut down; the call was not run"
         )
         for job in [job for lanes in self._lanes.values() for job in lanes.close()]:
+            if isinstance(job, Producer):
+                continue  # it runs, and is left without an answer as others that do
             if job.timer is not None:
                 job.timer.on_done()
             else:
-                self._fail(job, error, advice=RETRY)
+                self._reject(job, error, RETRY)
 
     def wait_timers(self, timeout_s: float) -> None:
         """Return when no run of a timer waits or is under way. Raises TimeoutError."""
@@ -186,8 +247,11 @@ class HostedActor:
 
     # ---- on the actor's threads -------------------------------------------------------------------------
 
-    def _handle(self, job: _Job, lanes: Lanes[_Job]) -> None:
+    def _handle(self, job: _Job | Producer, lanes: _Lanes) -> None:
         """Run it, seen by those who watch."""
+        if isinstance(job, Producer):
+            self._go_on(job, lanes)
+            return
         if LogContext.in_use:
             set_running(RunningCall(str(self.context.actor_name), job.method, job.reply, job.place))
         if job.trace is None:
@@ -196,13 +260,20 @@ class HostedActor:
             with serving(str(self.context.actor_name), job.method, job.trace) as span:
                 self._run(job._replace(span=span), lanes)
 
-    def _run(self, job: _Job, lanes: Lanes[_Job]) -> None:
+    def _go_on(self, producer: Producer, lanes: _Lanes) -> None:
+        if LogContext.in_use:
+            set_running(RunningCall(str(self.context.actor_name), producer.method, producer.subject, producer.place))
+        if (replacing := self.supervisor.replacing) is not None:
+            replacing.wait()
+        self.streams.take_turn(producer, lanes)
+
+    def _run(self, job: _Job, lanes: _Lanes) -> None:
         started_ns = time.perf_counter_ns()
         supervisor = self.supervisor
         if (replacing := supervisor.replacing) is not None:
             replacing.wait()
         if supervisor.given_up is not None:
-            self._fail(job, supervisor.given_up, advice=RETRY)
+            self._reject(job, supervisor.given_up, RETRY)
             self._leave(job, lanes, supervisor.given_up)
             return
         functions = supervisor.functions
@@ -217,10 +288,13 @@ class HostedActor:
         except BaseException as error:
             self._finish_failed(job, lanes, started_ns, functions, error)
             return
+        if info is not None and info.window is not None and isinstance(result, Generator | AsyncGenerator):
+            self._open_stream(job, lanes, info.window, result, functions)
+            return
         if not iscoroutine(result):
             self._finish(job, lanes, started_ns, result, None)
             return
-        running = asyncio.run_coroutine_threadsafe(outcome_of(result), self._actor_loop())
+        running = asyncio.run_coroutine_threadsafe(outcome_of(result, job.cancellation), self._actor_loop())
 
         def finish(value: Any, error: BaseException | None) -> None:
             if error is None:
@@ -234,12 +308,30 @@ class HostedActor:
             finish(*running.result())
 
     def _finish_failed(
-        self, job: _Job, lanes: Lanes[_Job], started_ns: int, functions: Functions, error: BaseException
+        self, job: _Job, lanes: _Lanes, started_ns: int, functions: Functions, error: BaseException
     ) -> None:
         replace_instance = self.supervisor.on_error(functions, error)
         self._finish(job, lanes, started_ns, None, error)
         if replace_instance is not None:
             replace_instance()
+
+    def _open_stream(self, job: _Job, lanes: _Lanes, window: Window, items: Items, functions: Functions) -> None:
+        if job.is_json or not job.reply:
+            text = (
+                f"{self.context.actor_name}.{job.method} is a generator: only Fluster's own callers can read it, as they "
+                "tell how far they have come"
+            )
+            self._finish(job, lanes, time.perf_counter_ns(), None, TypeError(text))
+            return
+
+        def end(producer: Producer) -> None:
+            started_ns = time.perf_counter_ns() - producer.processing_ns
+            if producer.error is not None:
+                self._finish_failed(job, lanes, started_ns, functions, producer.error)
+            else:
+                self._finish(job, lanes, started_ns, None, None)  # a result without content is the end
+
+        self.streams.open(job, lanes, window, items, end)
 
     def _json_arguments(self, job: _Job) -> tuple[Sequence[Any], dict[str, Any]]:
         args, kwargs = codec.decode_json_call(job.payload)
@@ -258,23 +350,34 @@ class HostedActor:
         }
 
     def _context_of(self, job: _Job) -> ActorContext:
-        left_s = None if job.deadline is None else frames.seconds_between(self._clock.now(), job.deadline)
+        is_stream = self._infos[job.method].window is not None  # whose deadline is only for its beginning
+        left_s = None if job.deadline is None or is_stream else frames.seconds_between(self._clock.now(), job.deadline)
         deadline = None if left_s is None else time.monotonic() + left_s
-        return dataclasses.replace(self.context, method=job.method, deadline=deadline)
+        return dataclasses.replace(self.context, method=job.method, deadline=deadline, _cancellation=job.cancellation)
 
-    def _finish(self, job: _Job, lanes: Lanes[_Job], started_ns: int, result: Any, error: BaseException | None) -> None:
-        if error is None:
-            error = self._answer(job, result)
-        if error is not None:
-            self._fail(job, error)
+    def _finish(self, job: _Job, lanes: _Lanes, started_ns: int, result: Any, error: BaseException | None) -> None:
+        cancellation = job.cancellation
+        if cancellation is not None and cancellation.cancelled:
+            self._send_cancelled(job)
+        else:
+            if error is None:
+                error = self._answer(job, result)
+            if error is not None:
+                self._fail(job, error)
+        if cancellation is not None:
+            self._forget(job)
         counts = self.counts.get(job.method)
         if counts is not None:
             counts.requests += 1
             counts.processing_ns += time.perf_counter_ns() - started_ns
         self._leave(job, lanes, error)
 
+    def _forget(self, job: _Job) -> None:
+        """It cannot be cancelled any more."""
+        self._cancellations.pop((job.reply, job.place), None)
+
     @staticmethod
-    def _leave(job: _Job, lanes: Lanes[_Job], error: BaseException | None) -> None:
+    def _leave(job: _Job, lanes: _Lanes, error: BaseException | None) -> None:
         if job.span is not None:
             job.span.end(error)
         lanes.done(len(job.payload))
@@ -326,6 +429,14 @@ class HostedActor:
     def _advice_about(self, job: _Job, error: BaseException) -> str:
         info = self.methods.get(job.method)
         return RETRY if info is not None and isinstance(error, info.retry_exceptions) else ""
+
+    def _send_cancelled(self, job: _Job) -> None:
+        """Tell the caller that it is over: what came of it nobody wants to know."""
+        if job.is_json:
+            body = codec.encode_json_error("CancelledError", "the call was cancelled by its caller")
+            self._outbox.add(Reply(job.reply, "", 0, ok=False, payload=body))
+        else:
+            self._send(job, ok=False, payload=b"")
 
     def _send(self, job: _Job, *, ok: bool, payload: bytes) -> None:
         endpoint_id = "" if job.is_json else str(self.context.endpoint_id)

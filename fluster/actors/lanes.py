@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -62,11 +63,21 @@ class Lanes(Generic[T]):
         if self._slots is not None:
             self._slots.release()
 
+    def stand_aside(self) -> None:
+        """An item was put back and takes another turn later; others may run meanwhile."""
+        if self._slots is not None:
+            self._slots.release()
+
     async def wait_idle(self) -> None:
         """Return once nothing waits and nothing runs."""
         loop = asyncio.get_running_loop()
         idle = asyncio.Event()
-        self.mailbox.when_idle(lambda: loop.call_soon_threadsafe(idle.set))
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # what ran outlived the loop, and with it whoever waited
+                loop.call_soon_threadsafe(idle.set)
+
+        self.mailbox.when_idle(tell)
         await idle.wait()
 
     def close(self) -> list[T]:

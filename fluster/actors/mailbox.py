@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
@@ -16,25 +18,48 @@ class Mailbox(Generic[T]):
     def __init__(self, *, max_items: int, max_bytes: int) -> None:
         self._max_items = max_items
         self._max_bytes = max_bytes
-        self._queue: SimpleQueue[T | None] = SimpleQueue()
+        self._waiting: OrderedDict[Hashable, T] = OrderedDict()
+        self._tokens: SimpleQueue[bool] = SimpleQueue()  # True for each that waits, False for each taker who shall end
         self._lock = threading.Lock()
         self._items = 0
         self._bytes = 0
         self._on_idle: Callable[[], object] | None = None
 
-    def put(self, item: T, size: int) -> bool:
-        """Add an item; False when there is no room. One that is larger than all room is taken when it is alone."""
+    def put(self, item: T, size: int, key: Hashable = None) -> bool:
+        """Add an item; False when there is no room. One that is larger than all room is taken when it is alone.
+
+        It can be removed by its `key`, unless another one waits under it.
+        """
         with self._lock:
             if self._items and (self._items >= self._max_items or self._bytes + size > self._max_bytes):
                 return False
             self._items += 1
             self._bytes += size
-        self._queue.put(item)
+            self._waiting[object() if key is None or key in self._waiting else key] = item
+        self._tokens.put(True)
         return True
+
+    def put_back(self, item: T) -> None:
+        """Add an item that was taken and is not done: it counts already, and takes its turn again behind the others."""
+        self._waiting[object()] = item
+        self._tokens.put(True)
 
     def take(self) -> T | None:
         """The next item, waited for; None when the mailbox was closed."""
-        return self._queue.get()
+        while self._tokens.get():
+            try:
+                return self._waiting.popitem(last=False)[1]
+            except KeyError:  # it was removed after its token was taken
+                continue
+        return None
+
+    def remove(self, key: Hashable) -> T | None:
+        """Take an item that waits, wherever it stands; None when none waits under that key."""
+        item = self._waiting.pop(key, None)
+        if item is not None:
+            with contextlib.suppress(Empty):  # then a taker has it, and finds that there is nothing
+                self._tokens.get_nowait()
+        return item
 
     def done(self, size: int) -> None:
         """An item of that size was dealt with: there is room for others."""
@@ -56,15 +81,11 @@ class Mailbox(Generic[T]):
     def close(self, takers: int) -> list[T]:
         """Wake all who take with None; return what was still waiting."""
         left: list[T] = []
-        while True:
-            try:
-                item = self._queue.get_nowait()
-            except Empty:
-                break
-            if item is not None:
-                left.append(item)
+        while self._waiting:
+            with contextlib.suppress(KeyError):
+                left.append(self._waiting.popitem(last=False)[1])
         for _ in range(takers):
-            self._queue.put(None)
+            self._tokens.put(False)
         return left
 
     def __len__(self) -> int:

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fluster.actors import frames
 from fluster.actors.frames import WireReply
+from fluster.actors.producer import Producer
 from fluster_bus.carrier import Carrier
 from fluster_bus.errors import BusError, ClosedError, DisconnectedError
 
@@ -24,8 +25,8 @@ class Reply(NamedTuple):
     subject: str
     endpoint_id: str
     place: int  # of the call in its message
-    ok: bool
-    payload: bytes
+    ok: int  # True, False, or what else frames.py lists
+    payload: Any
     headers: dict[str, str] | None = None
 
 
@@ -35,14 +36,15 @@ class Outbox:
     def __init__(self, bus: Carrier, loop: asyncio.AbstractEventLoop) -> None:
         self._bus = bus
         self._loop = loop
-        self._ready: deque[Reply] = deque()
+        self._ready: deque[Reply | Producer] = deque()
         self._awake = False
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
         self._lock = threading.Lock()
 
-    def add(self, reply: Reply) -> None:
+    def add(self, reply: Reply | Producer) -> None:
+        """Send a reply, or what a stream has ready when its turn comes."""
         self._ready.append(reply)
         if not self._awake:  # one wake-up for all that gets ready until the loop looks
             self._awake = True
@@ -79,7 +81,11 @@ class Outbox:
         joined: dict[tuple[str, str], list[tuple[int, WireReply]]] = {}  # {(subject, endpoint id): (size, reply)}
         while self._ready:
             reply = self._ready.popleft()
-            if reply.endpoint_id:
+            if isinstance(reply, Producer):
+                for size, items in reply.take():
+                    item_reply = (reply.place, reply.ok, items)
+                    joined.setdefault((reply.subject, reply.endpoint_id), []).append((size, item_reply))
+            elif reply.endpoint_id:
                 wire = (reply.place, reply.ok, reply.payload)
                 joined.setdefault((reply.subject, reply.endpoint_id), []).append((len(reply.payload), wire))
             else:

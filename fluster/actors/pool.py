@@ -103,7 +103,7 @@ class AsyncActorPool(Generic[T]):
     ) -> ActorFuture[Any]:
         """Send a call whose arguments are pickled already, to one member or to whom the policy chooses."""
         timeout = self._timeout_of(method) if timeout is None else timeout
-        future = ActorFuture[Any](f"{self.name}.{method}", self._caller.loop)
+        future = ActorFuture[Any](f"{self.name}.{method}", self._caller.loop, self._caller.withdraw)
         deadline = self._caller.deadline_of(timeout)
         call = Call(self._key, method, payload, future, timeout, deadline, pinned=endpoint_id, owner=self)
         call.waits = wait
@@ -126,7 +126,7 @@ class AsyncActorPool(Generic[T]):
         if wait:
             raise TypeError("broadcast(wait=True): a broadcast does not wait for room; send it again to who had none")
         timeout = self._timeout_of(method) if timeout is None else timeout
-        answers = Answers[Any](f"{self.name}.{method}", self._caller.loop)
+        answers = Answers[Any](f"{self.name}.{method}", self._caller.loop, self._caller.withdraw)
         payload = codec.encode((args, kwargs))
         self._caller.submit(
             Broadcast(
@@ -283,7 +283,7 @@ class ActorPool(Generic[T]):
         Raises what the method raises; ActorNotFoundError at once when nobody serves the name; ActorDiedError,
         ConnectionLostError, MailboxFullError; ActorTimeoutError (a TimeoutError) after `call(timeout=…)` seconds.
         """
-        return Verb(self.asynchronous, "call", lambda *call: self.asynchronous._submit(*call).result())  # noqa: SLF001
+        return Verb(self.asynchronous, "call", lambda *call: _result(self.asynchronous._submit(*call)))  # noqa: SLF001
 
     @property
     def submit(self) -> Verb[Any]:
@@ -352,6 +352,14 @@ class _Methods:
 
         method.__name__ = name
         return method
+
+
+def _result(future: ActorFuture[Any]) -> Any:
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()  # nobody has it but who was interrupted here; one that has ended is left as it is
+        raise
 
 
 def _no_attribute(pool: object, name: str, methods: Mapping[str, MethodInfo] | None) -> AttributeError:

@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fluster.actors.calls import Broadcast, Call, Done, Send
+from fluster.actors.calls import Broadcast, Call, Done, Part, Send
 from fluster.actors.desk import RECONNECT_GRACE_S, Desk, NobodyServesError
 from fluster.actors.failures import FULL, encode_failure
-from fluster.actors.frames import MAX_BYTES, MAX_CALLS, Moment, WireReply
+from fluster.actors.frames import ITEMS, MAX_BYTES, MAX_CALLS, MAX_CANCELS, Moment, WireReply
 from fluster.actors.futures import ActorFuture
 from fluster.actors.members import Member
 from fluster.actors.policies import LeastOutstanding, Policy, RoundRobin
@@ -29,12 +29,16 @@ def member(endpoint_id: str, *, leaving: bool = False, disconnected_at: Moment |
 
 
 def call(method: str = "m", *, size: int = 1, pinned: str | None = None, waits: bool = False) -> Call:
-    return Call("pool", method, b"x" * size, ActorFuture[Any](f"pool.{method}"), pinned=pinned, waits=waits)
+    return Call("pool", method, b"x" * size, future(f"pool.{method}"), pinned=pinned, waits=waits)
+
+
+def future(name: str) -> ActorFuture[Any]:
+    return ActorFuture(name, withdraw=lambda _call: None)
 
 
 def broadcast(opened: list[ActorFuture[Any]]) -> Broadcast:
     def make(members: Sequence[Member]) -> list[ActorFuture[Any]]:
-        opened.extend(ActorFuture[Any](f"pool.all at {each.endpoint_id}") for each in members)
+        opened.extend(future(f"pool.all at {each.endpoint_id}") for each in members)
         return opened
 
     return Broadcast("pool", "all", b"x", make, lambda _error: None)
@@ -53,8 +57,8 @@ def targets(sends: list[Send]) -> list[tuple[str, list[str]]]:
     return [(send.member.endpoint_id if send.member else "all", [each.method for each in send.calls]) for send in sends]
 
 
-def errors(done: list[Done]) -> list[type[Exception] | None]:
-    return [type(each.error) if each.error else None for each in done]
+def errors(done: Sequence[Done | Part]) -> list[type[Exception] | None]:
+    return [type(each.error) if isinstance(each, Done) and each.error else None for each in done]
 
 
 def test_calls_go_round_and_those_of_one_tick_travel_together() -> None:
@@ -198,20 +202,56 @@ def test_what_could_not_be_sent_is_routed_again() -> None:
     assert [each.pinned for each in desk.take_back(send.number)] == ["a", "b"]
 
 
-def test_a_cancelled_call_is_not_sent_and_a_sent_one_not_cancelled() -> None:
-    desk = desk_with("a")
-    early, other = call("1"), call("2")
+def test_a_cancelled_call_is_not_sent_and_of_a_sent_one_its_actor_is_told() -> None:
+    desk = desk_with("a", "b")
+    early, first, second, third = call("1"), call("2"), call("3"), call("4")
     assert early.ticket.cancel()
-    assert targets(desk.route([early, other], START)[0]) == [("a", ["2"])]
-    assert not other.ticket.cancel()
+    (to_b, to_a), _ = desk.route([early, first, second, third], START)
+    assert targets([to_b, to_a]) == [("b", ["2", "4"]), ("a", ["3"])]
+    assert first.ticket.cancel()
+    assert third.ticket.cancel()
+    (cancel,) = desk.withdraw([early, first, third])
+    assert (cancel.member.endpoint_id, cancel.places) == ("b", [(to_b.number, 0), (to_b.number, 1)])
+    assert cancel.number > to_a.number
+    assert desk.withdraw([first, third]) == []
+    assert desk.out() == [first, third, second]  # its actor may still be at them
+    assert [each.call for each in desk.on_reply(to_b.number, "b", [(1, False, b"")], START)] == [third]
+    assert [each.call for each in desk.on_member_gone("pool", "b")] == [first]
+
+
+def test_a_cancelled_answer_of_a_broadcast_tells_one_member() -> None:
+    desk = desk_with("a", "b")
+    opened: list[ActorFuture[Any]] = []
+    (send,), _ = desk.route([broadcast(opened)], START)
+    assert opened[1].cancel()
+    (cancel,) = desk.withdraw([each for each in send.calls if each.ticket is opened[1]])
+    assert (cancel.member.endpoint_id, cancel.places) == ("b", [(send.number, 0)])
+
+
+def test_many_cancels_travel_in_messages_of_a_bounded_size() -> None:
+    desk = desk_with("a")
+    calls = [call() for _ in range(MAX_CANCELS + 1)]
+    desk.route(calls, START)
+    for each in calls:
+        each.ticket.cancel()
+    assert [len(cancel.places) for cancel in desk.withdraw(calls)] == [MAX_CANCELS, 1]
+
+
+def test_a_worker_that_is_still_at_a_cancelled_task_is_not_idle() -> None:
+    desk = desk_with("a", "b", policy=LeastOutstanding())
+    unwanted = call("1")
+    desk.route([unwanted], START)
+    unwanted.ticket.cancel()
+    desk.withdraw([unwanted])
+    assert targets(desk.route([call("2")], START)[0]) == [("b", ["2"])]
 
 
 def test_a_call_that_timed_out_is_passed_over_and_its_answer_dropped() -> None:
     desk = desk_with("a", policy=LeastOutstanding())
     first, second, third = call("1"), call("2"), call("3")
     (send,), _ = desk.route([first, second, third], START)
-    desk.on_timeout(first)
-    desk.on_timeout(second)
+    assert [cancel.places for cancel in desk.on_timeout(first)] == [[(send.number, 0)]]
+    assert desk.on_timeout(second) == []
     assert desk.on_reply(send.number, "a", [(0, True, b"")], START) == []
     assert targets(desk.route_waiting("pool", START)[0]) == [("a", ["3"])]
 
@@ -310,13 +350,16 @@ class Histories(RuleBasedStateMachine):
 
     # ---- what the shell does
 
-    def end(self, done: list[Done]) -> None:
+    def end(self, done: Sequence[Done | Part]) -> None:
         for each in done:
+            if isinstance(each, Part):
+                assert each.call not in self.ended
+                continue
             assert each.call not in self.ended, f"{each.call} ended twice"
             self.ended.append(each.call)
             if isinstance(each.call, Call):
                 assert each.call.over
-                if each.call.begun or each.call.ticket.set_running_or_notify_cancel():
+                if each.call.begun or each.call.ticket.begin(each.call):
                     each.call.ticket.set_exception(each.error or RuntimeError("answered"))
 
     def send(self, outcome: tuple[list[Send], list[Done]]) -> None:
@@ -367,13 +410,17 @@ class Histories(RuleBasedStateMachine):
         self.send(self.desk.route([broadcast([])], self.now))
 
     @precondition(lambda self: bool(self.messages))
-    @rule(data=st.data(), whole=st.booleans())
-    def reply(self, data: st.DataObject, whole: bool) -> None:
+    @rule(
+        data=st.data(), whole=st.booleans(), parts_before=st.integers(0, 2), ends=st.sampled_from([True, True, False])
+    )
+    def reply(self, data: st.DataObject, whole: bool, parts_before: int, ends: bool) -> None:
         number = data.draw(st.sampled_from(sorted(self.messages)))
         send = self.messages[number]
         indexes = range(len(send.calls)) if whole else [data.draw(st.integers(0, len(send.calls) - 1))]
         endpoint_id = send.member.endpoint_id if send.member else data.draw(self.names)
-        self.end(self.desk.on_reply(number, endpoint_id, [(index, True, b"") for index in indexes], self.now))
+        parts = [(index, ITEMS, (0, [b""])) for index in indexes for _ in range(parts_before)]
+        replies = parts + [(index, True, b"") for index in indexes if ends]
+        self.end(self.desk.on_reply(number, endpoint_id, replies, self.now))
         self.send(self.desk.route_waiting("pool", self.now))
 
     @precondition(lambda self: bool(self.messages))
@@ -426,8 +473,18 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         unwanted = data.draw(st.sampled_from(self.issued))
-        begun = unwanted.begun
-        assert not (unwanted.ticket.cancel() and begun)
+        number, ended = unwanted.number, unwanted in self.ended
+        again = unwanted.ticket.cancelled()
+        assert unwanted.ticket.cancel() == (again or not ended)
+        cancels = self.desk.withdraw([unwanted])
+        if number is None or ended or again:
+            assert cancels == []
+            return
+        ((_number, told, ((message, place),)),) = cancels
+        send = self.messages[message]
+        assert (message, send.calls[place]) == (number, unwanted)
+        assert send.member is not None
+        assert told.endpoint_id == send.member.endpoint_id
 
     @rule(seconds=st.sampled_from([0.001, 0.1, 10.0]))
     def wait(self, seconds: float) -> None:

@@ -1,0 +1,91 @@
+"""What a client tells actors beside its calls: for which of them nobody waits any more, and how far streams are read."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+from fluster.actors import frames
+from fluster.actors.calls import Call, Cancel
+from fluster.actors.desk import Desk
+from fluster.actors.frames import WireReply
+from fluster.actors.members import Member
+from fluster.actors.reader import StreamReader
+from fluster_bus import subjects
+from fluster_bus.carrier import Carrier
+from fluster_bus.errors import BusError
+
+log = logging.getLogger(__name__)
+
+
+class Notices:
+    """Those of one client. They are published on the connection of its calls, after the calls that they concern.
+
+    `withdrawn` and `read` are filled by any thread; all else is for the loop of the connection.
+    """
+
+    def __init__(self, bus: Carrier, desk: Desk, inbox: str) -> None:
+        self._bus = bus
+        self._desk = desk
+        self._inbox = inbox
+        self.json_inbox = ""  # of calls to actors that take JSON only
+        self.withdrawn: deque[Call] = deque()
+        self.read: deque[Call] = deque()  # streams
+        self._cancels: list[Cancel] = []
+
+    def on_timeout(self, call: Call) -> None:
+        self._cancels += self._desk.on_timeout(call)
+
+    def take_withdrawn(self) -> None:
+        """End what was withdrawn here; `publish` tells the actors."""
+        if not self.withdrawn:
+            return
+        withdrawn = [self.withdrawn.popleft() for _ in range(len(self.withdrawn))]
+        for call in withdrawn:
+            if call.timer is not None:
+                call.timer.cancel()
+        self._cancels += self._desk.withdraw(withdrawn)
+
+    def clear(self) -> None:
+        """The connection is lost, and what was out has ended."""
+        self._cancels.clear()
+        self.read.clear()
+
+    async def publish(self) -> None:
+        cancels, self._cancels = self._cancels, []
+        for cancel in cancels:
+            await self._tell(cancel.member, frames.CANCEL, frames.encode_cancel(cancel.places), cancel.number)
+        if self.read:
+            await self._publish_read()
+
+    async def _publish_read(self) -> None:
+        reads: dict[str, tuple[Member, list[tuple[int, int, int, int]]]] = {}  # {address: of its streams}
+        for call in {self.read.popleft() for _ in range(len(self.read))}:
+            found, reader = self._desk.where(call), call.ticket
+            if found is not None and isinstance(reader, StreamReader):
+                member, place = found
+                progress = reader.progress
+                of_member = reads.setdefault(member.address, (member, []))[1]
+                of_member.append((*place, progress.told_items, progress.told_size))
+        for member, of_streams in reads.values():
+            await self._tell(member, frames.READ, frames.encode_reads(of_streams), 0)
+
+    async def _tell(self, member: Member, what: str, body: bytes, number: int) -> None:
+        try:
+            # Not for an answer: the inbox says whose calls are meant.
+            inbox = self.json_inbox if member.takes_json_only else self._inbox
+            subject = subjects.method_of_member(member.address, what)
+            await self._bus.publish(subject, body, reply=f"{inbox}.{number}")
+        except BusError as error:
+            log.info("%s was not told what became of calls: %s", member.endpoint_id, error)
+
+    async def answer(self, to: str, number: int, endpoint_id: str, replies: list[WireReply]) -> None:
+        """An actor asks whether there is still somebody who reads its stream."""
+        if not subjects.is_inbox(to):
+            log.warning("refused to answer %s: its reply subject %s is no inbox", endpoint_id, to)
+            return
+        wanted = any(self._desk.is_wanted(number, endpoint_id, place) for place, _kind, _payload in replies)
+        try:
+            await self._bus.publish(to, frames.WANTED if wanted else frames.UNWANTED)
+        except BusError as error:
+            log.debug("%s was not answered: %s", endpoint_id, error)  # it asks again

@@ -1,0 +1,100 @@
+"""The generators that run in an actor, and what their readers tell of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fluster.actors import frames
+from fluster.actors.context import ActorContext
+from fluster.actors.lanes import Lanes
+from fluster.actors.outbox import Outbox, Reply
+from fluster.actors.producer import Items, Producer, StreamCall
+from fluster.actors.windows import Window
+from fluster_bus import codec
+from fluster_bus.errors import MessageTooLargeError
+
+log = logging.getLogger(__name__)
+
+
+class Streams:
+    """Those of one actor. Each runs in turns on the lanes of its method, and is known by its call's key."""
+
+    def __init__(
+        self,
+        context: ActorContext,
+        *,
+        outbox: Outbox,
+        max_item: int,
+        actor_loop: Callable[[], asyncio.AbstractEventLoop],
+    ) -> None:
+        self._context = context
+        self._outbox = outbox
+        self._max_item = max_item
+        self._actor_loop = actor_loop
+        self._open: dict[tuple[str, int], Producer] = {}  # {(reply subject, place): of those that have not ended}
+
+    def open(
+        self, call: StreamCall, lanes: Lanes[Any], window: Window, items: Items, on_end: Callable[[Producer], None]
+    ) -> None:
+        """Begin with a generator, and take its first turn. `on_end` is called, in whichever thread, when it has ended."""
+        producer = Producer(
+            items,
+            window,
+            call=call,
+            endpoint_id=str(self._context.endpoint_id),
+            encode=self._encode,
+            announce=self._outbox.add,
+            resume=lanes.mailbox.put_back,
+            on_end=on_end,
+        )
+        self._open[call.reply, call.place] = producer
+        self._outbox.add(Reply(call.reply, producer.endpoint_id, call.place, frames.OPENED, tuple(window)))
+        self.take_turn(producer, lanes)
+
+    def _encode(self, item: Any) -> bytes:
+        data = codec.encode(item)
+        if len(data) > self._max_item:
+            raise MessageTooLargeError(
+                f"an item that {self._context.actor_name} yields has {len(data):,} bytes, over the server's limit of "
+                f"{self._max_item:,}: yield less at a time, or the path of a file"
+            )
+        return data
+
+    def take_turn(self, producer: Producer, lanes: Lanes[Any]) -> None:
+        """Run a generator as far as its reader has room."""
+        started_ns = time.perf_counter_ns()
+        if not producer.is_async:
+            self._end_turn(producer, lanes, started_ns, producer.run())
+            return
+        running = producer.run_on(self._actor_loop())
+        if lanes.frees_its_thread:
+            running.add_done_callback(lambda done: self._end_turn(producer, lanes, started_ns, done.result()))
+        else:
+            self._end_turn(producer, lanes, started_ns, running.result())
+
+    def _end_turn(self, producer: Producer, lanes: Lanes[Any], started_ns: int, ended: bool) -> None:
+        producer.processing_ns += time.perf_counter_ns() - started_ns
+        if not ended:
+            lanes.stand_aside()
+            return
+        self._open.pop((producer.subject, producer.place), None)
+        if producer.is_cancelled and isinstance(producer.error, Exception):
+            log.info("a generator of %s failed while it was closed", self._context.actor_name, exc_info=producer.error)
+        producer.on_end(producer)
+
+    # ---- on the connection's loop -----------------------------------------------------------------------
+
+    def on_read(self, reply: str, payload: bytes) -> None:
+        """A reader tells how far it has come. Raises InvalidMessageError."""
+        for key, items, size in frames.reads_of(reply, payload):
+            producer = self._open.get(key)
+            if producer is not None:
+                producer.on_read(items, size)
+
+    def all(self) -> list[Producer]:
+        """Those that have not ended."""
+        return list(self._open.values())
