@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster.actors import ActorStream, actor, frames, method
+from fluster.actors import ActorContext, ActorStream, actor, frames, method
 from fluster.actors.cancellation import Cancellation
 from fluster.actors.definition import methods_of
 from fluster.actors.failures import encode_failure
@@ -22,6 +22,7 @@ from fluster.actors.producer import Items, Producer
 from fluster.actors.reader import StreamReader
 from fluster.actors.windows import Produced, Read, Window
 from fluster.errors import ActorTimeoutError, ConnectionLostError
+from fluster.testing import LocalActors
 from fluster_bus import codec
 from fluster_bus.errors import InvalidMessageError
 
@@ -449,3 +450,39 @@ def test_what_a_reader_tells_names_streams_of_its_own_inbox_only() -> None:
     for junk in (b"", codec.encode([(7, 0, 10, 100)]), b"[1]", b'[["a", 0, 1, 2]]', b'[[1, 0, "x", 2]]', b"null"):
         with pytest.raises(InvalidMessageError):
             frames.reads_of("_INBOX.secret.0", junk)
+
+
+# ---- all of it, without a server ------------------------------------------------------------------------
+
+
+class Counting:
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.entered = threading.Event()
+        self.told = threading.Event()
+
+    @method(stream_window=4)
+    def numbers(self) -> Iterator[int]:
+        try:
+            yield from itertools.count()
+        finally:
+            self.ended.set()
+
+    def wait(self, ctx: ActorContext) -> None:
+        self.entered.set()
+        if ctx.wait_cancelled(TIMEOUT_S):
+            self.told.set()
+
+
+def test_streams_and_cancels_work_for_actors_in_a_test_s_own_process() -> None:
+    counting = Counting()
+    with LocalActors() as actors:
+        actors.register("counting", counting)
+        pool = actors.pool("counting")
+        with pool.call().numbers() as numbers:
+            assert list(itertools.islice(numbers, 20)) == list(range(20))
+        assert counting.ended.wait(TIMEOUT_S)
+        future = pool.submit().wait()
+        assert counting.entered.wait(TIMEOUT_S)
+        assert future.cancel()
+        assert counting.told.wait(TIMEOUT_S)
