@@ -472,6 +472,23 @@ async def test_the_awaited_pool_reads_with_async_for(shared: Env, count: str) ->
         await asyncio.to_thread(source.is_ended)
 
 
+# ---- JSON ------------------------------------------------------------------------------------------------
+
+
+@actor(codec="json")
+class JsonSource(Source):
+    pass
+
+
+def test_a_generator_of_an_actor_that_takes_json_only_cannot_be_read(shared: Env) -> None:
+    source, pool = serve(shared, JsonSource())
+    for count in ("count", "count_later"):
+        with pytest.raises(Exception, match="is a generator: only Fluster's own callers can read it") as caught:
+            getattr(pool.call(), count)(3)
+        assert "TypeError" in repr(caught.value)
+    assert source.yielded == 0
+
+
 # ---- plain NATS -----------------------------------------------------------------------------------------
 
 
