@@ -8,13 +8,14 @@ from collections.abc import Generator
 from typing import Any, TypeVar
 
 from fluster.actors.failures import decode_failure
+from fluster.actors.lazy_future import LazyFuture
 from fluster.errors import ActorTimeoutError
 from fluster_bus import codec
 
 T = TypeVar("T")
 
 
-class ActorFuture(concurrent.futures.Future[T]):
+class ActorFuture(LazyFuture[T]):
     """The result of a call: wait for it with `result(timeout)`, or await it.
 
     `cancel()` takes a call back that has not been sent yet, and returns False for one that has. When `result`
