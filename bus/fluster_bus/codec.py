@@ -46,7 +46,8 @@ def mentions_own_modules(pickled: bytes | memoryview) -> bool:
     along by value what is of these.
     """
     data = bytes(pickled)
-    return _MAIN_MODULE in data or any(name.encode() in data for name in cloudpickle.list_registry_pickle_by_value())
+    by_value = cloudpickle.list_registry_pickle_by_value()
+    return _MAIN_MODULE in data or (bool(by_value) and any(name.encode() in data for name in by_value))
 
 
 def decode(data: bytes | memoryview) -> Any:

@@ -1,10 +1,11 @@
 """Actors: classes whose instances serve calls from anywhere in the cluster, and the pools that call them."""
 
-from fluster.actors.broadcast import AsyncBroadcastResult, BroadcastResult
+from fluster.actors.broadcast import Answer, AsyncBroadcastResult, BroadcastResult
 from fluster.actors.context import ActorContext
 from fluster.actors.definition import actor, method
 from fluster.actors.deploy import deploy
 from fluster.actors.futures import ActorFuture
+from fluster.actors.handles import ActorHandle, AsyncActorHandle
 from fluster.actors.members import Member, MemberState
 from fluster.actors.pool import ActorPool, AsyncActorPool
 from fluster.actors.resolver import ClusterResolver, FixedResolver, Resolver
@@ -14,8 +15,11 @@ from fluster.actors.timers import every
 __all__ = [
     "ActorContext",
     "ActorFuture",
+    "ActorHandle",
     "ActorPool",
     "ActorServer",
+    "Answer",
+    "AsyncActorHandle",
     "AsyncActorPool",
     "AsyncBroadcastResult",
     "BroadcastResult",

@@ -21,7 +21,7 @@ from fluster.actors.failures import decode_failure
 from fluster.actors.frames import Moment, WireCall, WireReply
 from fluster.actors.futures import is_running
 from fluster.actors.members import Member
-from fluster.actors.policies import Policy
+from fluster.actors.policies import RoundRobin
 from fluster.actors.retries import pause_before_retry
 from fluster.actors.rosters import Change, Joined, Known, Left, Roster, Unknown
 from fluster.cluster import AsyncCluster
@@ -112,9 +112,9 @@ class Caller:
         """The moment at which nobody waits any more."""
         return None if timeout_s is None or math.isinf(timeout_s) else self._clock.now().after(timeout_s)
 
-    def open_pool(self, name: str, policy: Policy, *, fixed: Sequence[Member] | None = None) -> None:
+    def open_pool(self, name: str, *, fixed: Sequence[Member] | None = None) -> None:
         """Watch who serves `name`, unless `fixed` tells it. Each needs its `close_pool`."""
-        self._tell(self._open_pool, name, policy, fixed)
+        self._tell(self._open_pool, name, fixed)
 
     def close_pool(self, name: str, error: Exception | None = None) -> None:
         """Give a pool up; once all that were opened under its name are, its calls end with `error`."""
@@ -123,10 +123,6 @@ class Caller:
             self.loop.call_soon_threadsafe(self._close_pool, name, error or _shut_down(name))
         except RuntimeError:
             log.debug("the loop is closed, and %s with it", name)
-
-    def fail_waiting(self, name: str, error: Exception) -> None:
-        """End the calls of a pool that have not been sent."""
-        self._tell(self._fail_waiting, name, error)
 
     def size(self, name: str) -> int:
         """How many members are known to take calls."""
@@ -337,10 +333,7 @@ class Caller:
         self._on_replies(number, member.endpoint_id, [(0, ok, payload)])
 
     def _on_replies(self, number: int, endpoint_id: str, replies: list[WireReply]) -> None:
-        done = self._desk.on_reply(number, endpoint_id, replies, self._clock.now())
-        self._finish(done)
-        if done:
-            self._move(done[0].call.pool)
+        self._finish(self._desk.on_reply(number, endpoint_id, replies))
         for name in self._desk.turned_away():
             self._move(name)
             self._probe_later(name)
@@ -425,11 +418,11 @@ class Caller:
 
     # ---- pools ------------------------------------------------------------------------------------------
 
-    def _open_pool(self, name: str, policy: Policy, fixed: Sequence[Member] | None) -> None:
+    def _open_pool(self, name: str, fixed: Sequence[Member] | None) -> None:
         roster = self._rosters.get(name)
         if roster is None:
             roster = self._rosters[name] = Roster(name, self._on_change)
-            self._desk.open_pool(name, policy, shares_subject=fixed is None)
+            self._desk.open_pool(name, RoundRobin(), shares_subject=fixed is None)
             if fixed is None:
                 self._watches[name] = self.loop.create_task(roster.watch(self._registry), name=f"members of {name}")
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import threading
 from collections.abc import Generator
 from typing import Any, TypeVar
 
@@ -26,13 +27,13 @@ class ActorFuture(LazyFuture[T]):
         super().__init__()
         self._call = call  # calculator.add
         self._loop = loop  # where answers arrive: whoever blocked there would wait for ever
-        self._payload: bytes | None = None
+        self._payload: Any = None  # of an answer that nobody has read yet
 
     def __repr__(self) -> str:
         state = "running" if self.running() else "cancelled" if self.cancelled() else "done" if self.done() else "new"
         return f"<ActorFuture {self._call} {state}>"
 
-    def settle(self, ok: bool, payload: bytes) -> None:
+    def settle(self, ok: bool, payload: Any) -> None:
         """Take the reply. It is read by whoever asks for it: their classes may be slow to import."""
         self._payload = payload
         if ok:
@@ -73,18 +74,28 @@ class ActorFuture(LazyFuture[T]):
         return super().exception(0)
 
     def _read(self) -> None:
-        with self._condition:  # two threads may ask at the same time: both get the same object
-            payload, self._payload = self._payload, None
-            if payload is None:
-                return
-            try:
-                if self._exception is None:
-                    self._result = codec.decode(payload)
-                else:
-                    self._exception = decode_failure(payload)
-            except Exception as error:
-                error.add_note(f"the answer of {self._call} has arrived, but cannot be read in this process")
-                self._exception = error
+        payload = self._payload
+        if payload is None:
+            return
+        value, failure = None, None
+        try:
+            if self._exception is None:
+                value = self._value_of(payload)
+            else:
+                failure = self._error_of(payload)
+        except Exception as error:
+            error.add_note(f"the answer of {self._call} has arrived, but cannot be read in this process")
+            failure = error
+        with _reading:  # several threads may have read it at the same time: all get what the first of them did
+            if self._payload is not None:
+                self._result, self._exception = value, failure
+                self._payload = None
+
+    def _value_of(self, payload: Any) -> Any:
+        return codec.decode(payload)
+
+    def _error_of(self, payload: Any) -> BaseException:
+        return decode_failure(payload)
 
     def __await__(self) -> Generator[Any, None, T]:
         return asyncio.wrap_future(self).__await__()
@@ -95,6 +106,7 @@ class _Unread(Exception):  # noqa: N818 - stands in for an exception that has no
 
 
 _UNREAD: Any = object()
+_reading = threading.Lock()  # held for moments only, never while user code runs
 
 
 def is_running(loop: asyncio.AbstractEventLoop) -> bool:

@@ -23,7 +23,7 @@ from fluster.actors.mailbox import Mailbox
 from fluster.actors.outbox import Outbox, Reply
 from fluster.actors.supervision import Functions, Supervisor
 from fluster.actors.timers import Timer, timers_of
-from fluster.errors import ActorDiedError, ActorTimeoutError, MailboxFullError
+from fluster.errors import ActorTimeoutError, MailboxFullError, NotRunError
 from fluster.log_context import LogContext, RunningCall, set_running
 from fluster.tracing import Carrier, ServedSpan, serving
 from fluster_bus import codec, subjects
@@ -169,7 +169,7 @@ class HostedActor:
                     await lanes.wait_idle()
         except TimeoutError:
             log.warning("%s was still busy after %g s", self.context.actor_name, timeout_s)
-        error = self.supervisor.given_up or ActorDiedError(
+        error = self.supervisor.given_up or NotRunError(
             f"{self.context.actor_name} was shut down; the call was not run"
         )
         for job in [job for lanes in self._lanes.values() for job in lanes.close()]:

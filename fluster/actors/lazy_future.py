@@ -49,6 +49,20 @@ class LazyFuture(concurrent.futures.Future[T]):
     def cancelled(self) -> bool:
         return self._state in (CANCELLED, CANCELLED_AND_NOTIFIED)
 
+    def result(self, timeout: float | None = None) -> T:
+        if self._state != FINISHED:
+            return super().result(timeout)
+        if self._exception is None:
+            value: T = self._result
+            return value
+        try:
+            raise self._exception
+        finally:
+            self = None  # type: ignore[assignment]  # noqa: PLW0642 - else the traceback would keep the future, and that it
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        return self._exception if self._state == FINISHED else super().exception(timeout)
+
     def set_running_or_notify_cancel(self) -> bool:
         with _lock:
             if self._made is None and self._state == PENDING:
@@ -71,3 +85,8 @@ class LazyFuture(concurrent.futures.Future[T]):
                 self._state = FINISHED
                 return
         super().set_exception(exception)
+
+    def cancel_at_once(self) -> None:
+        """Cancel it, and tell all who wait: there is nobody who would begin it. Nothing happens the second time."""
+        if self.cancel() and self._state == CANCELLED:
+            super().set_running_or_notify_cancel()
