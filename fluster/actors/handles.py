@@ -9,6 +9,7 @@ from fluster.actors.futures import ActorFuture
 from fluster.actors.members import Member
 from fluster.actors.policies import Policy
 from fluster.actors.verbs import Verb
+from fluster.errors import NotRunError
 
 if TYPE_CHECKING:
     from fluster.actors.pool import ActorPool, AsyncActorPool
@@ -90,10 +91,14 @@ def _found_again(pool: Any, member: str | None, key: object) -> Any:
 
 
 def member_id(pool: str, member: Member | str) -> str:
-    """The endpoint of a member. Raises TypeError, and ValueError for a member of another pool."""
+    """The endpoint of a member. Raises TypeError, ValueError for one of another pool, NotRunError for one that has none."""
     if isinstance(member, Member):
         if member.name != pool:
             raise ValueError(f"{member.endpoint_id} is a member of {member.name!r}, not of {pool!r}")
+        if not member.endpoint_id:
+            raise NotRunError(
+                f"task {member.task} of {pool!r} is {member.state} and takes no calls: choose one that is ready"
+            )
         return str(member.endpoint_id)
     if not isinstance(member, str):
         raise TypeError(f"to({member!r}): give one of pool.members(), or its endpoint_id")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import itertools
 import logging
 import pickle
 import time
@@ -27,6 +28,7 @@ from fluster_bus.messages import Entrypoint, EnvironmentConfig, JobId, JobInfo, 
 log = logging.getLogger(__name__)
 
 _PAUSE_S = 1.0  # before the cluster is asked again after an error
+_MOST_AT_ONCE = 10_000  # units, before the connection sends them: it keeps no more than a hundred thousand
 # A worker that died is begun anew, since tasks may kill it; one that never gets up must not be begun for ever.
 _RESTARTS = 20
 _RESTART_BACKOFF_S = 0.1
@@ -245,8 +247,12 @@ class Workers:
         else:
             now = time.monotonic()
             self._dispatch.on_workers(self._present())
-            for worker, unit in self._dispatch.assign(now):
+            sent = 0
+            for worker, unit in itertools.islice(self._dispatch.assign(now), _MOST_AT_ONCE):
                 self._send(worker, unit)
+                sent += 1
+            if sent == _MOST_AT_ONCE:
+                self._wake()
         self._tell_idle()
 
     def _take_in(self, work: Task | tuple[Batch, Sequence[Block]]) -> None:

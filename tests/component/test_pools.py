@@ -7,14 +7,16 @@ import itertools
 import pickle
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from fluster.actors import ActorHandle, ActorPool, AsyncActorHandle, AsyncActorPool, Member
+from fluster.actors import ActorHandle, ActorPool, AsyncActorHandle, AsyncActorPool, Member, MemberState
 from fluster.actors.broadcast import Answers, AsyncBroadcastResult, BroadcastResult
 from fluster.cluster import AsyncCluster
 from fluster.errors import ActorNotFoundError, ActorTimeoutError, NotRunError
+from fluster_bus.messages import EndpointId
 from fluster_bus.roles import Role
 from tests.component.test_actors import TIMEOUT_S, Env
 
@@ -127,6 +129,8 @@ def test_one_member_is_called(shared: Env) -> None:
         pool.to("gone").call().mine()
     with pytest.raises(ValueError, match="is a member of 'one'"):
         ActorPool[Any](shared.cluster(), "another").to(found[0])
+    with pytest.raises(NotRunError, match="task 0 of 'one' is dead"):
+        pool.to(replace(found[0], endpoint_id=EndpointId(""), state=MemberState.DEAD))
     with pytest.raises(TypeError, match=r"one of pool\.members"):
         pool.to(0)  # type: ignore[arg-type]
 
