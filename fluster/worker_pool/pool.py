@@ -151,14 +151,22 @@ class WorkerPool:
             self.asynchronous.add((batch, blocks))
 
         arguments = ((item,) for item in items)
-        return UnorderedResults[T](arguments, _checked(chunksize), make_batch, add, lambda: self.num_workers)
+        on_end = bar.stop if bar is not None else lambda: None
+        return UnorderedResults[T](
+            arguments,
+            _checked(chunksize),
+            make_batch=make_batch,
+            add=add,
+            workers=lambda: self.num_workers,
+            on_end=on_end,
+        )
 
     def _counted(self, then: Callable[[Outcome], object], bar: ProgressBar | None) -> Callable[[Outcome], None]:
         def on_outcome(outcome: Outcome) -> None:
             self.asynchronous.count_outcome(outcome)
-            then(outcome)
-            if bar is not None:
+            if bar is not None:  # first, so that it is right once somebody has the last result
                 bar.advance(outcome.stop - outcome.start)
+            then(outcome)
 
         return on_outcome
 

@@ -19,4 +19,8 @@ class ProgressBar:
         """Note that so many more are done."""
         self._progress.advance(self._task, items)
         if self._progress.finished:
-            self._progress.stop()
+            self.stop()
+
+    def stop(self) -> None:
+        """Leave it as it is. Nothing happens the second time."""
+        self._progress.stop()

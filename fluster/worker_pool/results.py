@@ -171,9 +171,11 @@ class UnorderedResults(Iterator[T]):
         self,
         items: Iterable[Any],
         chunksize: int | None,
+        *,
         make_batch: Callable[[Callable[[Outcome], object]], Batch],
         add: Callable[[Batch, list[Block]], object],
         workers: Callable[[], int],
+        on_end: Callable[[], object],
     ) -> None:
         self._items = iter(items)
         self._is_exhausted = False
@@ -182,6 +184,7 @@ class UnorderedResults(Iterator[T]):
         self._batch = make_batch(self._arrived.put)
         self._add = add
         self._workers = workers  # how many there are
+        self._on_end = on_end
         self._outcome: Outcome | None = None  # the one that is being read
         self._place = 0  # in it
         self._taken = self._given = 0  # items
@@ -190,6 +193,7 @@ class UnorderedResults(Iterator[T]):
         while self._outcome is None or self._place == self._outcome.stop:
             self._take_items()
             if self._given == self._taken:
+                self._on_end()
                 raise StopIteration
             self._outcome = self._arrived.get()
             self._place = self._outcome.start
@@ -235,3 +239,4 @@ class UnorderedResults(Iterator[T]):
         self._taken = self._given
         self._outcome = None
         self._batch.is_closed = True
+        self._on_end()

@@ -248,10 +248,12 @@ def test_unordered_results_go_on_after_an_error(pool: WorkerPool) -> None:
 def test_a_bar_is_shown_until_all_is_done(pool: WorkerPool, capfd: pytest.CaptureFixture[str]) -> None:
     assert pool.map(square, range(30), progress=True).results(PATIENCE_S)[5] == 25
     assert len(list(pool.imap_unordered(square, range(20), progress=True))) == 20
-    assert pool.status().done == 50  # told by the loop, which is through with the bars by then
+    assert len(list(pool.imap_unordered(square, iter(range(7)), progress=True))) == 7  # of how many is not known
+    assert pool.status().done == 57  # told by the loop, which is through with the bars by then
     shown = capfd.readouterr().err
     assert "30/30" in shown
     assert "20/20" in shown
+    assert "7/?" in shown
 
 
 # ---- more and fewer workers -----------------------------------------------------------------------------
