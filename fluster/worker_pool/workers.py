@@ -21,9 +21,18 @@ from fluster.errors import ActorDiedError, ConnectionLostError, NotRunError, Poi
 from fluster.worker_pool.dispatch import Dispatch, Loss
 from fluster.worker_pool.runner import TaskRunner, work
 from fluster.worker_pool.work import Batch, Block, Outcome, Slice, Task
-from fluster_bus import codec
+from fluster_bus import codec, subjects
+from fluster_bus.delivery import Delivery
 from fluster_bus.errors import BusError, ClosedError
-from fluster_bus.messages import Entrypoint, EnvironmentConfig, JobId, JobInfo, JobRequest, ResourceConfig
+from fluster_bus.messages import (
+    Entrypoint,
+    EnvironmentConfig,
+    JobId,
+    JobInfo,
+    JobRequest,
+    ResourceConfig,
+    TaskRecord,
+)
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +41,7 @@ _MOST_AT_ONCE = 10_000  # units, before the connection sends them: it keeps no m
 # A worker that died is begun anew, since tasks may kill it; one that never gets up must not be begun for ever.
 _RESTARTS = 20
 _RESTART_BACKOFF_S = 0.1
+_START_FAILURES = 3  # of one worker, before any was there: then something is wrong with all of them
 
 
 @dataclass(frozen=True)
@@ -115,8 +125,8 @@ class Workers:
         self._deaf: set[str] = set()  # those at which nobody listened; they are asked again after the next change
         self._roster: Roster | None = None
         self._jobs: dict[asyncio.Task[None], asyncio.Future[JobId]] = {}
+        self._had_workers = False
         self._ended = asyncio.Event()
-        self._closing = False
         self._launch(count)
         self._watch = asyncio.create_task(self._follow(), name=f"workers of {plan.name}")
 
@@ -137,7 +147,11 @@ class Workers:
         try:
             job_id = await self._cluster.launch(self.plan.request(count))
             launched.set_result(job_id)
-            info = await self._end_of_job(job_id)
+            starting = asyncio.create_task(self._watch_start(job_id), name=f"start of {self.plan.name}")
+            try:
+                info = await self._end_of_job(job_id)
+            finally:
+                starting.cancel()
             reason = f": {info.error_message}" if info.error_message else ""
             error = ActorDiedError(f"the workers of {self.plan.name} have ended, as {info.status}{reason}")
         except Exception as caught:
@@ -148,6 +162,35 @@ class Workers:
         log.info("workers of %s have ended: %s", self.plan.name, error)
         if all(job.done() or job is asyncio.current_task() for job in self._jobs):
             self._end(error)
+
+    async def _watch_start(self, job_id: JobId) -> None:
+        """End a job whose workers cannot be begun, before they are tried again for minutes."""
+        failed: asyncio.Future[TaskRecord] = self.loop.create_future()
+
+        def on_record(delivery: Delivery) -> None:
+            if delivery.data and not self._had_workers and not failed.done():
+                record = TaskRecord.from_json(delivery.data)
+                if record.failures >= _START_FAILURES:
+                    failed.set_result(record)
+
+        records = subjects.watch_jobs(self._cluster.namespace, f"{job_id}.{subjects.ANY_TOKEN}")
+        try:
+            subscription = await self._cluster.bus.subscribe(records, on_record)
+        except BusError as error:
+            log.info("the start of %s is not watched: %s", job_id, error)
+            return
+        try:
+            record = await failed
+        finally:
+            if self._cluster.bus.connected:
+                await subscription.unsubscribe()
+        reason = f"a worker failed {record.failures} times before any was there"
+        text = f"{self.plan.name}: {reason}: `fluster logs {job_id}` shows what it wrote"
+        self._end(ActorDiedError(text))
+        try:
+            await self._cluster.terminate(job_id, reason=reason)
+        except BusError as error:
+            log.info("%s could not be ended: %s", job_id, error)
 
     async def _end_of_job(self, job_id: JobId) -> JobInfo:
         while True:
@@ -184,6 +227,7 @@ class Workers:
             return []
         self._leaving &= self._roster.members.keys()
         staying = [str(each.endpoint_id) for each in self._roster.present() if each.endpoint_id not in self._leaving]
+        self._had_workers = self._had_workers or bool(staying)
         for worker in staying[self.wanted :]:
             self._leaving.add(worker)
             _ = self.pool.submit_to(worker, TaskRunner.leave.__name__, codec.encode(((), {})))

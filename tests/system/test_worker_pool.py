@@ -132,6 +132,19 @@ def test_without_retries_a_lost_task_ends_at_once(cluster: LocalCluster) -> None
         assert pool.submit(square, 3).result(PATIENCE_S) == 9  # by a worker begun anew
 
 
+def fail_to_begin(name: str) -> None:
+    raise RuntimeError(f"no {name} here")
+
+
+def test_workers_that_cannot_begin_are_told_soon(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fluster.worker_pool.workers.work", fail_to_begin)
+    with WorkerPool(cluster, 2) as pool:
+        with pytest.raises(ActorDiedError, match="failed 3 times before any was there"):
+            pool.submit(square, 1).result(PATIENCE_S)
+        with pytest.raises(ActorDiedError, match="fluster logs"):
+            pool.wait_for_workers()
+
+
 # ---- time -----------------------------------------------------------------------------------------------
 
 
