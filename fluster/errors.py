@@ -17,7 +17,9 @@ FlusterError
     ├── ActorNotFoundError        nobody serves that name; the call was not delivered to anyone
     ├── ActorNameTakenError       somebody serves that name already
     ├── ActorDiedError            the actor ended while the call was out: it may have run
-    │   └── ActorGivenUpError     it failed more often than it may be restarted; the call was not run
+    │   ├── ActorGivenUpError     it failed more often than it may be restarted; the call was not run
+    │   ├── NotRunError           the actor ended before it ran the call: it may be sent again
+    │   └── PoisonedTaskError     each worker that a task was given to has died of it
     ├── ActorFailedError          raised by an actor's own method: its instance is of no use any more
     ├── ActorTimeoutError         a TimeoutError: no answer in time; the call may run, or have run
     ├── ConnectionLostError       the bus was lost while the call was out: it may have run
@@ -57,6 +59,8 @@ __all__ = [
     "MailboxFullError",
     "NoClusterError",
     "NoTaskError",
+    "NotRunError",
+    "PoisonedTaskError",
     "RemoteError",
     "WorkerNotFoundError",
     "WorkspaceError",
@@ -150,6 +154,14 @@ class ActorGivenUpError(ActorDiedError):
 
 class ActorFailedError(ActorError):
     """Raise it in a method of an actor to say that the instance is of no use any more: the actor is made anew."""
+
+
+class NotRunError(ActorDiedError):
+    """The actor ended before it ran the call, which may be sent again."""
+
+
+class PoisonedTaskError(ActorDiedError):
+    """Each worker that the task was given to has died, the last with nothing else to do: it is not tried again."""
 
 
 class ActorTimeoutError(ActorError, TimeoutError):

@@ -1,10 +1,11 @@
 """Actors: classes whose instances serve calls from anywhere in the cluster, and the pools that call them."""
 
-from fluster.actors.broadcast import AsyncBroadcastResult, BroadcastResult
+from fluster.actors.broadcast import Answer, AsyncBroadcastResult, BroadcastResult
 from fluster.actors.context import ActorContext
 from fluster.actors.definition import actor, method
 from fluster.actors.deploy import deploy
 from fluster.actors.futures import ActorFuture
+from fluster.actors.handles import ActorHandle, AsyncActorHandle
 from fluster.actors.members import Member, MemberState
 from fluster.actors.pool import ActorPool, AsyncActorPool
 from fluster.actors.reader import ActorStream
@@ -15,9 +16,12 @@ from fluster.actors.timers import every
 __all__ = [
     "ActorContext",
     "ActorFuture",
+    "ActorHandle",
     "ActorPool",
     "ActorServer",
     "ActorStream",
+    "Answer",
+    "AsyncActorHandle",
     "AsyncActorPool",
     "AsyncBroadcastResult",
     "BroadcastResult",

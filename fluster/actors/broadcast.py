@@ -6,13 +6,34 @@ import asyncio
 import concurrent.futures
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
 
 from fluster.actors.futures import ActorFuture
 from fluster.actors.members import Member
 from fluster.errors import ActorTimeoutError
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Answer(Generic[T]):
+    """What one member of a pool answered to a broadcast."""
+
+    member: Member
+    value: T | None = None
+    error: BaseException | None = None  # what it raised, or why there is no answer
+
+    @property
+    def is_ok(self) -> bool:
+        """True when the method returned."""
+        return self.error is None
+
+    def result(self) -> T:
+        """What the method returned; what it raised is raised."""
+        if self.error is not None:
+            raise self.error
+        return cast("T", self.value)
 
 
 class Answers(Generic[T]):
@@ -24,12 +45,14 @@ class Answers(Generic[T]):
         self.call = call
         self._loop = loop
         self._withdraw = withdraw
+        self.members: Sequence[Member] = ()
         self.opened: concurrent.futures.Future[list[ActorFuture[T]]] = concurrent.futures.Future()
 
     def open(self, members: Sequence[Member]) -> list[ActorFuture[T]]:
         futures = [
             ActorFuture[T](f"{self.call} at {member.endpoint_id}", self._loop, self._withdraw) for member in members
         ]
+        self.members = tuple(members)
         self.opened.set_result(futures)
         return futures
 
@@ -40,6 +63,19 @@ class Answers(Generic[T]):
     def too_late(self, timeout: float | None) -> ActorTimeoutError:
         return ActorTimeoutError(f"{self.call}: not all members have answered after {timeout:g} s")
 
+    def answer(self, place: int, timeout: float | None) -> Answer[T]:
+        """What the member at that place says by now; `timeout` is what it was given for that."""
+        member, future = self.members[place], self.opened.result()[place]
+        if not future.done():
+            late = (
+                f"{self.call}: {member.endpoint_id} has not answered after {timeout:g} s; the call may run, or have run"
+            )
+            return Answer(member, error=ActorTimeoutError(late))
+        try:
+            return Answer(member, future.result())
+        except BaseException as error:
+            return Answer(member, error=error)
+
 
 class BroadcastResult(Generic[T]):
     """What the members of a pool answer. Iterate to have each answer as it comes."""
@@ -47,9 +83,17 @@ class BroadcastResult(Generic[T]):
     def __init__(self, answers: Answers[T]) -> None:
         self._answers = answers
 
-    def futures(self) -> list[ActorFuture[T]]:
-        """One future for each member, in the order in which they joined the pool. Raises ActorNotFoundError."""
-        return list(self._answers.opened.result())
+    def futures(self, timeout: float | None = None) -> list[ActorFuture[T]]:
+        """One future for each member, in the order in which they joined the pool. Raises ActorNotFoundError.
+
+        Raises ActorTimeoutError when after `timeout` seconds it is not known yet who they are.
+        """
+        try:
+            return list(self._answers.opened.result(timeout))
+        except TimeoutError as late:
+            if self._answers.opened.done():
+                raise
+            raise self._answers.too_late(timeout) from late
 
     def results(self, timeout: float | None = None, *, return_exceptions: bool = False) -> list[T | Any]:
         """All answers, in the order in which the members joined the pool.
@@ -59,13 +103,35 @@ class BroadcastResult(Generic[T]):
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         found: list[Any] = []
-        for future in self.futures():
+        for future in self.futures(timeout):
             try:
                 error = future.exception(None if deadline is None else max(deadline - time.monotonic(), 0))
             except ActorTimeoutError as late:
                 raise self._answers.too_late(timeout) from late
             found.append(_outcome(future, error, return_exceptions=return_exceptions))
         return found
+
+    def answers(self, timeout: float | None = None) -> list[Answer[T]]:
+        """What each member says, in the order in which they joined: a value, or an error that stands with its member.
+
+        Who has not answered after `timeout` seconds stands there with ActorTimeoutError. Raises ActorNotFoundError.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        futures = self.futures(timeout)
+        concurrent.futures.wait(futures, None if deadline is None else deadline - time.monotonic())
+        return [self._answers.answer(place, timeout) for place in range(len(futures))]
+
+    def as_completed(self, timeout: float | None = None) -> Iterator[Answer[T]]:
+        """What each member says, as it comes; `timeout` seconds after the first was asked for, as `answers` has them."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        places = {future: place for place, future in enumerate(self.futures(timeout))}
+        left_s = None if deadline is None else max(deadline - time.monotonic(), 0)
+        try:
+            for future in concurrent.futures.as_completed(list(places), left_s):
+                yield self._answers.answer(places.pop(cast("ActorFuture[T]", future)), timeout)
+        except TimeoutError:
+            for place in places.values():
+                yield self._answers.answer(place, timeout)
 
     def __iter__(self) -> Iterator[T]:
         return _Results(concurrent.futures.as_completed(self.futures()))
@@ -87,21 +153,43 @@ class AsyncBroadcastResult(Generic[T]):
     def __init__(self, answers: Answers[T]) -> None:
         self._answers = answers
 
-    async def futures(self) -> list[ActorFuture[T]]:
-        """One future for each member, in the order in which they joined the pool. Raises ActorNotFoundError."""
-        # Shielded: it is not for one who gives up to cancel what others may ask for as well.
-        futures: list[ActorFuture[T]] = await asyncio.shield(asyncio.wrap_future(self._answers.opened))
-        return list(futures)
+    async def futures(self, timeout: float | None = None) -> list[ActorFuture[T]]:
+        """One future for each member, as BroadcastResult.futures has them."""
+        # Whoever stops to wait takes nothing back: the broadcast goes on, and may be asked again.
+        opened = asyncio.shield(asyncio.wrap_future(self._answers.opened))
+        await asyncio.wait([opened], timeout=timeout)
+        if not opened.done():
+            raise self._answers.too_late(timeout)
+        return list(opened.result())
 
     async def results(self, timeout: float | None = None, *, return_exceptions: bool = False) -> list[T | Any]:
         """All answers, as BroadcastResult.results has them."""
-        try:
-            async with asyncio.timeout(timeout):
-                futures = await self.futures()
-                await asyncio.wait([asyncio.wrap_future(future) for future in futures])
-        except TimeoutError as late:
-            raise self._answers.too_late(timeout) from late
+        futures = await self._wait(timeout)
+        if not all(future.done() for future in futures):
+            raise self._answers.too_late(timeout)
         return [_outcome(future, future.exception(), return_exceptions=return_exceptions) for future in futures]
+
+    async def answers(self, timeout: float | None = None) -> list[Answer[T]]:
+        """What each member says, as BroadcastResult.answers has it."""
+        futures = await self._wait(timeout)
+        return [self._answers.answer(place, timeout) for place in range(len(futures))]
+
+    async def _wait(self, timeout: float | None) -> list[ActorFuture[T]]:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        futures = await self.futures(timeout)
+        left_s = None if deadline is None else max(deadline - time.monotonic(), 0)
+        await asyncio.wait([_watched(future) for future in futures], timeout=left_s)
+        return futures
+
+    async def as_completed(self, timeout: float | None = None) -> AsyncIterator[Answer[T]]:
+        """What each member says, as BroadcastResult.as_completed has it."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        places = {_watched(future): place for place, future in enumerate(await self.futures(timeout))}
+        while places:
+            left_s = None if deadline is None else max(deadline - time.monotonic(), 0)
+            done, _ = await asyncio.wait(places, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            for each in done or list(places):
+                yield self._answers.answer(places.pop(each), timeout)
 
     def __aiter__(self) -> AsyncIterator[T]:
         return _AsyncResults(self)
@@ -119,6 +207,19 @@ class _AsyncResults(AsyncIterator[T]):
         if future is None:
             raise StopAsyncIteration
         return await future
+
+
+def _watched(future: ActorFuture[Any]) -> asyncio.Future[None]:
+    """Done when `future` is, whatever it gives; to give it up leaves the call alone."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+    future.add_done_callback(lambda _future: loop.call_soon_threadsafe(_set, done))
+    return done
+
+
+def _set(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)
 
 
 def _outcome(future: ActorFuture[T], error: BaseException | None, *, return_exceptions: bool) -> Any:

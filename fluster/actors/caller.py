@@ -22,7 +22,7 @@ from fluster.actors.frames import Moment, WireCall, WireReply
 from fluster.actors.futures import ActorFuture, is_running
 from fluster.actors.members import Member
 from fluster.actors.notices import Notices
-from fluster.actors.policies import Policy
+from fluster.actors.policies import RoundRobin
 from fluster.actors.reader import ActorStream, StreamReader
 from fluster.actors.retries import pause_before_retry
 from fluster.actors.rosters import Change, Joined, Known, Left, Roster, Unknown
@@ -131,17 +131,13 @@ class Caller:
             self._awake = True
             self._tell_soon(self._wake.set)
 
-    def open_pool(self, name: str, policy: Policy, *, fixed: Sequence[Member] | None = None) -> None:
+    def open_pool(self, name: str, *, fixed: Sequence[Member] | None = None) -> None:
         """Watch who serves `name`, unless `fixed` tells it. Each needs its `close_pool`."""
-        self._tell(self._open_pool, name, policy, fixed)
+        self._tell(self._open_pool, name, fixed)
 
     def close_pool(self, name: str, error: Exception | None = None) -> None:
         """Give a pool up; once all that were opened under its name are, its calls end with `error`."""
         self._tell_soon(self._close_pool, name, error or _shut_down(name))
-
-    def fail_waiting(self, name: str, error: Exception) -> None:
-        """End the calls of a pool that have not been sent."""
-        self._tell(self._fail_waiting, name, error)
 
     def size(self, name: str) -> int:
         """How many members are known to take calls."""
@@ -367,10 +363,7 @@ class Caller:
         self._on_replies(number, member.endpoint_id, [(0, ok, payload)])
 
     def _on_replies(self, number: int, endpoint_id: str, replies: list[WireReply]) -> None:
-        answered = self._desk.on_reply(number, endpoint_id, replies, self._clock.now())
-        self._finish(answered)
-        if answered:
-            self._move(answered[0].call.pool)
+        self._finish(self._desk.on_reply(number, endpoint_id, replies))
         for name in self._desk.turned_away():
             self._move(name)
             self._probe_later(name)
@@ -475,11 +468,11 @@ class Caller:
 
     # ---- pools ------------------------------------------------------------------------------------------
 
-    def _open_pool(self, name: str, policy: Policy, fixed: Sequence[Member] | None) -> None:
+    def _open_pool(self, name: str, fixed: Sequence[Member] | None) -> None:
         roster = self._rosters.get(name)
         if roster is None:
             roster = self._rosters[name] = Roster(name, self._on_change)
-            self._desk.open_pool(name, policy, shares_subject=fixed is None)
+            self._desk.open_pool(name, RoundRobin(), shares_subject=fixed is None)
             if fixed is None:
                 self._watches[name] = self.loop.create_task(roster.watch(self._registry), name=f"members of {name}")
             else:

@@ -4,28 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from fluster.actors.frames import Moment
 from fluster.actors.futures import ActorFuture
 from fluster.actors.members import Member
-from fluster.actors.reader import StreamReader
+from fluster.actors.policies import Policy
 from fluster.tracing import Carrier
+
+
+class Ticket(Protocol):
+    """What is told how a call ends: a future, or what does the same."""
+
+    def done(self) -> bool: ...
+    def cancelled(self) -> bool: ...
+    def begin(self, call: object) -> bool: ...
+    def settle(self, ok: bool, payload: bytes) -> None: ...
+    def set_exception(self, exception: BaseException) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """One call to one member: the one that the pool's policy chooses, unless `pinned` names it."""
+    """One call to one member: the one that a policy chooses, unless `pinned` names it."""
 
     pool: str
     method: str
     payload: bytes
-    ticket: ActorFuture[Any] | StreamReader  # the latter as soon as it is found to be a stream
+    ticket: Ticket  # another as soon as it is found to be a stream
     timeout_s: float | None = None
     deadline: Moment | None = None
     pinned: str | None = None  # the only endpoint that it may go to
     waits: bool = False  # for room, when it finds mailboxes full
     retries: int | None = None  # as its method declares; None: as the registry tells
+    policy: Policy | None = None  # that chooses its member, unless it is the pool's
     owner: object = None  # lives on as long as the call is under way
     trace: Carrier | None = None  # tells the actor of the caller's span
     # The desk's notes:

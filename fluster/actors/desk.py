@@ -1,6 +1,6 @@
 """Which call goes to which member, in which message, and what becomes of it: decided here, without any I/O.
 
-A call is in one place at a time: it waits in its pool (whose members are not known yet, or that is paused, or full),
+A call is in one place at a time: it waits in its pool (whose members are not known yet, or that is paused),
 it is out in a numbered message, or it is over. The shell (caller.py) tells what happened; the desk answers with
 messages to send and with calls that are over.
 
@@ -22,7 +22,7 @@ from fluster.actors.frames import Moment, WireReply
 from fluster.actors.members import Member
 from fluster.actors.overflow import Overflow
 from fluster.actors.policies import Policy
-from fluster.errors import ActorDiedError, ActorNotFoundError, ConnectionLostError, MailboxFullError
+from fluster.errors import ActorDiedError, ActorNotFoundError, ConnectionLostError, MailboxFullError, NotRunError
 
 RECONNECT_GRACE_S = 5.0
 MAX_TURNED_AWAY = 100_000  # calls of one pool that wait for room in mailboxes
@@ -177,7 +177,7 @@ class Desk:
         return routing.finish()
 
     def route_waiting(self, name: str, now: Moment) -> tuple[list[Send], list[Done]]:
-        """As `route`, for the calls that wait in a pool, as far as there is room for them."""
+        """As `route`, for the calls that wait in a pool."""
         routing = _Routing(self, now)
         if name in self._pools:
             routing.add_waiting(self._pools[name])
@@ -228,7 +228,7 @@ class Desk:
         """The member could not read a message: its calls end with `error`."""
         return [self._over(call, error) for call in self._take_all(number)] if number in self._out else []
 
-    def on_reply(self, number: int, endpoint_id: str, replies: list[WireReply], now: Moment) -> list[Done | Part]:
+    def on_reply(self, number: int, endpoint_id: str, replies: list[WireReply]) -> list[Done | Part]:
         """Calls that were answered, and parts of those that are streams. Answers that nobody waits for any more are dropped."""
         out = self._out.get(number)
         if out is None:
@@ -247,7 +247,6 @@ class Desk:
             if call.waits and not ok and not call.over and advice_of(payload) == FULL:
                 self._turn_away(out.pool, endpoint_id, call)
                 continue
-            out.pool.policy.on_done(endpoint_id, now)
             if self._turns_away:
                 out.pool.overflow.on_answer()
             call.over = True
@@ -493,18 +492,14 @@ class _Routing:
         if item.pinned is not None:
             member = pool.members.get(item.pinned)
             if member is None:
-                return self._refuse(
-                    item, ActorDiedError(f"{item}: the actor {item.pinned} ended; the call was not run")
-                )
+                return self._refuse(item, NotRunError(f"{item}: the actor {item.pinned} ended; the call was not run"))
         else:
             choices = pool.choices
             if item.tried:
                 choices = [each for each in choices if each.endpoint_id not in item.tried]
             if not choices:
-                return not pool.policy.waits_for_members and self._refuse(item, _nobody_listens(item))
-            member = pool.policy.choose(choices, pool.out, self._now)
-            if member is None:
-                return False
+                return self._refuse(item, _nobody_listens(item))
+            member = (item.policy or pool.policy).choose(choices, pool.out)
         if self._is_wanted(item):
             self._joining.setdefault(member.endpoint_id, (pool, member, []))[2].append(item)
             # Counted at once, so that the policy sees it when it chooses for the next call.
@@ -514,7 +509,7 @@ class _Routing:
     def _place_broadcast(self, pool: _Pool, broadcast: Broadcast) -> bool:
         members = pool.choices
         if not members:
-            return not pool.policy.waits_for_members and self._refuse(broadcast, _nobody_listens(broadcast))
+            return self._refuse(broadcast, _nobody_listens(broadcast))
         calls = {}
         for member, ticket in zip(members, broadcast.open(members), strict=True):
             call = Call(
@@ -577,5 +572,5 @@ def _key(out: _Out, call: Call) -> Any:
 
 def _nobody_listens(item: Call | Broadcast) -> Exception:
     if isinstance(item, Call) and item.pinned is not None:
-        return ActorDiedError(f"{item}: nobody listens at {item.pinned}: it has ended; the call was not run")
+        return NotRunError(f"{item}: nobody listens at {item.pinned}: it has ended; the call was not run")
     return NobodyServesError(f"{item}: nobody serves {item.pool!r}; the call was not run")

@@ -77,6 +77,12 @@ def advice_of(payload: bytes) -> str:
     return advice if isinstance(advice, str) else ""
 
 
+def is_failure_of(payload: bytes, kind: type[BaseException]) -> bool:
+    """True for an exception of that very class. What travels is not read for it."""
+    name: str = pickle.loads(payload)[0]
+    return name == f"{kind.__module__}.{kind.__qualname__}"
+
+
 def decode_failure(payload: bytes) -> Exception:
     """The exception, with the remote traceback as a note; a RemoteError when it cannot be had as itself here."""
     kind, message, text, itself, *_ = pickle.loads(payload)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import threading
 from collections.abc import AsyncIterator, Callable, Generator
 from typing import Any, Generic, TypeVar
 
 from fluster.actors.failures import decode_failure
+from fluster.actors.lazy_future import LazyFuture
 from fluster.errors import ActorTimeoutError
 from fluster_bus import codec
 
 T = TypeVar("T")
 
 
-class ActorFuture(concurrent.futures.Future[T]):
+class ActorFuture(LazyFuture[T]):
     """The result of a call: wait for it with `result(timeout)`, or await it.
 
     When `result` runs into its timeout, the call goes on, and `result` may be asked again. A task that is cancelled
@@ -30,7 +32,7 @@ class ActorFuture(concurrent.futures.Future[T]):
         super().__init__()
         self._call = call  # calculator.add
         self._loop = loop  # where answers arrive: whoever blocked there would wait for ever
-        self._payload: bytes | None = None
+        self._payload: Any = None  # of an answer that nobody has read yet
         self._withdraw = withdraw  # takes a call back that was sent
         self._sent: Any = None  # the Call, while it is out
 
@@ -63,7 +65,7 @@ class ActorFuture(concurrent.futures.Future[T]):
         self._withdraw(sent)
         return True
 
-    def settle(self, ok: bool, payload: bytes) -> None:
+    def settle(self, ok: bool, payload: Any) -> None:
         """Take the reply. It is read by whoever asks for it: their classes may be slow to import."""
         self._payload = payload
         if ok:
@@ -76,14 +78,16 @@ class ActorFuture(concurrent.futures.Future[T]):
         try:
             super().set_result(result)
         except concurrent.futures.InvalidStateError:
-            return  # cancelled at this very moment
+            if not self.cancelled():  # at this very moment
+                raise
 
     def set_exception(self, exception: BaseException | None) -> None:
         self._sent = None
         try:
             super().set_exception(exception)
         except concurrent.futures.InvalidStateError:
-            return
+            if not self.cancelled():
+                raise
 
     def _wait(self, timeout: float | None) -> None:
         if self.done():
@@ -118,18 +122,28 @@ class ActorFuture(concurrent.futures.Future[T]):
         return super().exception(0)
 
     def _read(self) -> None:
-        with self._condition:  # two threads may ask at the same time: both get the same object
-            payload, self._payload = self._payload, None
-            if payload is None:
-                return
-            try:
-                if self._exception is None:
-                    self._result = codec.decode(payload)
-                else:
-                    self._exception = decode_failure(payload)
-            except Exception as error:
-                error.add_note(f"the answer of {self._call} has arrived, but cannot be read in this process")
-                self._exception = error
+        payload = self._payload
+        if payload is None:
+            return
+        value, failure = None, None
+        try:
+            if self._exception is None:
+                value = self._value_of(payload)
+            else:
+                failure = self._error_of(payload)
+        except Exception as error:
+            error.add_note(f"the answer of {self._call} has arrived, but cannot be read in this process")
+            failure = error
+        with _reading:  # several threads may have read it at the same time: all get what the first of them did
+            if self._payload is not None:
+                self._result, self._exception = value, failure
+                self._payload = None
+
+    def _value_of(self, payload: Any) -> Any:
+        return codec.decode(payload)
+
+    def _error_of(self, payload: Any) -> BaseException:
+        return decode_failure(payload)
 
     def __await__(self) -> Generator[Any, None, T]:
         return asyncio.wrap_future(self).__await__()
@@ -137,6 +151,15 @@ class ActorFuture(concurrent.futures.Future[T]):
     def __aiter__(self) -> AsyncIterator[Any]:
         """The items of a call to a generator: `async for item in pool.call().numbers()`."""
         return _FutureItems(self)
+
+
+def result_of(future: ActorFuture[T]) -> T:
+    """The result, for one who alone has the future: interrupted, it is cancelled."""
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()  # one that has ended is left as it is
+        raise
 
 
 class _FutureItems(AsyncIterator[T], Generic[T]):
@@ -162,6 +185,7 @@ class _Unread(Exception):  # noqa: N818 - stands in for an exception that has no
 
 _UNREAD: Any = object()
 _RUNNING, _CANCELLED = "RUNNING", "CANCELLED"  # as concurrent.futures spells them
+_reading = threading.Lock()  # held for moments only, never while user code runs
 
 
 def is_running(loop: asyncio.AbstractEventLoop) -> bool:

@@ -27,7 +27,7 @@ from fluster.actors.streams import Streams
 from fluster.actors.supervision import Functions, Supervisor
 from fluster.actors.timers import Timer, timers_of
 from fluster.actors.windows import Window
-from fluster.errors import ActorDiedError, ActorTimeoutError, MailboxFullError
+from fluster.errors import ActorTimeoutError, MailboxFullError, NotRunError
 from fluster.log_context import LogContext, RunningCall, set_running
 from fluster.tracing import Carrier, ServedSpan, serving
 from fluster_bus import codec, subjects
@@ -228,7 +228,7 @@ class HostedActor:
                     await lanes.wait_idle()
         except TimeoutError:
             log.warning("%s was still busy after %g s", self.context.actor_name, timeout_s)
-        error = self.supervisor.given_up or ActorDiedError(
+        error = self.supervisor.given_up or NotRunError(
             f"{self.context.actor_name} was shut down; the call was not run"
         )
         for job in [job for lanes in self._lanes.values() for job in lanes.close()]:

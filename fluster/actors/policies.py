@@ -1,75 +1,127 @@
-"""How a pool chooses the member for a call."""
+"""How a pool chooses the member for a call.
+
+Pass one to `ActorPool(…, policy=…)`, by name or as an object; `pool.on(key)` chooses by a key instead.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+import hashlib
+import random
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from fluster.actors import frames
-from fluster.actors.frames import Moment
+from fluster.actors.definition import near
 from fluster.actors.members import Member
+
+_MOST_KEYS = 10_000  # whose members are remembered
 
 
 class Policy(Protocol):
-    """Chooses among members, and learns from what becomes of the calls."""
+    """Chooses among members."""
 
-    waits_for_members: bool  # while there are none, rather than refuse a call
-
-    def choose(self, members: Sequence[Member], out: Mapping[str, int], now: Moment) -> Member | None:
-        """One of `members`, or None while none has room. `out` counts the calls that each endpoint has."""
-
-    def on_done(self, endpoint_id: str, now: Moment) -> None:
-        """A member has answered a call."""
+    def choose(self, members: Sequence[Member], out: Mapping[str, int]) -> Member:
+        """One of `members`, of which there is at least one. `out` counts the calls that each endpoint has."""
 
 
 class RoundRobin:
     """One after the other."""
 
     def __init__(self) -> None:
-        self.waits_for_members = False
         self._turn = 0
 
-    def choose(self, members: Sequence[Member], out: Mapping[str, int], now: Moment) -> Member:  # noqa: ARG002
+    def choose(self, members: Sequence[Member], out: Mapping[str, int]) -> Member:  # noqa: ARG002
         self._turn += 1
         return members[(self._turn - 1) % len(members)]
 
-    def on_done(self, endpoint_id: str, now: Moment) -> None:
-        pass
-
 
 class LeastOutstanding:
-    """The member with the fewest calls, and to each no more than keep it busy for `ahead_s`.
+    """The member with the fewest calls of this client that are not answered yet; of several, one after the other."""
 
-    A long call is given to whoever is idle, and none is stuck behind another while somebody else has nothing to
-    do; of short ones enough are on their way that no member waits for the next.
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def choose(self, members: Sequence[Member], out: Mapping[str, int]) -> Member:
+        first = self._turn % len(members)
+        self._turn += 1
+        return min((*members[first:], *members[:first]), key=lambda each: out.get(each.endpoint_id, 0))
+
+
+class Random:
+    """Any of them: what many clients that each make few calls had best do."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._random = random.Random(seed)
+
+    def choose(self, members: Sequence[Member], out: Mapping[str, int]) -> Member:  # noqa: ARG002
+        return self._random.choice(members)
+
+
+class ByKey:
+    """For each key always the same member while it lives, for every client; a member that ends gives up its keys alone.
+
+    Rendezvous hashing: each member draws a number for the key, and the highest has it. So who joins takes its share of
+    the keys from all others, and nothing else moves.
     """
 
-    _MOST = 1_024
-    _NEWEST_WEIGHT = 0.2  # of the newest duration in the average
+    def __init__(self) -> None:
+        self._members: Sequence[Member] = ()
+        self._owners: dict[bytes, Member] = {}
 
-    def __init__(self, ahead_s: float = 0.02) -> None:
-        self.waits_for_members = True
-        self._ahead_s = ahead_s
-        self._duration_s = math.inf  # of one call, on average; unknown at first, so each gets one
-        self._busy_since: dict[str, Moment] = {}  # {endpoint id: when it got or finished its newest call}
+    def for_key(self, key: object) -> Policy:
+        """The policy for calls of that key. Raises TypeError for what is not the same in each process."""
+        return _OfKey(self, key_bytes(key))
 
-    def choose(self, members: Sequence[Member], out: Mapping[str, int], now: Moment) -> Member | None:
-        member = min(members, key=lambda each: out.get(each.endpoint_id, 0))
-        count = out.get(member.endpoint_id, 0)
-        if count >= self._room():
-            return None
-        if count == 0:
-            self._busy_since[member.endpoint_id] = now
-        return member
+    def owner(self, key: bytes, members: Sequence[Member]) -> Member:
+        """The member that has the key."""
+        if members is not self._members or len(self._owners) >= _MOST_KEYS:
+            self._members, self._owners = members, {}
+        owner = self._owners.get(key)
+        if owner is None:
+            owner = self._owners[key] = max(members, key=lambda each: _draw(each.endpoint_id, key))
+        return owner
 
-    def _room(self) -> int:
-        return min(1 + int(self._ahead_s / max(self._duration_s, 1e-6)), self._MOST)
 
-    def on_done(self, endpoint_id: str, now: Moment) -> None:
-        duration_s = frames.seconds_between(self._busy_since.get(endpoint_id, now), now)
-        self._busy_since[endpoint_id] = now
-        known = math.isfinite(self._duration_s)
-        self._duration_s = (
-            self._duration_s + self._NEWEST_WEIGHT * (duration_s - self._duration_s) if known else duration_s
+class _OfKey:
+    __slots__ = ("_by_key", "_key")
+
+    def __init__(self, by_key: ByKey, key: bytes) -> None:
+        self._by_key = by_key
+        self._key = key
+
+    def choose(self, members: Sequence[Member], out: Mapping[str, int]) -> Member:  # noqa: ARG002
+        return self._by_key.owner(self._key, members)
+
+
+def key_bytes(key: object) -> bytes:
+    """The key as it is told from others. Raises TypeError for what is not the same in each process."""
+    if not _is_stable(key):
+        raise TypeError(f"on({key!r}): a key is a text, bytes, an int, a bool, or a tuple of these")
+    return repr(key).encode(errors="surrogatepass")
+
+
+def _is_stable(key: object) -> bool:
+    return all(map(_is_stable, key)) if type(key) is tuple else type(key) in (str, bytes, int, bool)
+
+
+def _draw(endpoint_id: str, key: bytes) -> bytes:
+    return hashlib.blake2b(key, digest_size=8, key=endpoint_id.encode()[:64]).digest()
+
+
+_BY_NAME: Mapping[str, Callable[[], Policy]] = {
+    "round-robin": RoundRobin,
+    "least": LeastOutstanding,
+    "random": Random,
+}
+
+
+def policy_of(policy: str | Policy) -> Policy:
+    """The policy of that name, or the one that was given. Raises ValueError, TypeError."""
+    if isinstance(policy, str):
+        if policy not in _BY_NAME:
+            raise ValueError(f"policy={policy!r} is not known{near(policy, _BY_NAME)}")
+        return _BY_NAME[policy]()
+    if isinstance(policy, type) or not callable(getattr(policy, "choose", None)):
+        raise TypeError(
+            f"policy={policy!r}: give {', '.join(map(repr, _BY_NAME))}, or an object with a method `choose`"
         )
+    return policy

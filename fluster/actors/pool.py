@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, NoReturn, TypeVar, cast
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar
 
 from fluster.actors.broadcast import Answers, AsyncBroadcastResult, BroadcastResult
 from fluster.actors.caller import Caller
-from fluster.actors.calls import Broadcast, Call
+from fluster.actors.calls import Broadcast, Call, Ticket
 from fluster.actors.census import census
 from fluster.actors.definition import MethodInfo, check_timeout, methods_of, near
-from fluster.actors.futures import ActorFuture
+from fluster.actors.futures import ActorFuture, is_running, result_of
+from fluster.actors.handles import ActorHandle, AsyncActorHandle, member_id
+from fluster.actors.maps import (
+    MAX_OUT,
+    AsyncMapResults,
+    AsyncUnorderedMapResults,
+    MapResults,
+    UnorderedMapResults,
+    Window,
+    check_max_out,
+)
 from fluster.actors.members import Member
-from fluster.actors.policies import Policy, RoundRobin
+from fluster.actors.policies import ByKey, Policy, policy_of
+from fluster.actors.rosters import Roster
+from fluster.actors.verbs import Methods, Verb
 from fluster.cluster import AsyncCluster, Cluster
 from fluster.cluster.portal import blocking
 from fluster.errors import ActorTimeoutError
@@ -25,13 +38,35 @@ from fluster_bus.names import check_name
 
 T = TypeVar("T")
 
+P = ParamSpec("P")
+Pool = TypeVar("Pool", bound="AsyncActorPool[Any]")
+
 _MOST_CHECKED = 1_000  # names of methods that are known to be right
+
+
+def _on_own_loop(
+    method: Callable[Concatenate[Pool, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Pool, P], Coroutine[Any, Any, T]]:
+    """Have a method run on the loop of its pool's connection, whichever awaits it."""
+
+    @functools.wraps(method)
+    async def call(self: Pool, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        running = method(self, *args, **kwargs)
+        if is_running(self.loop):
+            return await running
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(running, self.loop))
+
+    return call
 
 
 class AsyncActorPool(Generic[T]):
     """All actors that serve `name`; their methods are awaited.
 
-    Make it where the cluster's event loop runs. `actor_class`, where it is known, tells wrong names at once.
+    Make it where the cluster's event loop runs; its methods may be awaited on any. `actor_class`, where it is known, tells
+    wrong names at once. `policy` chooses the member for a call: "round-robin" (unless told otherwise), "least" (the one
+    with the fewest calls of this client), "random", or an object of your own (fluster.actors.policies).
+
+    It can be pickled: where it is unpickled it finds the same actors, by `current_cluster()`.
     """
 
     def __init__(
@@ -42,7 +77,7 @@ class AsyncActorPool(Generic[T]):
         actor_class: type[T] | None = None,
         job_id: JobId | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
-        policy: Policy | None = None,
+        policy: str | Policy | None = None,
         fixed: tuple[Member, ...] | None = None,
     ) -> None:
         if not isinstance(cluster, AsyncCluster):
@@ -56,8 +91,11 @@ class AsyncActorPool(Generic[T]):
         self._caller = Caller.of(cluster, loop or asyncio.get_running_loop())
         self._methods: Mapping[str, MethodInfo] | None = None if actor_class is None else methods_of(actor_class)
         self._checked: set[str] = set()  # names of methods
-        self._policy = policy or RoundRobin()
-        self._caller.open_pool(self._key, self._policy, fixed=fixed)
+        # Without one of its own, all pools of this name share the turns that their members take.
+        self._policy = None if policy is None else policy_of(policy)
+        self._by_key = ByKey()
+        self._fixed = fixed
+        self._caller.open_pool(self._key, fixed=fixed)
         self._closing = weakref.finalize(self, self._caller.close_pool, self._key)
         self._closing.atexit = False  # the connection is closed by then, and all with it
 
@@ -67,30 +105,87 @@ class AsyncActorPool(Generic[T]):
     def __getattr__(self, name: str) -> NoReturn:
         raise _no_attribute(self, name, self._methods_or_none())
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("an AsyncActorPool belongs to its event loop: pass its name, and make a pool there")
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _found_again, (AsyncActorPool, self.name, self.recipe)
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What, beside its name, makes a pool like this one elsewhere."""
+        return {
+            "actor_class": self.actor_class,
+            "job_id": self.job_id,
+            "policy": self._policy,
+            "fixed": self._fixed,
+        }
 
     # ---- calls ------------------------------------------------------------------------------------------
 
     @property
     def call(self) -> Verb[Any]:
         """`await pool.call().method(…)`: one member after the other, chosen at each call."""
-        return Verb(self, "call", self._submit)
+        return Verb(self, "call", self.submit_call)
 
     @property
     def submit(self) -> Verb[Any]:
         """`pool.submit().method(…)`: the same, as an ActorFuture."""
-        return Verb(self, "submit", self._submit)
+        return Verb(self, "submit", self.submit_call)
 
     @property
     def broadcast(self) -> Verb[Any]:
         """`pool.broadcast().method(…)`: every member; an AsyncBroadcastResult."""
         return Verb(self, "broadcast", lambda *call: AsyncBroadcastResult(self._broadcast(*call)))
 
-    def _submit(
-        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float | None, wait: bool
+    def map(self, *, max_out: int = MAX_OUT, timeout: float | None = None) -> Any:
+        """`async for result in pool.map().method(items)`: results in the order of the items.
+
+        The method is called for each item, or with one of each of several iterables, `max_out` at a time. Items are taken
+        as results are asked for.
+        """
+        return Methods(self, self.mapped(AsyncMapResults, max_out), check_timeout(timeout), wait=True)
+
+    def map_unordered(self, *, max_out: int = MAX_OUT, timeout: float | None = None) -> Any:
+        """As `map`, each result as it comes."""
+        return Methods(self, self.mapped(AsyncUnorderedMapResults, max_out), check_timeout(timeout), wait=True)
+
+    def mapped(self, results: Callable[[Window], Any], max_out: int) -> Callable[..., Any]:
+        """What calls a method for items, and hands out the results."""
+        check_max_out(max_out)
+
+        def start(
+            method: str, iterables: tuple[Iterable[Any], ...], kwargs: dict[str, Any], timeout: float | None, wait: bool
+        ) -> Any:
+            if not iterables:
+                raise TypeError(f"map().{method}() takes the items to call it for: map().{method}(items)")
+            items = zip(*iterables, strict=False)
+            return results(Window(items, lambda item: self.submit_call(method, item, kwargs, timeout, wait), max_out))
+
+        return start
+
+    def on(self, key: object) -> AsyncActorHandle[T]:
+        """`pool.on(key).call().method(…)`: for each key always the same member while it lives, for every client.
+
+        Raises TypeError for a key that is no text, bytes, int, bool, or tuple of these.
+        """
+        return AsyncActorHandle(self, None, key, self._by_key.for_key(key))
+
+    def to(self, member: Member | str) -> AsyncActorHandle[T]:
+        """`pool.to(member).call().method(…)`: that one of `members()`, which may also be given by its endpoint's id."""
+        return AsyncActorHandle(self, member_id(self.name, member), None, None)
+
+    def submit_call(
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        timeout: float | None,
+        wait: bool,
+        *,
+        pinned: str | None = None,
+        policy: Policy | None = None,
     ) -> ActorFuture[Any]:
-        return self.submit_to(None, method, codec.encode((args, kwargs)), timeout=timeout, wait=wait)
+        """Send a call to one member, or to whom a policy chooses; with `wait` it waits for room in full mailboxes."""
+        payload = codec.encode((args, kwargs))
+        return self.submit_to(pinned, method, payload, timeout=timeout, wait=wait, policy=policy)
 
     def submit_to(
         self,
@@ -100,13 +195,23 @@ class AsyncActorPool(Generic[T]):
         *,
         timeout: float | None = None,
         wait: bool = False,
+        policy: Policy | None = None,
     ) -> ActorFuture[Any]:
-        """Send a call whose arguments are pickled already, to one member or to whom the policy chooses."""
+        """As `submit_call`, with arguments that are pickled already."""
         timeout = self._timeout_of(method) if timeout is None else timeout
         future = ActorFuture[Any](f"{self.name}.{method}", self._caller.loop, self._caller.withdraw)
-        deadline = self._caller.deadline_of(timeout)
-        call = Call(self._key, method, payload, future, timeout, deadline, pinned=endpoint_id, owner=self)
-        call.waits = wait
+        call = Call(
+            self._key,
+            method,
+            payload,
+            future,
+            timeout,
+            self._caller.deadline_of(timeout),
+            pinned=endpoint_id,
+            waits=wait,
+            policy=policy or self._policy,
+            owner=self,
+        )
         if self._methods is not None and method in self._methods:
             call.retries = self._methods[method].retries
         traced = begin_call(self.name, method)
@@ -119,6 +224,14 @@ class AsyncActorPool(Generic[T]):
             future.cancel()  # whoever follows it, as a trace does, is told
             raise
         return future
+
+    def send(self, endpoint_id: str, method: str, payload: bytes, ticket: Ticket) -> None:
+        """As `submit_to`, for one who keeps a ticket of his own."""
+        self._caller.submit(Call(self._key, method, payload, ticket, pinned=endpoint_id, owner=self))
+
+    async def roster(self) -> Roster:
+        """The members, and when they change."""
+        return await self._caller.roster(self._key)
 
     def _broadcast(
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float | None, wait: bool
@@ -166,10 +279,16 @@ class AsyncActorPool(Generic[T]):
     # ---- members ----------------------------------------------------------------------------------------
 
     @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Where its connection lives."""
+        return self._caller.loop
+
+    @property
     def size(self) -> int:
         """How many members are known to take calls; right after the pool was made none are known yet."""
         return self._caller.size(self._key)
 
+    @_on_own_loop
     async def members(self) -> list[Member]:
         """How each member is: those that are registered first, the oldest first, then who is about to be, or has died.
 
@@ -186,6 +305,7 @@ class AsyncActorPool(Generic[T]):
             raise ValueError(f"wait_for_size({size!r}): give a number of members")
         await self.wait_for_members(size, timeout=timeout)
 
+    @_on_own_loop
     async def wait_for_members(
         self, size: int, *, job_id: JobId | None = None, timeout: float | None = None
     ) -> list[Member]:
@@ -206,6 +326,7 @@ class AsyncActorPool(Generic[T]):
                 "is there room for them on the cluster? `fluster ps` tells"
             ) from error
 
+    @_on_own_loop
     async def shutdown(self) -> None:
         """End the actors, if `deploy` started them, and wait until they have; then give the pool up.
 
@@ -221,14 +342,12 @@ class AsyncActorPool(Generic[T]):
         if self._closing.detach() is not None:
             self._caller.close_pool(self._key, error)
 
-    def refuse(self, error: Exception) -> None:
-        """End the calls that wait for a member, and refuse those to come: there will be no members."""
-        self._policy.waits_for_members = False
-        self._caller.fail_waiting(self._key, error)
-
 
 class ActorPool(Generic[T]):
     """All actors that serve `name`; their methods are called as if they were here. Use it from any thread.
+
+    `policy` chooses the member for a call: "round-robin" (unless told otherwise), "least" (the one with the fewest calls
+    of this client), "random", or an object of your own (fluster.actors.policies).
 
     It can be pickled: where it is unpickled it finds the same actors, by `current_cluster()`.
     """
@@ -240,7 +359,7 @@ class ActorPool(Generic[T]):
         *,
         actor_class: type[T] | None = None,
         job_id: JobId | None = None,
-        policy: Policy | None = None,
+        policy: str | Policy | None = None,
         fixed: tuple[Member, ...] | None = None,
     ) -> None:
         if not isinstance(cluster, Cluster):
@@ -264,8 +383,7 @@ class ActorPool(Generic[T]):
         raise _no_attribute(self, name, None if asynchronous is None else asynchronous._methods)  # noqa: SLF001
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        pool = self.asynchronous
-        return _found_again, (pool.name, pool.actor_class, pool.job_id)
+        return _found_again, (ActorPool, self.name, self.asynchronous.recipe)
 
     @property
     def name(self) -> str:
@@ -283,7 +401,7 @@ class ActorPool(Generic[T]):
         Raises what the method raises; ActorNotFoundError at once when nobody serves the name; ActorDiedError,
         ConnectionLostError, MailboxFullError; ActorTimeoutError (a TimeoutError) after `call(timeout=…)` seconds.
         """
-        return Verb(self.asynchronous, "call", lambda *call: _result(self.asynchronous._submit(*call)))  # noqa: SLF001
+        return Verb(self.asynchronous, "call", lambda *call: result_of(self.asynchronous.submit_call(*call)))
 
     @property
     def submit(self) -> Verb[Any]:
@@ -299,6 +417,34 @@ class ActorPool(Generic[T]):
             lambda *call: BroadcastResult(self.asynchronous._broadcast(*call)),  # noqa: SLF001
         )
 
+    def map(self, *, max_out: int = MAX_OUT, timeout: float | None = None) -> Any:
+        """`for result in pool.map().method(items)`: results in the order of the items.
+
+        The method is called for each item, or with one of each of several iterables, `max_out` at a time. Items are taken
+        as results are asked for. What a call raised is raised in its turn, and the iterator goes on after it; `close()`
+        ends it.
+        """
+        return Methods(
+            self.asynchronous, self.asynchronous.mapped(MapResults, max_out), check_timeout(timeout), wait=True
+        )
+
+    def map_unordered(self, *, max_out: int = MAX_OUT, timeout: float | None = None) -> Any:
+        """As `map`, each result as it comes."""
+        return Methods(
+            self.asynchronous, self.asynchronous.mapped(UnorderedMapResults, max_out), check_timeout(timeout), wait=True
+        )
+
+    def on(self, key: object) -> ActorHandle[T]:
+        """`pool.on(key).call().method(…)`: for each key always the same member while it lives, for every client.
+
+        Raises TypeError for a key that is no text, bytes, int, bool, or tuple of these.
+        """
+        return ActorHandle(self, None, key)
+
+    def to(self, member: Member | str) -> ActorHandle[T]:
+        """`pool.to(member).call().method(…)`: that one of `members()`, which may also be given by its endpoint's id."""
+        return ActorHandle(self, member_id(self.name, member), None)
+
     members = blocking(AsyncActorPool.members)
     wait_for_size = blocking(AsyncActorPool.wait_for_size)
     shutdown = blocking(AsyncActorPool.shutdown)
@@ -309,59 +455,6 @@ class ActorPool(Generic[T]):
         return len(self.portal.run(self.asynchronous.wait_for_members, 0))
 
 
-class Verb(Generic[T]):
-    """What stands between a pool and a method: `pool.call()`, `pool.submit()`, `pool.broadcast()`."""
-
-    __slots__ = ("_pool", "_start", "_verb")
-
-    def __init__(self, pool: AsyncActorPool[Any], verb: str, start: Callable[..., Any]) -> None:
-        self._pool = pool
-        self._verb = verb
-        self._start = start
-
-    def __call__(self, *, timeout: float | None = None, wait: bool = False) -> T:
-        """The actors' methods. `timeout` in seconds counts from each call, and goes before the method's own.
-
-        With `wait`, a call that finds all mailboxes full waits for room, rather than raise MailboxFullError.
-        """
-        if timeout is not None:
-            check_timeout(timeout)
-        return cast("T", _Methods(self._pool, self._start, timeout, wait))
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise AttributeError(f"write pool.{self._verb}().{name}(…): {self._verb} is called first")
-
-
-class _Methods:
-    __slots__ = ("_pool", "_start", "_timeout", "_wait")
-
-    def __init__(self, pool: AsyncActorPool[Any], start: Callable[..., Any], timeout: float | None, wait: bool) -> None:
-        self._pool = pool
-        self._start = start
-        self._timeout = timeout
-        self._wait = wait
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        self._pool.check_method(name)
-        start, timeout, wait = self._start, self._timeout, self._wait
-
-        def method(*args: Any, **kwargs: Any) -> Any:
-            return start(name, args, kwargs, timeout, wait)
-
-        method.__name__ = name
-        return method
-
-
-def _result(future: ActorFuture[Any]) -> Any:
-    try:
-        return future.result()
-    except BaseException:
-        future.cancel()  # nobody has it but who was interrupted here; one that has ended is left as it is
-        raise
-
-
 def _no_attribute(pool: object, name: str, methods: Mapping[str, MethodInfo] | None) -> AttributeError:
     kind = type(pool).__name__
     if not name.startswith("_") and (methods is None or name in methods):
@@ -369,7 +462,10 @@ def _no_attribute(pool: object, name: str, methods: Mapping[str, MethodInfo] | N
     return AttributeError(f"{kind} has no attribute {name!r}")
 
 
-def _found_again(name: str, actor_class: type[Any] | None, job_id: JobId | None) -> ActorPool[Any]:
+def _found_again(kind: type[Any], name: str, recipe: dict[str, Any]) -> Any:
     from fluster.cluster import current_cluster
 
-    return ActorPool(current_cluster(), name, actor_class=actor_class, job_id=job_id)
+    cluster = current_cluster()
+    if kind is ActorPool:
+        return ActorPool(cluster, name, **recipe)
+    return AsyncActorPool(cluster.asynchronous, name, loop=cluster.portal.loop, **recipe)

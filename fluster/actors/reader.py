@@ -48,7 +48,7 @@ class StreamReader:
         self._arrived: deque[list[bytes]] = deque()
         self._count = 0  # items that have arrived
         self._ended = False
-        self._outcome: bytes | Exception | None = None  # a failure at the actor, or one that was found out here
+        self._outcome: bytes | BaseException | None = None  # a failure at the actor, or one that was found out here
         self._wake: Callable[[], object] | None = None
 
     # ---- on the loop of the connection ------------------------------------------------------------------
@@ -84,10 +84,10 @@ class StreamReader:
     def settle(self, ok: bool, payload: bytes) -> None:
         self._end(None if ok else payload)
 
-    def set_exception(self, error: Exception) -> None:
-        self._end(error)
+    def set_exception(self, exception: BaseException) -> None:
+        self._end(exception)
 
-    def _end(self, outcome: bytes | Exception | None) -> None:
+    def _end(self, outcome: bytes | BaseException | None) -> None:
         with self._lock:
             if self._ended:
                 return
@@ -114,7 +114,7 @@ class StreamReader:
             outcome, self._outcome = self._outcome, None
         if outcome is None:
             raise _EndOfStream
-        raise outcome if isinstance(outcome, Exception) else decode_failure(outcome)
+        raise outcome if isinstance(outcome, BaseException) else decode_failure(outcome)
 
     def close(self) -> None:
         """Want no more. What has arrived is dropped, and the actor's generator closed. By any thread, at any moment."""

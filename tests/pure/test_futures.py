@@ -134,3 +134,86 @@ def test_a_closed_mailbox_gives_back_what_waited() -> None:
     assert box.close(takers=2) == [1, 2]
     assert box.take() is None
     assert box.take() is None
+
+
+# ---- futures whose condition is made late ---------------------------------------------------------------
+
+
+def test_python_s_own_functions_take_such_futures() -> None:
+    futures = [future() for _ in range(6)]
+    for number, one in enumerate(futures[:3]):
+        one.settle(True, codec.encode(number))
+
+    def settle_the_others() -> None:
+        for one in futures[3:]:
+            one.settle(True, codec.encode(9))
+
+    setting = threading.Timer(0.01, settle_the_others)
+    setting.start()
+    assert sorted(each.result() for each in concurrent.futures.as_completed(futures, TIMEOUT_S)) == [0, 1, 2, 9, 9, 9]
+    assert concurrent.futures.wait(futures, TIMEOUT_S).not_done == set()
+    setting.join()
+
+
+def test_a_callback_is_called_once_whenever_it_is_added() -> None:
+    early, late = future(), future()
+    called: list[Any] = []
+    early.add_done_callback(called.append)
+    for one in (early, late):
+        one.settle(True, codec.encode(1))
+    late.add_done_callback(called.append)
+    assert called == [early, late]
+
+
+def test_a_future_that_is_cancelled_never_runs() -> None:
+    untouched, watched = future(), future()
+    watched.add_done_callback(lambda _future: None)
+    for one in (untouched, watched):
+        assert one.cancel()
+        assert not one.set_running_or_notify_cancel()
+        assert one.cancelled()
+        with pytest.raises(concurrent.futures.CancelledError):
+            one.result(TIMEOUT_S)
+
+
+def test_of_a_cancel_and_a_start_one_wins() -> None:
+    for _ in range(300):
+        one = future()
+        both = threading.Barrier(2)
+        outcome: dict[str, bool] = {}
+
+        def cancel(one: ActorFuture[Any] = one, both: threading.Barrier = both, out: dict[str, bool] = outcome) -> None:
+            both.wait()
+            out["cancelled"] = one.cancel()
+
+        thread = threading.Thread(target=cancel)
+        thread.start()
+        both.wait()
+        outcome["runs"] = one.set_running_or_notify_cancel()
+        thread.join()
+        assert outcome["runs"] != outcome["cancelled"]
+
+
+def test_who_waits_while_it_is_settled_is_woken() -> None:
+    for _ in range(300):
+        one = future()
+        both = threading.Barrier(2)
+        found: list[Any] = []
+
+        def wait(one: ActorFuture[Any] = one, both: threading.Barrier = both, found: list[Any] = found) -> None:
+            both.wait()
+            found.append(one.result(TIMEOUT_S))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        both.wait()
+        one.settle(True, codec.encode(5))
+        thread.join()
+        assert found == [5]
+
+
+def test_what_is_settled_twice_is_told() -> None:
+    one = future()
+    one.set_result(1)
+    with pytest.raises(concurrent.futures.InvalidStateError):
+        one.set_result(2)

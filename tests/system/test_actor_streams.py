@@ -9,11 +9,10 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fluster import ActorContext, ActorDiedError, ActorPool, LocalCluster, WorkerPool, actor, deploy, method
+from fluster import ActorContext, ActorDiedError, ActorPool, LocalCluster, actor, deploy, method
 from fluster_bus.names import unique_name
 from tests.system.processes import Family
 from tests.waiting import wait_until
@@ -108,23 +107,3 @@ def test_a_cancelled_call_is_told_to_its_actor(sources: ActorPool[Source], tmp_p
     wait_until(entered.exists, PATIENCE_S)
     assert future.cancel()
     assert sources.call(timeout=PATIENCE_S).ended() == ["cancelled"]
-
-
-def hold(entered: str, opened: str) -> None:
-    Path(entered).touch()
-    wait_until(Path(opened).exists, PATIENCE_S)
-
-
-def answer() -> int:
-    return 42
-
-
-def test_a_task_is_not_given_to_a_worker_that_is_at_a_cancelled_one(cluster: LocalCluster, tmp_path: Path) -> None:
-    entered, opened = tmp_path / "entered", tmp_path / "opened"
-    with WorkerPool(cluster, 2) as workers:
-        workers.wait_for_workers()
-        held: Any = workers.submit(hold, str(entered), str(opened))
-        wait_until(entered.exists, PATIENCE_S)
-        assert held.cancel()
-        assert [workers.submit(answer).result(PATIENCE_S) for _ in range(4)] == [42] * 4
-        opened.touch()

@@ -19,7 +19,6 @@ import pytest
 from fluster import (
     ActorContext,
     ActorDiedError,
-    ActorFuture,
     ActorNameTakenError,
     ActorNotFoundError,
     ActorPool,
@@ -387,27 +386,6 @@ def test_tasks_run_side_by_side(cluster: LocalCluster, tmp_path: Path) -> None:
     with WorkerPool(cluster, 3) as pool:
         pids = {future.result(PATIENCE_S) for future in [pool.submit(meet, str(tmp_path), 3) for _ in range(3)]}
         assert len(pids) == 3
-
-
-def test_a_task_that_kills_its_worker_fails_alone(cluster: LocalCluster) -> None:
-    with WorkerPool(cluster, 2) as pool:
-        pool.wait_for_workers()
-        with pytest.raises(ActorDiedError):
-            pool.submit(os._exit, 3).result(PATIENCE_S)
-        wait_until(lambda: pool.size == 1)
-        assert [future.result(PATIENCE_S) for future in pool.map(square, range(10))] == [n * n for n in range(10)]
-
-
-def test_when_all_workers_have_died_tasks_end(cluster: LocalCluster) -> None:
-    with WorkerPool(cluster, 1) as pool:
-        futures: list[ActorFuture[Any]] = [pool.submit(os._exit, 3), *pool.map(square, range(5))]
-        for future in futures:
-            with pytest.raises(ActorDiedError):
-                future.result(PATIENCE_S)
-        with pytest.raises(ActorDiedError, match="have ended, as FAILED"):
-            wait_until(lambda: pool.submit(square, 1).exception(PATIENCE_S) is None, PATIENCE_S)
-        with pytest.raises(ActorDiedError):
-            pool.wait_for_workers()
 
 
 def test_a_pool_that_never_fits_says_so(cluster: LocalCluster) -> None:

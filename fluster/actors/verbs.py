@@ -1,0 +1,60 @@
+"""What stands between a pool and a method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+
+from fluster.actors.definition import check_timeout
+
+if TYPE_CHECKING:
+    from fluster.actors.pool import AsyncActorPool
+
+T = TypeVar("T")
+
+
+class Verb(Generic[T]):
+    """What stands between a pool and a method: `pool.call()`, `pool.submit()`, `pool.broadcast()`."""
+
+    __slots__ = ("_pool", "_start", "_verb")
+
+    def __init__(self, pool: AsyncActorPool[Any], verb: str, start: Callable[..., Any]) -> None:
+        self._pool = pool
+        self._verb = verb
+        self._start = start
+
+    def __call__(self, *, timeout: float | None = None, wait: bool = False) -> T:
+        """The actors' methods. `timeout` in seconds counts from each call, and goes before the method's own.
+
+        With `wait`, a call that finds all mailboxes full waits for room, rather than raise MailboxFullError.
+        """
+        if timeout is not None:
+            check_timeout(timeout)
+        return cast("T", Methods(self._pool, self._start, timeout, wait))
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(f"write pool.{self._verb}().{name}(…): {self._verb} is called first")
+
+
+class Methods:
+    """The actors' methods, behind a verb."""
+
+    __slots__ = ("_pool", "_start", "_timeout", "_wait")
+
+    def __init__(self, pool: AsyncActorPool[Any], start: Callable[..., Any], timeout: float | None, wait: bool) -> None:
+        self._pool = pool
+        self._start = start
+        self._timeout = timeout
+        self._wait = wait
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        self._pool.check_method(name)
+        start, timeout, wait = self._start, self._timeout, self._wait
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return start(name, args, kwargs, timeout, wait)
+
+        method.__name__ = name
+        return method

@@ -1,0 +1,216 @@
+"""Which worker gets which task, and what becomes of those that are lost with theirs: decided here, without any I/O.
+
+Work comes from sources, first come, first served: a source gives units, and a unit is what one call to a worker carries.
+A worker gets as many as keep it busy for a moment. It runs them one after the other, so which of them it died of is not
+known: each is given out again *alone*, to a worker that has nothing else. What is lost then was the cause.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Protocol, Self
+
+from fluster.worker_pool.pace import Pace
+
+AHEAD_S = 0.04  # of work that a worker has at a time; a unit that takes longer it has alone
+MAX_AHEAD = 1_024  # units
+
+
+class Unit(Protocol):
+    """What one call to a worker carries."""
+
+    size: int  # items
+    deaths: int  # workers that it was lost with
+    losses: int  # those, and the times that the connection was lost
+    pace: Pace
+
+    def parts(self) -> list[Self]:
+        """The same work, each item by itself."""
+
+
+class Source(Protocol):
+    """Where units come from."""
+
+    pace: Pace
+
+    @property
+    def items(self) -> int:
+        """How many items wait in it."""
+
+    def next_size(self, workers: int) -> int:
+        """How many items the next unit will have at most; 0 when there is none. `workers` want their share."""
+
+    def take(self, size: int) -> Unit | None:
+        """The next unit. None when what was next has been cancelled: it may be asked again."""
+
+
+class Loss(Enum):
+    """Why a unit was not answered."""
+
+    DEATH = auto()  # its worker ended
+    CONNECTION = auto()  # the worker may be running it all the same
+    NOT_RUN = auto()  # it was never begun
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    name: str
+    out: dict[Unit, float] = field(default_factory=dict)  # {unit: seconds it is expected to take}
+    backlog_s: float = 0.0
+    busy_since: float = 0.0
+    alone: bool = False  # what it has is to be with it alone
+
+    def has_room(self, expected_s: float) -> bool:
+        if not self.out:
+            return True
+        return not self.alone and self.backlog_s + expected_s <= AHEAD_S and len(self.out) < MAX_AHEAD
+
+
+class Dispatch:
+    """The work of one pool. Units that are out are with one worker each."""
+
+    def __init__(self, *, task_retries: int) -> None:
+        self._task_retries = task_retries
+        self._sources: deque[Source] = deque()
+        self._again: deque[Unit] = deque()  # lost, but not to blame
+        self._suspects: deque[Unit] = deque()  # lost with a worker that died
+        self._workers: dict[str, _Worker] = {}
+        self._place: dict[Unit, _Worker] = {}
+
+    # ---- what happens -----------------------------------------------------------------------------------
+
+    def add(self, source: Source) -> None:
+        """Take work from a source, until it has none."""
+        self._sources.append(source)
+
+    def on_workers(self, names: Collection[str]) -> None:
+        """Who takes work now. What the others have may still be answered, or is told to be lost."""
+        if names != self._workers.keys():
+            self._workers = {name: self._workers.get(name) or _Worker(name) for name in names}
+
+    def on_answered(self, unit: Unit, now: float) -> None:
+        """A worker has run a unit, or said why it can't."""
+        worker = self._take(unit)
+        unit.pace.observe(unit.size, now - worker.busy_since)
+        worker.busy_since = now
+
+    def on_unfinished(self, rest: Unit) -> None:
+        """A worker gives back what it has not begun."""
+        self._again.append(rest)
+
+    def on_lost(self, unit: Unit, loss: Loss) -> bool:
+        """A unit will not be answered. True when it is given out again, False when that was its last time."""
+        self._take(unit)
+        if loss is Loss.NOT_RUN:
+            self._again.append(unit)
+            return True
+        unit.losses += 1
+        unit.deaths += loss is Loss.DEATH
+        if unit.losses > self._task_retries:
+            return False
+        if loss is Loss.DEATH:
+            self._suspects.extend(unit.parts())
+        else:
+            self._again.append(unit)
+        return True
+
+    def _take(self, unit: Unit) -> _Worker:
+        worker = self._place.pop(unit)
+        worker.backlog_s -= worker.out.pop(unit)
+        if not worker.out:
+            worker.backlog_s, worker.alone = 0.0, False
+        return worker
+
+    # ---- what to do -------------------------------------------------------------------------------------
+
+    def assign(self, now: float) -> Iterator[tuple[str, Unit]]:
+        """Units to send now, and the worker for each."""
+        yield from self._assign_suspects(now)
+        if self._suspects:  # they wait for workers that have nothing else: these get no more until then
+            return
+        free = [(worker.backlog_s, len(worker.out), name) for name, worker in self._workers.items()]
+        heapq.heapify(free)
+        while free:
+            _backlog_s, _count, name = free[0]
+            worker = self._workers[name]
+            unit = self._next_for(worker)
+            if unit is None:  # there is no more, or no room even at the one with the least
+                return
+            self._give(worker, unit, now)
+            heapq.heapreplace(free, (worker.backlog_s, len(worker.out), name))
+            yield name, unit
+
+    def _assign_suspects(self, now: float) -> Iterator[tuple[str, Unit]]:
+        for worker in list(self._workers.values()) if self._suspects else ():
+            if self._suspects and not worker.out:
+                unit = self._suspects.popleft()
+                self._give(worker, unit, now)
+                worker.alone = True
+                yield worker.name, unit
+
+    def _next_for(self, worker: _Worker) -> Unit | None:
+        if self._again:
+            unit = self._again[0]
+            return self._again.popleft() if worker.has_room(unit.pace.expected_s(unit.size)) else None
+        while self._sources:
+            source = self._sources[0]
+            size = source.next_size(len(self._workers))
+            if not size:
+                self._sources.popleft()
+            elif not worker.has_room(source.pace.expected_s(size)):
+                return None
+            else:
+                taken = source.take(size)
+                if taken is not None:
+                    return taken
+        return None
+
+    def _give(self, worker: _Worker, unit: Unit, now: float) -> None:
+        expected_s = unit.pace.expected_s(unit.size)
+        expected_s = expected_s if math.isfinite(expected_s) else AHEAD_S
+        if not worker.out:
+            worker.busy_since = now
+        worker.out[unit] = expected_s
+        worker.backlog_s += expected_s
+        self._place[unit] = worker
+
+    def give_up(self) -> tuple[list[Source], list[Unit]]:
+        """Forget all that waits: what has never been out, and what was lost."""
+        sources, self._sources = list(self._sources), deque()
+        units = [*self._again, *self._suspects]
+        self._again.clear()
+        self._suspects.clear()
+        return sources, units
+
+    # ---- what is where ----------------------------------------------------------------------------------
+
+    @property
+    def out(self) -> int:
+        """Items that workers have."""
+        return sum(unit.size for unit in self._place)
+
+    @property
+    def waiting(self) -> int:
+        """Items that no worker has."""
+        units = sum(unit.size for queue in (self._again, self._suspects) for unit in queue)
+        return units + sum(source.items for source in self._sources)
+
+    def outstanding(self, worker: str) -> int:
+        """Units that a worker has."""
+        return len(self._workers[worker].out) if worker in self._workers else 0
+
+    def sanity_check(self) -> None:
+        """Raise AssertionError when the books do not agree with each other."""
+        for unit, worker in self._place.items():
+            if unit not in worker.out:
+                raise AssertionError(f"{unit} is out, but not with {worker.name}")
+        for worker in self._workers.values():
+            if worker.alone and len(worker.out) != 1:
+                raise AssertionError(f"{worker.name} has {len(worker.out)} units, of which one is to be alone")
+            if any(self._place.get(unit) is not worker for unit in worker.out):
+                raise AssertionError(f"{worker.name} has what is with somebody else")

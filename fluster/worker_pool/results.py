@@ -1,0 +1,242 @@
+"""What the items of a batch give: in order, as futures, or as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar, cast, overload
+
+from fluster.actors.futures import ActorFuture
+from fluster.errors import ActorTimeoutError
+from fluster.worker_pool.work import Batch, Block, Outcome, blocks_of
+
+T = TypeVar("T")
+
+_AHEAD = 4  # chunks for each worker that are under way, or wait to be looked at
+
+
+class _ItemFuture(ActorFuture[Any]):
+    """The result of one item."""
+
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop, place: int) -> None:
+        super().__init__(name, loop)
+        self._place = place
+
+    def take(self, outcome: Outcome) -> None:
+        """Be over as the outcome tells."""
+        if outcome.cancelled:
+            self.cancel_at_once()
+        elif self.running() or self.set_running_or_notify_cancel():
+            self.settle(outcome.is_ok(self._place), outcome)
+
+    def _value_of(self, payload: Outcome) -> Any:
+        return payload.values()[self._place - payload.start]
+
+    def _error_of(self, payload: Outcome) -> BaseException:
+        return cast("BaseException", payload.error(self._place))  # there is one, else it had settled otherwise
+
+
+class MapResult(Sequence[ActorFuture[T]], Generic[T]):
+    """A future for each item, in the order of the items; `results()` has what they give, at once.
+
+    The futures are made when they are looked at: who only wants the results does not pay for them.
+    """
+
+    def __init__(self, name: str, size: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._name = name
+        self._size = size
+        self._loop = loop
+        self._arrival = threading.Condition()
+        self._outcomes: list[Outcome | None] = [None] * size  # one for each item
+        self._futures: dict[int, _ItemFuture] = {}
+        self._begun = 0  # all items before it, but for those that were cancelled
+
+    def __repr__(self) -> str:
+        return f"<MapResult of {self._size:,} items by {self._name}>"
+
+    # ---- on the loop ------------------------------------------------------------------------------------
+
+    def begin(self, start: int, size: int) -> int:
+        """As work.Futures has it."""
+        with self._arrival:
+            for offset in range(size) if self._futures else ():
+                future = self._futures.get(start + offset)
+                if future is not None and (future.cancelled() or not future.set_running_or_notify_cancel()):
+                    self._begun = start + max(offset, 1)
+                    return offset
+            self._begun = start + size
+            return size
+
+    def on_outcome(self, outcome: Outcome) -> None:
+        """Take what became of some items."""
+        with self._arrival:
+            self._outcomes[outcome.start : outcome.stop] = [outcome] * (outcome.stop - outcome.start)
+            futures = (
+                [self._futures.get(place) for place in range(outcome.start, outcome.stop)] if self._futures else []
+            )
+            self._arrival.notify_all()
+        for future in futures:
+            if future is not None:
+                future.take(outcome)
+
+    # ---- anywhere ---------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, place: int) -> ActorFuture[T]: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[ActorFuture[T]]: ...
+    def __getitem__(self, place: int | slice) -> ActorFuture[T] | list[ActorFuture[T]]:
+        if isinstance(place, slice):
+            return [self._future(each) for each in range(self._size)[place]]
+        return self._future(range(self._size)[place])
+
+    def __iter__(self) -> Iterator[ActorFuture[T]]:
+        return map(self._future, range(self._size))
+
+    def _future(self, place: int) -> ActorFuture[T]:
+        with self._arrival:
+            future = self._futures.get(place)
+            if future is not None:
+                return future
+            future = self._futures[place] = _ItemFuture(self._name, self._loop, place)
+            outcome = self._outcomes[place]
+            if outcome is not None:
+                future.take(outcome)
+            elif place < self._begun:
+                future.set_running_or_notify_cancel()
+            return future
+
+    def results(self, timeout: float | None = None, *, return_exceptions: bool = False) -> list[T | Any]:
+        """What all items give, in their order.
+
+        The exception of the first that failed is raised as soon as all before it are there, unless `return_exceptions`
+        has them stand in the list. Raises ActorTimeoutError after `timeout` seconds, and may then be asked again.
+        """
+        found: list[Any] = []
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while len(found) < self._size:
+            outcome = self._wait(len(found), deadline, timeout)
+            found += _values(outcome, return_exceptions=return_exceptions)
+        return found
+
+    def _wait(self, place: int, deadline: float | None, timeout: float | None) -> Outcome:
+        with self._arrival:
+            while (outcome := self._outcomes[place]) is None:
+                left_s = None if deadline is None else deadline - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    raise ActorTimeoutError(
+                        f"{self._name}: not all of {self._size:,} items are done after {timeout:g} s; "
+                        "they go on, and results() may be asked again"
+                    )
+                self._arrival.wait(left_s)
+            return outcome
+
+
+def _values(outcome: Outcome, *, return_exceptions: bool) -> list[Any]:
+    if outcome.is_whole:
+        return outcome.values()
+    found = []
+    for place in range(outcome.start, outcome.stop):
+        try:
+            found.append(_value(outcome, place))
+        except Exception as error:
+            if not return_exceptions:
+                raise
+            found.append(error)
+    return found
+
+
+def _value(outcome: Outcome, place: int) -> Any:
+    error = concurrent.futures.CancelledError() if outcome.cancelled else outcome.error(place)
+    if error is not None:
+        raise error
+    return outcome.values()[place - outcome.start]
+
+
+class UnorderedResults(Iterator[T]):
+    """What the items give, as it comes. What one of them raised is raised in its turn; then it goes on with the others.
+
+    Items are taken from where they come from as results are asked for: so many are under way that no worker waits.
+    """
+
+    def __init__(
+        self,
+        items: Iterable[Any],
+        chunksize: int | None,
+        *,
+        make_batch: Callable[[Callable[[Outcome], object]], Batch],
+        add: Callable[[Batch, list[Block]], object],
+        workers: Callable[[], int],
+        on_end: Callable[[], object],
+    ) -> None:
+        self._items = iter(items)
+        self._is_exhausted = False
+        self._chunksize = chunksize
+        self._arrived: SimpleQueue[Outcome] = SimpleQueue()
+        self._batch = make_batch(self._arrived.put)
+        self._add = add
+        self._workers = workers  # how many there are
+        self._on_end = on_end
+        self._outcome: Outcome | None = None  # the one that is being read
+        self._place = 0  # in it
+        self._taken = self._given = 0  # items
+
+    def __next__(self) -> T:
+        while self._outcome is None or self._place == self._outcome.stop:
+            self._take_items()
+            if self._given == self._taken:
+                self._on_end()
+                raise StopIteration
+            self._outcome = self._arrived.get()
+            self._place = self._outcome.start
+        outcome, place = self._outcome, self._place
+        self._place += 1
+        self._given += 1
+        if outcome.is_whole:
+            value: T = outcome.values()[place - outcome.start]
+            return value
+        return cast("T", _value(outcome, place))
+
+    def _take_items(self) -> None:
+        while not self._is_exhausted:
+            size = self._chunksize or self._batch.pace.chunk()
+            if self._taken - self._given >= _AHEAD * size * max(self._workers(), 1):
+                return
+            items = self._next_items(size)
+            start, self._taken = self._taken, self._taken + len(items)
+            try:
+                blocks = list(blocks_of(items, start, self._chunksize))
+            except TypeError:  # it is of one of them
+                blocks = self._one_by_one(items, start)
+            self._add(self._batch, blocks)
+
+    def _next_items(self, size: int) -> list[Any]:
+        self._is_exhausted = True  # and stays so if it raises
+        items = list(itertools.islice(self._items, size))
+        self._is_exhausted = len(items) < size
+        return items
+
+    def _one_by_one(self, items: list[Any], start: int) -> list[Block]:
+        blocks: list[Block] = []
+        for place, item in enumerate(items, start):
+            try:
+                blocks += blocks_of([item], place, 1)
+            except TypeError as error:
+                self._arrived.put(Outcome(place, place + 1, error=error))
+        return blocks
+
+    def close(self) -> None:
+        """Take no more items, and take back those that have not begun."""
+        self._is_exhausted = True
+        self._taken = self._given
+        self._outcome = None
+        self._batch.is_closed = True
+        self._on_end()

@@ -1,0 +1,273 @@
+"""The work of a pool: single tasks, and batches whose items travel in chunks."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+from fluster.actors.failures import decode_failure
+from fluster.actors.futures import ActorFuture
+from fluster.worker_pool.pace import MAX_ITEMS, Pace
+from fluster_bus import codec
+
+_MAX_BLOCK = 128 << 10  # bytes, unless one item has more
+_BATCH_MEMORY = 0.7  # a few chunks tell how long the items take
+
+
+class Task:
+    """One call of a function, and its future. It is its own source."""
+
+    __slots__ = ("_begun", "_on_cancelled", "deaths", "future", "losses", "pace", "payload")
+
+    size = 1
+
+    def __init__(
+        self, payload: tuple[bytes, bytes], future: ActorFuture[Any], pace: Pace, on_cancelled: Callable[[], object]
+    ) -> None:
+        self.payload = payload  # (the function, its arguments)
+        self._on_cancelled = on_cancelled
+        self.future = future
+        self.pace = pace
+        self.losses = self.deaths = 0
+        self._begun = False
+
+    def __str__(self) -> str:
+        return "the task"
+
+    @property
+    def items(self) -> int:
+        return 0 if self._begun else 1
+
+    def next_size(self, workers: int) -> int:  # noqa: ARG002
+        return 0 if self._begun else 1
+
+    def take(self, size: int) -> Task | None:  # noqa: ARG002
+        self._begun = True
+        if self.future.set_running_or_notify_cancel():
+            return self
+        self._on_cancelled()
+        return None
+
+    def parts(self) -> list[Task]:
+        return [self]
+
+    def fail(self, error: BaseException) -> bool:
+        """End it; False when it had been cancelled."""
+        if not self._begun and self.take(1) is None:
+            return False
+        self.future.set_exception(error)
+        return True
+
+    def cancel(self) -> None:
+        """Take it back before it has begun."""
+        if not self._begun:
+            self.future.cancel()
+            self.take(1)
+
+
+class Block:
+    """Some items, pickled together."""
+
+    __slots__ = ("payload", "size", "start", "taken")
+
+    def __init__(self, start: int, size: int, payload: bytes) -> None:
+        self.start = start  # the first item's place in the batch
+        self.size = size
+        self.payload = payload
+        self.taken = 0
+
+
+def blocks_of(items: Sequence[Any], start: int, chunksize: int | None) -> Iterator[Block]:
+    """The items pickled, `chunksize` together if it is given. Raises TypeError for what cannot be pickled."""
+    step = chunksize or MAX_ITEMS
+    for first in range(0, len(items), step):
+        yield from _pickled(items[first : first + step], start + first, splits=chunksize is None)
+
+
+def _pickled(items: Sequence[Any], start: int, *, splits: bool) -> Iterator[Block]:
+    payload = codec.encode(items)
+    if splits and len(payload) > _MAX_BLOCK and len(items) > 1:
+        half = len(items) // 2
+        yield from _pickled(items[:half], start, splits=True)
+        yield from _pickled(items[half:], start + half, splits=True)
+    else:
+        yield Block(start, len(items), payload)
+
+
+class Outcome:
+    """What became of some consecutive items of a batch. It is read by whoever asks first."""
+
+    def __init__(
+        self,
+        start: int,
+        stop: int,
+        *,
+        values: bytes = b"",
+        failures: dict[int, bytes] | None = None,
+        error: BaseException | None = None,
+        cancelled: bool = False,
+    ) -> None:
+        self.start = start
+        self.stop = stop
+        self.cancelled = cancelled
+        self._values: Any = values
+        self._failures = failures or {}  # {place in the batch: what it raised}
+        self._error = error
+        self._lock = threading.Lock()
+        self._read = False
+
+    @property
+    def is_whole(self) -> bool:
+        """True when all items gave a value."""
+        return self._error is None and not self._failures and not self.cancelled
+
+    def is_ok(self, place: int) -> bool:
+        """True when that item gave a value."""
+        return self._error is None and place not in self._failures
+
+    @property
+    def failed(self) -> int:
+        """How many items did not give a value."""
+        return self.stop - self.start if self._error is not None or self.cancelled else len(self._failures)
+
+    def values(self) -> list[Any]:
+        """The values of all items; None stands for those that gave none."""
+        with self._lock:
+            if not self._read:
+                self._values = codec.decode(self._values)
+                self._read = True
+        values: list[Any] = self._values
+        return values
+
+    def error(self, place: int) -> BaseException | None:
+        """What that item raised."""
+        if self._error is not None:
+            return self._error
+        failure = self._failures.get(place)
+        return None if failure is None else decode_failure(failure)
+
+
+class Slice:
+    """Consecutive items of one block: what one call to a worker carries."""
+
+    __slots__ = ("batch", "block", "deaths", "losses", "pace", "size", "start")
+
+    def __init__(self, batch: Batch, block: Block, start: int, size: int, *, losses: int = 0, deaths: int = 0) -> None:
+        self.batch = batch
+        self.pace = batch.pace
+        self.block = block
+        self.start = start  # in the block
+        self.size = size
+        self.losses = losses
+        self.deaths = deaths
+
+    def __str__(self) -> str:
+        return f"item {self.first} of the batch" if self.size == 1 else f"items {self.first} to {self.stop - 1}"
+
+    @property
+    def first(self) -> int:
+        """The place in the batch of its first item."""
+        return self.block.start + self.start
+
+    @property
+    def stop(self) -> int:
+        """The place behind its last item."""
+        return self.first + self.size
+
+    def parts(self) -> list[Slice]:
+        return [self._part(offset, 1) for offset in range(self.size)]
+
+    def rest(self, ran: int) -> Slice:
+        """What is left when so many were run."""
+        return self._part(ran, self.size - ran)
+
+    def _part(self, offset: int, size: int) -> Slice:
+        return Slice(self.batch, self.block, self.start + offset, size, losses=self.losses, deaths=self.deaths)
+
+    def fail(self, error: BaseException) -> bool:
+        """End its items; they count with the batch."""
+        self.batch.on_outcome(Outcome(self.first, self.stop, error=error))
+        return False
+
+
+class Futures(Protocol):
+    """The futures of a batch's items, as far as somebody has asked for them."""
+
+    def begin(self, start: int, size: int) -> int:
+        """Begin items; how many of them are wanted, up to the first that was cancelled."""
+
+
+class Batch:
+    """The items of one `map`: a source that gives slices of its blocks. Lives on the loop."""
+
+    def __init__(
+        self,
+        function: bytes,
+        on_outcome: Callable[[Outcome], object],
+        *,
+        chunksize: int | None,
+        futures: Futures | None = None,
+        is_complete: bool,
+    ) -> None:
+        self.function = function
+        self.pace = Pace(_BATCH_MEMORY)
+        self.on_outcome = on_outcome
+        self.futures = futures
+        self.items = 0  # not begun
+        self.is_closed = False  # no more is wanted
+        self._chunksize = chunksize
+        self._is_complete = is_complete  # all its blocks come at once
+        self._blocks: deque[Block] = deque()
+
+    def add(self, blocks: Iterable[Block]) -> int:
+        """Take blocks in; how many items they have."""
+        self._blocks.extend(blocks := list(blocks))
+        count = sum(block.size for block in blocks)
+        self.items += count
+        return count
+
+    def next_size(self, workers: int) -> int:
+        if self.is_closed:
+            self.cancel()
+        if not self._blocks:
+            return 0
+        block = self._blocks[0]
+        left = block.size - block.taken
+        if self._chunksize is not None:
+            return left
+        size = min(self.pace.chunk(), left)
+        if self._is_complete:  # towards the end, all workers have something to do
+            size = min(size, -(-self.items // (2 * max(workers, 1))))
+        return size
+
+    def take(self, size: int) -> Slice | None:
+        block = self._blocks[0]
+        first = block.taken
+        wanted = size if self.futures is None else self.futures.begin(block.start + first, size)
+        passed = wanted or 1  # a cancelled one is passed over
+        block.taken += passed
+        self.items -= passed
+        if block.taken == block.size:
+            self._blocks.popleft()
+        if wanted:
+            return Slice(self, block, first, wanted)
+        self.on_outcome(Outcome(block.start + first, block.start + first + 1, cancelled=True))
+        return None
+
+    def cancel(self) -> None:
+        """Take back what has not begun."""
+        self._drop(lambda start, stop: Outcome(start, stop, cancelled=True))
+
+    def fail(self, error: BaseException) -> bool:
+        """End what has not begun."""
+        self._drop(lambda start, stop: Outcome(start, stop, error=error))
+        return False
+
+    def _drop(self, outcome: Callable[[int, int], Outcome]) -> None:
+        blocks, self._blocks = self._blocks, deque()
+        self.items = 0
+        self.is_closed = True
+        for block in blocks:
+            self.on_outcome(outcome(block.start + block.taken, block.start + block.size))

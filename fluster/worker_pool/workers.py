@@ -1,0 +1,450 @@
+"""The workers of a pool, and their work. Lives on the loop of the cluster's connection."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+import logging
+import pickle
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+from fluster.actors.failures import is_failure_of
+from fluster.actors.pool import AsyncActorPool
+from fluster.actors.rosters import Roster
+from fluster.cluster import AsyncCluster
+from fluster.errors import ActorDiedError, ConnectionLostError, NotRunError, PoisonedTaskError
+from fluster.worker_pool.dispatch import Dispatch, Loss
+from fluster.worker_pool.runner import TaskRunner, work
+from fluster.worker_pool.work import Batch, Block, Outcome, Slice, Task
+from fluster_bus import codec, subjects
+from fluster_bus.delivery import Delivery
+from fluster_bus.errors import BusError, ClosedError
+from fluster_bus.messages import (
+    Entrypoint,
+    EnvironmentConfig,
+    JobId,
+    JobInfo,
+    JobRequest,
+    ResourceConfig,
+    TaskRecord,
+)
+
+log = logging.getLogger(__name__)
+
+_PAUSE_S = 1.0  # before the cluster is asked again after an error
+_MOST_AT_ONCE = 10_000  # units, before the connection sends them: it keeps no more than a hundred thousand
+# A worker that died is begun anew, since tasks may kill it; one that never gets up must not be begun for ever.
+_RESTARTS = 20
+_RESTART_BACKOFF_S = 0.1
+_START_FAILURES = 3  # of one worker, before any was there: then something is wrong with all of them
+
+
+@dataclass(frozen=True)
+class PoolStatus:
+    """What a pool is doing."""
+
+    workers: int  # that take tasks
+    wanted: int  # workers
+    queued: int  # tasks that wait for a worker, as are the items of a map
+    out: int  # that a worker has
+    done: int  # that returned
+    failed: int  # that raised, were given up, or were cancelled
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """What a pool's workers are."""
+
+    name: str
+    resources: ResourceConfig
+    environment: EnvironmentConfig | None
+    task_retries: int
+    task_timeout: float | None
+
+    def request(self, workers: int) -> JobRequest:
+        """The job that runs so many of them."""
+        return JobRequest(
+            name=self.name,
+            entrypoint=Entrypoint(callable=work, args=(self.name,)),
+            resources=self.resources,
+            environment=self.environment or EnvironmentConfig(),
+            replicas=workers,
+            max_task_failures=workers,  # the others work on
+            max_retries_failure=_RESTARTS,
+            retry_backoff_s=_RESTART_BACKOFF_S,
+        )
+
+
+class _Ticket:
+    """Told how the call ends that carries a unit."""
+
+    __slots__ = ("_over", "_unit", "_worker", "_workers")
+
+    def __init__(self, workers: Workers, worker: str, unit: Task | Slice) -> None:
+        self._workers = workers
+        self._worker = worker
+        self._unit = unit
+        self._over = False
+
+    def done(self) -> bool:
+        return self._over
+
+    def cancelled(self) -> bool:
+        return False  # it is the unit's own future that can be
+
+    def begin(self, _call: object) -> bool:
+        return True
+
+    def settle(self, ok: bool, payload: bytes) -> None:
+        self._over = True
+        self._workers.on_answered(self._worker, self._unit, ok, payload)
+
+    def set_exception(self, exception: BaseException) -> None:
+        self._over = True
+        self._workers.on_error(self._worker, self._unit, exception)
+
+
+class Workers:
+    """Launches the workers, hands out the work and counts it."""
+
+    def __init__(self, cluster: AsyncCluster, plan: PoolPlan, count: int) -> None:
+        self.plan = plan
+        self.wanted = count
+        self.error: Exception | None = None  # why there are no workers any more
+        self.pool: AsyncActorPool[TaskRunner] = AsyncActorPool(cluster, plan.name)
+        self.loop = asyncio.get_running_loop()
+        self._cluster = cluster
+        self._dispatch = Dispatch(task_retries=plan.task_retries)
+        self._arrived: deque[Task | tuple[Batch, Sequence[Block]]] = deque()  # by any thread
+        self._awake = False
+        self._counts = {"added": 0, "done": 0, "failed": 0}  # tasks, and items of batches
+        self._idle: list[asyncio.Future[None]] = []
+        self._leaving: set[str] = set()  # workers that were sent away
+        self._deaf: set[str] = set()  # those at which nobody listened; they are asked again after the next change
+        self._roster: Roster | None = None
+        self._jobs: dict[asyncio.Task[None], asyncio.Future[JobId]] = {}
+        self._had_workers = False
+        self._ended = asyncio.Event()
+        self._launch(count)
+        self._watch = asyncio.create_task(self._follow(), name=f"workers of {plan.name}")
+
+    @classmethod
+    async def start(cls, cluster: AsyncCluster, plan: PoolPlan, count: int) -> Self:
+        return cls(cluster, plan, count)
+
+    # ---- their jobs -------------------------------------------------------------------------------------
+
+    def _launch(self, count: int) -> None:
+        launched: asyncio.Future[JobId] = self.loop.create_future()
+        life = asyncio.create_task(self._live(count, launched), name=f"job of {self.plan.name}")
+        self._jobs[life] = launched
+
+    async def _live(self, count: int, launched: asyncio.Future[JobId]) -> None:
+        """Launch a job and stay until it ends; when the last has ended, what has not been sent then will never be."""
+        error: Exception
+        try:
+            job_id = await self._cluster.launch(self.plan.request(count))
+            launched.set_result(job_id)
+            starting = asyncio.create_task(self._watch_start(job_id), name=f"start of {self.plan.name}")
+            try:
+                info = await self._end_of_job(job_id)
+            finally:
+                starting.cancel()
+            reason = f": {info.error_message}" if info.error_message else ""
+            error = ActorDiedError(f"the workers of {self.plan.name} have ended, as {info.status}{reason}")
+        except Exception as caught:
+            error = caught
+            if not launched.done():
+                launched.set_exception(error)
+                launched.exception()  # it is told to those who wait, whether there are any or not
+        log.info("workers of %s have ended: %s", self.plan.name, error)
+        if all(job.done() or job is asyncio.current_task() for job in self._jobs):
+            self._end(error)
+
+    async def _watch_start(self, job_id: JobId) -> None:
+        """End a job whose workers cannot be begun, before they are tried again for minutes."""
+        failed: asyncio.Future[TaskRecord] = self.loop.create_future()
+
+        def on_record(delivery: Delivery) -> None:
+            if delivery.data and not self._had_workers and not failed.done():
+                record = TaskRecord.from_json(delivery.data)
+                if record.failures >= _START_FAILURES:
+                    failed.set_result(record)
+
+        records = subjects.watch_jobs(self._cluster.namespace, f"{job_id}.{subjects.ANY_TOKEN}")
+        try:
+            subscription = await self._cluster.bus.subscribe(records, on_record)
+        except BusError as error:
+            log.info("the start of %s is not watched: %s", job_id, error)
+            return
+        try:
+            record = await failed
+        finally:
+            if self._cluster.bus.connected:
+                await subscription.unsubscribe()
+        reason = f"a worker failed {record.failures} times before any was there"
+        text = f"{self.plan.name}: {reason}: `fluster logs {job_id}` shows what it wrote"
+        self._end(ActorDiedError(text))
+        try:
+            await self._cluster.terminate(job_id, reason=reason)
+        except BusError as error:
+            log.info("%s could not be ended: %s", job_id, error)
+
+    async def _end_of_job(self, job_id: JobId) -> JobInfo:
+        while True:
+            try:
+                return await self._cluster.wait(job_id)
+            except ClosedError:
+                raise
+            except BusError as error:  # the workers may go on while nobody can tell how they are
+                log.info("how %s is cannot be told: %s", job_id, error)
+                await asyncio.sleep(_PAUSE_S)
+
+    async def _follow(self) -> None:
+        """Keep up with who is there."""
+        try:
+            self._roster = await self.pool.roster()
+            while True:
+                self._deaf.clear()
+                self._pump()
+                await self._roster.change()
+        except BusError as error:
+            self._end(error)
+
+    def _end(self, error: Exception) -> None:
+        if self.error is None:
+            self.error = error
+        self._ended.set()
+        self._pump()
+
+    # ---- who is there -----------------------------------------------------------------------------------
+
+    def _present(self) -> list[str]:
+        """The workers that take tasks, the oldest first. Of more than are wanted the newest are sent away."""
+        if self._roster is None:
+            return []
+        self._leaving &= self._roster.members.keys()
+        staying = [str(each.endpoint_id) for each in self._roster.present() if each.endpoint_id not in self._leaving]
+        self._had_workers = self._had_workers or bool(staying)
+        for worker in staying[self.wanted :]:
+            self._leaving.add(worker)
+            _ = self.pool.submit_to(worker, TaskRunner.leave.__name__, codec.encode(((), {})))
+        return [worker for worker in staying[: self.wanted] if worker not in self._deaf]
+
+    async def wait_for_workers(self, min_workers: int | None = None, timeout: float | None = 60.0) -> None:
+        """Return as soon as `min_workers` are there, all unless told otherwise.
+
+        Raises ActorTimeoutError after `timeout` seconds, and why there are none any more when the workers ended.
+        """
+        wanted = self.wanted if min_workers is None else min_workers
+        waiting = asyncio.ensure_future(self.pool.wait_for_size(wanted, timeout))
+        ended = asyncio.ensure_future(self._ended.wait())
+        try:
+            await asyncio.wait([waiting, ended], return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done() and self.error is not None:
+                raise copy.copy(self.error)
+            await waiting
+        finally:
+            waiting.cancel()
+            ended.cancel()
+
+    async def size(self) -> int:
+        return len(await self.pool.wait_for_members(0))
+
+    async def resize(self, workers: int) -> None:
+        """Have so many workers: more are launched, or the newest finish what they have and end."""
+        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+            raise ValueError(f"resize({workers!r}): give the number of workers, 1 or more")
+        if self.error is not None:
+            raise copy.copy(self.error)
+        more, self.wanted = workers - self.wanted, workers
+        if more > 0:
+            self._launch(more)
+        self._pump()
+
+    # ---- work -------------------------------------------------------------------------------------------
+
+    def add(self, work: Task | tuple[Batch, Sequence[Block]]) -> None:
+        """Take work, from any thread."""
+        self._arrived.append(work)
+        if not self._awake:  # one wake-up for all that comes until the loop looks
+            self._awake = True
+            try:
+                self.loop.call_soon_threadsafe(self._pump)
+            except RuntimeError as error:
+                raise ClosedError("the connection to the cluster was closed") from error
+
+    def _wake(self) -> None:
+        if not self._awake:
+            self._awake = True
+            self.loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Take what arrived and send what there is room for."""
+        self._awake = False  # before looking: who adds from here on wakes the loop again
+        while self._arrived:
+            self._take_in(self._arrived.popleft())
+        if self.error is not None:
+            self._fail_waiting(self.error)
+        else:
+            now = time.monotonic()
+            self._dispatch.on_workers(self._present())
+            sent = 0
+            for worker, unit in itertools.islice(self._dispatch.assign(now), _MOST_AT_ONCE):
+                self._send(worker, unit)
+                sent += 1
+            if sent == _MOST_AT_ONCE:
+                self._wake()
+        self._tell_idle()
+
+    def _take_in(self, work: Task | tuple[Batch, Sequence[Block]]) -> None:
+        if isinstance(work, Task):
+            self._counts["added"] += 1
+            self._dispatch.add(work)
+            return
+        batch, blocks = work
+        is_in = batch.items > 0
+        self._counts["added"] += batch.add(blocks)
+        if not is_in:
+            self._dispatch.add(batch)
+
+    def _send(self, worker: str, unit: Any) -> None:
+        limit_s = self.plan.task_timeout
+        ticket = _Ticket(self, worker, unit)
+        try:
+            args: tuple[Any, ...] = (*unit.payload, limit_s) if isinstance(unit, Task) else ()
+            method = TaskRunner.run.__name__
+            if isinstance(unit, Slice):
+                method = TaskRunner.run_slice.__name__
+                args = (unit.batch.function, unit.block.payload, unit.start, unit.size, limit_s)
+            self.pool.send(worker, method, pickle.dumps((args, {}), pickle.HIGHEST_PROTOCOL), ticket)
+        except (BusError, ConnectionLostError) as error:
+            ticket.set_exception(error)
+
+    # ---- answers ----------------------------------------------------------------------------------------
+
+    def on_answered(self, worker: str, unit: Task | Slice, ok: bool, payload: bytes) -> None:
+        if not ok and is_failure_of(payload, NotRunError):
+            self._deaf.add(worker)
+            self._dispatch.on_lost(unit, Loss.NOT_RUN)
+        else:
+            self._dispatch.on_answered(unit, time.monotonic())
+            if isinstance(unit, Task):
+                self._counts["done" if ok else "failed"] += 1
+                unit.future.settle(ok, payload)
+            else:
+                self._on_slice(unit, ok, payload)
+        self._wake()
+
+    def _on_slice(self, unit: Slice, ok: bool, payload: bytes) -> None:
+        if not ok:
+            failures = dict.fromkeys(range(unit.first, unit.stop), payload)
+            unit.batch.on_outcome(Outcome(unit.first, unit.stop, failures=failures))
+            return
+        values, failures, ran = codec.decode(payload)
+        if ran < unit.size:
+            self._dispatch.on_unfinished(unit.rest(ran))
+        by_place = {unit.first + place: failure for place, failure in failures.items()}
+        unit.batch.on_outcome(Outcome(unit.first, unit.first + ran, values=values, failures=by_place))
+
+    def on_error(self, worker: str, unit: Task | Slice, error: BaseException) -> None:
+        loss = _loss_of(error)
+        if loss is Loss.NOT_RUN:
+            self._deaf.add(worker)
+        if loss is None or not self._dispatch.on_lost(unit, loss):
+            if loss is None:
+                self._dispatch.on_answered(unit, time.monotonic())
+            self._fail(unit, self._last_error(unit, error))
+        self._wake()
+
+    def _last_error(self, unit: Task | Slice, error: BaseException) -> BaseException:
+        if unit.deaths < 2:
+            return error
+        return PoisonedTaskError(
+            f"{self.plan.name}: {unit} was given to {unit.deaths} workers one after the other, and each died while it had "
+            f"it, so it is not given to another: `fluster logs` shows what they wrote (last: {error})"
+        )
+
+    def _fail(self, unit: Task | Slice | Batch, error: BaseException) -> None:
+        if unit.fail(error):
+            self._counts["failed"] += 1
+
+    def count_cancelled(self) -> None:
+        """Note that a task was cancelled."""
+        self._counts["failed"] += 1
+
+    def count_outcome(self, outcome: Outcome) -> None:
+        """Note what became of some items of a batch."""
+        failed = outcome.failed
+        self._counts["failed"] += failed
+        self._counts["done"] += outcome.stop - outcome.start - failed
+
+    # ---- the end ----------------------------------------------------------------------------------------
+
+    def _fail_waiting(self, error: Exception) -> None:
+        sources, units = self._dispatch.give_up()
+        for each in (*units, *sources):
+            self._fail(cast("Task | Slice | Batch", each), copy.copy(error))
+
+    def _cancel_waiting(self) -> None:
+        sources, _units = self._dispatch.give_up()
+        for source in sources:
+            cast("Task | Batch", source).cancel()
+
+    def _tell_idle(self) -> None:
+        if self._idle and self._counts["added"] == self._counts["done"] + self._counts["failed"]:
+            waiting, self._idle = self._idle, []
+            for each in waiting:
+                if not each.done():
+                    each.set_result(None)
+
+    async def status(self) -> PoolStatus:
+        self._pump()
+        return PoolStatus(
+            workers=len(self._present()),
+            wanted=self.wanted,
+            queued=self._dispatch.waiting,
+            out=self._dispatch.out,
+            done=self._counts["done"],
+            failed=self._counts["failed"],
+        )
+
+    async def finish(self) -> None:
+        """Return when all work so far is done."""
+        idle = self.loop.create_future()
+        self._idle.append(idle)
+        self._pump()
+        await idle
+
+    async def shutdown(self, *, wait: bool) -> None:
+        """End the workers; with `wait`, finish all work first, and return when they have ended."""
+        if wait:
+            await self.finish()
+        ended = ActorDiedError(f"{self.plan.name} was shut down before the task was done")
+        try:
+            self._pump()
+            self._cancel_waiting()
+            running = [(life, launched) for life, launched in self._jobs.items() if not life.done()]
+            self._end(ended)
+            for _life, launched in running:
+                job_id = await asyncio.shield(launched)
+                await self._cluster.terminate(job_id, reason=f"{self.plan.name} was shut down")
+            if wait and running:
+                await asyncio.wait([life for life, _launched in running])
+        finally:
+            for life in self._jobs:
+                life.cancel()
+            self._watch.cancel()
+            self.pool.give_up(ended)
+
+
+_LOSSES = ((NotRunError, Loss.NOT_RUN), (ActorDiedError, Loss.DEATH), (ConnectionLostError, Loss.CONNECTION))
+
+
+def _loss_of(error: BaseException) -> Loss | None:
+    return next((loss for kind, loss in _LOSSES if isinstance(error, kind)), None)

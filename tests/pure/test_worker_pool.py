@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import concurrent.futures
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fluster.actors import ActorFuture
+from fluster.worker_pool.dispatch import AHEAD_S, MAX_AHEAD, Dispatch, Loss
+from fluster.worker_pool.pace import CHUNK_S, MAX_ITEMS, Pace
+from fluster.worker_pool.work import Batch, Outcome, Slice, Task, blocks_of
+from fluster_bus import codec
+
+
+class World:
+    """A pool without a bus: workers are names, time is a number."""
+
+    def __init__(self, *, task_retries: int = 3, seed: int = 0) -> None:
+        self.random = random.Random(seed)
+        self.dispatch = Dispatch(task_retries=task_retries)
+        self.workers: list[str] = []
+        self.out: dict[str, list[Any]] = {}
+        self.now = 0.0
+        self.done: list[Any] = []
+        self.given_up: list[Any] = []
+        self.pace = Pace(0.98)
+
+    def task(self) -> Task:
+        one = Task((b"", b""), ActorFuture("f"), self.pace, lambda: None)
+        self.dispatch.add(one)
+        return one
+
+    def join(self, *workers: str) -> None:
+        self.workers += workers
+        self.dispatch.on_workers(self.workers)
+
+    def assign(self) -> dict[str, list[Any]]:
+        given: dict[str, list[Any]] = {}
+        for worker, unit in self.dispatch.assign(self.now):
+            assert worker in self.workers
+            given.setdefault(worker, []).append(unit)
+            self.out.setdefault(worker, []).append(unit)
+        self.dispatch.sanity_check()
+        return given
+
+    def answer(self, worker: str, seconds: float = 0.0) -> None:
+        self.now += seconds
+        unit = self.out[worker].pop(0)
+        self.dispatch.on_answered(unit, self.now)
+        self.done.append(unit)
+
+    def die(self, worker: str) -> None:
+        self.workers.remove(worker)
+        for unit in self.out.pop(worker, []):
+            if not self.dispatch.on_lost(unit, Loss.DEATH):
+                self.given_up.append(unit)
+        self.dispatch.on_workers(self.workers)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+# ---- pace -----------------------------------------------------------------------------------------------
+
+
+def test_chunks_grow_until_they_take_long_enough() -> None:
+    pace = Pace(0.7)
+    sizes = []
+    for _ in range(20):
+        sizes.append(pace.chunk())
+        pace.observe(sizes[-1], sizes[-1] * CHUNK_S / 100)
+    assert sizes[:6] == [1, 2, 4, 8, 16, 32]
+    assert sizes[-1] in (99, 100)
+
+
+def test_chunks_are_bounded_however_short_the_items_are() -> None:
+    pace = Pace(0.7)
+    for _ in range(20):
+        pace.observe(pace.chunk(), 0.0)
+    assert pace.chunk() == MAX_ITEMS
+
+
+def test_chunks_shrink_when_items_get_slow() -> None:
+    pace = Pace(0.7)
+    pace.observe(1_000, 0.001)
+    for _ in range(15):
+        pace.observe(1, 1.0)
+    assert pace.chunk() == 1
+
+
+# ---- who gets what --------------------------------------------------------------------------------------
+
+
+def test_each_gets_one_task_until_it_is_known_how_long_they_take(world: World) -> None:
+    tasks = [world.task() for _ in range(5)]
+    world.join("a", "b")
+    assert world.assign() == {"a": [tasks[0]], "b": [tasks[1]]}
+    assert world.assign() == {}
+
+
+def test_long_tasks_go_to_who_is_idle(world: World) -> None:
+    for _ in range(9):
+        world.task()
+    world.join("a", "b")
+    world.assign()
+    world.answer("a", seconds=1.0)
+    assert [len(units) for units in world.assign().values()] == [1]
+    assert len(world.out["a"]) == len(world.out["b"]) == 1
+
+
+def test_of_short_tasks_enough_are_on_their_way(world: World) -> None:
+    for _ in range(100):
+        world.task()
+    world.join("a", "b")
+    world.assign()
+    world.answer("a", seconds=AHEAD_S / 10)
+    world.answer("b")
+    world.assign()
+    assert len(world.out["a"]) in (9, 10)
+    assert len(world.out["b"]) in (9, 10)
+
+
+def test_no_worker_gets_more_than_it_can_keep(world: World) -> None:
+    for _ in range(3 * MAX_AHEAD):
+        world.task()
+    world.join("a")
+    world.pace.observe(1_000, 0.0)
+    assert len(world.assign()["a"]) == MAX_AHEAD
+
+
+def test_a_cancelled_task_is_passed_over(world: World) -> None:
+    cancelled, wanted = world.task(), world.task()
+    assert cancelled.future.cancel()
+    world.join("a")
+    assert world.assign() == {"a": [wanted]}
+    assert concurrent.futures.wait([cancelled.future], 0).done
+
+
+# ---- what is lost ---------------------------------------------------------------------------------------
+
+
+def test_what_was_with_a_dead_worker_is_tried_alone(world: World) -> None:
+    world.pace.observe(1_000, 0.0)
+    tasks = [world.task() for _ in range(3)]
+    world.join("a")
+    world.assign()
+    world.die("a")
+    later = world.task()
+    world.join("b", "c")
+    assert world.assign() == {"b": [tasks[0]], "c": [tasks[1]]}
+    world.answer("b")
+    assert world.assign() == {"b": [tasks[2]]}
+    world.answer("c")
+    assert world.assign() == {"c": [later]}
+
+
+def test_what_kills_all_its_workers_is_given_up_and_nothing_else(world: World) -> None:
+    world.pace.observe(1_000, 0.0)
+    poison, *others = [world.task() for _ in range(10)]
+    for number in range(50):
+        worker = f"w{number}"
+        world.join(worker)
+        world.assign()
+        while world.out.get(worker) and world.out[worker][0] is not poison:
+            world.answer(worker)
+            world.assign()
+        if not world.out.get(worker):
+            break
+        world.die(worker)
+    assert world.given_up == [poison]
+    assert poison.deaths == 4
+    assert set(world.done) == set(others)
+
+
+def test_a_lost_connection_blames_nobody(world: World) -> None:
+    world.pace.observe(1_000, 0.0)
+    tasks = [world.task() for _ in range(3)]
+    world.join("a")
+    world.assign()
+    for unit in world.out.pop("a"):
+        assert world.dispatch.on_lost(unit, Loss.CONNECTION)
+    assert world.assign() == {"a": tasks}
+    assert [each.deaths for each in tasks] == [0, 0, 0]
+
+
+def test_what_was_never_run_is_not_charged(world: World) -> None:
+    task = world.task()
+    world.join("a")
+    for _ in range(20):
+        assert world.assign() == {"a": [task]}
+        world.out.clear()
+        assert world.dispatch.on_lost(task, Loss.NOT_RUN)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_happens_each_task_is_done_or_given_up_once(seed: int) -> None:
+    world = World(task_retries=2, seed=seed)
+    chance = world.random
+    tasks, batches, outcomes = [], [], 0
+    for number in range(200):
+        match chance.choice(["task", "batch", "join", "die", "answer", "answer", "answer", "assign", "assign"]):
+            case "task":
+                tasks.append(world.task())
+            case "batch":
+                batch = Batch(b"", lambda outcome: None, chunksize=chance.choice([None, 3]), is_complete=True)
+                outcomes += batch.add(blocks_of([(each,) for each in range(chance.randrange(1, 40))], 0, None))
+                batches.append(batch)
+                world.dispatch.add(batch)
+            case "join":
+                world.join(f"w{number}")
+            case "die" if world.workers:
+                world.die(chance.choice(world.workers))
+            case "answer" if any(world.out.values()):
+                world.answer(chance.choice([each for each in world.out if world.out[each]]), chance.random() / 10)
+            case _:
+                world.assign()
+        world.dispatch.sanity_check()
+    world.join("last")
+    while world.assign() or any(world.out.values()):
+        for worker in [each for each in world.out if world.out[each]]:
+            world.answer(worker)
+    over = world.done + world.given_up
+    assert len(set(map(id, over))) == len(over)
+    assert {id(each) for each in over if isinstance(each, Task)} == {id(each) for each in tasks}
+    places = [
+        (id(each.batch), place) for each in over if isinstance(each, Slice) for place in range(each.first, each.stop)
+    ]
+    assert len(places) == len(set(places)) == outcomes
+    assert (world.dispatch.out, world.dispatch.waiting) == (0, 0)
+    assert all(each.losses == 3 for each in world.given_up)
+
+
+# ---- batches --------------------------------------------------------------------------------------------
+
+
+def batch_of(
+    count: int, *, chunksize: int | None = None, on_outcome: Callable[[Outcome], object] = lambda _outcome: None
+) -> Batch:
+    batch = Batch(b"", on_outcome, chunksize=chunksize, is_complete=True)
+    batch.add(blocks_of([(number,) for number in range(count)], 0, chunksize))
+    return batch
+
+
+def slices(batch: Batch, workers: int) -> list[tuple[int, int]]:
+    found = []
+    while size := batch.next_size(workers):
+        unit = batch.take(size)
+        assert unit is not None
+        found.append((unit.first, unit.stop))
+    return found
+
+
+def test_a_given_chunksize_is_honoured() -> None:
+    assert slices(batch_of(10, chunksize=4), workers=3) == [(0, 4), (4, 8), (8, 10)]
+
+
+def test_chunks_cover_all_items_and_get_small_towards_the_end() -> None:
+    batch = batch_of(5_000)
+    batch.pace.observe(MAX_ITEMS, 0.0)
+    found = slices(batch, workers=2)
+    assert [first for first, _stop in found[1:]] == [stop for _first, stop in found[:-1]]
+    assert (found[0][0], found[-1][1]) == (0, 5_000)
+    assert found[0][1] == MAX_ITEMS
+    assert found[-1][1] - found[-1][0] == 1
+
+
+def test_large_items_travel_in_smaller_blocks() -> None:
+    blocks = list(blocks_of([(bytes(50_000),) for _ in range(20)], 0, None))
+    assert sum(block.size for block in blocks) == 20
+    assert max(len(block.payload) for block in blocks) <= 128 << 10
+    assert [len(codec.decode(block.payload)) for block in blocks] == [block.size for block in blocks]
+
+
+def test_what_is_dropped_is_told() -> None:
+    told: list[Outcome] = []
+    batch = batch_of(10, chunksize=4, on_outcome=told.append)
+    batch.take(4)
+    batch.cancel()
+    assert [(each.start, each.stop, each.cancelled) for each in told] == [(4, 8, True), (8, 10, True)]
+    assert batch.next_size(1) == batch.items == 0

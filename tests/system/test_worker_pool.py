@@ -1,0 +1,378 @@
+"""Worker pools on a LocalCluster: what becomes of tasks whose workers die, hang or leave."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fluster import (
+    ActorDiedError,
+    ActorTimeoutError,
+    JobStatus,
+    LocalCluster,
+    PoisonedTaskError,
+    WorkerPool,
+    deploy,
+)
+from fluster.actors import ActorHandle
+from fluster.worker_pool import PoolStatus
+from fluster_bus.names import unique_name
+from tests.system.job_requests import call
+from tests.waiting import wait_until
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def pool(cluster: LocalCluster) -> Iterator[WorkerPool]:
+    with WorkerPool(cluster, 2) as pool:
+        yield pool
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def odd_only(number: int) -> int:
+    if number % 2 == 0:
+        raise ValueError(number)
+    return number
+
+
+def mark(folder: str, number: int) -> int:
+    """Note the process, and that it ran."""
+    (Path(folder) / f"{number}-{os.getpid()}-{time.monotonic_ns()}").touch()
+    return number
+
+
+def stay(folder: str, name: str = "opened") -> int:
+    """Say that it runs, and where; return when the folder has that file."""
+    (Path(folder) / f"in-{os.getpid()}").touch()
+    wait_until((Path(folder) / name).exists, PATIENCE_S)
+    return os.getpid()
+
+
+def pids_in(folder: Path) -> list[int]:
+    return [int(each.name.removeprefix("in-")) for each in folder.glob("in-*")]
+
+
+# ---- workers that die -----------------------------------------------------------------------------------
+
+
+def test_a_task_whose_worker_is_killed_is_done_by_another(pool: WorkerPool, tmp_path: Path) -> None:
+    task = pool.submit(stay, str(tmp_path))
+    [first] = wait_until(lambda: pids_in(tmp_path), PATIENCE_S)
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: len(pids_in(tmp_path)) == 2, PATIENCE_S)
+    (tmp_path / "opened").touch()
+    assert task.result(PATIENCE_S) != first
+
+
+def test_all_items_are_done_though_workers_are_killed(cluster: LocalCluster) -> None:
+    numbers = range(20_000)
+    with WorkerPool(cluster, 3) as pool:
+        pids = {future.result(PATIENCE_S) for future in [pool.submit(os.getpid) for _ in range(50)]}
+        result = pool.map(square, numbers, chunksize=20)
+        unordered = pool.imap_unordered(square, numbers)
+        got = [next(unordered)]
+        os.kill(pids.pop(), signal.SIGKILL)
+        assert result.results(PATIENCE_S) == [number * number for number in numbers]
+        got += unordered
+        assert sorted(got) == [number * number for number in numbers]
+
+
+def test_a_task_that_kills_its_workers_is_set_aside(cluster: LocalCluster) -> None:
+    with WorkerPool(cluster, 2, task_retries=2) as pool:
+        before = pool.map(square, range(300))
+        poisoned = pool.submit(os._exit, 3)
+        after = pool.map(square, range(300))
+        with pytest.raises(PoisonedTaskError, match="was given to 3 workers one after the other"):
+            poisoned.result(PATIENCE_S)
+        for result in (before, after):
+            assert result.results(PATIENCE_S) == [number * number for number in range(300)]
+        status = pool.status()
+        assert (status.done, status.failed, status.queued, status.out) == (600, 1, 0, 0)
+
+
+def test_one_item_of_a_chunk_may_be_poisoned(cluster: LocalCluster) -> None:
+    def deadly(number: int) -> int:
+        if number == 13:
+            os._exit(3)
+        return number
+
+    with WorkerPool(cluster, 2, task_retries=1) as pool:
+        results = pool.map(deadly, range(40), chunksize=10).results(PATIENCE_S, return_exceptions=True)
+    assert isinstance(results[13], PoisonedTaskError)
+    assert "item 13 of the batch" in str(results[13])
+    assert results[:13] + results[14:] == [*range(13), *range(14, 40)]
+
+
+def test_without_retries_a_lost_task_ends_at_once(cluster: LocalCluster) -> None:
+    with WorkerPool(cluster, 1, task_retries=0) as pool:
+        with pytest.raises(ActorDiedError) as caught:
+            pool.submit(os._exit, 3).result(PATIENCE_S)
+        assert not isinstance(caught.value, PoisonedTaskError)
+        assert pool.submit(square, 3).result(PATIENCE_S) == 9  # by a worker begun anew
+
+
+def fail_to_begin(name: str) -> None:
+    raise RuntimeError(f"no {name} here")
+
+
+def test_workers_that_cannot_begin_are_told_soon(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fluster.worker_pool.workers.work", fail_to_begin)
+    with WorkerPool(cluster, 2) as pool:
+        with pytest.raises(ActorDiedError, match="failed 3 times before any was there"):
+            pool.submit(square, 1).result(PATIENCE_S)
+        with pytest.raises(ActorDiedError, match="fluster logs"):
+            pool.wait_for_workers()
+
+
+# ---- time -----------------------------------------------------------------------------------------------
+
+
+def test_a_task_that_takes_too_long_ends_with_its_worker(cluster: LocalCluster, tmp_path: Path) -> None:
+    with WorkerPool(cluster, 1, task_timeout=0.3) as pool:
+        late = pool.submit(stay, str(tmp_path))
+        others = pool.map(square, range(50))
+        with pytest.raises(ActorTimeoutError, match=r"has run for 0\.3 s"):
+            late.result(PATIENCE_S)
+        assert others.results(PATIENCE_S) == [number * number for number in range(50)]
+        [pid] = pids_in(tmp_path)
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), PATIENCE_S)
+
+
+def test_the_limit_is_of_each_item(cluster: LocalCluster) -> None:
+    def slow_at_7(number: int) -> int:
+        threading.Event().wait(60 if number == 7 else 0.01)
+        return number
+
+    with WorkerPool(cluster, 1, task_timeout=0.5) as pool:
+        results = pool.map(slow_at_7, range(60), chunksize=60).results(PATIENCE_S, return_exceptions=True)
+    assert isinstance(results[7], ActorTimeoutError)
+    assert results[:7] + results[8:] == [*range(7), *range(8, 60)]
+
+
+# ---- maps -----------------------------------------------------------------------------------------------
+
+
+def test_what_an_item_raises_is_its_own(pool: WorkerPool) -> None:
+    result = pool.map(odd_only, range(100), chunksize=7)
+    assert [future.exception(PATIENCE_S) is None for future in result] == [bool(number % 2) for number in range(100)]
+    with pytest.raises(ValueError, match="0"):
+        result.results(PATIENCE_S)
+    results = result.results(PATIENCE_S, return_exceptions=True)
+    assert results[1::2] == list(range(1, 100, 2))
+    assert [error.args[0] for error in results[::2] if isinstance(error, ValueError)] == list(range(0, 100, 2))
+
+
+def test_a_result_that_cannot_be_pickled_is_its_own(pool: WorkerPool) -> None:
+    results = pool.map(_lock_for, [1, 2, 3], chunksize=3).results(PATIENCE_S, return_exceptions=True)
+    assert (results[0], results[2]) == (1, 3)
+    assert isinstance(results[1], TypeError)
+
+
+def _lock_for(number: int) -> Any:
+    return threading.Lock() if number == 2 else number
+
+
+def test_several_iterables_go_side_by_side(pool: WorkerPool) -> None:
+    assert pool.map(pow, [2, 3, 4], itertools.count(1)).results(PATIENCE_S) == [2, 9, 64]
+    assert pool.map(square, []).results() == []
+    with pytest.raises(ValueError, match="chunksize=0"):
+        pool.map(square, [1], chunksize=0)
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pool.map(square, [threading.Lock()])
+
+
+def test_results_are_a_sequence_of_futures(pool: WorkerPool) -> None:
+    result = pool.map(square, range(10))
+    assert (len(result), result[3].result(PATIENCE_S), result[-1].result(PATIENCE_S)) == (10, 9, 81)
+    assert result[3] is result[3]
+    assert sorted(each.result() for each in concurrent.futures.as_completed(result[2:5])) == [4, 9, 16]
+
+
+def test_an_item_is_cancelled_before_it_begins(cluster: LocalCluster, tmp_path: Path) -> None:
+    with WorkerPool(cluster, 1) as pool:
+        staying = pool.submit(stay, str(tmp_path))
+        wait_until(lambda: pids_in(tmp_path), PATIENCE_S)
+        result = pool.map(functools.partial(mark, str(tmp_path)), range(100, 110), chunksize=5)
+        assert result[2].cancel()
+        assert result[7].cancel()
+        (tmp_path / "opened").touch()
+        assert staying.result(PATIENCE_S)
+        results = result.results(PATIENCE_S, return_exceptions=True)
+        assert [place for place, each in enumerate(results) if isinstance(each, concurrent.futures.CancelledError)] == [
+            2,
+            7,
+        ]
+        assert not list(tmp_path.glob("102-*"))
+        assert len(list(tmp_path.glob("10?-*"))) == 8
+
+
+def test_unordered_results_of_endless_items(pool: WorkerPool) -> None:
+    taken = 0
+
+    def numbers() -> Iterator[int]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield taken
+
+    results = pool.imap_unordered(square, numbers())
+    some = list(itertools.islice(results, 5_000))
+    assert len(set(some)) == 5_000
+    assert taken < 50_000
+    results.close()
+    assert list(results) == []
+    wait_until(lambda: pool.status().queued == 0, PATIENCE_S)
+
+
+def test_unordered_results_go_on_after_an_error(pool: WorkerPool) -> None:
+    results = pool.imap_unordered(odd_only, [1, 2, threading.Lock(), 3, 4], chunksize=5)
+    found: list[Any] = []
+    while True:
+        try:
+            found.append(next(results))
+        except StopIteration:
+            break
+        except (ValueError, TypeError) as error:
+            found.append(type(error))
+    assert sorted(found, key=str) == sorted([1, 3, ValueError, ValueError, TypeError], key=str)
+
+
+def test_a_bar_is_shown_until_all_is_done(pool: WorkerPool, capfd: pytest.CaptureFixture[str]) -> None:
+    assert pool.map(square, range(30), progress=True).results(PATIENCE_S)[5] == 25
+    assert len(list(pool.imap_unordered(square, range(20), progress=True))) == 20
+    assert len(list(pool.imap_unordered(square, iter(range(7)), progress=True))) == 7  # of how many is not known
+    assert pool.status().done == 57  # told by the loop, which is through with the bars by then
+    shown = capfd.readouterr().err
+    assert "30/30" in shown
+    assert "20/20" in shown
+    assert "7/?" in shown
+
+
+# ---- more and fewer workers -----------------------------------------------------------------------------
+
+
+def test_a_pool_grows_and_shrinks(cluster: LocalCluster, tmp_path: Path) -> None:
+    with WorkerPool(cluster, 1) as pool:
+        pool.wait_for_workers()
+        staying = pool.submit(stay, str(tmp_path))
+        wait_until(lambda: pids_in(tmp_path), PATIENCE_S)
+        pool.resize(3)
+        pool.wait_for_workers()
+        more = [pool.submit(stay, str(tmp_path)) for _ in range(2)]
+        wait_until(lambda: len(pids_in(tmp_path)) == 3, PATIENCE_S)
+        assert pool.status() == PoolStatus(workers=3, wanted=3, queued=0, out=3, done=0, failed=0)
+        pool.resize(1)
+        later = pool.map(square, range(20))  # by the one that stays, when it has time
+        assert pool.status().workers == 1
+        (tmp_path / "opened").touch()
+        assert len({each.result(PATIENCE_S) for each in [staying, *more]}) == 3  # those that left finished first
+        assert later.results(PATIENCE_S) == [number * number for number in range(20)]
+        wait_until(lambda: pool.size == 1, PATIENCE_S)
+        pool.resize(2)
+        wait_until(lambda: pool.size == 2, PATIENCE_S)
+        assert pool.num_workers == 2
+        with pytest.raises(ValueError, match=r"resize\(0\)"):
+            pool.resize(0)
+
+
+# ---- as Python's executors ------------------------------------------------------------------------------
+
+
+def test_an_executor(pool: WorkerPool) -> None:
+    with pool.executor() as executor:
+        assert isinstance(executor, concurrent.futures.Executor)
+        assert executor.submit(pow, 2, exp=5).result(PATIENCE_S) == 32
+        assert list(executor.map(square, range(10), chunksize=3)) == [number * number for number in range(10)]
+        assert list(executor.map(pow, [1, 2, 3], [4, 5])) == [1, 32]
+        with pytest.raises(ValueError, match="0"):
+            list(executor.map(odd_only, [1, 0, 3]))
+        futures = [executor.submit(square, number) for number in range(20)]
+        assert {each.result() for each in concurrent.futures.as_completed(futures, PATIENCE_S)} == set(
+            map(square, range(20))
+        )
+        assert not concurrent.futures.wait(futures).not_done
+        with pytest.raises(ValueError, match="chunksize"):
+            executor.map(square, [1], chunksize=0)
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        executor.submit(square, 1)  # type: ignore[unused-awaitable]
+    assert pool.submit(square, 4).result(PATIENCE_S) == 16  # the pool goes on
+
+
+def test_an_executor_s_map_runs_out_of_time(pool: WorkerPool, tmp_path: Path) -> None:
+    executor = pool.executor()
+    found = executor.map(functools.partial(stay, str(tmp_path)), ["opened", "opened"], timeout=0.2)
+    with pytest.raises(TimeoutError):
+        next(found)
+    (tmp_path / "opened").touch()
+    executor.shutdown()
+
+
+def test_an_executor_s_futures_are_cancelled(cluster: LocalCluster, tmp_path: Path) -> None:
+    with WorkerPool(cluster, 1) as pool:
+        executor = pool.executor()
+        running = executor.submit(stay, str(tmp_path))
+        wait_until(lambda: pids_in(tmp_path), PATIENCE_S)
+        waiting = [executor.submit(square, number) for number in range(5)]
+        assert waiting[0].cancel()
+        assert not running.cancel()
+        executor.shutdown(wait=False, cancel_futures=True)
+        assert all(each.cancelled() for each in waiting)
+        (tmp_path / "opened").touch()
+        assert running.result(PATIENCE_S)
+
+
+@pytest.mark.anyio
+async def test_an_executor_serves_an_event_loop(pool: WorkerPool) -> None:
+    loop = asyncio.get_running_loop()
+    executor = pool.executor()
+    assert await loop.run_in_executor(executor, square, 12) == 144
+    assert await asyncio.gather(*(loop.run_in_executor(executor, square, each) for each in range(50))) == [
+        each * each for each in range(50)
+    ]
+    with pytest.raises(ValueError, match="2"):
+        await loop.run_in_executor(executor, odd_only, 2)
+
+
+# ---- handles as arguments -------------------------------------------------------------------------------
+
+
+class Named:
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+
+    def where(self) -> int:
+        return self.pid
+
+
+def ask(handle: ActorHandle[Named]) -> int:
+    return handle.call().where()
+
+
+def test_handles_are_arguments_of_tasks_and_jobs(cluster: LocalCluster, pool: WorkerPool) -> None:
+    named = deploy(cluster, Named, name=unique_name("named"), replicas=2)
+    for handle in (*(named.to(member) for member in named.members()), named.on("a key")):
+        assert pool.submit(ask, handle).result(PATIENCE_S) == handle.call().where()
+        job = cluster.launch(call(functools.partial(ask, handle)))
+        assert cluster.wait(job, timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+    named.shutdown()
