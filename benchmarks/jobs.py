@@ -17,6 +17,7 @@ import nats
 import uvloop
 
 from benchmarks.hyperqueue_jobs import hyperqueue_rate
+from benchmarks.noop import noop
 from benchmarks.row import Row
 from fluster import Cluster, Entrypoint, JobRequest, JobStatus, LocalCluster
 from fluster_bus import subjects
@@ -28,10 +29,6 @@ FEW, MANY = 20, 200
 TRIES = 3  # the best counts: others use the machine too
 SUBMITTED = 2_000
 _PYTHON = (sys.executable, "-c", "pass")
-
-
-def _nothing() -> None:
-    pass
 
 
 def _median_ms(run: Callable[[], object], times: int) -> float:
@@ -111,7 +108,7 @@ def run() -> Iterator[Row]:
     bare_ms, bare_rate = _median_ms(bare, FEW), _rate_in_flight(bare)
     alone, together = f"bare python {bare_ms:.1f} ms", f"bare python {bare_rate:,.0f}/s"
     with LocalCluster(cpu=IN_FLIGHT) as cluster:
-        function = JobRequest(name="nothing", entrypoint=Entrypoint(callable=_nothing))
+        function = JobRequest(name="nothing", entrypoint=Entrypoint(callable=noop))
         command = JobRequest(name="python", entrypoint=Entrypoint(command=_PYTHON))
 
         def run_job(request: JobRequest) -> None:
