@@ -32,10 +32,15 @@ def encode(value: Any) -> bytes:
     try:
         return bytes(cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
     except Exception as error:
-        raise TypeError(
-            f"cannot be pickled: {error} (in {_SHOWN.repr(value)}); "
-            "pass plain data, or open files, locks and connections where they are used"
-        ) from error
+        raise cannot_be_pickled(value, error) from error
+
+
+def cannot_be_pickled(value: Any, error: Exception) -> TypeError:
+    """What to raise when cloudpickle raised `error`."""
+    return TypeError(
+        f"cannot be pickled: {error} (in {_SHOWN.repr(value)}); "
+        "pass plain data, or open files, locks and connections where they are used"
+    )
 
 
 def mentions_own_modules(pickled: bytes | memoryview) -> bool:

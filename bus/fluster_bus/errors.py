@@ -19,6 +19,7 @@ FlusterError
     ├── ObjectNotFoundError     no stored file has that hash, or not any more
     ├── ObjectTooLargeError
     ├── ObjectCorruptError      a stored file is not what its hash says
+    ├── PayloadLostError        what a message names lay in the memory of a process that has ended, or let it go
     ├── KeyExistsError
     ├── RevisionConflictError   somebody changed the record first
     └── ServerStartError        the embedded server did not come up
@@ -100,6 +101,10 @@ class ObjectTooLargeError(BusError, ValueError):
 
 class ObjectCorruptError(BusError):
     """The stored file is not what its hash says."""
+
+
+class PayloadLostError(BusError):
+    """The bytes that a message names cannot be read any more: they lay in the memory of their sender."""
 
 
 class KeyExistsError(BusError):

@@ -1,4 +1,4 @@
-"""Files of a namespace, kept by what they hold: the workspaces of jobs.
+"""What a namespace keeps by what it holds: the workspaces of jobs, and what is too large for a message.
 
 A file is a row of chunks and, stored after them, a manifest. All are messages of one stream, written like any other and
 read one by one, so that neither a job nor a client needs the right to make consumers.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -29,14 +30,12 @@ from fluster_bus.messages.model import Message
 from fluster_bus.stored_messages import StoredMessages, side_by_side
 
 if TYPE_CHECKING:
-    from fluster_bus.bus import Bus
+    from fluster_bus.carrier import Carrier
     from fluster_bus.delivery import Delivery
 
 CHUNK_BYTES = 512 << 10
 MAX_OBJECT_BYTES = 512 << 20
 MAX_MESSAGES = 8_192  # of a namespace: 4 GiB of chunks; beyond them the oldest go
-KEPT_S = 7 * 86_400
-_RENEWED_AFTER = timedelta(seconds=KEPT_S / 4)  # what is put again later than this is stored anew
 _AT_ONCE = 8
 
 T = TypeVar("T")
@@ -51,17 +50,40 @@ class _Manifest(Message):
 
 
 @dataclass(frozen=True)
-class ObjectStore:
-    """The stored files of a namespace. Whoever may submit jobs there may put and get them."""
+class ObjectKind:
+    """Objects that have a stream of their own, so that those of another kind never take their room."""
 
-    bus: Bus
+    name: str
+    kept_s: int
+
+    @property
+    def shown_time(self) -> str:
+        days, hours = divmod(self.kept_s // 3_600, 24)
+        return f"{days} days" if days else f"{hours} hours"
+
+    @property
+    def renewed_after(self) -> timedelta:
+        """What is put again later than this is stored anew."""
+        return timedelta(seconds=self.kept_s / 4)
+
+
+BUNDLES = ObjectKind("bundles", 7 * 86_400)
+PAYLOADS = ObjectKind("payloads", 4 * 3_600)
+
+
+@dataclass(frozen=True)
+class ObjectStore:
+    """The stored objects of a namespace. Whoever may submit jobs there may put and get them."""
+
+    bus: Carrier
     namespace: str
+    kind: ObjectKind = BUNDLES
 
     # ---- putting ----------------------------------------------------------------------------------------
 
     async def put(self, data: bytes) -> str:
         """The SHA-256 of `data`, once the server has it. Raises as `put_file` does."""
-        sha256 = hashlib.sha256(data).hexdigest()
+        sha256 = (await asyncio.to_thread(hashlib.sha256, data)).hexdigest()
         starts = range(0, len(data), CHUNK_BYTES)
         await self._put(sha256, len(data), (data[start : start + CHUNK_BYTES] for start in starts))
         return sha256
@@ -84,15 +106,19 @@ class ObjectStore:
             return
         sequences: list[int] = []
         for batch in _batches(enumerate(chunks)):
-            parts = ((subjects.bundle_part(self.namespace, sha256, number), chunk) for number, chunk in batch)
+            parts = (
+                (subjects.object_part(self.kind.name, self.namespace, sha256, number), chunk) for number, chunk in batch
+            )
             sequences += await side_by_side(self._messages.append(subject, chunk) for subject, chunk in parts)
         manifest = _Manifest(size=size, chunks=len(sequences), first_sequence=min(sequences, default=0))
-        await self._messages.append(subjects.bundle_manifest(self.namespace, sha256), manifest.to_json())
+        await self._messages.append(
+            subjects.object_manifest(self.kind.name, self.namespace, sha256), manifest.to_json()
+        )
 
     async def _is_fresh(self, sha256: str) -> bool:
         """True when the object is there, whole, and for a good while yet."""
-        found = await self._messages.last(subjects.bundle_manifest(self.namespace, sha256))
-        if found is None or datetime.now(UTC) - _stored_at(found) > _RENEWED_AFTER:
+        found = await self._messages.last(subjects.object_manifest(self.kind.name, self.namespace, sha256))
+        if found is None or datetime.now(UTC) - _stored_at(found) > self.kind.renewed_after:
             return False
         try:
             manifest = _Manifest.from_json(found.data)
@@ -101,7 +127,7 @@ class ObjectStore:
         if manifest.chunks == 0:
             return True
         oldest = await self._messages.at(manifest.first_sequence)
-        return oldest is not None and subjects.is_bundle_part(_subject(oldest), self.namespace, sha256)
+        return oldest is not None and subjects.is_object_part(_subject(oldest), self.kind.name, self.namespace, sha256)
 
     # ---- getting ----------------------------------------------------------------------------------------
 
@@ -111,17 +137,26 @@ class ObjectStore:
         Raises ObjectNotFoundError, ObjectTooLargeError, ObjectCorruptError, OSError, and BusError when it cannot be
         read at the moment.
         """
-        found = await self._messages.last(subjects.bundle_manifest(self.namespace, sha256))
-        if found is None:
-            raise self._missing(sha256)
-        try:
-            manifest = _Manifest.from_json(found.data)
-        except InvalidMessageError as error:
-            raise ObjectCorruptError(f"the manifest of object {sha256} was written over: {error}") from error
+        manifest = await self._manifest(sha256)
         if manifest.size > max_bytes:
             raise ObjectTooLargeError(f"object {sha256} has {manifest.size:,} bytes, over the limit of {max_bytes:,}")
         with _new_file(path) as file:
             await self._write_chunks(file, sha256, manifest)
+
+    async def get(self, sha256: str) -> bytes:
+        """The object, checked against its hash. Raises as `get_file` does."""
+        found = io.BytesIO()
+        await self._write_chunks(found, sha256, await self._manifest(sha256))
+        return found.getvalue()
+
+    async def _manifest(self, sha256: str) -> _Manifest:
+        found = await self._messages.last(subjects.object_manifest(self.kind.name, self.namespace, sha256))
+        if found is None:
+            raise self._missing(sha256)
+        try:
+            return _Manifest.from_json(found.data)
+        except InvalidMessageError as error:
+            raise ObjectCorruptError(f"the manifest of object {sha256} was written over: {error}") from error
 
     async def _write_chunks(self, file: BinaryIO, sha256: str, manifest: _Manifest) -> None:
         digest, left = hashlib.sha256(), manifest.size
@@ -138,7 +173,7 @@ class ObjectStore:
             )
 
     async def _chunk(self, sha256: str, number: int) -> bytes:
-        found = await self._messages.last(subjects.bundle_part(self.namespace, sha256, number))
+        found = await self._messages.last(subjects.object_part(self.kind.name, self.namespace, sha256, number))
         if found is None:
             raise self._missing(sha256)
         return found.data
@@ -146,12 +181,12 @@ class ObjectStore:
     def _missing(self, sha256: str) -> ObjectNotFoundError:
         return ObjectNotFoundError(
             f"object {sha256} is not in namespace {self.namespace!r}, or not any more: objects are kept for "
-            f"{KEPT_S // 86_400} days, or until newer ones take their room"
+            f"{self.kind.shown_time}, or until newer ones take their room"
         )
 
     @property
     def _messages(self) -> StoredMessages:
-        return StoredMessages(self.bus, subjects.bundles_stream(self.namespace))
+        return StoredMessages(self.bus, subjects.objects_stream(self.kind.name, self.namespace))
 
 
 @contextmanager

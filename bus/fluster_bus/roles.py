@@ -18,6 +18,7 @@ from enum import StrEnum
 from fluster_bus import subjects
 from fluster_bus.errors import InvalidNameError
 from fluster_bus.names import check_namespace
+from fluster_bus.objects import BUNDLES, PAYLOADS
 
 # Of a message: beyond it the payload goes to the object store.
 MAX_PAYLOAD_BYTES = 8 << 20
@@ -136,7 +137,7 @@ def _asks(namespace: str) -> tuple[str, ...]:
         registry,
         subjects.logs_stream(namespace),
         subjects.events_stream(namespace),
-        subjects.bundles_stream(namespace),
+        *(subjects.objects_stream(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
         subjects.results_stream(namespace),
     )
     # Never the inbox of `service`: a forged reply there could pass for another service's word.
@@ -147,7 +148,7 @@ def _asks(namespace: str) -> tuple[str, ...]:
         subjects.endpoints_verb(namespace, subjects.ANY_TOKEN),
         subjects.workers_list(namespace),
         subjects.actors_of(namespace),
-        subjects.bundles_of_all(namespace),
+        *(subjects.objects_of_all(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
         *(subject for stream in streams for subject in _with_below(subjects.direct_get(stream))),
         _COMMAND_INBOX,
         *(user.inbox for user in repliers),

@@ -14,7 +14,7 @@ from fluster_bus.retries import retried
 from fluster_bus.tables import sequence_of_ack
 
 if TYPE_CHECKING:
-    from fluster_bus.bus import Bus
+    from fluster_bus.carrier import Carrier
     from fluster_bus.delivery import Delivery
 
 _PATIENCE_S = 30.0
@@ -27,7 +27,7 @@ T = TypeVar("T")
 class StoredMessages:
     """A stream that keeps the last message of each subject."""
 
-    bus: Bus
+    bus: Carrier
     stream: str
 
     async def append(self, subject: str, data: bytes) -> int:

@@ -24,7 +24,7 @@ from fluster_bus.messages.leaders import Fence, Leader
 from fluster_bus.messages.model import Message
 from fluster_bus.messages.records import JobRecord, TaskRecord
 from fluster_bus.messages.workers import WorkerInfo
-from fluster_bus.objects import CHUNK_BYTES, KEPT_S, MAX_MESSAGES
+from fluster_bus.objects import BUNDLES, CHUNK_BYTES, MAX_MESSAGES, PAYLOADS, ObjectKind
 from fluster_bus.results import MAX_RESULTS_BYTES, RESULT_CHUNK_BYTES, RESULTS_KEPT_S
 from fluster_bus.retries import retried
 from fluster_bus.tables import Table, sequence_of_ack
@@ -153,12 +153,12 @@ def _chunks(stream: str, subject: str, *, chunk_bytes: int, kept_s: float, **mor
     )
 
 
-def _bundles(namespace: str) -> StreamConfig:
+def _objects(kind: ObjectKind, namespace: str) -> StreamConfig:
     return _chunks(
-        subjects.bundles_stream(namespace),
-        subjects.bundles_of_all(namespace),
+        subjects.objects_stream(kind.name, namespace),
+        subjects.objects_of_all(kind.name, namespace),
         chunk_bytes=CHUNK_BYTES,
-        kept_s=KEPT_S,
+        kept_s=kind.kept_s,
         # Bounded by their number: a bound in bytes would be set aside, and a server has room for few namespaces then.
         max_msgs=MAX_MESSAGES,
         deny_purge=True,
@@ -209,7 +209,8 @@ async def ensure_namespace(bus: Bus, namespace: str) -> None:
             subjects.logs_of_all(namespace),
             subjects.watch_logs(namespace),
         ),
-        _bundles(namespace),
+        _objects(BUNDLES, namespace),
+        _objects(PAYLOADS, namespace),
         _results(namespace),
     ):
         await _ensure(bus, config)

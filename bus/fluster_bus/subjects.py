@@ -96,24 +96,24 @@ def logs_of_all(namespace: str) -> str:
     return f"{_ROOT}.{_ns(namespace)}.logs.{ANY_TAIL}"  # fluster.default.logs.>
 
 
-def bundle_part(namespace: str, sha256: str, number: int) -> str:
-    return f"{_bundle(namespace, sha256)}.{number}"  # fluster.default.bundles.9f86d0….0
+def object_part(kind: str, namespace: str, sha256: str, number: int) -> str:
+    return f"{_object(kind, namespace, sha256)}.{number}"  # fluster.default.bundles.9f86d0….0
 
 
-def bundle_manifest(namespace: str, sha256: str) -> str:
-    return f"{_bundle(namespace, sha256)}.manifest"  # fluster.default.bundles.9f86d0….manifest
+def object_manifest(kind: str, namespace: str, sha256: str) -> str:
+    return f"{_object(kind, namespace, sha256)}.manifest"  # fluster.default.bundles.9f86d0….manifest
 
 
-def is_bundle_part(subject: str, namespace: str, sha256: str) -> bool:
-    return subject.startswith(f"{_bundle(namespace, sha256)}.")
+def is_object_part(subject: str, kind: str, namespace: str, sha256: str) -> bool:
+    return subject.startswith(f"{_object(kind, namespace, sha256)}.")
 
 
-def _bundle(namespace: str, sha256: str) -> str:
-    return f"{_ROOT}.{_ns(namespace)}.bundles.{check_name('SHA-256', sha256)}"
+def _object(kind: str, namespace: str, sha256: str) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.{check_name('kind', kind)}.{check_name('SHA-256', sha256)}"
 
 
-def bundles_of_all(namespace: str) -> str:
-    return f"{_ROOT}.{_ns(namespace)}.bundles.{ANY_TAIL}"  # fluster.default.bundles.>
+def objects_of_all(kind: str, namespace: str) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.{check_name('kind', kind)}.{ANY_TAIL}"  # fluster.default.bundles.>
 
 
 def result_part(namespace: str, job: str, task: int, attempt: int, number: int) -> str:
@@ -244,8 +244,8 @@ def logs_stream(namespace: str) -> str:
     return f"FLUSTER_LOGS_{check_namespace(namespace)}"
 
 
-def bundles_stream(namespace: str) -> str:
-    return f"FLUSTER_BUNDLES_{check_namespace(namespace)}"
+def objects_stream(kind: str, namespace: str) -> str:
+    return f"FLUSTER_{check_name('kind', kind).upper()}_{check_namespace(namespace)}"  # FLUSTER_BUNDLES_default
 
 
 def results_stream(namespace: str) -> str:
@@ -393,6 +393,7 @@ STREAM_INPUTS = (
     f"{_ROOT}.*.logs.{ANY_TAIL}",
     f"{_ROOT}.*.events.{ANY_TAIL}",
     f"{_ROOT}.*.bundles.{ANY_TAIL}",
+    f"{_ROOT}.*.payloads.{ANY_TAIL}",
     f"{_ROOT}.*.results.{ANY_TAIL}",
 )
 STREAM_OUTPUT = f"{_ROOT}.*.watch.{ANY_TAIL}"

@@ -29,7 +29,7 @@ from fluster.actors.rosters import Change, Joined, Known, Left, Roster, Unknown
 from fluster.actors.windows import Window
 from fluster.cluster import AsyncCluster
 from fluster.errors import ActorDiedError, ActorNotFoundError, ActorTimeoutError, ConnectionLostError, MailboxFullError
-from fluster_bus import codec, subjects
+from fluster_bus import arenas, codec, payloads, subjects
 from fluster_bus.carrier import Carrier
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import (
@@ -40,6 +40,7 @@ from fluster_bus.errors import (
     MessageTooLargeError,
 )
 from fluster_bus.messages import JobId, JobInfo, StatusReply, StatusRequest
+from fluster_bus.objects import PAYLOADS, ObjectStore
 from fluster_bus.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ _MAX_BYTES_OUT = 1 << 30
 _HELD_FOR_S = 30.0  # calls without a deadline while there is no connection
 _PAUSE_S = 0.05  # until a pool whose members may be on their way back is asked again
 _JOBS_TIMEOUT_S = 2.0
+_FRAME_OVERHEAD = 4096  # of a call around its payload, amply
 _NO_RESPONDERS = "503"
 
 _callers: weakref.WeakKeyDictionary[AsyncCluster, Caller] = weakref.WeakKeyDictionary()
@@ -71,10 +73,12 @@ class Caller:
         self.namespace = namespace
         self._bus = bus
         self._registry = registry
+        self._store = ObjectStore(bus, namespace, PAYLOADS)
+        self._max_payload = bus.max_payload - _FRAME_OVERHEAD
         self._desk = Desk()
         self._rosters: dict[str, Roster] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
-        self._inbox = bus.inbox()
+        self._inbox = payloads.inbox_here(bus.inbox())
         self._json_inbox = ""  # of actors that take JSON only: what comes there is never unpickled
         self._notices = Notices(bus, self._desk, self._inbox)
         self._arrived: deque[Call | Broadcast] = deque()  # by any thread
@@ -281,7 +285,13 @@ class Caller:
                 await self._publish_json(subject, send)
                 return
             calls = send.calls if send.member is not None else send.calls[:1]  # a broadcast is one call for all
-            body = frames.encode_calls([_wire(call) for call in calls])
+            wire = [_wire(call, call.payload) for call in calls]
+            if any(type(call.payload) is not bytes or len(call.payload) > self._max_payload for call in calls):
+                shares_memory = self._shares_memory(send)
+                wire = [_wire(call, await self._carried(call.payload, shares_memory)) for call in calls]
+                if all(call.number != send.number for call in send.calls):
+                    return  # they have ended meanwhile
+            body = frames.encode_calls(wire)
             await self._bus.publish(subject, body, reply=f"{self._inbox}.{send.number}")
         except DisconnectedError:
             self._hold(self._desk.take_back(send.number))
@@ -312,6 +322,18 @@ class Caller:
         headers = json_frames.headers_of(_plain(call.deadline), call.trace)
         await self._bus.publish(subject, body, reply=f"{self._json_inbox}.{send.number}", headers=headers)
 
+    def _shares_memory(self, send: Send) -> bool:
+        """Whether all who get the message can read what this process lends."""
+        members = [send.member] if send.member is not None else self._desk.members(send.pool)
+        return all(member.place is not None and member.place == arenas.place() for member in members)
+
+    async def _carried(self, payload: bytes, shares_memory: bool) -> bytes:
+        """As it travels: what no message can carry is put into the object store. The calls behind it wait for that."""
+        payload = bytes(payload) if shares_memory else payloads.spelled_out(payload)
+        if len(payload) > self._max_payload:
+            payload = await payloads.stored(payload, self._store)
+        return payload
+
     def _set_deadlines(self, send: Send) -> None:
         """Calls that came without a timeout get the one that their method declares, as the registry tells it."""
         for call in send.calls:
@@ -341,6 +363,9 @@ class Caller:
                 return
             log.warning("an answer was dropped: %s", error)
             return
+        if any(kind == frames.ITEMS or (kind is True and payloads.is_lent(each)) for _index, kind, each in replies):
+            # Also what nobody waits for any more: so its sender knows that it is dropped.
+            replies = [_held(reply) for reply in replies]
         if delivery.reply:
             word = self._notices.answer(delivery.reply, number, endpoint_id, replies)
             self._bus.spawn(word, "word of a reader")
@@ -526,6 +551,8 @@ class Caller:
                 continue
             if isinstance(each.error, NobodyServesError) and not final:
                 unexplained.append(each)
+            elif each.ok and payloads.is_stored(each.payload):
+                self._bus.spawn(self._fetch(each), "stored result")
             else:
                 _settle(each, each.error)
         if unexplained:
@@ -556,6 +583,18 @@ class Caller:
         call.over, call.tried = False, ()
         self._arrived.append(call)
         self._wake.set()
+
+    async def _fetch(self, done: Done) -> None:
+        """End a call whose result lies in the object store."""
+        try:
+            payload = await payloads.fetched(done.payload, self._store)
+        except Exception as error:
+            _settle(done, error)
+        except asyncio.CancelledError:
+            _settle(done, _closed())
+            raise
+        else:
+            _settle(done._replace(payload=payload), None)
 
     async def _explain(self, done: list[Done]) -> None:
         """End calls for which there is nobody with names that are near, and with what to do."""
@@ -610,10 +649,20 @@ def _too_much_out(item: Call | Broadcast) -> Done:
     return Done(item, ok=False, error=MailboxFullError(text))
 
 
-def _wire(call: Call) -> WireCall:
+def _held(reply: WireReply) -> WireReply:
+    index, kind, payload = reply
+    if kind == frames.ITEMS:
+        first, items = payload
+        payload = first, [payloads.held(item) for item in items]
+    elif kind is True:
+        payload = payloads.held(payload)
+    return index, kind, payload
+
+
+def _wire(call: Call, payload: bytes) -> WireCall:
     if call.trace is None:
-        return call.method, _plain(call.deadline), call.payload
-    return call.method, _plain(call.deadline), call.payload, dict(call.trace)
+        return call.method, _plain(call.deadline), payload
+    return call.method, _plain(call.deadline), payload, dict(call.trace)
 
 
 def _plain(deadline: Moment | None) -> tuple[str, float, float] | None:

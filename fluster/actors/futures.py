@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from fluster.actors.failures import decode_failure
 from fluster.actors.lazy_future import LazyFuture
 from fluster.errors import ActorTimeoutError
-from fluster_bus import codec
+from fluster_bus import payloads
 
 T = TypeVar("T")
 
@@ -140,7 +140,7 @@ class ActorFuture(LazyFuture[T]):
                 self._payload = None
 
     def _value_of(self, payload: Any) -> Any:
-        return codec.decode(payload)
+        return payloads.decode(payload)
 
     def _error_of(self, payload: Any) -> BaseException:
         return decode_failure(payload)

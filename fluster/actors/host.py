@@ -7,6 +7,7 @@ import functools
 import importlib.metadata
 import json
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -14,14 +15,25 @@ from fluster.actors import frames
 from fluster.actors.hosted import HostedActor
 from fluster.actors.intake import Intake
 from fluster.actors.json_frames import JSON
-from fluster.actors.members import CODEC, DISCONNECTED_AT, LAST_ERROR, LEAVING, RESTARTING, RESTARTS, RETRIES, TIMEOUTS
+from fluster.actors.members import (
+    CODEC,
+    DISCONNECTED_AT,
+    LAST_ERROR,
+    LEAVING,
+    PLACE,
+    RESTARTING,
+    RESTARTS,
+    RETRIES,
+    TIMEOUTS,
+)
 from fluster.actors.outbox import Outbox
 from fluster.actors.producer import Producer
 from fluster.cluster import AsyncCluster
-from fluster_bus import subjects
+from fluster_bus import arenas, payloads, subjects
 from fluster_bus.carrier import Carrier, Interest
 from fluster_bus.errors import BusError, NoRespondersError
 from fluster_bus.messages import Endpoint, EndpointId
+from fluster_bus.objects import PAYLOADS, ObjectStore
 from fluster_bus.registry import LEASE_S
 from fluster_bus.retries import retried
 from fluster_bus.services_api import Announcement, ServedEndpoint
@@ -30,6 +42,7 @@ log = logging.getLogger(__name__)
 
 _POOL_QUEUE = "members"
 _REGISTER_TIMEOUT_S = 30.0
+_TAKEN_TIMEOUT_S, _TAKEN_PAUSE_S = 2.0, 0.002
 ON_STOP_TIMEOUT_S = 30.0
 _LAST_CALLS_S = 1.0  # for those that are under way at an actor that is given up
 _ASK_READERS_S = 5.0  # between questions whether a stream that hears nothing still has a reader
@@ -57,7 +70,8 @@ class Host:
         self._bus: Carrier = cluster.bus
         self._loop = asyncio.get_running_loop()
         self._open: list[Served] = []
-        self.outbox = Outbox(self._bus, self._loop)
+        self._store = ObjectStore(self._bus, cluster.namespace, PAYLOADS)
+        self.outbox = Outbox(self._bus, self._loop, self._store)
         self._replies = asyncio.create_task(self.outbox.run(), name="replies of actors")
         self._questions = asyncio.create_task(self._ask_readers(), name="readers of streams")
         self._bus.on_disconnect(self._on_disconnect)
@@ -74,7 +88,13 @@ class Host:
         notes = {note: json.dumps(values) for note, values in told.items() if values}
         if actor.takes_json_only:
             notes[CODEC] = JSON
+        elif (place := arenas.place()) is not None:
+            notes[PLACE] = place
         return self._cluster.new_endpoint(name, address, endpoint_id=endpoint_id, metadata={**metadata, **notes})
+
+    def fetch(self, payload: bytes) -> bytes:
+        """A payload that was stored; for other threads. Raises as `payloads.fetched` does."""
+        return asyncio.run_coroutine_threadsafe(payloads.fetched(payload, self._store), self._loop).result()
 
     async def open(self, served: Served) -> None:
         """Take calls: listen first, then be known, so that whoever finds the actor reaches it."""
@@ -184,6 +204,7 @@ class Host:
             await served.actor.drain(timeout_s)
             await asyncio.gather(*(subscription.drain() for subscription in notices))
             await self.outbox.wait_empty()
+            await _results_taken()
             await self._cluster.registry.unregister(served.endpoint)
             await served.actor.supervisor.stop(ON_STOP_TIMEOUT_S)
         except BusError as error:
@@ -200,6 +221,13 @@ class Host:
             )
             for notice in frames.NOTICES
         ]
+
+
+async def _results_taken() -> None:
+    """Results that lie in this process's memory are lost when it ends: give their receivers the time to take them."""
+    latest = time.monotonic() + _TAKEN_TIMEOUT_S
+    while arenas.untaken() and time.monotonic() < latest:  # noqa: ASYNC110 - another process writes it
+        await asyncio.sleep(_TAKEN_PAUSE_S)
 
 
 def _announcement(served: Served, namespace: str) -> Announcement:

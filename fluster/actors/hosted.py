@@ -30,7 +30,7 @@ from fluster.actors.windows import Window
 from fluster.errors import ActorTimeoutError, MailboxFullError, NotRunError
 from fluster.log_context import LogContext, RunningCall, set_running
 from fluster.tracing import Carrier, ServedSpan, serving
-from fluster_bus import codec, subjects
+from fluster_bus import codec, payloads, subjects
 from fluster_bus.delivery import Delivery, error_headers
 from fluster_bus.errors import InvalidMessageError, MessageTooLargeError
 from fluster_bus.services_api import EndpointCounts
@@ -73,6 +73,7 @@ class HostedActor:
         *,
         outbox: Outbox,
         max_reply: int,
+        fetch: Callable[[bytes], bytes],
         actor_loop: Callable[[], asyncio.AbstractEventLoop],
         factory: Callable[[], object] | None = None,
         clock: Clock = SYSTEM_CLOCK,
@@ -89,7 +90,8 @@ class HostedActor:
         self._options = options_of(type(instance))
         self.takes_json_only = self._options.codec == json_frames.JSON
         self._outbox = outbox
-        self._max_reply = max_reply - _FRAME_OVERHEAD
+        self._max_reply = max_reply - _FRAME_OVERHEAD  # in JSON: a pickle may be stored
+        self._fetch = fetch  # what is stored, called in the actor's threads
         self.kind = type(instance).__name__
         self.supervisor = Supervisor(
             instance, str(context.actor_name), self._options, factory=factory, actor_loop=actor_loop
@@ -146,7 +148,7 @@ class HostedActor:
             return
         for index, call in enumerate(calls):
             trace = call[3] if len(call) == 4 else None
-            self._admit(_Job(delivery.reply, index, call[0], call[1], call[2], trace=trace))
+            self._admit(_Job(delivery.reply, index, call[0], call[1], payloads.held(call[2]), trace=trace))
 
     def _accept_json(self, delivery: Delivery) -> None:
         method = subjects.last_token(delivery.subject)
@@ -280,7 +282,7 @@ class HostedActor:
         try:
             if job.deadline is not None and frames.seconds_between(job.deadline, self._clock.now()) >= 0:
                 raise ActorTimeoutError(f"{self.context.actor_name}.{job.method} arrived too late; it was not run")
-            args, kwargs = self._json_arguments(job) if job.is_json else codec.decode(job.payload)
+            args, kwargs = self._json_arguments(job) if job.is_json else self._decode(job.payload)
             info = self._infos.get(job.method)
             if info is not None and info.takes_context:
                 args = (self._context_of(job), *args)
@@ -332,6 +334,9 @@ class HostedActor:
                 self._finish(job, lanes, started_ns, None, None)  # a result without content is the end
 
         self.streams.open(job, lanes, window, items, end)
+
+    def _decode(self, payload: bytes) -> Any:
+        return payloads.decode(self._fetch(payload) if payloads.is_stored(payload) else payload)
 
     def _json_arguments(self, job: _Job) -> tuple[Sequence[Any], dict[str, Any]]:
         args, kwargs = codec.decode_json_call(job.payload)
@@ -391,10 +396,10 @@ class HostedActor:
         if not job.reply:
             return None
         try:
-            payload = codec.encode_json_result(result) if job.is_json else codec.encode(result)
+            payload = codec.encode_json_result(result) if job.is_json else payloads.encode_for(result, job.reply)
         except TypeError as error:
             return error
-        if len(payload) > self._max_reply:
+        if job.is_json and len(payload) > self._max_reply:
             return MessageTooLargeError(
                 f"the result of {self.context.actor_name}.{job.method} has {len(payload):,} bytes, over the "
                 f"server's limit of {self._max_reply:,}: return less, or the path of a file"

@@ -20,7 +20,7 @@ from fluster.errors import (
     MailboxFullError,
 )
 from fluster.tracing import HEADERS, Carrier
-from fluster_bus import codec
+from fluster_bus import codec, payloads
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import InvalidMessageError, MessageTooLargeError
 
@@ -47,7 +47,7 @@ _KNOWN: dict[str, type[Exception]] = {
 
 def encode_call(payload: bytes) -> bytes:
     """A call in JSON, of the payload that this process pickled. Raises TypeError when its arguments have no JSON form."""
-    args, kwargs = codec.decode(payload)
+    args, kwargs = payloads.decode(payload)
     return codec.encode_json_call(args, kwargs)
 
 

@@ -56,6 +56,7 @@ class Lanes(Generic[T]):
             if item is None:
                 return
             self._run(item, self)
+            del item  # it may hold what somebody waits to be let go
 
     def done(self, size: int) -> None:
         """An item of that size was dealt with."""

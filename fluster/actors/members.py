@@ -25,6 +25,7 @@ RESTARTING = f"{OWN_METADATA}restarting"  # it has failed, and is being made ane
 RESTARTS = f"{OWN_METADATA}restarts"  # how often it was, in this process
 LAST_ERROR = f"{OWN_METADATA}last-error"  # how it failed last
 RETRIES = f"{OWN_METADATA}retries"  # JSON, {method: how often a call that was not delivered is sent again}
+PLACE = f"{OWN_METADATA}place"  # with whom it can share memory
 
 
 class MemberState(StrEnum):
@@ -55,6 +56,7 @@ class Member:
     leaving: bool = False
     disconnected_at: Moment | None = None
     timeouts: Mapping[str, float] | None = None
+    place: str | None = None
     retries: Mapping[str, int] | None = None
     codec: str = PICKLE
 
@@ -64,6 +66,7 @@ class Member:
         metadata = dict(endpoint.metadata)
         disconnected_at = metadata.pop(DISCONNECTED_AT, None)
         timeouts = metadata.pop(TIMEOUTS, None)
+        place = metadata.pop(PLACE, None)
         retries = metadata.pop(RETRIES, None)
         leaving = metadata.pop(LEAVING, None) is not None
         restarting = metadata.pop(RESTARTING, "")
@@ -83,6 +86,7 @@ class Member:
             disconnected_at=None if disconnected_at is None else Moment(*json.loads(disconnected_at)),
             codec=metadata.pop(CODEC, PICKLE),
             timeouts=None if timeouts is None else json.loads(timeouts),
+            place=place,
             retries=None if retries is None else json.loads(retries),
             metadata=metadata,
         )

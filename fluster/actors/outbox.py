@@ -9,14 +9,18 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from fluster.actors import frames
+from fluster.actors.failures import encode_failure
 from fluster.actors.frames import WireReply
 from fluster.actors.producer import Producer
+from fluster_bus import payloads
 from fluster_bus.carrier import Carrier
 from fluster_bus.errors import BusError, ClosedError, DisconnectedError
+from fluster_bus.objects import ObjectStore
 
 log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.001
+_FRAME_OVERHEAD = 4096  # of a reply around its payload, amply
 
 
 class Reply(NamedTuple):
@@ -33,9 +37,12 @@ class Reply(NamedTuple):
 class Outbox:
     """Takes replies from any thread and publishes them. While the connection is lost it keeps them."""
 
-    def __init__(self, bus: Carrier, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, bus: Carrier, loop: asyncio.AbstractEventLoop, store: ObjectStore) -> None:
         self._bus = bus
         self._loop = loop
+        self._store = store
+        self._storing: set[asyncio.Task[None]] = set()
+        self._max_payload = bus.max_payload - _FRAME_OVERHEAD
         self._ready: deque[Reply | Producer] = deque()
         self._awake = False
         self._wake = asyncio.Event()
@@ -75,6 +82,8 @@ class Outbox:
             self._empty.clear()
             self._wake.set()
         await self._empty.wait()
+        if self._storing:
+            await asyncio.wait(self._storing)
         await self._bus.flush()
 
     async def _publish_ready(self) -> None:
@@ -85,6 +94,10 @@ class Outbox:
                 for size, items in reply.take():
                     item_reply = (reply.place, reply.ok, items)
                     joined.setdefault((reply.subject, reply.endpoint_id), []).append((size, item_reply))
+            elif reply.endpoint_id and len(reply.payload) > self._max_payload:
+                storing = asyncio.create_task(self._publish_stored(reply), name=f"result for {reply.subject}")
+                self._storing.add(storing)
+                storing.add_done_callback(self._storing.discard)
             elif reply.endpoint_id:
                 wire = (reply.place, reply.ok, reply.payload)
                 joined.setdefault((reply.subject, reply.endpoint_id), []).append((len(reply.payload), wire))
@@ -93,6 +106,16 @@ class Outbox:
         for (subject, endpoint_id), replies in joined.items():
             for batch in frames.batches(replies):
                 await self._publish(subject, frames.encode_replies(endpoint_id, batch))
+
+    async def _publish_stored(self, reply: Reply) -> None:
+        """A result that no message can carry goes to the object store first; others do not wait for it."""
+        try:
+            reply = reply._replace(payload=await payloads.stored(reply.payload, self._store))
+        except Exception as error:
+            error.add_note(f"the result has {len(reply.payload):,} bytes: return less, or the path of a file")
+            reply = reply._replace(ok=False, payload=encode_failure(error))
+        wire = (reply.place, reply.ok, reply.payload)
+        await self._publish(reply.subject, frames.encode_replies(reply.endpoint_id, [wire]))
 
     async def _publish(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> None:
         while True:

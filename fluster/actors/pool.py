@@ -32,7 +32,7 @@ from fluster.cluster import AsyncCluster, Cluster
 from fluster.cluster.portal import blocking
 from fluster.errors import ActorTimeoutError
 from fluster.tracing import announce, begin_call, end_with
-from fluster_bus import codec
+from fluster_bus import payloads
 from fluster_bus.messages import JobId
 from fluster_bus.names import check_name
 
@@ -184,7 +184,7 @@ class AsyncActorPool(Generic[T]):
         policy: Policy | None = None,
     ) -> ActorFuture[Any]:
         """Send a call to one member, or to whom a policy chooses; with `wait` it waits for room in full mailboxes."""
-        payload = codec.encode((args, kwargs))
+        payload = payloads.encode((args, kwargs))
         return self.submit_to(pinned, method, payload, timeout=timeout, wait=wait, policy=policy)
 
     def submit_to(
@@ -240,7 +240,7 @@ class AsyncActorPool(Generic[T]):
             raise TypeError("broadcast(wait=True): a broadcast does not wait for room; send it again to who had none")
         timeout = self._timeout_of(method) if timeout is None else timeout
         answers = Answers[Any](f"{self.name}.{method}", self._caller.loop, self._caller.withdraw)
-        payload = codec.encode((args, kwargs))
+        payload = payloads.encode((args, kwargs))
         self._caller.submit(
             Broadcast(
                 self._key,

@@ -13,7 +13,7 @@ from fluster.actors.failures import decode_failure
 from fluster.actors.futures import is_running
 from fluster.actors.windows import Read, Window
 from fluster.errors import ActorTimeoutError, ConnectionLostError
-from fluster_bus import codec
+from fluster_bus import payloads
 
 T = TypeVar("T")
 
@@ -226,7 +226,7 @@ class ActorStream(Generic[T]):
         data = self._items.popleft()
         if self._reader.progress.read(len(data)):
             self._reader.on_read()
-        item: T = codec.decode(data)
+        item: T = payloads.decode(data)
         return item
 
 

@@ -83,6 +83,7 @@ class ActorServer:
             context,
             outbox=self._host.outbox,
             max_reply=self._cluster.asynchronous.bus.max_payload,
+            fetch=self._host.fetch,
             actor_loop=self._loop_of_actors,
             factory=factory,
             clock=self._clock,

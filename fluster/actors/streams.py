@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from fluster.actors.lanes import Lanes
 from fluster.actors.outbox import Outbox, Reply
 from fluster.actors.producer import Items, Producer, StreamCall
 from fluster.actors.windows import Window
-from fluster_bus import codec
+from fluster_bus import payloads
 from fluster_bus.errors import MessageTooLargeError
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class Streams:
             window,
             call=call,
             endpoint_id=str(self._context.endpoint_id),
-            encode=self._encode,
+            encode=functools.partial(self._encode, inbox=call.reply),
             announce=self._outbox.add,
             resume=lanes.mailbox.put_back,
             on_end=on_end,
@@ -55,8 +56,8 @@ class Streams:
         self._outbox.add(Reply(call.reply, producer.endpoint_id, call.place, frames.OPENED, tuple(window)))
         self.take_turn(producer, lanes)
 
-    def _encode(self, item: Any) -> bytes:
-        data = codec.encode(item)
+    def _encode(self, item: Any, inbox: str) -> bytes:
+        data = payloads.encode_for(item, inbox)
         if len(data) > self._max_item:
             raise MessageTooLargeError(
                 f"an item that {self._context.actor_name} yields has {len(data):,} bytes, over the server's limit of "

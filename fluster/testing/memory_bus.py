@@ -6,16 +6,16 @@ import asyncio
 import logging
 import random
 import secrets
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from fluster_bus import subjects
 from fluster_bus.delivery import Delivery
-from fluster_bus.errors import ClosedError, MessageTooLargeError, NoRespondersError, RequestTimeoutError, ServiceError
+from fluster_bus.errors import ClosedError, NoRespondersError, RequestTimeoutError, ServiceError
 
 log = logging.getLogger(__name__)
 
-MAX_PAYLOAD_BYTES = 8 << 20
 _NO_RESPONDERS = {"Status": "503"}
 _NAME = "the bus in memory"
 
@@ -45,16 +45,12 @@ class MemoryBus:
 
     @property
     def max_payload(self) -> int:
-        return MAX_PAYLOAD_BYTES
+        return sys.maxsize  # there is no object store for what would be too large
 
     async def publish(
         self, subject: str, data: bytes = b"", *, reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
         self._check_open()
-        if len(data) > MAX_PAYLOAD_BYTES:
-            raise MessageTooLargeError(
-                f"the message to {subject} has {len(data):,} bytes, over the server's limit of {MAX_PAYLOAD_BYTES:,}"
-            )
         groups: dict[str, list[MemoryInterest]] = {}
         for interest in self._interests:
             if matches(interest.subject, subject):

@@ -18,7 +18,7 @@ from fluster.worker_pool.progress import ProgressBar
 from fluster.worker_pool.results import MapResult, UnorderedResults
 from fluster.worker_pool.work import Batch, Block, Outcome, Task, blocks_of
 from fluster.worker_pool.workers import PoolPlan, Workers
-from fluster_bus import codec
+from fluster_bus import codec, payloads
 from fluster_bus.messages import EnvironmentConfig, ResourceConfig
 from fluster_bus.names import check_name, unique_name
 
@@ -95,7 +95,7 @@ class WorkerPool:
         self._check_open()
         workers = self.asynchronous
         future = ActorFuture[T](self.name, workers.loop)
-        payload = (_pickled(function), codec.encode((args, kwargs)))
+        payload = (_pickled(function), payloads.encode_whole((args, kwargs)))
         workers.add(Task(payload, future, self._pace, workers.count_cancelled))
         return future
 

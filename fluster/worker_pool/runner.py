@@ -13,7 +13,7 @@ from fluster.actors.definition import actor
 from fluster.actors.failures import encode_failure
 from fluster.actors.server import ActorServer
 from fluster.errors import ActorTimeoutError, NotRunError
-from fluster_bus import codec
+from fluster_bus import codec, payloads
 
 _KEPT_FUNCTIONS = 64  # of those that a worker has read
 _STUCK_EXIT_CODE = 75
@@ -45,7 +45,7 @@ class TaskRunner:
     def run(self, function: bytes, arguments: bytes, limit_s: float | None) -> Any:
         """What `function(*args, **kwargs)` gives."""
         self._check_alive()
-        args, kwargs = codec.decode(arguments)
+        args, kwargs = payloads.decode(arguments)
         return self._call(_function(function), args, kwargs, limit_s)
 
     def run_slice(
@@ -56,7 +56,7 @@ class TaskRunner:
         called = _function(function)
         values: list[Any] = []
         failures: dict[int, bytes] = {}
-        for place, args in enumerate(codec.decode(items)[start : start + size]):
+        for place, args in enumerate(payloads.decode(items)[start : start + size]):
             try:
                 values.append(called(*args) if limit_s is None else self._call(called, args, {}, limit_s))
             except BaseException as error:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from fluster.actors.failures import decode_failure
 from fluster.actors.futures import ActorFuture
 from fluster.worker_pool.pace import MAX_ITEMS, Pace
-from fluster_bus import codec
+from fluster_bus import codec, payloads
 
 _MAX_BLOCK = 128 << 10  # bytes, unless one item has more
 _BATCH_MEMORY = 0.7  # a few chunks tell how long the items take
@@ -87,7 +87,7 @@ def blocks_of(items: Sequence[Any], start: int, chunksize: int | None) -> Iterat
 
 
 def _pickled(items: Sequence[Any], start: int, *, splits: bool) -> Iterator[Block]:
-    payload = codec.encode(items)
+    payload = payloads.encode_whole(items)
     if splits and len(payload) > _MAX_BLOCK and len(items) > 1:
         half = len(items) // 2
         yield from _pickled(items[:half], start, splits=True)

@@ -6,7 +6,6 @@ import asyncio
 import copy
 import itertools
 import logging
-import pickle
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from fluster.errors import ActorDiedError, ConnectionLostError, NotRunError, Poi
 from fluster.worker_pool.dispatch import Dispatch, Loss
 from fluster.worker_pool.runner import TaskRunner, work
 from fluster.worker_pool.work import Batch, Block, Outcome, Slice, Task
-from fluster_bus import codec, subjects
+from fluster_bus import codec, payloads, subjects
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import BusError, ClosedError
 from fluster_bus.messages import (
@@ -322,7 +321,7 @@ class Workers:
             if isinstance(unit, Slice):
                 method = TaskRunner.run_slice.__name__
                 args = (unit.batch.function, unit.block.payload, unit.start, unit.size, limit_s)
-            self.pool.send(worker, method, pickle.dumps((args, {}), pickle.HIGHEST_PROTOCOL), ticket)
+            self.pool.send(worker, method, payloads.encode((args, {})), ticket)
         except (BusError, ConnectionLostError) as error:
             ticket.set_exception(error)
 
@@ -346,7 +345,7 @@ class Workers:
             failures = dict.fromkeys(range(unit.first, unit.stop), payload)
             unit.batch.on_outcome(Outcome(unit.first, unit.stop, failures=failures))
             return
-        values, failures, ran = codec.decode(payload)
+        values, failures, ran = payloads.decode(payload)
         if ran < unit.size:
             self._dispatch.on_unfinished(unit.rest(ran))
         by_place = {unit.first + place: failure for place, failure in failures.items()}

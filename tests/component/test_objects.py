@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+from nats.js import JetStreamContext
 
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
@@ -20,7 +21,7 @@ from fluster_bus.errors import (
 )
 from fluster_bus.messages import Namespace
 from fluster_bus.names import unique_name
-from fluster_bus.objects import CHUNK_BYTES, MAX_OBJECT_BYTES, ObjectStore
+from fluster_bus.objects import BUNDLES, CHUNK_BYTES, MAX_OBJECT_BYTES, PAYLOADS, ObjectStore
 from fluster_bus.roles import DEFAULT_NAMESPACE, Role
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.streams import ensure_namespace
@@ -36,8 +37,13 @@ async def store(bus: Bus) -> ObjectStore:
     return ObjectStore(bus, DEFAULT_NAMESPACE)
 
 
+def jetstream(store: ObjectStore) -> JetStreamContext:
+    assert isinstance(store.bus, Bus)
+    return store.bus.jetstream
+
+
 async def _count(store: ObjectStore) -> int:
-    info = await store.bus.jetstream.stream_info(subjects.bundles_stream(store.namespace))
+    info = await jetstream(store).stream_info(subjects.objects_stream(BUNDLES.name, store.namespace))
     return info.state.messages
 
 
@@ -60,13 +66,28 @@ async def test_what_a_tenant_puts_a_worker_gets(
         assert path.read_bytes() == data
 
 
+@pytest.mark.parametrize("size", [100, CHUNK_BYTES + 1, 11 * CHUNK_BYTES + 7])
+async def test_payloads_are_apart_from_bundles(store: ObjectStore, size: int) -> None:
+    data = os.urandom(size)
+    payloads = ObjectStore(store.bus, store.namespace, PAYLOADS)
+    sha256 = await payloads.put(data)
+    assert await payloads.get(sha256) == data
+    with pytest.raises(ObjectNotFoundError, match="kept for 7 days"):
+        await store.get(sha256)
+    with pytest.raises(ObjectNotFoundError, match="kept for 4 hours"):
+        await payloads.get("0" * 64)
+    await store.bus.request(subjects.object_part(PAYLOADS.name, store.namespace, sha256, 0), b"x")
+    with pytest.raises(ObjectCorruptError, match=sha256):
+        await payloads.get(sha256)
+
+
 async def test_the_same_is_stored_once(store: ObjectStore) -> None:
     data = os.urandom(3 * CHUNK_BYTES)
     sha256 = await store.put(data)
     stored = await _count(store)
-    info = await store.bus.jetstream.stream_info(subjects.bundles_stream(store.namespace))
+    info = await jetstream(store).stream_info(subjects.objects_stream(BUNDLES.name, store.namespace))
     assert await store.put(data) == await store.put_file(io.BytesIO(data)) == sha256
-    again = await store.bus.jetstream.stream_info(subjects.bundles_stream(store.namespace))
+    again = await jetstream(store).stream_info(subjects.objects_stream(BUNDLES.name, store.namespace))
     assert await _count(store) == stored
     assert again.state.last_seq == info.state.last_seq, "nothing was sent"
 
@@ -75,12 +96,12 @@ async def test_what_lost_a_chunk_is_stored_anew(store: ObjectStore, tmp_path: Pa
     """As when newer objects took its room: the oldest messages go first."""
     data = os.urandom(3 * CHUNK_BYTES)
     sha256 = await store.put(data)
-    stream = subjects.bundles_stream(store.namespace)
-    config = (await store.bus.jetstream.stream_info(stream)).config
-    await store.bus.jetstream.update_stream(config.evolve(max_msgs=2))
+    stream = subjects.objects_stream(BUNDLES.name, store.namespace)
+    config = (await jetstream(store).stream_info(stream)).config
+    await jetstream(store).update_stream(config.evolve(max_msgs=2))
     with pytest.raises(ObjectNotFoundError, match="newer ones take their room"):
         await store.get_file(sha256, tmp_path / "gone")
-    await store.bus.jetstream.update_stream(config)
+    await jetstream(store).update_stream(config)
     await store.put(data)
     await store.get_file(sha256, tmp_path / "back")
     assert (tmp_path / "back").read_bytes() == data
@@ -89,7 +110,7 @@ async def test_what_lost_a_chunk_is_stored_anew(store: ObjectStore, tmp_path: Pa
 @pytest.mark.parametrize("forged", [b"", b"x", b"x" * CHUNK_BYTES])
 async def test_what_was_written_over_is_not_handed_out(store: ObjectStore, tmp_path: Path, forged: bytes) -> None:
     sha256 = await store.put(os.urandom(CHUNK_BYTES + 100))
-    await store.bus.request(subjects.bundle_part(store.namespace, sha256, 1), forged)
+    await store.bus.request(subjects.object_part(BUNDLES.name, store.namespace, sha256, 1), forged)
     with pytest.raises(ObjectCorruptError, match=sha256):
         await store.get_file(sha256, tmp_path / "file")
     assert not (tmp_path / "file").exists()
@@ -116,7 +137,7 @@ async def test_what_is_not_there_is_said_to_be_missing(
     with pytest.raises(StorageError, match="does not exist"):
         await nowhere.get_file("0" * 64, tmp_path / "file")
     with pytest.raises(StorageError, match="does the namespace exist"):
-        await nowhere._messages.append(subjects.bundle_part(nowhere.namespace, "0" * 64, 0), b"")
+        await nowhere._messages.append(subjects.object_part(BUNDLES.name, nowhere.namespace, "0" * 64, 0), b"")
 
 
 async def test_another_namespace_is_out_of_reach(

@@ -16,6 +16,7 @@ from nats.aio.msg import Msg
 from fluster_bus import streams, subjects
 from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
+from fluster_bus.objects import BUNDLES, PAYLOADS
 from fluster_bus.roles import Role, User
 from fluster_bus.server import EmbeddedServer
 
@@ -159,10 +160,12 @@ NOT_TO_SEND = [
     f"{subjects.direct_get(THEIR_REGISTRY)}.{_entry(THEIRS)}",
     subjects.direct_get(THEIR_REGISTRY),
     subjects.direct_get(subjects.logs_stream(THEIRS)),
-    subjects.bundle_part(THEIRS, "0" * 64, 0),
-    subjects.bundle_manifest(THEIRS, "0" * 64),
-    subjects.direct_get(subjects.bundles_stream(THEIRS)),
-    f"{subjects.direct_get(subjects.bundles_stream(THEIRS))}.{subjects.bundle_part(THEIRS, '0' * 64, 0)}",
+    subjects.object_part(BUNDLES.name, THEIRS, "0" * 64, 0),
+    subjects.object_manifest(BUNDLES.name, THEIRS, "0" * 64),
+    subjects.object_part(PAYLOADS.name, THEIRS, "0" * 64, 0),
+    subjects.direct_get(subjects.objects_stream(PAYLOADS.name, THEIRS)),
+    subjects.direct_get(subjects.objects_stream(BUNDLES.name, THEIRS)),
+    f"{subjects.direct_get(subjects.objects_stream(BUNDLES.name, THEIRS))}.{subjects.object_part(BUNDLES.name, THEIRS, '0' * 64, 0)}",
     subjects.result_part(THEIRS, "train-1", 0, 1, 0),
     subjects.direct_get(subjects.results_stream(THEIRS)),
     f"{User(Role.JOB, THEIRS).inbox[:-1]}token",
@@ -192,9 +195,10 @@ NOT_TO_SEND = [
     f"$JS.API.STREAM.PURGE.{REGISTRY}",
     f"$JS.API.STREAM.MSG.GET.{RECORDS}",
     subjects.message_delete(REGISTRY),
-    f"$JS.API.STREAM.PURGE.{subjects.bundles_stream(OURS)}",
-    subjects.message_delete(subjects.bundles_stream(OURS)),
-    f"$JS.API.CONSUMER.CREATE.{subjects.bundles_stream(OURS)}",
+    f"$JS.API.STREAM.PURGE.{subjects.objects_stream(BUNDLES.name, OURS)}",
+    f"$JS.API.STREAM.PURGE.{subjects.objects_stream(PAYLOADS.name, OURS)}",
+    subjects.message_delete(subjects.objects_stream(BUNDLES.name, OURS)),
+    f"$JS.API.CONSUMER.CREATE.{subjects.objects_stream(BUNDLES.name, OURS)}",
     f"$JS.API.CONSUMER.CREATE.{REGISTRY}",
     f"$JS.API.CONSUMER.CREATE.{REGISTRY}.spy",
     f"$JS.API.CONSUMER.DURABLE.CREATE.{REGISTRY}.spy",
@@ -218,7 +222,8 @@ NOT_TO_HEAR = [
     subjects.jobs_verb(OURS, "*"),
     subjects.endpoints_verb(OURS, "lookup"),
     subjects.logs_of_job(OURS, "*"),
-    subjects.bundles_of_all(OURS),
+    subjects.objects_of_all(BUNDLES.name, OURS),
+    subjects.objects_of_all(PAYLOADS.name, OURS),
     "fluster.sys.>",
     subjects.worker_verb("w1", "look"),
     "_INBOX.>",
@@ -286,7 +291,7 @@ async def test_a_rollup_does_not_wipe_the_others_from_the_registry(connect: Conn
 @pytest.mark.parametrize("rollup", ["all", "sub"])
 async def test_a_rollup_does_not_wipe_the_stored_files(connect: Connect, rollup: str) -> None:
     job = await connect(Role.JOB, OURS)
-    part = subjects.bundle_part(OURS, "1" * 64, 0)
+    part = subjects.object_part(BUNDLES.name, OURS, "1" * 64, 0)
     answer = json.loads((await job.ask(part, b"", {"Nats-Rollup": rollup})).data)
     assert "rollup not permitted" in answer["error"]["description"]
 
@@ -297,7 +302,7 @@ async def test_a_rollup_does_not_wipe_the_stored_files(connect: Connect, rollup:
         _record(OURS),
         _record(THEIRS),
         _entry(THEIRS),
-        subjects.bundle_part(THEIRS, "0" * 64, 0),
+        subjects.object_part(BUNDLES.name, THEIRS, "0" * 64, 0),
         subjects.result_part(OURS, "train-1", 0, 1, 0),
         f"$JS.API.STREAM.DELETE.{RECORDS}",
     ],
@@ -307,7 +312,7 @@ async def test_a_rollup_does_not_wipe_the_stored_files(connect: Connect, rollup:
     [
         subjects.jobs_submit(OURS),
         _entry(OURS, "mine"),
-        subjects.bundle_part(OURS, "0" * 64, 0),
+        subjects.object_part(BUNDLES.name, OURS, "0" * 64, 0),
         subjects.direct_get(REGISTRY),
         f"{subjects.direct_get(REGISTRY)}.{_entry(OURS)}",
     ],
