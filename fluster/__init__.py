@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         every,
         method,
     )
-    from fluster.cluster import AsyncCluster, Cluster, LocalCluster, TaskContext, current_cluster, current_task
+    from fluster.cluster import AsyncCluster, Cluster, LocalCluster, Ref, TaskContext, current_cluster, current_task
     from fluster.errors import (
         ActorDiedError,
         ActorError,
@@ -123,6 +123,7 @@ __all__ = [
     "NoTaskError",
     "NotRunError",
     "PoisonedTaskError",
+    "Ref",
     "RemoteError",
     "Resolver",
     "ResourceConfig",

@@ -62,6 +62,7 @@ class Lent(bytes):
 
     arena: Arena
     span: Span
+    kept: object = None  # lives as long as it does
 
     @classmethod
     def of(cls, arena: Arena, span: Span) -> Self:

@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import pickle
 import struct
+import threading
+import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from fluster_bus import arenas, pickles
 from fluster_bus.arena import Lent
 from fluster_bus.errors import InvalidMessageError
 from fluster_bus.objects import ObjectStore
 from fluster_bus.pickles import LARGE_BYTES, Pickled
-from fluster_bus.references import LENT, layout
+from fluster_bus.references import LENT, Reference, layout
 
 _LENT, _JOINED, _STORED = 0x01, 0x02, 0x03
 _COUNT = struct.Struct("<BI")  # form, number of pieces; their sizes follow
@@ -39,15 +41,53 @@ def encode(value: Any) -> bytes:
     pickled = pickles.dump(value)
     if isinstance(pickled, bytes):
         if len(pickled) < LARGE_BYTES:
-            return pickled
+            return _keeping(pickled) if KeepingBytes.in_use else pickled
         pickled = Pickled([pickled], [])
-    return arenas.lend(pickled) or joined(pickled)
+    payload = arenas.lend(pickled) or joined(pickled)
+    return _keeping(payload) if KeepingBytes.in_use else payload
+
+
+class KeepingBytes(bytes):
+    """A payload that keeps alive what it only names."""
+
+    in_use: ClassVar[bool] = False  # whether there was any: small calls shall not look further
+    kept: list[object]
+
+    def __reduce__(self) -> tuple[type[bytes], tuple[bytes]]:
+        return bytes, (bytes(self),)
+
+
+class _Named(threading.local):
+    """What was named by what this thread is pickling."""
+
+    def __init__(self) -> None:
+        self.things: list[weakref.ref[Any]] = []  # weak: what is pickled otherwise keeps nothing alive
+
+
+_named = _Named()
+
+
+def keep_alive(thing: object) -> None:
+    """For `__reduce__`: have `thing` live as long as the payload into which it is being pickled."""
+    KeepingBytes.in_use = True
+    _named.things.append(weakref.ref(thing))
+
+
+def _keeping(payload: bytes) -> bytes:
+    named, _named.things = _named.things, []
+    things = [thing for each in named if (thing := each()) is not None]
+    if not things:
+        return payload
+    kept = payload if isinstance(payload, Lent) else KeepingBytes(payload)
+    kept.kept = things
+    return kept
 
 
 def encode_whole(value: Any) -> bytes:
     """The payload of `value` that holds everything itself, whoever reads it. Raises as `encode` does."""
     pickled = pickles.dump(value)
-    return pickled if isinstance(pickled, bytes) else joined(pickled)
+    payload = pickled if isinstance(pickled, bytes) else joined(pickled)
+    return _keeping(payload) if KeepingBytes.in_use else payload
 
 
 def encode_for(value: Any, inbox: str) -> bytes:
@@ -96,9 +136,25 @@ def is_lent(payload: bytes) -> bool:
     return payload[:1] == LENT
 
 
+def size_of(payload: bytes) -> int:
+    """How many bytes a payload has, wherever they lie."""
+    return sum(Reference.decode(payload).sizes) if is_lent(payload) else len(payload)
+
+
 def held(payload: bytes) -> bytes:
     """A payload that arrived: what its sender lends is held from now on, for as long as the answer lives."""
     return arenas.held(payload) if payload[:1] == LENT else payload
+
+
+def held_or_nothing(payload: bytes) -> bytes:
+    """As `held`; empty when it cannot be held here."""
+    found = held(payload)
+    return b"" if is_lent(found) and not isinstance(found, arenas.Held) else found
+
+
+def small_or_lent(payload: bytes) -> bytes:
+    """What can be sent to many: the payload itself or a reference to it; empty when it is too large for that."""
+    return bytes(payload) if isinstance(payload, Lent) or len(payload) < LARGE_BYTES else b""
 
 
 def spelled_out(payload: bytes) -> bytes:

@@ -329,7 +329,7 @@ class Caller:
 
     async def _carried(self, payload: bytes, shares_memory: bool) -> bytes:
         """As it travels: what no message can carry is put into the object store. The calls behind it wait for that."""
-        payload = bytes(payload) if shares_memory else payloads.spelled_out(payload)
+        payload = bytes(payload if shares_memory else payloads.spelled_out(payload))
         if len(payload) > self._max_payload:
             payload = await payloads.stored(payload, self._store)
         return payload

@@ -27,6 +27,7 @@ from fluster.actors.streams import Streams
 from fluster.actors.supervision import Functions, Supervisor
 from fluster.actors.timers import Timer, timers_of
 from fluster.actors.windows import Window
+from fluster.cluster.refs import Ref, resolved
 from fluster.errors import ActorTimeoutError, MailboxFullError, NotRunError
 from fluster.log_context import LogContext, RunningCall, set_running
 from fluster.tracing import Carrier, ServedSpan, serving
@@ -283,6 +284,8 @@ class HostedActor:
             if job.deadline is not None and frames.seconds_between(job.deadline, self._clock.now()) >= 0:
                 raise ActorTimeoutError(f"{self.context.actor_name}.{job.method} arrived too late; it was not run")
             args, kwargs = self._json_arguments(job) if job.is_json else self._decode(job.payload)
+            if Ref.in_use:
+                args, kwargs = resolved(args, kwargs, self.context.cluster)
             info = self._infos.get(job.method)
             if info is not None and info.takes_context:
                 args = (self._context_of(job), *args)

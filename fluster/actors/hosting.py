@@ -7,6 +7,7 @@ from typing import Any
 
 from fluster.actors.definition import options_of
 from fluster.actors.server import ActorServer
+from fluster.cluster.refs import resolved
 from fluster_bus import codec
 
 
@@ -17,10 +18,14 @@ def host(name: str, actor_class: type[Any], args: tuple[Any, ...], kwargs: Mappi
     # Each instance gets arguments that no other has changed.
     pickled = codec.encode((args, kwargs)) if options_of(actor_class).max_restarts else b""
 
+    def make(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:
+        args, kwargs = resolved(args, kwargs)
+        return actor_class(*args, **kwargs)
+
     def make_again() -> object:
         again_args, again_kwargs = codec.decode(pickled)
-        return actor_class(*again_args, **again_kwargs)
+        return make(again_args, again_kwargs)
 
     server = ActorServer(current_cluster())
-    server.register(name, actor_class(*args, **kwargs), factory=make_again if pickled else None)
+    server.register(name, make(args, kwargs), factory=make_again if pickled else None)
     server.serve()

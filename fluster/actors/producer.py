@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from fluster.actors import frames
 from fluster.actors.cancellation import Cancellation
 from fluster.actors.windows import Produced, Window
+from fluster_bus import payloads
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +155,7 @@ class Producer:
         """Make an item ready; False when there is no room for the next."""
         data = self._encode(item)
         self._ready.append(data)
-        room = self._produced.send(len(data))
+        room = self._produced.send(payloads.size_of(data))
         if not self._announced:
             self._announced = True
             self._announce(self)

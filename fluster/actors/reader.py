@@ -224,7 +224,7 @@ class ActorStream(Generic[T]):
 
     def _read(self) -> T:
         data = self._items.popleft()
-        if self._reader.progress.read(len(data)):
+        if self._reader.progress.read(payloads.size_of(data)):
             self._reader.on_read()
         item: T = payloads.decode(data)
         return item

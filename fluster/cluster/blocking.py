@@ -34,6 +34,8 @@ class Cluster:
             raise
         _open.add(self)
 
+    put = blocking(AsyncCluster.put)
+    get = blocking(AsyncCluster.get)
     launch = blocking(AsyncCluster.launch)
     launch_many = blocking(AsyncCluster.launch_many)
     poll = blocking(AsyncCluster.poll)

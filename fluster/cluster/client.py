@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import re
 from collections import Counter
@@ -26,6 +27,7 @@ from fluster.cluster.job_results import results_of
 from fluster.cluster.job_states import UNANSWERED, JobStates
 from fluster.cluster.job_wait import get_finished, wait_finished
 from fluster.cluster.job_watch import watch_job
+from fluster.cluster.refs import Ref, Refs
 from fluster.cluster.stored_workspaces import with_stored_workspaces
 from fluster.errors import JobFailedError, JobNotFoundError, JobRefusedError, JobTimeoutError
 from fluster.tracing import job_environment
@@ -117,6 +119,23 @@ class AsyncCluster:
     def address(self) -> str:
         """The URL with credentials that FLUSTER_CLUSTER_ADDRESS takes."""
         return self.bus.address.to_url()
+
+    # ---- objects ----------------------------------------------------------------------------------------
+
+    async def put(self, value: T) -> Ref[T]:
+        """A Ref to a copy of `value`: what many calls or jobs use is sent once to each process, not with each call.
+
+        It is freed when the Ref is gone, or by `ref.free()`. Raises TypeError when it cannot be pickled.
+        """
+        return await self._refs.put(value)
+
+    async def get(self, ref: Ref[T]) -> T:
+        """The object of a Ref. Raises PayloadLostError when it was freed, or the process that put it has ended."""
+        return await self._refs.get(ref)
+
+    @functools.cached_property
+    def _refs(self) -> Refs:
+        return Refs(self.bus, self.namespace)
 
     # ---- jobs -------------------------------------------------------------------------------------------
 

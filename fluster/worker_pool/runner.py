@@ -12,6 +12,7 @@ from typing import Any
 from fluster.actors.definition import actor
 from fluster.actors.failures import encode_failure
 from fluster.actors.server import ActorServer
+from fluster.cluster.refs import Ref, resolved
 from fluster.errors import ActorTimeoutError, NotRunError
 from fluster_bus import codec, payloads
 
@@ -46,6 +47,8 @@ class TaskRunner:
         """What `function(*args, **kwargs)` gives."""
         self._check_alive()
         args, kwargs = payloads.decode(arguments)
+        if Ref.in_use:
+            args, kwargs = resolved(args, kwargs)
         return self._call(_function(function), args, kwargs, limit_s)
 
     def run_slice(
@@ -56,8 +59,9 @@ class TaskRunner:
         called = _function(function)
         values: list[Any] = []
         failures: dict[int, bytes] = {}
-        for place, args in enumerate(payloads.decode(items)[start : start + size]):
+        for place, item in enumerate(payloads.decode(items)[start : start + size]):
             try:
+                args = resolved(item, {})[0] if Ref.in_use else item
                 values.append(called(*args) if limit_s is None else self._call(called, args, {}, limit_s))
             except BaseException as error:
                 failures[place] = encode_failure(error, skipped_frames=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import gc
 import itertools
 import json
@@ -20,7 +21,7 @@ from fluster.errors import ActorDiedError, ActorTimeoutError, ConnectionLostErro
 from fluster_bus import subjects
 from fluster_bus.errors import ClosedError, MessageTooLargeError
 from fluster_bus.roles import Role
-from tests.component.test_actors import NAMESPACE, TIMEOUT_S, Env
+from tests.component.test_actors import NAMESPACE, TIMEOUT_S, Env, sharing_nothing
 from tests.waiting import wait_until
 
 WINDOW = 4
@@ -220,12 +221,13 @@ def test_wrong_arguments_are_told_by_the_call(shared: Env) -> None:
 
 def test_an_item_that_cannot_travel_ends_the_stream(shared: Env) -> None:
     source, pool = serve(shared)
-    for arguments, error in (((None,), TypeError), ((1, 9 << 20), MessageTooLargeError)):
-        stream = pool.call().odd(*arguments)
-        assert next(stream) == 1
-        with pytest.raises(error):
-            next(stream)
-        source.is_ended()
+    with sharing_nothing():
+        for arguments, error in (((None,), TypeError), ((1, 9 << 20), MessageTooLargeError)):
+            stream = pool.call().odd(*arguments)
+            assert next(stream) == 1
+            with pytest.raises(error):
+                next(stream)
+            source.is_ended()
 
 
 # ---- how far it is ahead --------------------------------------------------------------------------------
@@ -247,10 +249,16 @@ def test_the_generator_is_no_more_than_a_window_ahead_and_others_run_meanwhile(
     source.is_ended()
 
 
-def test_large_items_count_by_their_bytes(shared: Env) -> None:
+@pytest.mark.parametrize("shares_memory", [True, False])
+def test_large_items_count_by_their_bytes(shared: Env, *, shares_memory: bool) -> None:
+    with contextlib.nullcontext() if shares_memory else sharing_nothing():
+        _large_items_count(shared)
+
+
+def _large_items_count(shared: Env) -> None:
     source, pool = serve(shared)
-    for number, item in enumerate(pool.call().large(30_000)):
-        assert len(item) == 30_000
+    for number, item in enumerate(pool.call().large(33_000)):
+        assert len(item) == 33_000
         assert source.yielded <= number + 1 + 4
         if number == 20:
             break

@@ -6,6 +6,7 @@ import pytest
 
 from fluster.actors.outbox import Outbox, Reply
 from fluster.testing.memory_bus import MemoryBus
+from fluster_bus.objects import ObjectStore
 
 pytestmark = pytest.mark.anyio
 
@@ -36,7 +37,7 @@ class Recorder(MemoryBus):
 @pytest.mark.parametrize("is_asleep", [True, False])
 async def test_it_is_not_empty_before_the_loop_has_come_to_what_was_added(*, is_asleep: bool) -> None:
     bus = Recorder()
-    outbox = Outbox(bus, asyncio.get_running_loop())
+    outbox = Outbox(bus, asyncio.get_running_loop(), ObjectStore(bus, "test"))
     running = asyncio.create_task(outbox.run())
     if is_asleep:
         await asyncio.sleep(0)
@@ -51,7 +52,7 @@ async def test_it_is_not_empty_before_the_loop_has_come_to_what_was_added(*, is_
 
 async def test_nobody_waits_for_what_can_be_sent_no_more() -> None:
     bus = MemoryBus()
-    outbox = Outbox(bus, asyncio.get_running_loop())
+    outbox = Outbox(bus, asyncio.get_running_loop(), ObjectStore(bus, "test"))
     running = asyncio.create_task(outbox.run())
     closing = asyncio.create_task(bus.close())
     outbox.add(Reply("inbox", "", 0, ok=True, payload=b"late"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import gc
 import os
 import pickle
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fluster import ActorPool, LocalCluster, actor, deploy
+from fluster import ActorPool, Entrypoint, JobRequest, LocalCluster, Ref, WorkerPool, actor, deploy
 from fluster_bus import arenas
 from fluster_bus.names import unique_name
 from tests.waiting import wait_until
@@ -59,12 +60,17 @@ class Keeper:
     def lend(self, size: int) -> Kept:
         return Kept(b"mine!" * (size // 5))
 
+    def lend_many(self, count: int, size: int) -> Iterator[Kept]:
+        for _ in range(count):
+            yield Kept(b"mine!" * (size // 5))
+
     def pid(self) -> int:
         return os.getpid()
 
 
 def lent_bytes() -> int:
     """How much this process lends, after a look at what is over."""
+    gc.collect()  # other tests of this process may have left something
     own = arenas._here._own()
     own.tidy(time.monotonic())
     return sum(span.size for span in own._lent.values())
@@ -117,6 +123,13 @@ def test_a_result_outlives_the_actor_that_made_it(keepers: ActorPool[Any]) -> No
     assert all(bytes(future.result().data[:5]) == b"mine!" for future in unread)
 
 
+def test_large_items_of_a_stream_are_shared_too(keepers: ActorPool[Any]) -> None:
+    kept = list(keepers.call().lend_many(20, 1_000_000))
+    assert [(len(each.data), bytes(each.data[-5:])) for each in kept] == [(1_000_000, b"mine!")] * 20
+    assert all(each.data.readonly for each in kept)
+    assert sum(len(each.data) for each in keepers.call().lend_many(3, 5_000_000)) == 15_000_000
+
+
 def test_results_are_taken_before_an_actor_ends(cluster: LocalCluster, name: str) -> None:
     pool: ActorPool[Any] = deploy(cluster, Keeper, name=name)
     futures = [pool.submit().lend(1_000_000) for _ in range(8)]
@@ -152,3 +165,42 @@ def test_callers_that_are_killed_leave_nothing_behind(cluster: LocalCluster, kee
     assert keepers.broadcast().look().results(PATIENCE_S) == [[b"their"]] * 2, "it is theirs to keep"
     keepers.broadcast().forget().results(PATIENCE_S)
     assert keepers.call().echo(b"x" * 1_000_000) == b"x" * 1_000_000
+
+
+# ---- put once -------------------------------------------------------------------------------------------
+
+
+class Model:
+    def __init__(self, weights: Kept, *, label: Kept) -> None:
+        self.sizes = [len(weights.data), len(label.data)]
+
+    def sizes_with(self, more: Kept) -> list[int]:
+        return [*self.sizes, len(more.data)]
+
+
+def sizes_of(first: Kept, *, second: Kept, refs: list[Ref[Kept]]) -> list[int]:
+    return [len(first.data), len(second.data), *(len(ref.get().data) for ref in refs)]
+
+
+def size_of(kept: Kept) -> int:
+    return len(kept.data)
+
+
+@pytest.mark.parametrize("size", [10, 20_000_000])
+@pytest.mark.parametrize("shared", [True, False])
+def test_what_was_put_arrives_at_actors_jobs_and_workers(
+    cluster: LocalCluster, name: str, monkeypatch: pytest.MonkeyPatch, *, size: int, shared: bool
+) -> None:
+    if not shared:
+        monkeypatch.setenv(arenas.SIZE_VARIABLE, "0")
+        monkeypatch.setattr(arenas, "_here", arenas._Here())
+    ref = cluster.put(Kept(b"x" * size))
+    entrypoint = Entrypoint(callable=sizes_of, args=(ref,), kwargs={"second": ref, "refs": [ref]})
+    job = cluster.launch(JobRequest(name=name, entrypoint=entrypoint))
+    pool: ActorPool[Any] = deploy(cluster, Model, ref, label=ref, name=name)
+    assert pool.call().sizes_with(ref) == [size] * 3
+    pool.shutdown()
+    assert cluster.result(job, timeout=PATIENCE_S) == [size] * 3
+    with WorkerPool(cluster, 2) as workers:
+        futures = workers.map(size_of, [ref] * 4)
+        assert [future.result(PATIENCE_S) for future in futures] == [size] * 4

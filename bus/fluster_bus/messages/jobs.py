@@ -77,7 +77,7 @@ class Entrypoint(Message):
         if len(pickled) > MAX_ENTRYPOINT_BYTES:
             raise ValueError(
                 f"the pickled callable and its arguments have {len(pickled):,} bytes, over the limit of "
-                f"{MAX_ENTRYPOINT_BYTES:,}: pass a path or a name, and load the data inside the job"
+                f"{MAX_ENTRYPOINT_BYTES:,}: pass a Ref (cluster.put gives one), or a path, and load the data inside the job"
             )
         return {**data, "pickled": pickled, "python": f"{sys.version_info.major}.{sys.version_info.minor}"}
 

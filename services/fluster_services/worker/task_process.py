@@ -304,6 +304,9 @@ def _call(payload: bytes, directory: Path) -> int:
     try:
         continue_trace()
         function, args, kwargs = _unpickled(payload)
+        refs: Any = sys.modules.get("fluster.cluster.refs")  # there are none where nothing has imported it
+        if refs is not None and refs.Ref.in_use:
+            args, kwargs = refs.resolved(args, kwargs)
         returned = function(*args, **kwargs)
         if returned is not None:
             keep_result(returned, directory)
