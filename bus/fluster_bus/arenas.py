@@ -5,6 +5,7 @@ One of each for the whole process, since memory is bounded for the whole process
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 from typing import Any
 
 from fluster_bus.arena import Arena, Lent, Span
@@ -29,6 +31,7 @@ log = logging.getLogger(__name__)
 SIZE_VARIABLE = "FLUSTER_ARENA_BYTES"  # how much memory a process lends at most; 0: none, and it takes none from others
 _MAX_BYTES, _SHARE_OF_MEMORY = 1 << 30, 4  # by default: the lesser of 1 GiB and a fourth of the machine's memory
 _TICK_S = 5.0
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 class Held(bytes):
@@ -163,8 +166,20 @@ def _size() -> int:
         return parse_size(told)
     if sys.platform != "linux":
         return 0
+    return min(_MAX_BYTES, _memory() // _SHARE_OF_MEMORY)
+
+
+def _memory() -> int:
+    """What this process may use: the machine's memory, or less where its cgroup, or one above, has a limit."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(_MAX_BYTES, memory // _SHARE_OF_MEMORY)
+    with contextlib.suppress(OSError, ValueError):  # no cgroups of version 2
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        own = _CGROUPS / next((line for line in lines if line.startswith("0::/")), "0::/").removeprefix("0::/")
+        for group in (own, *own.parents):
+            limit = group / "memory.max"
+            if limit.exists() and (told := limit.read_text(encoding="ascii").strip()) != "max":
+                memory = min(memory, int(told))
+    return memory
 
 
 def _place() -> str | None:

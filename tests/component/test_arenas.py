@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -259,6 +260,17 @@ def test_without_room_the_payload_travels_in_the_message(peers: Callable[..., Pe
     assert none.place() is None
     none.hold("b", payloads.encode(Block(bytes(100_000))))
     assert "takes no shared memory" in none.read("b")
+
+
+def test_a_limit_of_the_process_bounds_what_it_lends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arenas, "_CGROUPS", tmp_path)
+    whole = arenas._size()
+    (tmp_path / "memory.max").write_text("max\n")
+    assert arenas._size() == whole
+    (tmp_path / "memory.max").write_text(f"{256 * MIB}\n")  # of a group that this process is in, or one above
+    assert arenas._size() == 64 * MIB
+    monkeypatch.setenv(arenas.SIZE_VARIABLE, "5MiB")
+    assert arenas._size() == 5 * MIB
 
 
 def test_pages_go_back_to_the_system_when_nobody_used_them_for_a_while(arena: Arena, peer: Peer) -> None:
