@@ -43,12 +43,13 @@ class Held(bytes):
 class Hold:
     """Keeps a payload in its sender's arena, or in this process's own."""
 
-    __slots__ = ("__weakref__", "_owner", "_span", "memory", "reference")
+    __slots__ = ("__weakref__", "_mappings", "_owner", "_span", "memory", "reference")
 
     def __init__(self, reference: Reference) -> None:
         """Raises PayloadLostError."""
         self._owner: Mapping | Arena | None = None  # for `__del__`, when there is nothing to hold
         self._span: Span | None = None
+        self._mappings = _here.mappings
         self.reference = reference
         owner, self._span = _here.hold(reference)
         self.memory = owner.memory
@@ -58,7 +59,7 @@ class Hold:
         if isinstance(self._owner, Arena) and self._span is not None:
             self._owner.let_go(self._span)
         elif isinstance(self._owner, Mapping):
-            _here.mappings.let_go(self._owner, self.reference.slot)
+            self._mappings.let_go(self._owner, self.reference.slot)
 
     def read(self) -> Any:
         """The value. Arrays in it look at the shared memory, and keep it for as long as they live."""
@@ -185,14 +186,16 @@ def _memory() -> int:
 def _place() -> str | None:
     """Names those processes that can open each other's arenas: of one boot, one view of processes, and one user."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123 - 30 µs at each start
-            boot = file.read().strip()
-        spaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("pid", "user")]  # noqa: PTH116
-        if os.stat("/proc/self/fd").st_uid != os.geteuid():  # noqa: PTH116 - the system hides it from its own user
-            return None
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        spaces = [Path(f"/proc/self/ns/{kind}").stat().st_ino for kind in ("pid", "user")]
+        if Path("/proc/self/fd").stat().st_uid != os.geteuid():
+            return None  # the system hides it from its own user
+        # The kernel asks for the same rights at least, too.
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        rights = [line for line in status.splitlines() if line.startswith("CapPrm")]
     except OSError:
         return None
-    whole = f"{boot} {spaces} {os.geteuid()}"
+    whole = f"{boot} {spaces} {os.geteuid()} {rights}"
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
