@@ -42,7 +42,8 @@ def _job_state(job: JobRecord, tasks: list[TaskRecord]) -> JobStatus:
 
 
 def _present_state(tasks: list[TaskRecord]) -> JobStatus:
-    if any(task.state is JobStatus.RUNNING or task.state.finished() for task in tasks):
+    # One that ended without having been started, as for want of room, makes no job run.
+    if any(task.state is JobStatus.RUNNING or (task.state.finished() and task.started_at) for task in tasks):
         return JobStatus.RUNNING
     return JobStatus.BUILDING if any(task.state is JobStatus.BUILDING for task in tasks) else JobStatus.PENDING
 

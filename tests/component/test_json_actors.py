@@ -130,24 +130,35 @@ def test_broadcasts_and_order(shared: Env) -> None:
     assert {*seen[0]} | {*seen[1]} == set(range(50))
 
 
-def test_limits_and_deadlines_hold(shared: Env) -> None:
+def test_a_full_mailbox_and_an_end_are_told(shared: Env) -> None:
     gate = JsonGate()
     server = shared.serve("json-gate", gate)
     pool = shared.pool("json-gate")
     running = pool.submit().wait()
     gate.is_entered()
-    with pytest.raises(ActorTimeoutError):
-        pool.call(timeout=0.05).wait()
+    waiting = pool.submit().wait()
     with pytest.raises(MailboxFullError):
         pool.call().wait()
+    gate.opened.set()
+    assert [each.result(TIMEOUT_S) for each in (running, waiting)] == ["went through"] * 2
+    server.shutdown()
+    with pytest.raises((ActorDiedError, LookupError)):
+        pool.call().wait()
+
+
+def test_what_came_too_late_is_never_run(shared: Env) -> None:
+    gate = JsonGate()
+    shared.serve("json-late", gate)
+    pool = shared.pool("json-late")
+    running = pool.submit().wait()
+    gate.is_entered()
+    with pytest.raises(ActorTimeoutError):
+        pool.call(timeout=0.05).wait()
     gate.opened.set()
     assert running.result(TIMEOUT_S) == "went through"
     assert pool.call().wait() == "went through"
     gate.is_entered()
-    assert not gate.entered.acquire(blocking=False)  # what came too late was never run
-    server.shutdown()
-    with pytest.raises((ActorDiedError, LookupError)):
-        pool.call().wait()
+    assert not gate.entered.acquire(blocking=False)
 
 
 @pytest.mark.anyio

@@ -88,15 +88,16 @@ def test_a_controller_that_is_started_with_a_wrong_clock_knows_how_long_a_job_ha
         waiting = client.launch(command("true", scheduling_timeout_s=HOUR_S / 2))
         impatient = client.launch(command("true", scheduling_timeout_s=6))
         launched = time.monotonic()
-        for off_s in (HOUR_S, -HOUR_S):
+        for off_s in (HOUR_S, -HOUR_S, HOUR_S, -HOUR_S):
             daemons.kill("controller")
             set_clock(daemons, "controller", off_s)
             daemons.start_controller()
             assert client.poll(waiting).status is JobStatus.PENDING
         restarted = time.monotonic()
         assert client.wait(impatient, timeout=PATIENCE_S).status is JobStatus.UNSCHEDULABLE
-        assert time.monotonic() - launched >= 6
-        assert time.monotonic() - restarted < 5.5, "not the whole time once more"
+        ended = time.monotonic()
+        assert ended - launched >= 6
+        assert ended - restarted < 6 - (restarted - launched) / 3, "not the whole time once more"
         daemons.start_worker("w1")
         assert client.wait(waiting, timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
 
