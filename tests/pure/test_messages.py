@@ -301,7 +301,7 @@ def test_what_cannot_be_pickled_is_a_type_error() -> None:
 
 
 def test_a_large_argument_is_refused_with_the_remedy() -> None:
-    with pytest.raises(ValidationError, match="pass a Ref .*or a path"):
+    with pytest.raises(ValidationError, match=r"pass a Ref .*or a path"):
         Entrypoint(callable=len, args=(b"x" * MAX_ENTRYPOINT_BYTES,))
 
 
