@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fluster_bus.codec import encode_json_error
 
@@ -12,12 +11,11 @@ if TYPE_CHECKING:
 
 _ERROR_HEADER = "Nats-Service-Error"  # of the services API, ADR-32
 _ERROR_CODE_HEADER = "Nats-Service-Error-Code"
-_STATUS_HEADER = "Status"
+STATUS_HEADER = "Status"
 _MAX_ERROR = 1_000  # characters; the whole text is in the data
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """A message as it arrived."""
 
     subject: str
@@ -34,7 +32,7 @@ class Delivery:
     @property
     def status(self) -> str | None:
         """The server's own word on a reply: `503` nobody listens, `404` not found, `204` end of a batch."""
-        return self.headers.get(_STATUS_HEADER) if self.headers else None
+        return self.headers.get(STATUS_HEADER) if self.headers else None
 
     @property
     def error(self) -> tuple[str, str] | None:

@@ -1,0 +1,518 @@
+"""A small connection to NATS for threads that block: who waits for an answer reads the socket itself.
+
+    thread ── publish ──► Line ──► server        the turn to read (turns.py) goes from thread to thread; callbacks
+    thread ◄─ read_until / receive ◄─ Line       run in the thread that has it
+
+One thread more, the keeper, makes the connection and makes it anew when it is lost, sends pings, and reads when nobody
+else does: a moment after the turn was given back, so that it never stands in the way of threads that come and go. When
+others wait for the turn it gives it to them at once, unless `keep_reading` says that it has to read for all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import random
+import select
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from fluster_bus import wire
+from fluster_bus.address import BusAddress
+from fluster_bus.delivery import Delivery
+from fluster_bus.errors import (
+    BusError,
+    ClosedError,
+    ConnectError,
+    CredentialsError,
+    DisconnectedError,
+    MessageTooLargeError,
+)
+from fluster_bus.line import Line, RefusedError
+from fluster_bus.turns import Turns
+from fluster_bus.wire import Info, Message, Ping, Pong, ProtocolError, Refusal, Said
+
+log = logging.getLogger(__name__)
+
+_DIAL_TIMEOUT_S = 2.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0  # between attempts to connect
+_UNREAD_S = 0.005  # the keeper reads when nobody has for so long, at least
+_ASLEEP_AFTER_S = 0.1
+_MISSED_PINGS = 2
+_CLOSE_TIMEOUT_S = 5.0
+
+_lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
+
+
+class _Subscription(NamedTuple):
+    subject: str
+    queue: str
+    callback: Callable[[Delivery], object]
+
+
+def _nothing() -> None:
+    pass
+
+
+class Lane:
+    """A connection to the bus that comes back by itself. Any thread may use it.
+
+    It is connected some time after `start`; `on_connect` and `on_disconnect` tell of every time, `on_wake` answers
+    `wake`. They run in threads of the lane or in one that uses it just then, and must not block.
+    """
+
+    def __init__(
+        self,
+        address: BusAddress,
+        name: str,
+        *,
+        on_connect: Callable[[], object] = _nothing,
+        on_disconnect: Callable[[], object] = _nothing,
+        on_wake: Callable[[], object] = _nothing,
+        keep_reading: Callable[[], object] = bool,
+        ping_every_s: float = 20.0,
+    ) -> None:
+        self.address = address
+        self.name = name
+        self.turns = Turns()
+        self._on_connect, self._on_disconnect, self._on_wake = on_connect, on_disconnect, on_wake
+        self._keep_reading = keep_reading
+        self._ping_every_s = ping_every_s
+        self._line: Line | None = None
+        self._told = True  # that the connection was lost, before there is another
+        self._closed: str | None = None  # why
+        self._error: BusError | None = None  # why there is no connection
+        self._standing = threading.Condition()  # over the line, whether it is closed, and the subscriptions
+        self._numbers = itertools.count(1)
+        self._subscriptions: dict[int, _Subscription] = {}
+        self._pings: deque[Callable[[], object]] = deque()  # those out on this line: what waits for their PONG
+        self._servers = list(address.servers)
+        self._heard = True  # anything since the last ping
+        self._missed = 0
+        self._next_ping = time.monotonic() + ping_every_s
+        self._asleep = False
+        self._awake = False
+        self._keeper = threading.Thread(target=self._keep, name=f"{name} lane", daemon=True)
+
+    # ---- life -------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._waker, self._wakes = socket.socketpair()
+        self._waker.setblocking(False)
+        self._wakes.setblocking(False)
+        _lanes.add(self)
+        self._keeper.start()
+
+    @property
+    def connected(self) -> bool:
+        return self._line is not None
+
+    @property
+    def closed(self) -> bool:
+        return self._closed is not None
+
+    def wait_connected(self, timeout_s: float) -> None:
+        """Wait until there is a connection.
+
+        Raises CredentialsError as soon as the server refuses them, ConnectError when there is none in time, ClosedError.
+        """
+        with self._standing:
+            self._standing.wait_for(
+                lambda: self.connected or self.closed or isinstance(self._error, CredentialsError), timeout_s
+            )
+            if not self.connected:
+                raise self._error if self._error is not None and not self.closed else self._unavailable()
+
+    def _unavailable(self) -> BusError:
+        if self._closed is not None:
+            return ClosedError(self._closed)
+        return DisconnectedError(f"the connection to {self.address} is lost; it is being rebuilt")
+
+    def close(self) -> None:
+        """Send what is written, then leave. What waits for the server to see something is told at once."""
+        try:
+            self.flush()
+        except BusError:
+            log.debug("%s: the connection was lost while it was closed", self.name)
+        with self._standing:
+            if self._closed is not None:
+                return
+            self._closed = f"the connection {self.name!r} was closed"
+            self._standing.notify_all()
+        line = self._line
+        if line is not None:
+            self._lose(line, "closed")
+        self.wake()
+        if threading.current_thread() is not self._keeper and self._keeper.ident is not None:
+            self._keeper.join(_CLOSE_TIMEOUT_S)
+
+    def _after_fork(self) -> None:
+        # Its locks may be held by threads that stayed behind, and the socket is the parent's: nothing is sent.
+        self._closed = f"the connection {self.name!r} belongs to the process that was forked: make one here"
+        self._line = None
+        self._waker.close()
+        self._wakes.close()
+
+    # ---- sending ----------------------------------------------------------------------------------------
+
+    @property
+    def max_payload(self) -> int:
+        """The largest message that the server takes, in bytes."""
+        line = self._line
+        return line.max_payload if line is not None else 1 << 20
+
+    def publish(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        reply: str = "",
+        headers: Mapping[str, str] | None = None,
+        flush: bool = True,
+    ) -> None:
+        """Send a message, with `flush=False` when `flush` is called.
+
+        Raises DisconnectedError, ClosedError, MessageTooLargeError.
+        """
+        line = self._line
+        if line is None:
+            raise self._unavailable()
+        if len(data) > line.max_payload:
+            raise MessageTooLargeError(
+                f"the message to {subject} has {len(data):,} bytes, over the server's limit of {line.max_payload:,}"
+            )
+        line.add(wire.publish(subject, data, reply, headers))
+        if flush:
+            self._flush(line)
+
+    def flush(self) -> None:
+        """Send what was added. A connection that is lost by it is told by `on_disconnect`."""
+        line = self._line
+        if line is not None:
+            self._flush(line)
+
+    def _flush(self, line: Line, *, wait: bool = True) -> None:
+        try:
+            line.flush(wait=wait)
+        except OSError as error:
+            self._lose(line, str(error))
+        except BaseException:  # Ctrl-C may have cut a message in two
+            self._lose(line, "a thread was interrupted while it wrote")
+            raise
+
+    def when_seen(self, callback: Callable[[], object]) -> None:
+        """Have `callback` run once the server has dealt with all that was sent before, and what it had sent to here by
+        then was handed on; at once, when there is no connection, and as soon as it is lost.
+        """
+        with self._standing:
+            line = self._line
+            if line is not None:
+                self._pings.append(callback)
+                line.add(wire.PING)
+        if line is None:
+            callback()
+        else:
+            self._flush(line, wait=False)
+
+    # ---- subscriptions ----------------------------------------------------------------------------------
+
+    def subscribe(self, subject: str, callback: Callable[[Delivery], object], *, queue: str = "") -> int:
+        """Have `callback` run for each message, in the order in which they come; the number of the subscription."""
+        with self._standing:
+            number = next(self._numbers)
+            self._subscriptions[number] = _Subscription(subject, queue, callback)
+            line = self._line
+            if line is not None:
+                line.add(wire.subscribe(number, subject, queue))
+        if line is not None:
+            self._flush(line)
+        return number
+
+    def unsubscribe(self, numbers: list[int], then: Callable[[], object] = _nothing) -> None:
+        """Hear no more; what is on its way here is still handed on, and after that `then` is called."""
+        with self._standing:
+            if self._line is None:
+                self._forget(numbers)  # before there is a connection again, which would take them up
+            else:
+                self._line.add(b"".join(map(wire.unsubscribe, numbers)))
+
+        def gone() -> None:
+            self._forget(numbers)
+            then()
+
+        self.when_seen(gone)
+
+    def _forget(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self._subscriptions.pop(number, None)
+
+    # ---- reading ----------------------------------------------------------------------------------------
+
+    def read_until(
+        self, is_done: Callable[[], bool], when_done: Callable[[Callable[[], object]], object], timeout_s: float | None
+    ) -> None:
+        """Return when `is_done`, or when the time is over or the lane is closed; take one's turn at reading meanwhile.
+
+        `when_done(callback)` has a callback run once it is, at once if it is already.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not is_done() and self._closed is None:
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return
+            if self.turns.take():
+                self._read_in_turn(is_done, deadline)
+            else:
+                self._read_later(is_done, when_done, deadline)
+
+    def _read_in_turn(self, is_done: Callable[[], bool], deadline: float | None) -> None:
+        try:
+            while not is_done() and self._closed is None:
+                left_s = None if deadline is None else deadline - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    return
+                self.receive(left_s)
+        finally:
+            self.leave()
+
+    def _read_later(
+        self,
+        is_done: Callable[[], bool],
+        when_done: Callable[[Callable[[], object]], object],
+        deadline: float | None,
+    ) -> None:
+        woken = threading.Event()
+        mine = self.turns.ask(woken.set)
+        try:
+            if not mine:
+                if not self._keep_reading():
+                    self.wake()  # it may be the keeper's turn
+                when_done(woken.set)
+                woken.wait(None if deadline is None else max(deadline - time.monotonic(), 0))
+        finally:
+            mine = mine or self.turns.withdraw(woken.set)
+        if mine:
+            self._read_in_turn(is_done, deadline)
+
+    def receive(self, timeout_s: float | None = None) -> None:
+        """Wait for messages, or for a connection, and hand on what has come. For the thread whose turn it is."""
+        line = self._line
+        if line is None:
+            with self._standing:
+                self._standing.wait_for(lambda: self.connected or self.closed, timeout_s)
+        elif line.wait(timeout_s):
+            self._read(line)
+
+    def leave(self) -> None:
+        """Give the turn back."""
+        self.turns.leave()
+        if self._asleep:
+            self.wake()
+
+    def _read(self, line: Line) -> None:
+        try:
+            self._heard = True
+            for said in line.read():
+                self._on_said(line, said)
+        except (OSError, ProtocolError) as error:
+            self._lose(line, str(error))
+        except BaseException:  # Ctrl-C may have dropped what was read
+            self._lose(line, "a thread was interrupted while it read")
+            raise
+
+    def _on_said(self, line: Line, said: Said) -> None:
+        if type(said) is Message:
+            subscription = self._subscriptions.get(said.subscription)
+            if subscription is not None:
+                self._call(subscription.callback, said.delivery)
+        elif isinstance(said, Ping):
+            line.add(wire.PONG)
+            self._flush(line, wait=False)
+        elif isinstance(said, Pong):
+            if self._pings:
+                self._call(self._pings.popleft())
+        elif isinstance(said, Info):
+            line.info = {**line.info, **said.values}
+        elif isinstance(said, Refusal):
+            log.warning("%s: the server says to user %s: %s", self.name, self.address.user, said.text)
+
+    def _call(self, callback: Callable[..., object], *args: object) -> None:
+        try:
+            callback(*args)
+        except Exception:
+            log.exception("%s: %r failed", self.name, callback)
+
+    def _lose(self, line: Line, reason: str) -> None:
+        with self._standing:
+            if self._line is not line:
+                return
+            self._line = None
+            self._told = False
+            self._error = DisconnectedError(f"{self.name}: the connection to {self.address} was lost: {reason}")
+            pings, self._pings = self._pings, deque()
+        line.shut()
+        if self._closed is None:
+            log.info("%s: the connection was lost: %s", self.name, reason)
+            self._call(self._on_disconnect)
+        for callback in pings:
+            self._call(callback)
+        self._told = True
+        self.wake()
+
+    # ---- the keeper -------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Have the keeper look what there is to do, and call `on_wake`."""
+        if not self._awake:
+            self._awake = True
+            try:
+                self._waker.send(b"w")
+            except BlockingIOError:
+                return  # it is awake more often than it looked
+            except OSError:
+                log.debug("%s is closed", self.name)
+
+    def _keep(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        idle = _Idleness(self.turns)
+        mine = False
+        while self._closed is None:
+            line = self._line
+            if line is None:
+                pause_s = self._dial() or self._rest_before_dialling(pause_s)
+                continue
+            pause_s = _FIRST_PAUSE_S
+            self._ping_if_due(line)
+            if mine and self.turns.wanted and not self._keep_reading():
+                self.turns.leave()
+                mine = False
+            elif not mine and (self._keep_reading() or idle.for_s() >= _UNREAD_S):
+                mine = self.turns.take()
+            if mine:
+                if line.wait_beside(self._wakes.fileno(), self._until_ping_s()):
+                    self._read(line)
+            else:
+                self._doze(idle)
+            self._look_awake()
+        if mine:
+            self.turns.leave()
+        self._waker.close()
+        self._wakes.close()
+
+    def _look_awake(self) -> None:
+        if self._awake:
+            self._awake = False  # before looking: who wakes from here on does it again
+            try:
+                self._wakes.recv(4096)
+            except BlockingIOError:
+                log.debug("%s: woken before the byte was there", self.name)
+            self._call(self._on_wake)
+
+    def _doze(self, idle: _Idleness) -> None:
+        """Wait a moment; long, when somebody is reading and has been for a while."""
+        self._asleep = idle.for_s() > _ASLEEP_AFTER_S
+        if self._asleep and idle.for_s() == 0:  # the turn was left before it could be seen that we sleep
+            self._asleep = False
+        self._wait_woken(self._until_ping_s() if self._asleep else _UNREAD_S)
+        self._asleep = False
+
+    def _wait_woken(self, timeout_s: float) -> None:
+        poller = select.poll()
+        poller.register(self._wakes, select.POLLIN)
+        poller.poll(timeout_s * 1000)
+
+    def _until_ping_s(self) -> float:
+        return max(self._next_ping - time.monotonic(), 0.0)
+
+    def _ping_if_due(self, line: Line) -> None:
+        if time.monotonic() < self._next_ping:
+            return
+        self._next_ping = time.monotonic() + self._ping_every_s
+        self._missed = 0 if self._heard else self._missed + 1
+        if self._missed >= _MISSED_PINGS:
+            self._lose(line, f"the server has said nothing for {self._missed * self._ping_every_s:g} s")
+            return
+        self._heard = False
+        self.when_seen(_nothing)
+
+    def _dial(self) -> float:
+        """The first pause of the next time when there is a connection, else 0."""
+        if not self._told:
+            return 0
+        for server in random.sample(self._servers, len(self._servers)):
+            try:
+                line = Line.dial(server, self.address, self.name, timeout_s=_DIAL_TIMEOUT_S)
+            except RefusedError as error:
+                self._fail(CredentialsError(f"{self.address} refused the credentials: {error}"))
+            except (OSError, ProtocolError) as error:
+                self._fail(ConnectError(f"no nats-server answers at {server}: {str(error) or type(error).__name__}"))
+            else:
+                return self._stand(line)
+            if self._closed is not None:
+                break
+        return 0
+
+    def _fail(self, error: BusError) -> None:
+        level = logging.WARNING if isinstance(error, CredentialsError) else logging.DEBUG
+        log.log(level, "%s: %s", self.name, error)
+        with self._standing:
+            self._error = error
+            self._standing.notify_all()
+
+    def _stand(self, line: Line) -> float:
+        scheme = self._servers[0].partition("://")[0]
+        others = (f"{scheme}://{each}" for each in line.info.get("connect_urls", ()))
+        self._servers = list(dict.fromkeys([*self.address.servers, *others]))
+        with self._standing:
+            if self._closed is not None:
+                line.shut()
+                return _FIRST_PAUSE_S
+            for number, subscription in self._subscriptions.items():
+                line.add(wire.subscribe(number, subscription.subject, subscription.queue))
+            self._heard, self._missed = True, 0
+            self._next_ping = time.monotonic() + self._ping_every_s
+            self._error = None
+            self._line = line
+            self._standing.notify_all()
+        self._flush(line)
+        self._call(self._on_connect)
+        return _FIRST_PAUSE_S
+
+    def _rest_before_dialling(self, pause_s: float) -> float:
+        deadline = time.monotonic() + pause_s * random.uniform(0.75, 1.25)
+        while self._closed is None and (left_s := deadline - time.monotonic()) > 0:
+            self._wait_woken(left_s)
+            self._look_awake()
+        return min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+class _Idleness:
+    """For how long nobody has given the turn back: nobody reads, or somebody has been all the time."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._seen = turns.left
+        self._since = time.monotonic()
+
+    def for_s(self) -> float:
+        now = time.monotonic()
+        if self._turns.left != self._seen:
+            self._seen, self._since = self._turns.left, now
+        return now - self._since
+
+
+def _after_fork() -> None:
+    for lane in list(_lanes):
+        lane._after_fork()  # noqa: SLF001 - of this very class
+    _lanes.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

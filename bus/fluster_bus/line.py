@@ -1,0 +1,226 @@
+"""One blocking connection to one nats-server, from its handshake to its loss."""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Protocol, Self, TypeVar
+from urllib.parse import urlsplit
+
+from fluster_bus import wire
+from fluster_bus.address import BusAddress
+from fluster_bus.wire import Info, Parser, Pong, ProtocolError, Refusal, Said
+
+S = TypeVar("S", Info, Pong)
+
+_READ_BYTES = 64 << 10  # more at once would be memory mapped and given back for each read
+_MAX_UNSENT_BYTES = 16 << 20
+_STALLED_S = 10.0  # a server that takes nothing for so long is none
+
+
+class RefusedError(Exception):
+    """The server does not take these credentials."""
+
+
+class _Stream(Protocol):
+    """A socket that never blocks, for one thread that reads and another that writes."""
+
+    def read(self) -> bytes | None:
+        """What has arrived; None when there is nothing, `b""` at the end."""
+
+    def write(self, data: memoryview) -> int:
+        """How many bytes were taken, 0 when there is no room."""
+
+    def has_read_ahead(self) -> bool:
+        """True when there is something to read that the system does not tell of any more."""
+
+
+class _Plain:
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def read(self) -> bytes | None:
+        try:
+            return self._sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return None
+
+    def write(self, data: memoryview) -> int:
+        try:
+            return self._sock.send(data)
+        except BlockingIOError:
+            return 0
+
+    def has_read_ahead(self) -> bool:
+        return False
+
+
+class _Tls:
+    """OpenSSL's state of a connection is one for both directions, and bears one thread at a time."""
+
+    def __init__(self, sock: ssl.SSLSocket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+
+    def read(self) -> bytes | None:
+        with self._lock:
+            try:
+                return self._sock.recv(_READ_BYTES)
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return None
+
+    def write(self, data: memoryview) -> int:
+        with self._lock:
+            try:
+                return self._sock.send(data)
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return 0
+
+    def has_read_ahead(self) -> bool:
+        with self._lock:
+            return self._sock.pending() > 0
+
+
+class Line:
+    """Make one with `Line.dial`. One thread reads at a time; any thread may write.
+
+    Its socket is closed when the last thread has let go of it: before that its number could be another's.
+    """
+
+    def __init__(self, sock: socket.socket, info: Mapping[str, Any]) -> None:
+        self._sock = sock
+        self._stream: _Stream = _Tls(sock) if isinstance(sock, ssl.SSLSocket) else _Plain(sock)
+        self._parser = Parser()
+        self.info = info  # what the server said about itself
+        self._unsent: deque[bytes] = deque()
+        self._unsent_bytes = 0
+        self._lock = threading.Lock()  # over what is unsent
+        self._writing = threading.Lock()  # held by who writes
+        self._to_read, self._to_write = select.poll(), select.poll()
+        self._to_read.register(sock, select.POLLIN)
+        self._to_write.register(sock, select.POLLOUT)
+
+    def __del__(self) -> None:
+        self._sock.close()
+
+    # ---- handshake --------------------------------------------------------------------------------------
+
+    @classmethod
+    def dial(cls, server: str, address: BusAddress, name: str, *, timeout_s: float) -> Self:
+        """A connection to `server`, one of the servers of `address`.
+
+        Raises OSError, ProtocolError, and RefusedError when it does not take the credentials.
+        """
+        parts = urlsplit(server)
+        deadline = time.monotonic() + timeout_s
+        sock = socket.create_connection((parts.hostname or "", parts.port or 0), timeout_s)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            parser = Parser()
+            info = _expect(sock, parser, deadline, Info)
+            if parts.scheme == "tls" or info.values.get("tls_required"):
+                sock.settimeout(max(deadline - time.monotonic(), 0.01))
+                sock = ssl.create_default_context().wrap_socket(sock, server_hostname=parts.hostname)
+            credentials = {"user": address.user, "pass": address.password} if address.user is not None else {}
+            options = {"verbose": False, "pedantic": False, "protocol": 1, "headers": True, "no_responders": True}
+            sock.sendall(
+                wire.connect(**options, **credentials, name=name, lang="python-fluster", version="1") + wire.PING
+            )
+            _expect(sock, parser, deadline, Pong)
+            sock.setblocking(False)
+            return cls(sock, info.values)
+        except BaseException:
+            sock.close()
+            raise
+
+    @property
+    def max_payload(self) -> int:
+        return int(self.info.get("max_payload", 1 << 20))
+
+    # ---- reading ----------------------------------------------------------------------------------------
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """True when there is something to read, its end included."""
+        return self._stream.has_read_ahead() or bool(self._to_read.poll(_milliseconds(timeout_s)))
+
+    def wait_beside(self, other: int, timeout_s: float | None) -> bool:
+        """As `wait`; returns as well when there is something to read from the descriptor `other`."""
+        if self._stream.has_read_ahead():
+            return True
+        both = select.poll()
+        both.register(self._sock, select.POLLIN)
+        both.register(other, select.POLLIN)
+        return any(descriptor != other for descriptor, _events in both.poll(_milliseconds(timeout_s)))
+
+    def read(self) -> list[Said]:
+        """What has arrived and is complete. Raises OSError at the end of the connection, ProtocolError."""
+        data = self._stream.read()
+        if data is None:
+            return []
+        if not data:
+            raise ConnectionResetError("the server closed the connection")
+        return self._parser.feed(data)
+
+    # ---- writing ----------------------------------------------------------------------------------------
+
+    def add(self, data: bytes) -> None:
+        """Have `data` sent by the next `flush`, after all that was added before."""
+        with self._lock:
+            self._unsent.append(data)
+            self._unsent_bytes += len(data)
+
+    def flush(self, *, wait: bool = True) -> None:
+        """Send what was added. When another thread is sending, it sends this too, and nobody waits for it, unless
+        there is too much and `wait` allows it. Raises OSError.
+        """
+        while self._unsent:
+            if not self._writing.acquire(blocking=wait and self._unsent_bytes > _MAX_UNSENT_BYTES):
+                return  # who holds it looks again after giving it back
+            try:
+                self._write()
+            finally:
+                self._writing.release()
+
+    def _write(self) -> None:
+        while self._unsent:
+            with self._lock:
+                parts = list(self._unsent)
+                self._unsent.clear()
+            data = memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
+            size = len(data)
+            while data:
+                sent = self._stream.write(data)
+                if sent == 0 and not self._to_write.poll(_STALLED_S * 1000):
+                    raise TimeoutError(f"the server has taken nothing for {_STALLED_S:g} s")
+                data = data[sent:]
+            with self._lock:
+                self._unsent_bytes -= size
+
+    def shut(self) -> None:
+        """End it, and wake who waits in it."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:  # the other side was first
+            return
+
+
+def _expect(sock: socket.socket, parser: Parser, deadline: float, wanted: type[S]) -> S:
+    while True:
+        sock.settimeout(max(deadline - time.monotonic(), 0.01))
+        data = sock.recv(_READ_BYTES)
+        if not data:
+            raise ConnectionResetError("the server closed the connection before it had answered")
+        for said in parser.feed(data):
+            if isinstance(said, wanted):
+                return said
+            if isinstance(said, Refusal):
+                raise (RefusedError if "authorization" in said.text.lower() else ProtocolError)(said.text)
+
+
+def _milliseconds(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else max(timeout_s, 0.0) * 1000

@@ -1,0 +1,197 @@
+"""The protocol of NATS, client's side: bytes to what they say, and back. Without any I/O.
+
+https://docs.nats.io/reference/reference-protocols/nats-protocol
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from fluster_bus.delivery import STATUS_HEADER, Delivery
+
+END = b"\r\n"
+PING, PONG = b"PING\r\n", b"PONG\r\n"
+_VERSION = b"NATS/1.0"
+_MAX_LINE = 1 << 20  # of what the server says about itself; it names all servers of its cluster
+_LINE_BREAK = re.compile(r"[\r\n]")
+
+
+class ProtocolError(Exception):
+    """What arrived is not NATS."""
+
+
+class Message(NamedTuple):
+    """A message for the subscription with that number."""
+
+    subscription: int
+    delivery: Delivery
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """What the server says about itself."""
+
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The server's `-ERR`."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """The server wants to know whether somebody is here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """The server has dealt with all that was sent before our PING."""
+
+
+Said = Message | Info | Refusal | Ping | Pong
+
+
+class Parser:
+    """Cuts what arrives into what the server said, wherever the pieces begin and end."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()  # of something that is not complete yet
+        self._needed = 0  # bytes until it is, as far as that is known
+
+    def feed(self, data: bytes) -> list[Said]:
+        """What is complete now. Raises ProtocolError."""
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._needed:
+                return []
+            data = bytes(self._rest)
+            self._rest.clear()
+        said: list[Said] = []
+        self._needed = 0
+        start, size = 0, len(data)
+        while start < size:
+            line_end = data.find(END, start)
+            if line_end < 0:
+                if size - start > _MAX_LINE:
+                    raise ProtocolError(f"a line of over {size - start:,} bytes")
+                break
+            after = line_end + 2
+            if data.startswith((b"MSG ", b"HMSG "), start):
+                parts = data[start:line_end].split()
+                try:
+                    end = after + int(parts[-1])
+                except ValueError as error:
+                    raise _unknown(data[start:line_end]) from error
+                if size < end + 2:
+                    self._needed = end + 2 - start
+                    break
+                if data[end : end + 2] != END:
+                    raise _unknown(data[start:line_end])
+                said.append(_message(parts, data, after, end))
+                start = end + 2
+            else:
+                answer = _control(data[start:line_end])
+                if answer is not None:
+                    said.append(answer)
+                start = after
+        if start < size:
+            self._rest += memoryview(data)[start:]
+        return said
+
+
+def _message(parts: list[bytes], data: bytes, start: int, end: int) -> Message:
+    headers: dict[str, str] | None = None
+    try:
+        if parts[0] == b"MSG":
+            _, subject, number, *reply, _size = parts
+        else:
+            _, subject, number, *reply, header_size, _size = parts
+            body = start + int(header_size)
+            headers = _headers(data[start:body])
+            start = body
+        return Message(
+            int(number), Delivery(subject.decode(), data[start:end], reply[0].decode() if reply else "", headers)
+        )
+    except ValueError as error:
+        raise _unknown(b" ".join(parts)) from error
+
+
+def _control(line: bytes) -> Said | None:
+    word, _, rest = line.partition(b" ")
+    match word.upper():
+        case b"PING":
+            return Ping()
+        case b"PONG":
+            return Pong()
+        case b"-ERR":
+            return Refusal(rest.strip().strip(b"'").decode("utf-8", "replace"))
+        case b"INFO":
+            try:
+                return Info(json.loads(rest))
+            except ValueError as error:
+                raise _unknown(line) from error
+        case b"+OK" | b"":
+            return None
+        case _:
+            raise _unknown(line)
+
+
+def _unknown(line: bytes) -> ProtocolError:
+    return ProtocolError(f"the server said {line[:100]!r}")
+
+
+def _headers(raw: bytes) -> dict[str, str]:
+    first, _, rest = raw.partition(END)
+    if not first.startswith(_VERSION):
+        raise _unknown(first)
+    headers = parse_headers(rest)
+    status = first[len(_VERSION) :].strip()
+    if status:
+        headers[STATUS_HEADER] = status[:3].decode()
+    return headers
+
+
+def parse_headers(raw: bytes) -> dict[str, str]:
+    """The headers in lines `Name: value`."""
+    headers: dict[str, str] = {}
+    for line in raw.decode("utf-8", "replace").split("\r\n"):
+        name, separator, value = line.partition(":")
+        name = name.strip()
+        # A name is a token: ASCII, without white space.
+        if separator and name.isascii() and len(name.split(None, 1)) < 2:
+            headers[name] = value.strip()
+    return headers
+
+
+def connect(**options: object) -> bytes:
+    return b"CONNECT " + json.dumps(options).encode() + END
+
+
+def subscribe(number: int, subject: str, queue: str = "") -> bytes:
+    return f"SUB {subject} {queue} {number}\r\n".encode()
+
+
+def unsubscribe(number: int) -> bytes:
+    return b"UNSUB %d\r\n" % number
+
+
+def publish(subject: str, data: bytes, reply: str = "", headers: Mapping[str, str] | None = None) -> bytes:
+    if headers is None:
+        return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply.encode(), len(data), data)
+    raw = _VERSION + END + b"".join(_header_lines(headers)) + END
+    sizes = (subject.encode(), reply.encode(), len(raw), len(raw) + len(data), raw, data)
+    return b"HPUB %b %b %d %d\r\n%b%b\r\n" % sizes
+
+
+def _header_lines(headers: Mapping[str, str]) -> Iterator[bytes]:
+    for name, value in headers.items():
+        if _LINE_BREAK.search(name + value) or ":" in name:
+            raise ValueError(f"the header {name!r} cannot have the value {value!r}: it would end its line")
+        yield f"{name}: {value}\r\n".encode()
