@@ -14,8 +14,6 @@ import itertools
 import logging
 import os
 import random
-import select
-import socket
 import threading
 import time
 import weakref
@@ -35,7 +33,8 @@ from fluster_bus.errors import (
     MessageTooLargeError,
 )
 from fluster_bus.line import Line, RefusedError
-from fluster_bus.turns import Turns
+from fluster_bus.turns import OnTurn, Turns
+from fluster_bus.waker import Waker
 from fluster_bus.wire import Info, Message, Ping, Pong, ProtocolError, Refusal, Said
 
 log = logging.getLogger(__name__)
@@ -63,8 +62,9 @@ def _nothing() -> None:
 class Lane:
     """A connection to the bus that comes back by itself. Any thread may use it.
 
-    It is connected some time after `start`; `on_connect` and `on_disconnect` tell of every time, `on_wake` answers
-    `wake`. They run in threads of the lane or in one that uses it just then, and must not block.
+    It is connected some time after `start`; `on_connect` and `on_disconnect` tell of every time. `on_wake` answers
+    `wake`, and is called when the keeper begins to read. They run in the keeper or in a thread that uses the lane just
+    then, and must not block.
     """
 
     def __init__(
@@ -85,7 +85,6 @@ class Lane:
         self._keep_reading = keep_reading
         self._ping_every_s = ping_every_s
         self._line: Line | None = None
-        self._told = True  # that the connection was lost, before there is another
         self._closed: str | None = None  # why
         self._error: BusError | None = None  # why there is no connection
         self._standing = threading.Condition()  # over the line, whether it is closed, and the subscriptions
@@ -97,16 +96,14 @@ class Lane:
         self._missed = 0
         self._next_ping = time.monotonic() + ping_every_s
         self._asleep = False
-        self._awake = False
+        self._waker = Waker()
+        self._interrupter = Waker()
         self._keeper = threading.Thread(target=self._keep, name=f"{name} lane", daemon=True)
 
     # ---- life -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to connect."""
-        self._waker, self._wakes = socket.socketpair()
-        self._waker.setblocking(False)
-        self._wakes.setblocking(False)
         _lanes.add(self)
         self._keeper.start()
 
@@ -135,8 +132,11 @@ class Lane:
             return ClosedError(self._closed)
         return DisconnectedError(f"the connection to {self.address} is lost; it is being rebuilt")
 
-    def close(self) -> None:
-        """Send what is written, then leave. What waits for the server to see something is told at once."""
+    def close(self, *, join: bool = True) -> None:
+        """Send what is written, then leave. What waits for the server to see something is told at once.
+
+        With `join`, the keeper has ended on return.
+        """
         try:
             self.flush()
         except BusError:
@@ -149,8 +149,11 @@ class Lane:
         line = self._line
         if line is not None:
             self._lose(line, "closed")
+        if self._keeper.ident is None:  # it was never started
+            self._waker.close()
+            return
         self.wake()
-        if threading.current_thread() is not self._keeper and self._keeper.ident is not None:
+        if join and threading.current_thread() is not self._keeper:
             self._keeper.join(_CLOSE_TIMEOUT_S)
 
     def _after_fork(self) -> None:
@@ -158,7 +161,6 @@ class Lane:
         self._closed = f"the connection {self.name!r} belongs to the process that was forked: make one here"
         self._line = None
         self._waker.close()
-        self._wakes.close()
 
     # ---- sending ----------------------------------------------------------------------------------------
 
@@ -263,56 +265,54 @@ class Lane:
         `when_done(callback)` has a callback run once it is, at once if it is already.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not is_done() and self._closed is None:
-            left_s = None if deadline is None else deadline - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                return
-            if self.turns.take():
-                self._read_in_turn(is_done, deadline)
-            else:
-                self._read_later(is_done, when_done, deadline)
+        while not is_done() and self._closed is None and (deadline is None or time.monotonic() < deadline):
+            woken = threading.Event()
+            try:
+                try:
+                    self._read_or_wait(woken, is_done, when_done, deadline)
+                finally:
+                    self.leave(woken.set)
+            finally:
+                self.leave(woken.set)  # once more: Ctrl-C may come at any moment, in the midst of leaving too
 
-    def _read_in_turn(self, is_done: Callable[[], bool], deadline: float | None) -> None:
-        try:
-            while not is_done() and self._closed is None:
-                left_s = None if deadline is None else deadline - time.monotonic()
-                if left_s is not None and left_s <= 0:
-                    return
-                self.receive(left_s)
-        finally:
-            self.leave()
-
-    def _read_later(
+    def _read_or_wait(
         self,
+        woken: threading.Event,
         is_done: Callable[[], bool],
         when_done: Callable[[Callable[[], object]], object],
         deadline: float | None,
     ) -> None:
-        woken = threading.Event()
-        mine = self.turns.ask(woken.set)
-        try:
-            if not mine:
-                if not self._keep_reading():
-                    self.wake()  # it may be the keeper's turn
-                when_done(woken.set)
-                woken.wait(None if deadline is None else max(deadline - time.monotonic(), 0))
-        finally:
-            mine = mine or self.turns.withdraw(woken.set)
-        if mine:
+        if not self.turns.ask(woken.set):
+            if not self._keep_reading():
+                self.wake()  # it may be the keeper's turn
+            when_done(woken.set)
+            woken.wait(_left_s(deadline))
+        if self.turns.has(woken.set):
             self._read_in_turn(is_done, deadline)
 
-    def receive(self, timeout_s: float | None = None) -> None:
-        """Wait for messages, or for a connection, and hand on what has come. For the thread whose turn it is."""
+    def _read_in_turn(self, is_done: Callable[[], bool], deadline: float | None) -> None:
+        while not is_done() and self._closed is None and (deadline is None or time.monotonic() < deadline):
+            self.receive(_left_s(deadline), beside=self._interrupter)
+
+    def interrupt(self) -> None:
+        """Have who is in `read_until` ask again whether it is done."""
+        self._interrupter.wake()
+
+    def receive(self, timeout_s: float | None = None, *, beside: Waker | None = None) -> None:
+        """Wait for messages, or for a connection, and hand on what has come. For the thread whose turn it is.
+
+        Where there is a connection, it returns as well when `beside` wakes.
+        """
         line = self._line
         if line is None:
             with self._standing:
                 self._standing.wait_for(lambda: self.connected or self.closed, timeout_s)
-        elif line.wait(timeout_s):
+        elif line.wait(timeout_s) if beside is None else line.wait_beside(beside, timeout_s):
             self._read(line)
 
-    def leave(self) -> None:
-        """Give the turn back."""
-        self.turns.leave()
+    def leave(self, on_turn: OnTurn) -> None:
+        """Give the turn back, or wait for it no more."""
+        self.turns.leave(on_turn)
         if self._asleep:
             self.wake()
 
@@ -336,8 +336,8 @@ class Lane:
             line.add(wire.PONG)
             self._flush(line, wait=False)
         elif isinstance(said, Pong):
-            if self._pings:
-                self._call(self._pings.popleft())
+            if line is self._line:
+                self._tell_ping()
         elif isinstance(said, Info):
             line.info = {**line.info, **said.values}
         elif isinstance(said, Refusal):
@@ -350,69 +350,66 @@ class Lane:
             log.exception("%s: %r failed", self.name, callback)
 
     def _lose(self, line: Line, reason: str) -> None:
+        """Have the keeper make another connection, and tell that this one was lost."""
         with self._standing:
-            if self._line is not line:
-                return
-            self._line = None
-            self._told = False
-            self._error = DisconnectedError(f"{self.name}: the connection to {self.address} was lost: {reason}")
-            pings, self._pings = self._pings, deque()
+            if self._line is line:
+                self._line = None
+                self._error = DisconnectedError(f"{self.name}: the connection to {self.address} was lost: {reason}")
         line.shut()
-        if self._closed is None:
-            log.info("%s: the connection was lost: %s", self.name, reason)
-            self._call(self._on_disconnect)
-        for callback in pings:
-            self._call(callback)
-        self._told = True
         self.wake()
 
     # ---- the keeper -------------------------------------------------------------------------------------
 
     def wake(self) -> None:
         """Have the keeper look what there is to do, and call `on_wake`."""
-        if not self._awake:
-            self._awake = True
-            try:
-                self._waker.send(b"w")
-            except BlockingIOError:
-                return  # it is awake more often than it looked
-            except OSError:
-                log.debug("%s is closed", self.name)
+        self._waker.wake()
 
     def _keep(self) -> None:
         pause_s = _FIRST_PAUSE_S
         idle = _Idleness(self.turns)
-        mine = False
+        stood = False
         while self._closed is None:
             line = self._line
             if line is None:
+                if stood:
+                    stood = False
+                    self._on_lost()
                 pause_s = self._dial() or self._rest_before_dialling(pause_s)
                 continue
-            pause_s = _FIRST_PAUSE_S
+            stood, pause_s = True, _FIRST_PAUSE_S
             self._ping_if_due(line)
-            if mine and self.turns.wanted and not self._keep_reading():
-                self.turns.leave()
-                mine = False
-            elif not mine and (self._keep_reading() or idle.for_s() >= _UNREAD_S):
-                mine = self.turns.take()
-            if mine:
-                if line.wait_beside(self._wakes.fileno(), self._until_ping_s()):
-                    self._read(line)
-            else:
+            if self.turns.has(self.wake):
+                if self.turns.wanted and not self._keep_reading():
+                    self.turns.leave(self.wake)
+            elif (self._keep_reading() or idle.for_s() >= _UNREAD_S) and self.turns.take(self.wake):
+                self._call(self._on_wake)
+            if not self.turns.has(self.wake):
                 self._doze(idle)
+            elif line.wait_beside(self._waker, self._until_ping_s()):
+                self._read(line)
             self._look_awake()
-        if mine:
-            self.turns.leave()
+        self.turns.leave(self.wake)
+        self._tell_pings()
         self._waker.close()
-        self._wakes.close()
+
+    def _on_lost(self) -> None:
+        log.info("%s", self._error)
+        self._call(self._on_disconnect)
+        self._tell_pings()
+
+    def _tell_pings(self) -> None:
+        while self._pings:
+            self._tell_ping()
+
+    def _tell_ping(self) -> None:
+        try:
+            callback = self._pings.popleft()
+        except IndexError:  # the keeper has told them all, since the connection is lost
+            return
+        self._call(callback)
 
     def _look_awake(self) -> None:
-        if self._awake:
-            self._awake = False  # before looking: who wakes from here on does it again
-            try:
-                self._wakes.recv(4096)
-            except BlockingIOError:
-                log.debug("%s: woken before the byte was there", self.name)
+        if self._waker.look():
             self._call(self._on_wake)
 
     def _doze(self, idle: _Idleness) -> None:
@@ -420,13 +417,8 @@ class Lane:
         self._asleep = idle.for_s() > _ASLEEP_AFTER_S
         if self._asleep and idle.for_s() == 0:  # the turn was left before it could be seen that we sleep
             self._asleep = False
-        self._wait_woken(self._until_ping_s() if self._asleep else _UNREAD_S)
+        self._waker.wait(self._until_ping_s() if self._asleep else _UNREAD_S)
         self._asleep = False
-
-    def _wait_woken(self, timeout_s: float) -> None:
-        poller = select.poll()
-        poller.register(self._wakes, select.POLLIN)
-        poller.poll(timeout_s * 1000)
 
     def _until_ping_s(self) -> float:
         return max(self._next_ping - time.monotonic(), 0.0)
@@ -444,8 +436,6 @@ class Lane:
 
     def _dial(self) -> float:
         """The first pause of the next time when there is a connection, else 0."""
-        if not self._told:
-            return 0
         for server in random.sample(self._servers, len(self._servers)):
             try:
                 line = Line.dial(server, self.address, self.name, timeout_s=_DIAL_TIMEOUT_S)
@@ -488,9 +478,13 @@ class Lane:
     def _rest_before_dialling(self, pause_s: float) -> float:
         deadline = time.monotonic() + pause_s * random.uniform(0.75, 1.25)
         while self._closed is None and (left_s := deadline - time.monotonic()) > 0:
-            self._wait_woken(left_s)
+            self._waker.wait(left_s)
             self._look_awake()
         return min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _left_s(deadline: float | None) -> float | None:
+    return None if deadline is None else max(deadline - time.monotonic(), 0)
 
 
 class _Idleness:

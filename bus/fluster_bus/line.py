@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from fluster_bus import wire
 from fluster_bus.address import BusAddress
+from fluster_bus.waker import Waker
 from fluster_bus.wire import Info, Parser, Pong, ProtocolError, Refusal, Said
 
 S = TypeVar("S", Info, Pong)
@@ -102,6 +103,7 @@ class Line:
         self._lock = threading.Lock()  # over what is unsent
         self._writing = threading.Lock()  # held by who writes
         self._to_read, self._to_write = select.poll(), select.poll()
+        self._to_read_beside: dict[int, select.poll] = {}  # {another descriptor: for both}
         self._to_read.register(sock, select.POLLIN)
         self._to_write.register(sock, select.POLLOUT)
 
@@ -148,14 +150,23 @@ class Line:
         """True when there is something to read, its end included."""
         return self._stream.has_read_ahead() or bool(self._to_read.poll(_milliseconds(timeout_s)))
 
-    def wait_beside(self, other: int, timeout_s: float | None) -> bool:
-        """As `wait`; returns as well when there is something to read from the descriptor `other`."""
+    def wait_beside(self, waker: Waker, timeout_s: float | None) -> bool:
+        """As `wait`; returns as well when `waker` wakes."""
         if self._stream.has_read_ahead():
             return True
-        both = select.poll()
-        both.register(self._sock, select.POLLIN)
-        both.register(other, select.POLLIN)
-        return any(descriptor != other for descriptor, _events in both.poll(_milliseconds(timeout_s)))
+        other = waker.fileno()
+        both = self._to_read_beside.get(other)
+        if both is None:
+            both = self._to_read_beside[other] = select.poll()
+            both.register(self._sock, select.POLLIN)
+            both.register(other, select.POLLIN)
+        readable = False
+        for descriptor, _events in both.poll(_milliseconds(timeout_s)):
+            if descriptor == other:
+                waker.on_readable()
+            else:
+                readable = True
+        return readable
 
     def read(self) -> list[Said]:
         """What has arrived and is complete. Raises OSError at the end of the connection, ProtocolError."""

@@ -6,58 +6,57 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+OnTurn = Callable[[], object]
+
 
 class Turns:
-    """One thread has the turn; who waits for it is told by a call when it comes, in the order of asking.
+    """One has the turn; others wait for it, and are told in the order of asking by a call, in another thread.
 
-    That call is made in another thread, and from then on the turn is held in the name of who waited.
+    Each is known by the function that it is told with.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held = False
-        self._waiting: deque[Callable[[], object]] = deque()
+        self._holder: OnTurn | None = None
+        self._waiting: deque[OnTurn] = deque()
         self.left = 0  # times that it was left
 
     @property
     def held(self) -> bool:
-        return self._held
+        return self._holder is not None
 
     @property
     def wanted(self) -> bool:
         """True when somebody waits for it."""
         return bool(self._waiting)
 
-    def take(self) -> bool:
+    def has(self, on_turn: OnTurn) -> bool:
+        return self._holder == on_turn
+
+    def take(self, on_turn: OnTurn) -> bool:
         """True when it was free, and is held now."""
         with self._lock:
-            if self._held:
-                return False
-            self._held = True
-            return True
+            if self._holder is None:
+                self._holder = on_turn
+        return self._holder == on_turn
 
-    def ask(self, on_turn: Callable[[], object]) -> bool:
+    def ask(self, on_turn: OnTurn) -> bool:
         """True when it was free, and is held now; else `on_turn` is called when it comes."""
         with self._lock:
-            if self._held:
+            if self._holder is None:
+                self._holder = on_turn
+            else:
                 self._waiting.append(on_turn)
-                return False
-            self._held = True
-            return True
+        return self._holder == on_turn
 
-    def withdraw(self, on_turn: Callable[[], object]) -> bool:
-        """Wait no more. True when the turn came before that: it is held, and has to be left."""
+    def leave(self, on_turn: OnTurn) -> None:
+        """Have it no more, nor wait for it; who waits longest has it next. It may be said at any time, and twice."""
+        next_: OnTurn | None = None
         with self._lock:
             if on_turn in self._waiting:
                 self._waiting.remove(on_turn)
-                return False
-            return True
-
-    def leave(self) -> None:
-        """Give it to who waits longest."""
-        with self._lock:
-            self.left += 1
-            on_turn = self._waiting.popleft() if self._waiting else None
-            self._held = on_turn is not None
-        if on_turn is not None:
-            on_turn()
+            if self._holder == on_turn:
+                self.left += 1
+                self._holder = next_ = self._waiting.popleft() if self._waiting else None
+        if next_ is not None:
+            next_()

@@ -10,16 +10,19 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from fluster.actors import frames, json_frames
+from fluster.actors.actor_lane import lanes_are_on
 from fluster.actors.calls import Broadcast, Call, Done, Part, Send
 from fluster.actors.census import is_coming_back, why_nobody_serves
 from fluster.actors.clock import SYSTEM_CLOCK, Clock
 from fluster.actors.definition import near
 from fluster.actors.desk import Desk, NobodyServesError
 from fluster.actors.failures import decode_failure
-from fluster.actors.frames import Moment, WireCall, WireReply
+from fluster.actors.frames import Moment, WireReply
 from fluster.actors.futures import ActorFuture, is_running
+from fluster.actors.lane_calls import AloneCall, LaneCalls
 from fluster.actors.members import Member
 from fluster.actors.notices import Notices
 from fluster.actors.policies import RoundRobin
@@ -30,6 +33,7 @@ from fluster.actors.windows import Window
 from fluster.cluster import AsyncCluster
 from fluster.errors import ActorDiedError, ActorNotFoundError, ActorTimeoutError, ConnectionLostError, MailboxFullError
 from fluster_bus import arenas, codec, payloads, subjects
+from fluster_bus.bus import Bus
 from fluster_bus.carrier import Carrier
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import (
@@ -88,6 +92,8 @@ class Caller:
         self._probing: set[str] = set()  # pools whose mailboxes were full are looked at again in a moment
         self._moving: set[str] = set()  # pools whose waiting calls may have found room
         self._awake = False
+        self._flushing = False
+        self._lane: LaneCalls | None = None
         self._wake = asyncio.Event()
         self._closed: Exception | None = None
         self._tell(self._start)
@@ -113,8 +119,42 @@ class Caller:
         if self._closed is not None:  # it closed at this very moment, and may have looked before
             self._drop_arrived(self._closed)
         elif not self._awake:  # one wake-up for all that is submitted until the loop looks
-            self._awake = True
-            self._tell(self._wake.set)
+            try:
+                self._awake = True
+                self._tell(self._wake.set)
+            except BaseException:  # Ctrl-C: else nobody would wake the loop any more
+                self._awake = False
+                raise
+
+    def use_lane(self) -> None:
+        """Let threads that wait for their calls make them by themselves, where that changes nothing but the time."""
+        with _callers_lock:
+            if self._lane is None and self._closed is None and isinstance(self._bus, Bus) and lanes_are_on():
+                self._notices.lane_inbox = payloads.inbox_here(self._bus.inbox())
+                self._lane = LaneCalls(
+                    self._bus.address,
+                    self._notices.lane_inbox,
+                    tell=self._tell_soon,
+                    settle=lambda done: _settle(done, None),
+                    on_other=self._on_lane_delivery,
+                    on_timeout=self._on_lane_timeout,
+                    on_lost=self._on_lane_lost,
+                )
+
+    def submit_alone(self, call: Call) -> None:
+        """As `submit`, for a call whose thread waits for it next."""
+        lane = self._lane
+        if lane is None or not lane.connected or self._arrived or self._flushing or self._held:
+            self.submit(call)
+            return
+        now = self._clock.now()
+        member = self._desk.choose_alone(call)
+        if member is None or member.takes_json_only or is_running(self.loop):
+            self.submit(call)
+            return
+        self._take_declared_timeout(call, member)
+        if not lane.send(call, member, now):
+            self.submit(call)
 
     def deadline_of(self, timeout_s: float | None) -> Moment | None:
         """The moment at which nobody waits any more."""
@@ -132,8 +172,12 @@ class Caller:
 
     def _wake_soon(self) -> None:
         if not self._awake:
-            self._awake = True
-            self._tell_soon(self._wake.set)
+            try:
+                self._awake = True
+                self._tell_soon(self._wake.set)
+            except BaseException:  # as above
+                self._awake = False
+                raise
 
     def open_pool(self, name: str, *, fixed: Sequence[Member] | None = None) -> None:
         """Watch who serves `name`, unless `fixed` tells it. Each needs its `close_pool`."""
@@ -217,7 +261,10 @@ class Caller:
         self._bus.off(self._on_reconnect)
         for task in self._watches.values():
             task.cancel()
+        self._adopt_all()
         self._finish(self._desk.close(error), final=True)
+        if self._lane is not None:
+            self._lane.close()
         held, self._held = self._held, deque()
         self._finish((Done(item, ok=False, error=error) for _since, item in held), final=True)
         self._finish([Done(call, ok=False, error=error) for call in self._retrying], final=True)
@@ -235,6 +282,16 @@ class Caller:
 
     async def _flush(self) -> None:
         self._awake = False  # before looking: who submits from here on wakes the loop again
+        self._flushing = True
+        try:
+            await self._send_arrived()
+        finally:
+            self._flushing = False
+
+    async def _send_arrived(self) -> None:
+        for call in list(self._notices.withdrawn):
+            if call.number is not None:
+                self._adopt(call.number)
         self._notices.take_withdrawn()
         arrived = self._take_arrived()
         if not self._bus.connected:
@@ -285,10 +342,10 @@ class Caller:
                 await self._publish_json(subject, send)
                 return
             calls = send.calls if send.member is not None else send.calls[:1]  # a broadcast is one call for all
-            wire = [_wire(call, call.payload) for call in calls]
+            wire = [call.to_wire(call.payload) for call in calls]
             if any(type(call.payload) is not bytes or len(call.payload) > self._max_payload for call in calls):
                 shares_memory = self._shares_memory(send)
-                wire = [_wire(call, await self._carried(call.payload, shares_memory)) for call in calls]
+                wire = [call.to_wire(await self._carried(call.payload, shares_memory)) for call in calls]
                 if all(call.number != send.number for call in send.calls):
                     return  # they have ended meanwhile
             body = frames.encode_calls(wire)
@@ -319,7 +376,7 @@ class Caller:
             inbox = self._bus.inbox()
             await self._bus.subscribe(f"{inbox}.{subjects.ANY_TOKEN}", self._on_json_delivery)
             self._json_inbox = self._notices.json_inbox = inbox
-        headers = json_frames.headers_of(_plain(call.deadline), call.trace)
+        headers = json_frames.headers_of(frames.plain(call.deadline), call.trace)
         await self._bus.publish(subject, body, reply=f"{self._json_inbox}.{send.number}", headers=headers)
 
     def _shares_memory(self, send: Send) -> bool:
@@ -341,12 +398,15 @@ class Caller:
                 continue
             if call.deadline is None:
                 members = [send.member] if send.member is not None else self._desk.members(send.pool)[:1]
-                timeouts = members[0].timeouts if members and call.timeout_s is None else None
-                if not timeouts or call.method not in timeouts:
-                    continue
-                call.timeout_s = timeouts[call.method]
-                call.deadline = self._clock.now().after(call.timeout_s)
-            self._set_timer(call, call.deadline)
+                if members:
+                    self._take_declared_timeout(call, members[0])
+            if call.deadline is not None:
+                self._set_timer(call, call.deadline)
+
+    def _take_declared_timeout(self, call: Call, member: Member) -> None:
+        if call.timeout_s is None and call.deadline is None and member.timeouts and call.method in member.timeouts:
+            call.timeout_s = member.timeouts[call.method]
+            call.deadline = self._clock.now().after(call.timeout_s)
 
     # ---- what happens -----------------------------------------------------------------------------------
 
@@ -420,6 +480,37 @@ class Caller:
             ticket.set_result(ActorStream(reader))  # nobody else holds on to it: so it is closed when nobody wants it
         elif part.kind == frames.ITEMS and isinstance(ticket, StreamReader) and not ticket.take(*part.payload):
             self.withdraw(call)
+
+    def _adopt(self, number: int, alone: AloneCall | None = None) -> Call | None:
+        """Have the desk know a call that was sent alone; None when it has ended, or was adopted before."""
+        if alone is None:
+            alone = self._lane.take(number) if self._lane is not None else None
+        if alone is None:
+            return None
+        call = alone.call
+        self._finish(self._desk.adopt(number, call, alone.member, alone.sent_at))
+        if call.deadline is not None:
+            self._set_timer(call, call.deadline)
+        return call
+
+    def _adopt_all(self, pool: str | None = None) -> None:
+        for number in self._lane.numbers(pool) if self._lane is not None else ():
+            self._adopt(number)
+
+    def _on_lane_delivery(self, number: int, alone: AloneCall | None, delivery: Delivery) -> None:
+        self._adopt(number, alone)
+        self._on_delivery(delivery)
+
+    def _on_lane_timeout(self, number: int) -> None:
+        call = self._adopt(number)
+        if call is not None:
+            self._on_timeout(call)
+
+    def _on_lane_lost(self, next_number: int) -> None:
+        for number in self._lane.numbers() if self._lane is not None else ():
+            if number > next_number:
+                self._adopt(number)
+        self._finish(self._desk.on_disconnected(lambda number: next_number < number < 0))
 
     def _move(self, name: str) -> None:
         if self._desk.has_waiting(name):
@@ -516,6 +607,7 @@ class Caller:
             watch = self._watches.pop(name, None)
             if watch is not None:
                 watch.cancel()
+            self._adopt_all(name)
             paused = [Done(call, ok=False, error=error) for call in self._retrying if call.pool == name]
             self._finish([*self._desk.close_pool(name, error), *paused], final=True)
 
@@ -524,15 +616,33 @@ class Caller:
             return
         match change:
             case Joined(member):
-                self._finish(self._desk.on_member(name, member))
+                self._desk.on_member(name, replace(member, disconnected_at=None))
                 for call in sorted(self._lonely.pop(name, ()), key=lambda each: each.order):
                     self._send_again(call)
             case Left(endpoint_id):
-                self._finish(self._desk.on_member_gone(name, endpoint_id))
+                self._desk.on_member_leaving(name, endpoint_id)
             case Known():
                 self._desk.on_known(name)
             case Unknown(error):
                 self._fail_waiting(name, error)
+        self._move(name)
+        if self._lane is None:
+            self._end_calls(name, change)
+        elif isinstance(change, Left) or (isinstance(change, Joined) and change.member.disconnected_at is not None):
+            # What a member answered before comes on another connection, and may be on its way.
+            self._lane.when_seen(lambda: self._end_calls(name, change))
+
+    def _end_calls(self, name: str, change: Change) -> None:
+        """End what is out at a member that has ended or lost its connection, if that is still the newest of it."""
+        roster = self._rosters.get(name)
+        if roster is None or self._closed is not None:
+            return
+        self._adopt_all(name)
+        match change:
+            case Joined(member) if roster.members.get(member.endpoint_id) == member:
+                self._finish(self._desk.on_member(name, member))
+            case Left(endpoint_id) if endpoint_id not in roster.members:
+                self._finish(self._desk.on_member_gone(name, endpoint_id))
         self._move(name)
 
     def _fail_waiting(self, name: str, error: Exception) -> None:
@@ -657,16 +767,6 @@ def _held(reply: WireReply) -> WireReply:
     elif kind is True:
         payload = payloads.held(payload)
     return index, kind, payload
-
-
-def _wire(call: Call, payload: bytes) -> WireCall:
-    if call.trace is None:
-        return call.method, _plain(call.deadline), payload
-    return call.method, _plain(call.deadline), payload, dict(call.trace)
-
-
-def _plain(deadline: Moment | None) -> tuple[str, float, float] | None:
-    return None if deadline is None else (deadline.boot, deadline.monotonic, deadline.wall)
 
 
 def _shut_down(name: str) -> ActorNotFoundError:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from fluster.actors.frames import Moment
+from fluster.actors import frames
+from fluster.actors.frames import Moment, WireCall
 from fluster.actors.futures import ActorFuture
 from fluster.actors.members import Member
 from fluster.actors.policies import Policy
@@ -48,6 +49,12 @@ class Call:
     # The shell's:
     timer: Any = None
     retried: int = 0
+
+    def to_wire(self, payload: bytes) -> WireCall:
+        deadline = frames.plain(self.deadline)
+        if self.trace is None:
+            return self.method, deadline, payload
+        return self.method, deadline, payload, dict(self.trace)
 
     def __str__(self) -> str:
         return f"{self.pool}.{self.method}"

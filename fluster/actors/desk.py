@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fluster.actors import frames
@@ -21,7 +21,7 @@ from fluster.actors.failures import FULL, advice_of
 from fluster.actors.frames import Moment, WireReply
 from fluster.actors.members import Member
 from fluster.actors.overflow import Overflow
-from fluster.actors.policies import Policy
+from fluster.actors.policies import Policy, RoundRobin
 from fluster.errors import ActorDiedError, ActorNotFoundError, ConnectionLostError, MailboxFullError, NotRunError
 
 RECONNECT_GRACE_S = 5.0
@@ -135,6 +135,14 @@ class Desk:
             ),
         )
 
+    def on_member_leaving(self, name: str, endpoint_id: str) -> None:
+        """A member takes no more calls."""
+        pool = self._pools[name]
+        member = pool.members.get(endpoint_id)
+        if member is not None:
+            pool.members[endpoint_id] = replace(member, leaving=True)
+            pool.update_choices()
+
     def on_member_gone(self, name: str, endpoint_id: str) -> list[Done]:
         """A member has ended: what is out there will not be answered."""
         pool = self._pools[name]
@@ -175,6 +183,30 @@ class Desk:
         for item in items:
             routing.add(item)
         return routing.finish()
+
+    def choose_alone(self, call: Call) -> Member | None:
+        """The member for a call that nothing comes before in its pool; None when that is not so, or when in doubt.
+
+        From any thread: it asks, and changes no books. The call is not out here until it is adopted.
+        """
+        pool = self._pools.get(call.pool)
+        if pool is None or pool.blocked or pool.waiting or pool.overflow or any(list(pool.out.values())):
+            return None
+        if call.pinned is not None:
+            return pool.members.get(call.pinned)
+        policy, choices = call.policy or pool.policy, pool.choices
+        if not choices or not isinstance(policy, RoundRobin):  # others count the calls of each member
+            return None
+        return policy.choose(choices, pool.out) if _Routing.is_wanted(call) else None
+
+    def adopt(self, number: int, call: Call, member: Member, sent_at: Moment) -> list[Done]:
+        """Take over a call that was sent alone, in a message of its own with a negative number."""
+        call.order = call.order or self._next_order()
+        pool = self._pools.get(call.pool)
+        if pool is None:
+            return [self._over(call, ActorNotFoundError(f"{call}: the pool was shut down"))]
+        self._put_out(number, _Out(pool, member, sent_at, {0: call}))
+        return []
 
     def route_waiting(self, name: str, now: Moment) -> tuple[list[Send], list[Done]]:
         """As `route`, for the calls that wait in a pool."""
@@ -349,8 +381,8 @@ class Desk:
                 full.append(cancels.pop(member.endpoint_id))
         return full + list(cancels.values())
 
-    def on_disconnected(self) -> list[Done]:
-        """The connection is lost: what is out may never be answered."""
+    def on_disconnected(self, concerns: Callable[[int], bool] = lambda number: number > 0) -> list[Done]:
+        """A connection is lost: what is out on it, by the numbers of its messages, may never be answered."""
         return [
             self._over(
                 call,
@@ -359,6 +391,7 @@ class Desk:
                 ),
             )
             for number in list(self._out)
+            if concerns(number)
             for call in self._take_all(number)
         ]
 
@@ -400,13 +433,16 @@ class Desk:
 
     def _send(self, pool: _Pool, member: Member | None, calls: dict[Any, Call], now: Moment) -> Send:
         self._messages += 1
-        self._out[self._messages] = _Out(pool, member, now, calls)
-        for key, call in calls.items():
-            call.number = self._messages
-            self.bytes_out += len(call.payload)
-            endpoint_id = key if member is None else member.endpoint_id
-            pool.out[endpoint_id] = pool.out.get(endpoint_id, 0) + 1
+        self._put_out(self._messages, _Out(pool, member, now, calls))
         return Send(self._messages, pool.name, member, list(calls.values()))
+
+    def _put_out(self, number: int, out: _Out) -> None:
+        self._out[number] = out
+        for key, call in out.calls.items():
+            call.number = number
+            self.bytes_out += len(call.payload)
+            endpoint_id = key if out.member is None else out.member.endpoint_id
+            out.pool.out[endpoint_id] = out.pool.out.get(endpoint_id, 0) + 1
 
     def _next_order(self) -> int:
         self._calls += 1
@@ -500,7 +536,7 @@ class _Routing:
             if not choices:
                 return self._refuse(item, _nobody_listens(item))
             member = (item.policy or pool.policy).choose(choices, pool.out)
-        if self._is_wanted(item):
+        if self.is_wanted(item):
             self._joining.setdefault(member.endpoint_id, (pool, member, []))[2].append(item)
             # Counted at once, so that the policy sees it when it chooses for the next call.
             pool.out[member.endpoint_id] = pool.out.get(member.endpoint_id, 0) + 1
@@ -524,7 +560,7 @@ class _Routing:
                 owner=broadcast.owner,
                 trace=broadcast.trace,
             )
-            if self._is_wanted(call):
+            if self.is_wanted(call):
                 calls[member.endpoint_id] = call
         in_json = any(member.takes_json_only for member in members)  # such a reply does not say whose it is
         if not pool.shares_subject or in_json or self._desk.in_grace(self._now):
@@ -538,7 +574,7 @@ class _Routing:
         return True
 
     @staticmethod
-    def _is_wanted(call: Call) -> bool:
+    def is_wanted(call: Call) -> bool:
         if not call.begun:
             call.begun = call.ticket.begin(call)
         return call.begun

@@ -71,6 +71,11 @@ def seconds_between(earlier: tuple[str, float, float], later: tuple[str, float, 
     return later[2] - earlier[2]
 
 
+def plain(moment: Moment | None) -> tuple[str, float, float] | None:
+    """As it travels."""
+    return None if moment is None else (moment.boot, moment.monotonic, moment.wall)
+
+
 # (method, deadline, payload), and of a call that is traced its trace's context
 WireCall = (
     tuple[str, tuple[str, float, float] | None, bytes]

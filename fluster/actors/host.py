@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fluster.actors import frames
+from fluster.actors.actor_lane import ActorLane, lanes_are_on
 from fluster.actors.hosted import HostedActor
 from fluster.actors.intake import Intake
 from fluster.actors.json_frames import JSON
@@ -30,6 +31,7 @@ from fluster.actors.outbox import Outbox
 from fluster.actors.producer import Producer
 from fluster.cluster import AsyncCluster
 from fluster_bus import arenas, payloads, subjects
+from fluster_bus.bus import Bus
 from fluster_bus.carrier import Carrier, Interest
 from fluster_bus.errors import BusError, NoRespondersError
 from fluster_bus.messages import Endpoint, EndpointId
@@ -46,6 +48,7 @@ _TAKEN_TIMEOUT_S, _TAKEN_PAUSE_S = 2.0, 0.002
 ON_STOP_TIMEOUT_S = 30.0
 _LAST_CALLS_S = 1.0  # for those that are under way at an actor that is given up
 _ASK_READERS_S = 5.0  # between questions whether a stream that hears nothing still has a reader
+_MAX_LANES = 32  # of one process; further actors share its connection
 
 
 @dataclass(eq=False)
@@ -55,6 +58,7 @@ class Served:
     actor: HostedActor
     endpoint: Endpoint
     subscriptions: list[Interest] = field(default_factory=list)
+    lane: ActorLane | None = None  # on which calls come, where it is not the connection of all
     renewals: asyncio.Task[None] | None = None
 
     def note(self, **notes: str) -> None:
@@ -70,6 +74,7 @@ class Host:
         self._bus: Carrier = cluster.bus
         self._loop = asyncio.get_running_loop()
         self._open: list[Served] = []
+        self._lanes = 0
         self._store = ObjectStore(self._bus, cluster.namespace, PAYLOADS)
         self.outbox = Outbox(self._bus, self._loop, self._store)
         self._replies = asyncio.create_task(self.outbox.run(), name="replies of actors")
@@ -98,21 +103,67 @@ class Host:
 
     async def open(self, served: Served) -> None:
         """Take calls: listen first, then be known, so that whoever finds the actor reaches it."""
-        namespace, name = self._cluster.namespace, served.endpoint.name
-        served.actor.start()
-        intake = Intake(served.actor.accept, self._loop)
-        to_one = subjects.actor_one(namespace, name, served.endpoint.endpoint_id)
-        served.subscriptions += [
-            await self._bus.subscribe(subjects.actor_any(namespace, name), intake.on_call, queue=_POOL_QUEUE),
-            await self._bus.subscribe(to_one, intake.on_call),
-            await self._bus.subscribe(subjects.actor_all(namespace, name), intake.on_broadcast),
-            *await _announcement(served, namespace).serve(self._bus),
-        ]
-        await self._bus.flush()
-        await self._cluster.registry.register(served.endpoint)
+        served.lane = await self._lane_for(served)
+        try:
+            await self._listen(served)
+            await self._cluster.registry.register(served.endpoint)
+        except BaseException:
+            if served.lane is not None:
+                await served.lane.close()
+            raise
         self._open.append(served)
         if served.endpoint.lease_s is not None:
-            served.renewals = asyncio.create_task(self._renew(served), name=f"lease of {name}")
+            served.renewals = asyncio.create_task(self._renew(served), name=f"lease of {served.endpoint.name}")
+
+    async def _listen(self, served: Served) -> None:
+        namespace, name = self._cluster.namespace, served.endpoint.name
+        to_any, to_all = subjects.actor_any(namespace, name), subjects.actor_all(namespace, name)
+        to_one = subjects.actor_one(namespace, name, served.endpoint.endpoint_id)
+        accept, lane = served.actor.accept, served.lane
+        if lane is not None:
+            served.actor.ride(lane)
+            served.actor.start()
+            await lane.subscribe(accept, (to_any, _POOL_QUEUE), (to_one, ""), (to_all, ""))
+        else:
+            served.actor.start()
+            intake = Intake(accept, self._loop)
+            served.subscriptions += [
+                await self._bus.subscribe(to_any, intake.on_call, queue=_POOL_QUEUE),
+                await self._bus.subscribe(to_one, intake.on_call),
+                await self._bus.subscribe(to_all, intake.on_broadcast),
+            ]
+        served.subscriptions += await _announcement(served, namespace).serve(self._bus)
+        await self._bus.flush()
+
+    async def _lane_for(self, served: Served) -> ActorLane | None:
+        """A lane, where it can be had and is of use: for an actor whose calls run on one thread."""
+        if not (isinstance(self._bus, Bus) and lanes_are_on() and served.actor.has_one_thread):
+            return None
+        if self._lanes >= _MAX_LANES:
+            return None
+        lane = ActorLane(
+            self._bus.address,
+            f"{served.endpoint.name} {served.endpoint.endpoint_id}",
+            self.outbox,
+            on_lost=lambda: self._on_lane_lost(served),
+            on_back=lambda: self._on_lane_back(served),
+        )
+        try:
+            await lane.open()
+        except BusError as error:
+            log.warning("%s takes its calls over the connection of all: %s", served.endpoint.name, error)
+            return None
+        self._lanes += 1
+        return lane
+
+    def _on_lane_lost(self, served: Served) -> None:
+        if served in self._open:
+            served.note(**{DISCONNECTED_AT: json.dumps(frames.now())})
+            self._on_lane_back(served)  # pools can know at once, if only the lane was lost
+
+    def _on_lane_back(self, served: Served) -> None:
+        if served in self._open:
+            self._bus.spawn(self._register_again(served), f"registration of {served.endpoint.name}")
 
     async def _renew(self, served: Served) -> None:
         while True:
@@ -145,7 +196,8 @@ class Host:
     def _on_disconnect(self) -> None:
         moment = json.dumps(frames.now())
         for served in self._open:
-            served.note(**{DISCONNECTED_AT: moment})
+            if served.lane is None:
+                served.note(**{DISCONNECTED_AT: moment})
 
     def _on_reconnect(self) -> None:
         for served in self._open:
@@ -200,10 +252,12 @@ class Host:
             served.note(**{LEAVING: "yes"})
             await self._cluster.registry.register(served.endpoint)
             notices = await self._hear_notices(served)
-            await asyncio.gather(*(subscription.drain() for subscription in served.subscriptions))
+            await asyncio.gather(*(each.drain() for each in (*served.subscriptions, served.lane) if each is not None))
             await served.actor.drain(timeout_s)
             await asyncio.gather(*(subscription.drain() for subscription in notices))
             await self.outbox.wait_empty()
+            if served.lane is not None:
+                await served.lane.wait_sent()
             await _results_taken()
             await self._cluster.registry.unregister(served.endpoint)
             await served.actor.supervisor.stop(ON_STOP_TIMEOUT_S)
@@ -211,6 +265,10 @@ class Host:
             log.warning("%s was ended without a word to its pool: %s", served.endpoint.name, error)
             await served.actor.drain(timeout_s)
             await served.actor.supervisor.stop(ON_STOP_TIMEOUT_S)
+        finally:
+            if served.lane is not None:
+                self._lanes -= 1
+                await served.lane.close()
 
     async def _hear_notices(self, served: Served) -> list[Interest]:
         """Calls that run to their end may still be cancelled, and streams go on only as they are read."""

@@ -12,6 +12,7 @@ from inspect import iscoroutine
 from typing import Any, NamedTuple
 
 from fluster.actors import frames, json_frames
+from fluster.actors.actor_lane import ActorLane
 from fluster.actors.cancellation import Cancellation
 from fluster.actors.clock import SYSTEM_CLOCK, Clock
 from fluster.actors.context import ActorContext
@@ -21,7 +22,7 @@ from fluster.actors.hooks import outcome_of
 from fluster.actors.json_methods import JsonMethod
 from fluster.actors.lanes import Lanes
 from fluster.actors.mailbox import Mailbox
-from fluster.actors.outbox import Outbox, Reply
+from fluster.actors.outbox import Answers, Reply
 from fluster.actors.producer import Items, Producer
 from fluster.actors.streams import Streams
 from fluster.actors.supervision import Functions, Supervisor
@@ -72,7 +73,7 @@ class HostedActor:
         instance: object,
         context: ActorContext,
         *,
-        outbox: Outbox,
+        outbox: Answers,
         max_reply: int,
         fetch: Callable[[bytes], bytes],
         actor_loop: Callable[[], asyncio.AbstractEventLoop],
@@ -90,7 +91,7 @@ class HostedActor:
         self.counts |= {timer.key: timer.counts for timer in self.timers}
         self._options = options_of(type(instance))
         self.takes_json_only = self._options.codec == json_frames.JSON
-        self._outbox = outbox
+        self._outbox: Answers = outbox
         self._max_reply = max_reply - _FRAME_OVERHEAD  # in JSON: a pickle may be stored
         self._fetch = fetch  # what is stored, called in the actor's threads
         self.kind = type(instance).__name__
@@ -124,6 +125,16 @@ class HostedActor:
             has_sync=False in kinds,
             has_async=True in kinds,
         )
+
+    @property
+    def has_one_thread(self) -> bool:
+        """True when one thread alone takes calls, and answers one before it takes the next."""
+        return len(self._lanes) == 1 and self._lanes[None].has_one_thread
+
+    def ride(self, lane: ActorLane) -> None:
+        """Have that one thread read `lane`, and answer over it. To be said before `start`."""
+        self._outbox = self.streams.outbox = lane.outbox
+        self._lanes[None].mailbox.wait_in(lane.queue)
 
     def start(self) -> None:
         """Begin to run what is accepted, and what is to be run again and again. Called on the connection's loop."""

@@ -44,6 +44,11 @@ class Lanes(Generic[T]):
             thread.start()
 
     @property
+    def has_one_thread(self) -> bool:
+        """True when one thread alone takes items, and deals with one before it takes the next."""
+        return len(self._threads) == 1 and self._slots is None
+
+    @property
     def frees_its_thread(self) -> bool:
         """True when an asynchronous call is not waited for on its thread."""
         return self._slots is not None

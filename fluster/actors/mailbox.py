@@ -7,9 +7,17 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from queue import Empty, SimpleQueue
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T")
+
+
+class TokenQueue(Protocol):
+    """Where takers wait for a token."""
+
+    def put(self, item: bool, /) -> None: ...
+    def get(self) -> bool: ...
+    def get_nowait(self) -> bool: ...
 
 
 class Mailbox(Generic[T]):
@@ -19,11 +27,15 @@ class Mailbox(Generic[T]):
         self._max_items = max_items
         self._max_bytes = max_bytes
         self._waiting: OrderedDict[Hashable, T] = OrderedDict()
-        self._tokens: SimpleQueue[bool] = SimpleQueue()  # True for each that waits, False for each taker who shall end
+        self._tokens: TokenQueue = SimpleQueue[bool]()  # True for each that waits, False for each taker who shall end
         self._lock = threading.Lock()
         self._items = 0
         self._bytes = 0
         self._on_idle: Callable[[], object] | None = None
+
+    def wait_in(self, queue: TokenQueue) -> None:
+        """Have takers wait there, from before there are any."""
+        self._tokens = queue
 
     def put(self, item: T, size: int, key: Hashable = None) -> bool:
         """Add an item; False when there is no room. One that is larger than all room is taken when it is alone.

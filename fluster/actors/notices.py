@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterator
+from typing import TypeVar
 
 from fluster.actors import frames
 from fluster.actors.calls import Call, Cancel
@@ -14,6 +16,8 @@ from fluster.actors.reader import StreamReader
 from fluster_bus import subjects
 from fluster_bus.carrier import Carrier
 from fluster_bus.errors import BusError
+
+NumberedT = TypeVar("NumberedT", tuple[int, int], tuple[int, int, int, int])
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +32,7 @@ class Notices:
         self._bus = bus
         self._desk = desk
         self._inbox = inbox
+        self.lane_inbox = ""  # of calls that were sent alone; their messages have negative numbers
         self.json_inbox = ""  # of calls to actors that take JSON only
         self.withdrawn: deque[Call] = deque()
         self.read: deque[Call] = deque()  # streams
@@ -54,7 +59,9 @@ class Notices:
     async def publish(self) -> None:
         cancels, self._cancels = self._cancels, []
         for cancel in cancels:
-            await self._tell(cancel.member, frames.CANCEL, frames.encode_cancel(cancel.places), cancel.number)
+            for inbox, places in self._by_inbox(cancel.member, cancel.places):
+                reply = f"{inbox}.{cancel.number}"
+                await self._tell(cancel.member, frames.CANCEL, frames.encode_cancel(places), reply)
         if self.read:
             await self._publish_read()
 
@@ -68,14 +75,23 @@ class Notices:
                 of_member = reads.setdefault(member.address, (member, []))[1]
                 of_member.append((*place, progress.told_items, progress.told_size))
         for member, of_streams in reads.values():
-            await self._tell(member, frames.READ, frames.encode_reads(of_streams), 0)
+            for inbox, reads_there in self._by_inbox(member, of_streams):
+                await self._tell(member, frames.READ, frames.encode_reads(reads_there), f"{inbox}.0")
 
-    async def _tell(self, member: Member, what: str, body: bytes, number: int) -> None:
+    def _by_inbox(self, member: Member, of_calls: list[NumberedT]) -> Iterator[tuple[str, list[NumberedT]]]:
+        """What is told of calls, each beginning with the number of its message, by the inbox that tells whose they are."""
+        if member.takes_json_only:
+            yield self.json_inbox, of_calls
+            return
+        for inbox, alone in ((self._inbox, False), (self.lane_inbox, True)):
+            there = [each for each in of_calls if (each[0] < 0) is alone]
+            if there:
+                yield inbox, there
+
+    async def _tell(self, member: Member, what: str, body: bytes, reply: str) -> None:
         try:
-            # Not for an answer: the inbox says whose calls are meant.
-            inbox = self.json_inbox if member.takes_json_only else self._inbox
             subject = subjects.method_of_member(member.address, what)
-            await self._bus.publish(subject, body, reply=f"{inbox}.{number}")
+            await self._bus.publish(subject, body, reply=reply)  # not for an answer
         except BusError as error:
             log.info("%s was not told what became of calls: %s", member.endpoint_id, error)
 

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from fluster.actors import frames
 from fluster.actors.failures import encode_failure
@@ -32,6 +33,12 @@ class Reply(NamedTuple):
     ok: int  # True, False, or what else frames.py lists
     payload: Any
     headers: dict[str, str] | None = None
+
+
+class Answers(Protocol):
+    """Where an actor puts its replies."""
+
+    def add(self, reply: Reply | Producer) -> None: ...
 
 
 class Outbox:
@@ -87,25 +94,19 @@ class Outbox:
         await self._bus.flush()
 
     async def _publish_ready(self) -> None:
-        joined: dict[tuple[str, str], list[tuple[int, WireReply]]] = {}  # {(subject, endpoint id): (size, reply)}
         while self._ready:
-            reply = self._ready.popleft()
-            if isinstance(reply, Producer):
-                for size, items in reply.take():
-                    item_reply = (reply.place, reply.ok, items)
-                    joined.setdefault((reply.subject, reply.endpoint_id), []).append((size, item_reply))
-            elif reply.endpoint_id and len(reply.payload) > self._max_payload:
-                storing = asyncio.create_task(self._publish_stored(reply), name=f"result for {reply.subject}")
-                self._storing.add(storing)
-                storing.add_done_callback(self._storing.discard)
-            elif reply.endpoint_id:
-                wire = (reply.place, reply.ok, reply.payload)
-                joined.setdefault((reply.subject, reply.endpoint_id), []).append((len(reply.payload), wire))
-            else:
-                await self._publish(reply.subject, reply.payload, reply.headers)
-        for (subject, endpoint_id), replies in joined.items():
-            for batch in frames.batches(replies):
-                await self._publish(subject, frames.encode_replies(endpoint_id, batch))
+            ready, self._ready = self._ready, deque()
+            for reply in ready:
+                if self.must_be_stored(reply):
+                    storing = asyncio.create_task(self._publish_stored(reply), name=f"result for {reply.subject}")
+                    self._storing.add(storing)
+                    storing.add_done_callback(self._storing.discard)
+            for subject, data, headers in joined(each for each in ready if not self.must_be_stored(each)):
+                await self._publish(subject, data, headers)
+
+    def must_be_stored(self, reply: Reply | Producer) -> TypeGuard[Reply]:
+        """True for a result that no message can carry."""
+        return isinstance(reply, Reply) and bool(reply.endpoint_id) and len(reply.payload) > self._max_payload
 
     async def _publish_stored(self, reply: Reply) -> None:
         """A result that no message can carry goes to the object store first; others do not wait for it."""
@@ -131,3 +132,22 @@ class Outbox:
             except BusError as error:
                 log.warning("a reply to %s was lost: %s", subject, error)
                 return
+
+
+def joined(ready: Iterable[Reply | Producer]) -> Iterator[tuple[str, bytes, dict[str, str] | None]]:
+    """Messages, each with its subject and headers, that carry these replies."""
+    together: dict[tuple[str, str], list[tuple[int, WireReply]]] = {}  # {(subject, endpoint id): (size, reply)}
+    for reply in ready:
+        if isinstance(reply, Producer):
+            for size, items in reply.take():
+                together.setdefault((reply.subject, reply.endpoint_id), []).append(
+                    (size, (reply.place, reply.ok, items))
+                )
+        elif reply.endpoint_id:
+            wire = (reply.place, reply.ok, reply.payload)
+            together.setdefault((reply.subject, reply.endpoint_id), []).append((len(reply.payload), wire))
+        else:
+            yield reply.subject, reply.payload, reply.headers
+    for (subject, endpoint_id), replies in together.items():
+        for batch in frames.batches(replies):
+            yield subject, frames.encode_replies(endpoint_id, batch), None

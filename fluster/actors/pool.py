@@ -15,6 +15,7 @@ from fluster.actors.census import census
 from fluster.actors.definition import MethodInfo, check_timeout, methods_of, near
 from fluster.actors.futures import ActorFuture, is_running, result_of
 from fluster.actors.handles import ActorHandle, AsyncActorHandle, member_id
+from fluster.actors.lane_calls import LaneFuture
 from fluster.actors.maps import (
     MAX_OUT,
     AsyncMapResults,
@@ -182,10 +183,14 @@ class AsyncActorPool(Generic[T]):
         *,
         pinned: str | None = None,
         policy: Policy | None = None,
+        alone: bool = False,
     ) -> ActorFuture[Any]:
-        """Send a call to one member, or to whom a policy chooses; with `wait` it waits for room in full mailboxes."""
+        """Send a call to one member, or to whom a policy chooses; with `wait` it waits for room in full mailboxes.
+
+        `alone`: whoever submits it waits for it before it does anything else.
+        """
         payload = payloads.encode((args, kwargs))
-        return self.submit_to(pinned, method, payload, timeout=timeout, wait=wait, policy=policy)
+        return self.submit_to(pinned, method, payload, timeout=timeout, wait=wait, policy=policy, alone=alone)
 
     def submit_to(
         self,
@@ -196,10 +201,12 @@ class AsyncActorPool(Generic[T]):
         timeout: float | None = None,
         wait: bool = False,
         policy: Policy | None = None,
+        alone: bool = False,
     ) -> ActorFuture[Any]:
         """As `submit_call`, with arguments that are pickled already."""
         timeout = self._timeout_of(method) if timeout is None else timeout
-        future = ActorFuture[Any](f"{self.name}.{method}", self._caller.loop, self._caller.withdraw)
+        kind = LaneFuture if alone else ActorFuture
+        future: ActorFuture[Any] = kind(f"{self.name}.{method}", self._caller.loop, self._caller.withdraw)
         call = Call(
             self._key,
             method,
@@ -219,7 +226,10 @@ class AsyncActorPool(Generic[T]):
             span, call.trace = traced
             end_with(span, future)
         try:
-            self._caller.submit(call)
+            if alone:
+                self._caller.submit_alone(call)
+            else:
+                self._caller.submit(call)
         except BaseException:
             future.cancel()  # whoever follows it, as a trace does, is told
             raise
@@ -275,6 +285,10 @@ class AsyncActorPool(Generic[T]):
             raise AttributeError(f"{kind} has no method {name!r}{near(name, self._methods)}")
         if len(self._checked) < _MOST_CHECKED:
             self._checked.add(name)
+
+    def use_lane(self) -> None:
+        """Let threads that wait for their calls carry them themselves."""
+        self._caller.use_lane()
 
     # ---- members ----------------------------------------------------------------------------------------
 
@@ -374,6 +388,7 @@ class ActorPool(Generic[T]):
             policy=policy,
             fixed=fixed,
         )
+        self.asynchronous.use_lane()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
@@ -401,7 +416,8 @@ class ActorPool(Generic[T]):
         Raises what the method raises; ActorNotFoundError at once when nobody serves the name; ActorDiedError,
         ConnectionLostError, MailboxFullError; ActorTimeoutError (a TimeoutError) after `call(timeout=…)` seconds.
         """
-        return Verb(self.asynchronous, "call", lambda *call: result_of(self.asynchronous.submit_call(*call)))
+        submit = self.asynchronous.submit_call
+        return Verb(self.asynchronous, "call", lambda *call: result_of(submit(*call, alone=True)))
 
     @property
     def submit(self) -> Verb[Any]:

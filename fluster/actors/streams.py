@@ -12,7 +12,7 @@ from typing import Any
 from fluster.actors import frames
 from fluster.actors.context import ActorContext
 from fluster.actors.lanes import Lanes
-from fluster.actors.outbox import Outbox, Reply
+from fluster.actors.outbox import Answers, Reply
 from fluster.actors.producer import Items, Producer, StreamCall
 from fluster.actors.windows import Window
 from fluster_bus import payloads
@@ -28,12 +28,12 @@ class Streams:
         self,
         context: ActorContext,
         *,
-        outbox: Outbox,
+        outbox: Answers,
         max_item: int,
         actor_loop: Callable[[], asyncio.AbstractEventLoop],
     ) -> None:
         self._context = context
-        self._outbox = outbox
+        self.outbox = outbox
         self._max_item = max_item
         self._actor_loop = actor_loop
         self._open: dict[tuple[str, int], Producer] = {}  # {(reply subject, place): of those that have not ended}
@@ -48,12 +48,12 @@ class Streams:
             call=call,
             endpoint_id=str(self._context.endpoint_id),
             encode=functools.partial(self._encode, inbox=call.reply),
-            announce=self._outbox.add,
+            announce=self.outbox.add,
             resume=lanes.mailbox.put_back,
             on_end=on_end,
         )
         self._open[call.reply, call.place] = producer
-        self._outbox.add(Reply(call.reply, producer.endpoint_id, call.place, frames.OPENED, tuple(window)))
+        self.outbox.add(Reply(call.reply, producer.endpoint_id, call.place, frames.OPENED, tuple(window)))
         self.take_turn(producer, lanes)
 
     def _encode(self, item: Any, inbox: str) -> bytes:

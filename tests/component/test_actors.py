@@ -566,6 +566,38 @@ def test_asynchronous_methods_run_side_by_side_if_the_class_says_so(either: Env 
     assert sorted(future.result(TIMEOUT_S) for future in futures) == [0, 0, 1, 1]
 
 
+class Threads:
+    """Tells on which threads its methods run."""
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+        self.opened = threading.Event()
+
+    def quick(self, number: int) -> int:
+        self.threads.add(threading.get_ident())
+        return number
+
+    def long(self) -> str:
+        self.threads.add(threading.get_ident())
+        assert self.opened.wait(TIMEOUT_S)
+        return "long"
+
+
+def test_all_calls_run_on_one_thread_and_quick_answers_do_not_wait_for_long_calls(shared: Env) -> None:
+    actor_ = Threads()
+    shared.serve("threads-of-one", actor_)
+    pool = shared.pool("threads-of-one")
+    for _ in range(3):
+        actor_.opened.clear()
+        calls = [pool.submit().quick(number) for number in range(3)] + [pool.submit().long()]
+        assert [call.result(TIMEOUT_S) for call in calls[:3]] == [0, 1, 2]
+        calls += [pool.submit().quick(number) for number in range(200)]
+        actor_.opened.set()
+        assert [call.result(TIMEOUT_S) for call in calls[3:]] == ["long", *range(200)]
+        assert pool.call().quick(7) == 7
+    assert len(actor_.threads) == 1
+
+
 # ---- limits ---------------------------------------------------------------------------------------------
 
 

@@ -165,7 +165,7 @@ def test_the_keeper_reads_while_nobody_does_and_gives_the_turn_to_who_wants_it(a
         lane.subscribe("lane.turn", lambda _each: heard.set())
         lane.publish("lane.turn", b"")
         receive_until(lane, heard)
-        lane.leave()
+        lane.leave(came.set)
         heard.clear()
         lane.publish("lane.turn", b"")
         assert heard.wait(TIMEOUT_S)
@@ -178,7 +178,7 @@ def test_a_keeper_that_reads_for_all_keeps_the_turn(address: BusAddress) -> None
         assert not lane.turns.ask(came.set)
         lane.wake()
         seen(lane)
-        assert not lane.turns.withdraw(came.set)
+        lane.leave(came.set)
         assert not came.is_set()
 
 
@@ -276,8 +276,6 @@ def test_a_reader_outlasts_a_lost_connection(own_server: EmbeddedServer) -> None
         def read() -> None:
             lane.read_until(heard.is_set, lambda _callback: None, TIMEOUT_S)
 
-        wait_until(lane.turns.take)
-        lane.leave()
         reader = threading.Thread(target=read)
         reader.start()
         own_server.stop()
@@ -336,7 +334,7 @@ def test_a_thread_that_is_interrupted_leaves_no_half_message(address: BusAddress
         lane.publish("lane.interrupt", b"")
         with pytest.raises(KeyboardInterrupt):
             receive_until(lane, interrupted)
-        lane.leave()
+        lane.leave(came.set)
         assert lost.wait(TIMEOUT_S)
         lane.wait_connected(TIMEOUT_S)
         seen(lane)
@@ -402,7 +400,7 @@ def test_pings_are_answered_whether_anybody_reads_or_not(tmp_path: Path) -> None
             lane.turns.ask(came.set)
             lane.wake()
             assert came.wait(TIMEOUT_S)
-            lane.leave()  # from here on the keeper has to see that nobody reads
+            lane.leave(came.set)  # from here on the keeper has to see that nobody reads
             assert not lost.wait(0.5)
 
 

@@ -1,0 +1,217 @@
+"""The connection of an actor whose calls run on one thread: that thread reads it, runs what has come, and answers.
+
+    its thread: read ──► accept ──► mailbox ──► run ──► answers ──► flush ──► read …
+
+Nothing is handed from thread to thread while methods are short. While one takes long, the lane's keeper reads: it fills
+the mailbox, sends the answers that are ready, and gives the reading back when the actor's thread has nothing to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar
+
+from fluster.actors import frames
+from fluster.actors.outbox import Outbox, Reply, joined
+from fluster.actors.producer import Producer
+from fluster_bus.address import BusAddress
+from fluster_bus.delivery import Delivery
+from fluster_bus.errors import BusError, ClosedError, DisconnectedError
+from fluster_bus.lane import Lane
+from fluster_bus.waker import Waker
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+LANES_VARIABLE = "FLUSTER_LANES"  # "off": all calls go over the process's one connection
+_CONNECT_TIMEOUT_S = 5.0
+_JOIN_FOR_S = 0.0005  # replies of methods that follow each other as fast as that travel together
+
+
+def lanes_are_on() -> bool:
+    return hasattr(select, "poll") and os.environ.get(LANES_VARIABLE, "") != "off"
+
+
+class LaneQueue(Generic[T]):
+    """A queue whose one taker reads the lane while there is nothing to take."""
+
+    def __init__(self, lane: Lane, before_waiting: Callable[[], object]) -> None:
+        self._lane = lane
+        self._before_waiting = before_waiting
+        self._items: SimpleQueue[T] = SimpleQueue()
+        self._waker = Waker()
+        self.taker: int | None = None  # the thread that takes
+
+    def put(self, item: T) -> None:
+        self._items.put(item)
+        if threading.get_ident() != self.taker:
+            self._waker.wake()
+
+    def get_nowait(self) -> T:
+        return self._items.get_nowait()
+
+    def get(self) -> T:
+        self.taker = threading.get_ident()
+        while not self._lane.closed:
+            try:
+                return self._items.get_nowait()
+            except Empty:
+                self._before_waiting()
+                self._wait()
+        return self._items.get()
+
+    def wake(self) -> None:
+        """Have the taker look again."""
+        self._waker.wake()
+
+    def _wait(self) -> None:
+        """Return when there may be something to take."""
+        turns = self._lane.turns
+        if not self._lane.connected:
+            self._waker.wait()
+            return
+        try:
+            if not turns.ask(self.wake):
+                self._lane.wake()  # the keeper has it
+                if self._items.empty():
+                    self._waker.wait()
+            if turns.has(self.wake) and self._items.empty():
+                self._lane.receive(beside=self._waker)
+        finally:
+            self._lane.leave(self.wake)
+
+
+class LaneOutbox:
+    """Takes replies from any thread. Those of the actor's own thread wait for each other for a moment."""
+
+    def __init__(self, lane: Lane, otherwise: Outbox, is_own_thread: Callable[[], bool]) -> None:
+        self._lane = lane
+        self._otherwise = otherwise  # for while the lane has no connection
+        self._is_own_thread = is_own_thread
+        self._lock = threading.Lock()
+        self._sending = threading.Lock()  # what streams have ready must not overtake what they had before
+        self._ready: list[Reply | Producer] = []
+        self._since = 0.0  # when the first of them was ready
+
+    def add(self, reply: Reply | Producer) -> None:
+        """Send a reply, or what a stream has ready when its turn comes."""
+        if self._otherwise.must_be_stored(reply):
+            self._otherwise.add(reply)
+            return
+        now = time.monotonic()
+        with self._lock:
+            if not self._ready:
+                self._since = now
+            self._ready.append(reply)
+            is_first = len(self._ready) == 1
+            is_full = len(self._ready) >= frames.MAX_CALLS or now - self._since > _JOIN_FOR_S
+        if is_full or not self._is_own_thread():
+            self.flush()
+        elif is_first and self._lane.turns.held:
+            self._lane.wake()  # the keeper sends it: the actor's thread may be at its next call for long
+
+    def flush(self) -> None:
+        """Send what is ready."""
+        if not self._ready:
+            return
+        with self._sending:
+            self._publish_ready()
+        self._lane.flush()
+
+    def _publish_ready(self) -> None:
+        with self._lock:
+            ready, self._ready = self._ready, []
+        for subject, data, headers in joined(ready):
+            try:
+                self._lane.publish(subject, data, headers=headers, flush=False)
+            except (DisconnectedError, ClosedError):
+                self._otherwise.add(Reply(subject, "", 0, ok=True, payload=data, headers=headers))  # as it stands
+            except BusError as error:
+                log.warning("a reply to %s was lost: %s", subject, error)
+
+
+class ActorLane:
+    """A lane for one actor. `on_lost` and `on_back` are called on the loop."""
+
+    def __init__(
+        self,
+        address: BusAddress,
+        name: str,
+        otherwise: Outbox,
+        *,
+        on_lost: Callable[[], object],
+        on_back: Callable[[], object],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_lost, self._on_back = on_lost, on_back
+        self._lane = Lane(
+            address, name, on_connect=self._on_connect, on_disconnect=self._on_disconnect, on_wake=self._flush
+        )
+        self.queue: LaneQueue[bool] = LaneQueue(self._lane, self._flush)
+        self.outbox = LaneOutbox(self._lane, otherwise, lambda: threading.get_ident() == self.queue.taker)
+        self._subscriptions: list[int] = []
+        self._opened = False
+
+    async def open(self) -> None:
+        """Connect. Raises BusError."""
+        self._lane.start()
+        try:
+            await asyncio.to_thread(self._lane.wait_connected, _CONNECT_TIMEOUT_S)
+        except BaseException:
+            await self.close()
+            raise
+        self._opened = True
+
+    async def subscribe(self, callback: Callable[[Delivery], object], *subjects: tuple[str, str]) -> None:
+        """Have `callback` take what comes on these (subject, queue); they stand with the server on return."""
+        self._subscriptions += [self._lane.subscribe(subject, callback, queue=queue) for subject, queue in subjects]
+        await self._seen()
+
+    async def drain(self) -> None:
+        """Leave all subjects; what is on its way here has been taken on return."""
+        await self._until(lambda then: self._lane.unsubscribe(self._subscriptions, then))
+
+    async def wait_sent(self) -> None:
+        """Return when all replies so far are with the server."""
+        self.outbox.flush()
+        await self._seen()
+
+    async def close(self) -> None:
+        self.outbox.flush()
+        await asyncio.to_thread(self._lane.close)
+        self.queue.wake()
+
+    async def _seen(self) -> None:
+        await self._until(self._lane.when_seen)
+
+    async def _until(self, begin: Callable[[Callable[[], object]], object]) -> None:
+        done = asyncio.Event()
+        begin(lambda: self._loop.call_soon_threadsafe(done.set))
+        await done.wait()
+
+    # ---- in any thread ----------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        self.outbox.flush()
+
+    def _on_connect(self) -> None:
+        self.queue.wake()
+        if self._opened:
+            self._tell(self._on_back)
+
+    def _on_disconnect(self) -> None:
+        self._tell(self._on_lost)
+
+    def _tell(self, callback: Callable[[], object]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            log.debug("the loop is closed, and the actor with it")

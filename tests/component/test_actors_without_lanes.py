@@ -1,0 +1,17 @@
+"""Calls mean the same where all of them take the one connection of their process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from fluster.actors.actor_lane import LANES_VARIABLE
+from tests.component.test_actors import *  # noqa: F403 - its tests and fixtures are this module's too
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_lanes() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(LANES_VARIABLE, "off")
+        yield

@@ -1,0 +1,261 @@
+"""Calls that the waiting threads carry themselves: that they do, and what becomes of them when something else happens."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fluster.actors import ActorPool, method
+from fluster.cluster import Cluster
+from fluster.errors import ActorDiedError, ActorNotFoundError, ActorTimeoutError, ConnectionLostError
+from fluster_bus.errors import ClosedError
+from fluster_bus.roles import Role
+from tests.component.test_actors import TIMEOUT_S, Calculator, Env, Gate, env, shared
+from tests.waiting import wait_until
+
+__all__ = ["env", "shared"]
+
+
+class Both(Gate, Calculator):
+    def __init__(self) -> None:
+        Gate.__init__(self)
+        Calculator.__init__(self)
+
+    @method(timeout=0.05)
+    def hurried(self) -> str:
+        return self.wait()
+
+
+def carried(pool: ActorPool[Any]) -> dict[int, Any]:
+    """The calls that are out on the lane."""
+    lane = pool.asynchronous._caller._lane
+    return lane._out if lane is not None else {}
+
+
+def press_ctrl_c() -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)
+
+
+def wait_until_out(pool: ActorPool[Any], count: int) -> None:
+    wait_until(lambda: len(carried(pool)) + len(pool.asynchronous._caller._desk.out()) == count)
+
+
+def goes_through(pool: ActorPool[Any]) -> bool:
+    try:
+        return bool(pool.call(timeout=TIMEOUT_S).add(1) == 2)
+    except ConnectionLostError:
+        return False
+
+
+def in_thread(call: Any) -> list[Any]:
+    """What a call gives, once it has."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except Exception as error:
+            found.append(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return found
+
+
+def only(found: list[Any]) -> Any:
+    return wait_until(lambda: list(found), TIMEOUT_S)[0]
+
+
+def test_a_call_that_is_alone_goes_over_the_lane_and_one_behind_others_does_not(shared: Env) -> None:
+    actor = Both()
+    shared.serve("alone", actor)
+    pool = shared.pool("alone")
+    wait_until(lambda: pool.asynchronous._caller._lane.connected)  # type: ignore[union-attr]
+    alone = in_thread(pool.call().wait)
+    actor.is_entered()
+    assert len(carried(pool)) == 1
+    actor.opened.set()
+    assert only(alone) == "went through"
+    assert not carried(pool)
+    actor.opened.clear()
+    before = pool.submit().wait()
+    behind = in_thread(pool.call().wait)
+    actor.is_entered()
+    wait_until_out(pool, 2)
+    assert not carried(pool)
+    actor.opened.set()
+    assert before.result(TIMEOUT_S) == only(behind) == "went through"
+
+
+def test_calls_stay_in_order_whichever_way_they_go(shared: Env) -> None:
+    shared.serve("mixed", Calculator())
+    pool = shared.pool("mixed")
+    for number in range(0, 600, 6):
+        pool.call().note(number)
+        pool.submit().note(number + 1)
+        pool.submit().note(number + 2)
+        pool.call().note(number + 3)
+        pool.broadcast().note(number + 4)
+        pool.call().note(number + 5)
+    assert pool.call().notes() == list(range(600))
+
+
+def test_a_call_ends_at_its_deadline_whoever_reads(shared: Env) -> None:
+    actor = Both()
+    shared.serve("late", actor)
+    pool = shared.pool("late")
+    pool.call().add(1)
+    reader = in_thread(pool.call().wait)
+    actor.is_entered()
+    with pytest.raises(ActorTimeoutError, match=r"late\.add: no answer within 0\.05 s"):
+        pool.call(timeout=0.05).add(1)
+    with pytest.raises(ActorTimeoutError, match=r"late\.hurried: no answer within 0\.05 s"):
+        pool.call().hurried()
+    actor.opened.set()
+    assert only(reader) == "went through"
+    assert pool.call().add(1) == 2
+
+
+def test_calls_end_with_their_actor_their_pool_and_their_client(shared: Env) -> None:
+    for end, error in (("actor", ActorDiedError), ("pool", ActorNotFoundError), ("client", ClosedError)):
+        actor = Both()
+        server = shared.serve(f"ends-{end}", actor)
+        cluster = shared.cluster()
+        pool: ActorPool[Any] = ActorPool(cluster, f"ends-{end}")
+        pool.wait_for_size(1, TIMEOUT_S)
+        pool.call().add(1)
+        reader = in_thread(pool.call().wait)
+        actor.is_entered()
+        waiting = [in_thread(pool.call().wait) for _ in range(3)]
+        wait_until_out(pool, 4)
+        if end == "actor":
+            server.shutdown(timeout=0.01)
+        elif end == "pool":
+            pool.shutdown()
+        else:
+            cluster.close()
+        assert isinstance(only(reader), error)
+        assert all(isinstance(only(each), error) for each in waiting)
+        actor.opened.set()
+
+
+def test_what_an_actor_answered_before_it_ended_arrives(shared: Env) -> None:
+    for _ in range(10):
+        actor = Both()
+        server = shared.serve("answered", actor)
+        pool = shared.pool("answered")
+        pool.call().add(1)
+        calls = [in_thread(pool.call().wait) for _ in range(4)]
+        actor.is_entered()
+        mailbox = server._actors[0].actor._lanes[None].mailbox
+        wait_until(lambda mailbox=mailbox: len(mailbox) == 4)  # type: ignore[misc]
+        ending = in_thread(server.shutdown)
+        wait_until(lambda pool=pool: pool.size == 0)  # type: ignore[misc]
+        actor.opened.set()
+        assert [only(each) for each in calls] == ["went through"] * 4
+        assert only(ending) is None
+
+
+def test_a_call_to_an_actor_that_is_gone_goes_to_another(shared: Env) -> None:
+    shared.serve("moves-on", Calculator(), Calculator())
+    pool = shared.pool("moves-on", size=2)
+    caller = pool.asynchronous._caller
+    member = pool.members()[0]
+    gone = replace(member, address=f"{member.address}-gone")
+
+    async def pretend() -> None:
+        caller._desk.on_member("moves-on", gone)
+
+    pool.portal.run(pretend)
+    assert [pool.call().add(number) for number in range(10)] == list(range(1, 11))
+
+
+def test_a_lost_lane_ends_what_is_out_and_what_comes_after_is_sent(env: Env) -> None:
+    actor, proxy = Both(), env.proxy()
+    env.serve("lost-lane", actor)
+    address = replace(env.server.credentials(Role.OPERATOR), url=f"nats://127.0.0.1:{proxy.port}")
+    with Cluster(address) as cluster:
+        pool: ActorPool[Any] = ActorPool(cluster, "lost-lane")
+        pool.wait_for_size(1, TIMEOUT_S)
+        for _ in range(5):
+            actor.opened.clear()
+            calls = [in_thread(pool.call().wait) for _ in range(3)]
+            actor.is_entered()
+            wait_until_out(pool, 3)
+            env.portal.run(proxy.cut)
+            assert all(isinstance(only(each), ConnectionLostError) for each in calls)
+            actor.opened.set()
+            wait_until(lambda: goes_through(pool))  # the client's other connection may be lost a moment later
+
+
+def test_ctrl_c_while_waiting_harms_no_other_call(shared: Env) -> None:
+    actor = Both()
+    shared.serve("interrupted", actor)
+    pool = shared.pool("interrupted")
+    pool.call().add(1)
+
+    seen = threading.Event()
+
+    def interrupt() -> None:
+        actor.is_entered()
+        while True:
+            press_ctrl_c()
+            if seen.wait(1):  # it can come right before the main thread begins to wait, who then does not see it
+                return
+
+    interrupted = in_thread(interrupt)
+    try:
+        pool.call().wait()
+    except KeyboardInterrupt:
+        seen.set()
+    assert seen.is_set()
+    assert only(interrupted) is None
+    other = in_thread(lambda: pool.call().add(2))
+    actor.opened.set()
+    assert only(other) == 3
+    assert pool.call().add(3) == 4
+
+
+def test_ctrl_c_at_any_moment_leaves_a_client_that_works(shared: Env) -> None:
+    shared.serve("any-moment", Calculator())
+    pool = shared.pool("any-moment")
+    stop = threading.Event()
+    wrong: list[Any] = []
+
+    def others() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            with contextlib.suppress(ConnectionLostError):  # the reader was stopped in the middle of a message
+                if pool.call(timeout=TIMEOUT_S).add(number) != number + 1:
+                    wrong.append(number)
+
+    def interrupts() -> None:
+        for _ in range(30):
+            time.sleep(0.003)
+            press_ctrl_c()
+        stop.set()
+
+    threads = [threading.Thread(target=others) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    interrupting = threading.Thread(target=interrupts)
+    interrupting.start()
+    while not stop.is_set():
+        with contextlib.suppress(KeyboardInterrupt, ConnectionLostError):
+            while not stop.is_set():
+                pool.call(timeout=TIMEOUT_S).add(1)
+    with contextlib.suppress(KeyboardInterrupt):
+        interrupting.join()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+        assert not thread.is_alive()
+    assert wrong == []
+    assert pool.call(timeout=TIMEOUT_S).add(1) == 2
