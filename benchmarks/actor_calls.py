@@ -19,6 +19,8 @@ CALLS = 2_000
 SUBMITTED = 1_000
 STREAMED = 20_000
 ROUNDS = 5
+BROADCASTS = 200
+BROADCAST_TO = 8
 WARM_UP = 200
 PAYLOAD = b"x" * 16
 
@@ -48,11 +50,11 @@ class Echo:
         return data
 
 
-def _median_latency_us(call: Callable[[], object]) -> float:
+def _median_latency_us(call: Callable[[], object], calls: int = CALLS) -> float:
     for _ in range(WARM_UP):
         call()
     times = []
-    for _ in range(CALLS):
+    for _ in range(calls):
         started = time.perf_counter_ns()
         call()
         times.append(time.perf_counter_ns() - started)
@@ -119,12 +121,21 @@ def run() -> list[Row]:
         call_us = _median_latency_us(lambda: pool.call().echo(PAYLOAD))
         async_us = _median_latency_us(lambda: pool.call().echo_later(PAYLOAD))
         rate = _best_rate(lambda: _submit_all(pool))
+        eight = deploy(cluster, Echo, name="eight", replicas=BROADCAST_TO)
+        broadcast_us = _median_latency_us(lambda: eight.broadcast().echo(PAYLOAD).results(), calls=BROADCASTS)
+        eight.shutdown()
         rate_of_four = _best_rate(lambda: _submit_all(pools))
         streamed = _best_rate(lambda: _read_all(pool), STREAMED)
     latency, throughput = f"nc.request {bare_us:.0f} µs", f"nc.request {bare_rate:,.0f}/s"
     return [
         Row("blocking call(), p50", f"{call_us:.0f} µs", latency, call_us / bare_us),
         Row("the same, async method", f"{async_us:.0f} µs", latency, async_us / bare_us),
+        Row(
+            f"broadcasts to {BROADCAST_TO} and their answers",
+            f"{1e6 / broadcast_us:,.0f}/s",
+            latency,
+            broadcast_us / bare_us,
+        ),
         Row(f"{SUBMITTED:,} submitted calls, 1 actor", f"{rate:,.0f}/s", throughput, rate / bare_rate),
         Row(f"{SUBMITTED:,} submitted calls, 4 actors", f"{rate_of_four:,.0f}/s", throughput, rate_of_four / bare_rate),
         Row(f"{STREAMED:,} small items of a stream, 1 actor", f"{streamed:,.0f}/s", throughput, streamed / bare_rate),

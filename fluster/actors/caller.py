@@ -155,6 +155,11 @@ class Caller:
         self._take_declared_timeout(call, member)
         if not lane.send(call, member, now):
             self.submit(call)
+            return
+        roster = self._rosters.get(call.pool)
+        if roster is not None and member.endpoint_id not in roster.members:
+            # It ended between the choice and the sending, and what ends its calls may have been here before this one.
+            lane.when_seen(lambda: self._end_calls(call.pool, Left(member.endpoint_id)))
 
     def deadline_of(self, timeout_s: float | None) -> Moment | None:
         """The moment at which nobody waits any more."""

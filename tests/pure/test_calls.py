@@ -259,6 +259,45 @@ def test_a_call_that_timed_out_is_passed_over_and_its_answer_dropped() -> None:
     assert desk.on_reply(send.number, "a", [(0, True, b"")]) == []
 
 
+def test_a_call_is_alone_where_nothing_of_its_pool_is_unanswered() -> None:
+    desk = desk_with("a", "b")
+    desk.open_pool("other", RoundRobin())
+    chosen = [desk.choose_alone(call()) for _ in range(3)]
+    assert [each.endpoint_id for each in chosen if each is not None] == ["a", "b", "a"]
+    ((send,), _) = desk.route([call()], START)
+    assert desk.choose_alone(call()) is None
+    desk.on_reply(send.number, "b", [(0, True, b"")])
+    pinned = desk.choose_alone(call(pinned="b"))
+    assert pinned is not None
+    assert pinned.endpoint_id == "b"
+    assert desk.choose_alone(Call("other", "m", b"", future("other.m"))) is None  # its members are not known yet
+
+
+def test_a_call_that_was_alone_is_one_of_the_desks_once_it_is_adopted() -> None:
+    ends: list[tuple[Callable[[Desk], Sequence[Done | Part]], type[Exception]]] = [
+        (lambda desk: desk.on_member_gone("pool", "a"), ActorDiedError),
+        (lambda desk: desk.on_disconnected(lambda number: number < 0), ConnectionLostError),
+        (lambda desk: desk.close_pool("pool", ActorNotFoundError("shut down")), ActorNotFoundError),
+    ]
+    for happens, error in ends:
+        desk = desk_with("a", "b")
+        alone = call()
+        chosen = desk.choose_alone(alone)
+        assert chosen is not None
+        assert desk.adopt(-1, alone, chosen, START) == []
+        assert desk.on_disconnected() == []
+        assert errors(happens(desk)) == [error]
+        desk.sanity_check()
+    desk = desk_with("a", "b")
+    alone = Call("closed", "m", b"", future("closed.m"))
+    assert errors(desk.adopt(-2, alone, member("a"), START)) == [ActorNotFoundError]
+    alone = call()
+    assert desk.adopt(-1, alone, member("a"), START) == []
+    again, done = desk.on_no_responders(-1, START)
+    assert (again, done) == ([alone], [])
+    assert targets(desk.route(again, START)[0]) == [("b", ["m"])]
+
+
 def test_a_closed_pool_ends_everything() -> None:
     desk = Desk()
     desk.open_pool("pool", RoundRobin())
@@ -385,6 +424,27 @@ class Histories(RuleBasedStateMachine):
         self.issued += calls
         self.send(self.desk.route(calls, self.now))
 
+    @rule(pin=st.sampled_from([None, None, "a"]), is_plain=st.booleans(), member_goes=st.booleans())
+    def carry_alone(self, pin: str | None, is_plain: bool, member_goes: bool) -> None:
+        """A thread sends a call by itself; anything but a plain result hands it over to the desk."""
+        alone = call(pinned=pin)
+        before = len(self.desk.out())
+        chosen = self.desk.choose_alone(alone)
+        if chosen is None or is_plain:
+            return
+        assert before == 0  # nothing that it could overtake
+        if member_goes:
+            self.leave(chosen.endpoint_id)
+        self.issued.append(alone)
+        number = -len(self.issued)
+        self.end(self.desk.adopt(number, alone, chosen, self.now))
+        self.messages[number] = Send(number, "pool", chosen, [alone])
+
+    @rule()
+    def lose_the_lane(self) -> None:
+        self.end(self.desk.on_disconnected(lambda number: number < 0))
+        assert all(each.number is not None and each.number > 0 for each in self.desk.out())
+
     @rule()
     def broadcast(self) -> None:
         self.send(self.desk.route([broadcast([])], self.now))
@@ -433,7 +493,7 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def lose_and_find_the_connection(self) -> None:
         self.end(self.desk.on_disconnected())
-        assert self.desk.out() == []
+        assert all(each.number is not None and each.number < 0 for each in self.desk.out())
         self.desk.on_reconnected(self.now)
 
     @rule()
