@@ -535,7 +535,10 @@ class _Routing:
                 choices = [each for each in choices if each.endpoint_id not in item.tried]
             if not choices:
                 return self._refuse(item, _nobody_listens(item))
-            member = (item.policy or pool.policy).choose(choices, pool.out)
+            try:
+                member = (item.policy or pool.policy).choose(choices, pool.out)
+            except Exception as error:  # a user's: it must not end the other calls of this client
+                return self._refuse(item, error)
         if self.is_wanted(item):
             self._joining.setdefault(member.endpoint_id, (pool, member, []))[2].append(item)
             # Counted at once, so that the policy sees it when it chooses for the next call.

@@ -124,4 +124,23 @@ def policy_of(policy: str | Policy) -> Policy:
         raise TypeError(
             f"policy={policy!r}: give {', '.join(map(repr, _BY_NAME))}, or an object with a method `choose`"
         )
-    return policy
+    return policy if type(policy) in _BY_NAME.values() else _Watched(policy)
+
+
+class _Watched:
+    """A policy of a user's, which may return anything."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def __repr__(self) -> str:
+        return repr(self._policy)
+
+    def choose(self, members: Sequence[Member], out: Mapping[str, int]) -> Member:
+        """A member. Raises TypeError for anything else, also for one that has just ended."""
+        chosen = self._policy.choose(members, out)
+        if chosen not in members:
+            raise TypeError(
+                f"the policy {self._policy!r} chose {chosen!r}: return one of the members that it was given"
+            )
+        return chosen

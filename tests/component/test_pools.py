@@ -16,6 +16,7 @@ from fluster.actors import ActorHandle, ActorPool, AsyncActorHandle, AsyncActorP
 from fluster.actors.broadcast import Answers, AsyncBroadcastResult, BroadcastResult
 from fluster.cluster import AsyncCluster
 from fluster.errors import ActorNotFoundError, ActorTimeoutError, NotRunError
+from fluster.testing import LocalActors
 from fluster_bus.messages import EndpointId
 from fluster_bus.roles import Role
 from tests.component.test_actors import TIMEOUT_S, Env
@@ -106,6 +107,31 @@ def test_policies_by_name_and_of_one_s_own(shared: Env) -> None:
     assert {at_random.call().mine() for _ in range(100)} == {0, 1, 2}
     with pytest.raises(ValueError, match="policy='rand'"):
         ActorPool(cluster, "policies", policy="rand")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ("me", (TypeError, "chose 'me': return one of the members")),
+        (None, (TypeError, "chose None")),
+        (ZeroDivisionError("by the policy"), (ZeroDivisionError, "by the policy")),
+    ],
+)
+def test_a_policy_that_fails_fails_its_call_and_no_other(chosen: Any, expected: tuple[type[Exception], str]) -> None:
+    class Wrong:
+        def choose(self, members: Any, out: Any) -> Any:
+            if isinstance(chosen, Exception):
+                raise chosen
+            return chosen
+
+    with LocalActors() as actors:
+        good = actors.deploy(Number, 7, name="wrong")
+        pool: ActorPool[Any] = ActorPool(actors.cluster, "wrong", policy=Wrong())
+        for _ in range(2):
+            with pytest.raises(expected[0], match=expected[1]):
+                pool.submit().mine().result(TIMEOUT_S)
+        assert pool.broadcast().mine().results(TIMEOUT_S) == [7]
+        assert good.call(timeout=TIMEOUT_S).mine() == 7
 
 
 def test_a_key_keeps_its_member_while_that_lives(shared: Env) -> None:
