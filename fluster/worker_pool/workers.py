@@ -269,9 +269,10 @@ class Workers:
     # ---- work -------------------------------------------------------------------------------------------
 
     def add(self, work: Task | tuple[Batch, Sequence[Block]]) -> None:
-        """Take work, from any thread."""
+        """Take work, from any thread. Raises ClosedError."""
         self._arrived.append(work)
-        if not self._awake:  # one wake-up for all that comes until the loop looks
+        # One wake-up for all that comes until the loop looks, which a closed one never does.
+        if not self._awake or self.loop.is_closed():
             self._awake = True
             try:
                 self.loop.call_soon_threadsafe(self._pump)

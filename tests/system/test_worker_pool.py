@@ -27,6 +27,7 @@ from fluster import (
 )
 from fluster.actors import ActorHandle
 from fluster.worker_pool import PoolStatus
+from fluster_bus.errors import ClosedError
 from fluster_bus.names import unique_name
 from tests.system.job_requests import call
 from tests.waiting import wait_until
@@ -376,3 +377,18 @@ def test_handles_are_arguments_of_tasks_and_jobs(cluster: LocalCluster, pool: Wo
         job = cluster.launch(call(functools.partial(ask, handle)))
         assert cluster.wait(job, timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
     named.shutdown()
+
+
+def test_a_pool_outlives_its_cluster_without_a_hang() -> None:
+    with LocalCluster() as other:
+        pool = WorkerPool(other, 1)
+        executor = pool.executor()
+        waiting = [executor.submit(time.sleep, 2 * PATIENCE_S) for _ in range(3)]
+    for future in waiting:
+        with pytest.raises(ClosedError):
+            future.result(PATIENCE_S)
+    pool.asynchronous.error = None  # as when the loop ended before the workers' end was seen
+    for _ in range(3):
+        with pytest.raises(ClosedError):
+            executor.submit(square, 3).result(PATIENCE_S)
+    executor.shutdown()
