@@ -5,6 +5,8 @@ Told apart by the first byte: pickles of protocol 2 and later begin with 0x80, w
 
 from __future__ import annotations
 
+import copyreg
+import dataclasses
 import json
 import pickle
 import reprlib
@@ -19,6 +21,14 @@ _PICKLE_MARK = 0x80
 _MAIN_MODULE = b"__main__"
 _SHOWN = reprlib.Repr()  # bounded, and survives values that cannot show themselves
 _SHOWN.maxother = 80
+
+
+def _name_of_missing(_missing: object) -> str:
+    return "MISSING"
+
+
+# Else the fields of a dataclass that travels by value seem to have defaults: it is told by its identity, and has no name.
+copyreg.pickle(type(dataclasses.MISSING), _name_of_missing)
 
 
 def encode(value: Any) -> bytes:

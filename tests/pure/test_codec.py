@@ -1,5 +1,6 @@
 """Payloads: what goes in comes out, in another process too, and what cannot is named."""
 
+import dataclasses
 import datetime as dt
 import json
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from fluster_bus import codec
 from fluster_bus.errors import InvalidMessageError
@@ -109,6 +110,8 @@ def test_what_a_script_defines_is_taken_along(tmp_path: Path) -> None:
     assert error.args == ("bad",)
     assert nested["list"][0].x == 4
     assert function(3) == 31
+    assert TypeAdapter(point_class).validate_python({"x": 5}).scaled() == 50
+    assert [field.default for field in dataclasses.fields(point_class)] == [dataclasses.MISSING]
 
 
 class _Unprintable:
