@@ -44,7 +44,7 @@ def every(seconds: float, *, jitter: float = 0.0) -> Callable[[F], F]:
 
     A run takes its turn among the calls. When the run before it has not ended, it is skipped; what it raises is
     logged. `jitter` is the number of seconds by which a run may come later, at random. Raises ValueError for other
-    numbers, and TypeError above what cannot be called without arguments.
+    numbers, and TypeError above a generator and what cannot be called without arguments.
     """
     chosen = Every(seconds, jitter)
 
@@ -55,6 +55,8 @@ def every(seconds: float, *, jitter: float = 0.0) -> Callable[[F], F]:
         wanted = [each.name for each in list(inspect.signature(function).parameters.values())[1:] if _is_needed(each)]
         if wanted:
             raise TypeError(f"@every above {function.__name__!r}: nobody is there to give it {', '.join(wanted)}")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(f"@every above {function.__name__!r}: it is a generator, and nobody is there to read it")
         setattr(function, _MARK, chosen)
         return marked
 

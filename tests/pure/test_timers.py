@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -64,6 +64,13 @@ def test_only_what_needs_no_arguments_can_be_run() -> None:
         class _Wanting:
             @every(5)
             def refresh(self, ctx: ActorContext, size: int, rest: int = 1, *more: int, deep: bool) -> None: ...
+
+    with pytest.raises(TypeError, match="@every above 'pages': it is a generator"):
+
+        class _Yielding:
+            @every(5)
+            async def pages(self) -> AsyncIterator[int]:
+                yield 1
 
     with pytest.raises(TypeError, match="@every stands above a method"):
         every(5)(Beating)
