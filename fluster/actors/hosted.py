@@ -333,10 +333,12 @@ class HostedActor:
 
     def _open_stream(self, job: _Job, lanes: _Lanes, window: Window, items: Items, functions: Functions) -> None:
         if job.is_json or not job.reply:
-            text = (
-                f"{self.context.actor_name}.{job.method} is a generator: only Fluster's own callers can read it, as they "
-                "tell how far they have come"
+            why = (
+                "an actor that takes JSON only has no streams: return a list"
+                if self.takes_json_only
+                else "only Fluster's own callers can read it, as they tell how far they have come"
             )
+            text = f"{self.context.actor_name}.{job.method} is a generator: {why}"
             self._finish(job, lanes, time.perf_counter_ns(), None, TypeError(text))
             return
 
