@@ -29,6 +29,7 @@ from fluster_bus.messages import (
     JobId,
     JobInfo,
     JobRequest,
+    JobStatus,
     ResourceConfig,
     TaskRecord,
 )
@@ -154,8 +155,7 @@ class Workers:
                 info = await self._end_of_job(job_id)
             finally:
                 starting.cancel()
-            reason = f": {info.error_message}" if info.error_message else ""
-            error = ActorDiedError(f"the workers of {self.plan.name} have ended, as {info.status}{reason}")
+            error = ActorDiedError(f"the workers of {self.plan.name} have ended, as {info.status}{_reason_of(info)}")
         except Exception as caught:
             error = caught
             if not launched.done():
@@ -441,6 +441,12 @@ class Workers:
                 life.cancel()
             self._watch.cancel()
             self.pool.give_up(ended)
+
+
+def _reason_of(info: JobInfo) -> str:
+    if info.status is JobStatus.SUCCEEDED:
+        return ": tasks ended them with exit code 0, as os._exit(0) does, and these are not begun again"
+    return f": {info.error_message}" if info.error_message else ""
 
 
 _LOSSES = ((NotRunError, Loss.NOT_RUN), (ActorDiedError, Loss.DEATH), (ConnectionLostError, Loss.CONNECTION))

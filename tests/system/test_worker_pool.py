@@ -392,3 +392,12 @@ def test_a_pool_outlives_its_cluster_without_a_hang() -> None:
         with pytest.raises(ClosedError):
             executor.submit(square, 3).result(PATIENCE_S)
     executor.shutdown()
+
+
+def test_workers_that_left_with_exit_code_0_are_told_of(cluster: LocalCluster) -> None:
+    pool = WorkerPool(cluster, 1)
+    with pytest.raises(
+        ActorDiedError, match=r"as SUCCEEDED: tasks ended them with exit code 0, as os\._exit\(0\) does"
+    ):
+        pool.submit(os._exit, 0).result(PATIENCE_S)
+    pool.shutdown()
