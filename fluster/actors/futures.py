@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import AsyncIterator, Callable, Generator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from fluster.actors.failures import decode_failure
 from fluster.actors.lazy_future import LazyFuture
@@ -39,6 +39,9 @@ class ActorFuture(LazyFuture[T]):
     def __repr__(self) -> str:
         state = "running" if self.running() else "cancelled" if self.cancelled() else "done" if self.done() else "new"
         return f"<ActorFuture {self._call} {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self!r} is a future, which means something here only: pass its result()")
 
     def begin(self, call: object) -> bool:
         """The call is about to be sent; False when it was cancelled before."""

@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Generic, Self, TypeVar
+from typing import Generic, NoReturn, Self, TypeVar
 
 from fluster.actors.failures import decode_failure
 from fluster.actors.futures import is_running
@@ -145,6 +145,11 @@ class ActorStream(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<ActorStream {self._reader.call} {'ended' if self._reader.done() else 'open'}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self!r} is a stream, which has one reader only: pass what is read of it, or a handle of its actor"
+        )
 
     # ---- blocking ---------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from fluster.actors import ActorFuture
 from fluster.actors.failures import encode_failure
 from fluster.actors.mailbox import Mailbox
 from fluster.errors import ActorTimeoutError
+from fluster.testing import LocalActors
 from fluster_bus import codec
 
 TIMEOUT_S = 10
@@ -217,3 +219,17 @@ def test_what_is_settled_twice_is_told() -> None:
     one.set_result(1)
     with pytest.raises(concurrent.futures.InvalidStateError):
         one.set_result(2)
+
+
+def test_futures_and_streams_do_not_travel() -> None:
+    with pytest.raises(TypeError, match=r"ActorFuture calculator.add new> is a future.*: pass its result\(\)"):
+        codec.encode([future()])
+
+    class Counter:
+        def count(self) -> Iterator[int]:
+            yield from range(3)
+
+    with LocalActors() as actors:
+        pool = actors.deploy(Counter)
+        with pytest.raises(TypeError, match=r"ActorStream Counter.count \w+> is a stream"):
+            codec.encode([pool.call().count()])
