@@ -225,3 +225,14 @@ def test_the_example_of_the_page_is_true() -> None:
     assert len(tests) == 2
     for test in tests:
         test()
+
+
+@pytest.mark.parametrize("replicas", [0, -1, True, "2"])
+def test_a_pool_has_members(replicas: Any) -> None:
+    with LocalActors() as actors, pytest.raises(ValueError, match=r"deploy\(replicas=.*give the number of actors"):
+        actors.deploy(_Kept, replicas=replicas)
+
+
+class _Kept:
+    def get(self) -> int:
+        return 1
