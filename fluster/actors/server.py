@@ -125,16 +125,20 @@ class ActorServer:
         Raises ActorGivenUpError once one of its actors has failed more often than it may. Signals are heard in the
         main thread only.
         """
-        self.serve_background()
         in_main_thread = threading.current_thread() is threading.main_thread()
+        # Before anybody can know of the actors, and tell them to end.
         previous = signal.signal(signal.SIGTERM, lambda *_: self._ends.put(None)) if in_main_thread else None
+        serving = False
         try:
+            self.serve_background()
+            serving = True
             reason = self._ends.get()
             self._ends.put(reason)  # for others who serve
         finally:
             if in_main_thread:
                 signal.signal(signal.SIGTERM, previous)
-            self.shutdown(_time_for_calls())
+            if serving:
+                self.shutdown(_time_for_calls())
         if reason is not None:
             raise reason
 
