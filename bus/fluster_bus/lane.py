@@ -39,6 +39,8 @@ from fluster_bus.wire import Info, Message, Ping, Pong, ProtocolError, Refusal, 
 
 log = logging.getLogger(__name__)
 
+_random = random.Random()  # not the one that programs seed: a lane works in a thread of its own
+
 _DIAL_TIMEOUT_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0  # between attempts to connect
 _UNREAD_S = 0.005  # the keeper reads when nobody has for so long, at least
@@ -436,7 +438,7 @@ class Lane:
 
     def _dial(self) -> float:
         """The first pause of the next time when there is a connection, else 0."""
-        for server in random.sample(self._servers, len(self._servers)):
+        for server in _random.sample(self._servers, len(self._servers)):
             try:
                 line = Line.dial(server, self.address, self.name, timeout_s=_DIAL_TIMEOUT_S)
             except RefusedError as error:
@@ -476,7 +478,7 @@ class Lane:
         return _FIRST_PAUSE_S
 
     def _rest_before_dialling(self, pause_s: float) -> float:
-        deadline = time.monotonic() + pause_s * random.uniform(0.75, 1.25)
+        deadline = time.monotonic() + pause_s * _random.uniform(0.75, 1.25)
         while self._closed is None and (left_s := deadline - time.monotonic()) > 0:
             self._waker.wait(left_s)
             self._look_awake()

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
@@ -27,6 +27,7 @@ from fluster_bus.errors import (
     ObjectTooLargeError,
 )
 from fluster_bus.messages.model import Message
+from fluster_bus.object_kinds import BUNDLES, ObjectKind
 from fluster_bus.stored_messages import StoredMessages, side_by_side
 
 if TYPE_CHECKING:
@@ -47,28 +48,6 @@ class _Manifest(Message):
     size: int = Field(ge=0, le=MAX_OBJECT_BYTES)
     chunks: int = Field(ge=0, le=MAX_OBJECT_BYTES // CHUNK_BYTES)
     first_sequence: int  # of its oldest chunk: while that is there, all are
-
-
-@dataclass(frozen=True)
-class ObjectKind:
-    """Objects that have a stream of their own, so that those of another kind never take their room."""
-
-    name: str
-    kept_s: int
-
-    @property
-    def shown_time(self) -> str:
-        days, hours = divmod(self.kept_s // 3_600, 24)
-        return f"{days} days" if days else f"{hours} hours"
-
-    @property
-    def renewed_after(self) -> timedelta:
-        """What is put again later than this is stored anew."""
-        return timedelta(seconds=self.kept_s / 4)
-
-
-BUNDLES = ObjectKind("bundles", 7 * 86_400)
-PAYLOADS = ObjectKind("payloads", 4 * 3_600)
 
 
 @dataclass(frozen=True)

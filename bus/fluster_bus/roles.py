@@ -18,7 +18,7 @@ from enum import StrEnum
 from fluster_bus import subjects
 from fluster_bus.errors import InvalidNameError
 from fluster_bus.names import check_namespace
-from fluster_bus.objects import BUNDLES, PAYLOADS
+from fluster_bus.object_kinds import BUNDLES, PAYLOADS
 
 # Of a message: beyond it the payload goes to the object store.
 MAX_PAYLOAD_BYTES = 8 << 20

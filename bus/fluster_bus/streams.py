@@ -24,7 +24,8 @@ from fluster_bus.messages.leaders import Fence, Leader
 from fluster_bus.messages.model import Message
 from fluster_bus.messages.records import JobRecord, TaskRecord
 from fluster_bus.messages.workers import WorkerInfo
-from fluster_bus.objects import BUNDLES, CHUNK_BYTES, MAX_MESSAGES, PAYLOADS, ObjectKind
+from fluster_bus.object_kinds import BUNDLES, PAYLOADS, ObjectKind
+from fluster_bus.objects import CHUNK_BYTES, MAX_MESSAGES
 from fluster_bus.results import MAX_RESULTS_BYTES, RESULT_CHUNK_BYTES, RESULTS_KEPT_S
 from fluster_bus.retries import retried
 from fluster_bus.tables import Table, sequence_of_ack

@@ -44,7 +44,8 @@ from fluster_bus.errors import (
     MessageTooLargeError,
 )
 from fluster_bus.messages import JobId, JobInfo, StatusReply, StatusRequest
-from fluster_bus.objects import PAYLOADS, ObjectStore
+from fluster_bus.object_kinds import PAYLOADS
+from fluster_bus.objects import ObjectStore
 from fluster_bus.registry import Registry
 
 log = logging.getLogger(__name__)

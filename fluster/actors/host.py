@@ -35,7 +35,8 @@ from fluster_bus.bus import Bus
 from fluster_bus.carrier import Carrier, Interest
 from fluster_bus.errors import BusError, NoRespondersError
 from fluster_bus.messages import Endpoint, EndpointId
-from fluster_bus.objects import PAYLOADS, ObjectStore
+from fluster_bus.object_kinds import PAYLOADS
+from fluster_bus.objects import ObjectStore
 from fluster_bus.registry import LEASE_S
 from fluster_bus.retries import retried
 from fluster_bus.services_api import Announcement, ServedEndpoint

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 from fluster_bus import payloads, subjects
 from fluster_bus.delivery import Delivery, error_headers
 from fluster_bus.errors import BusError, InvalidMessageError, NoRespondersError, PayloadLostError, ServiceError
-from fluster_bus.objects import PAYLOADS, ObjectStore
+from fluster_bus.object_kinds import PAYLOADS
+from fluster_bus.objects import ObjectStore
 
 if TYPE_CHECKING:
     from fluster.cluster.blocking import Cluster

@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 from fluster_bus import streams, subjects
 from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
-from fluster_bus.objects import BUNDLES, PAYLOADS
+from fluster_bus.object_kinds import BUNDLES, PAYLOADS
 from fluster_bus.roles import Role, User
 from fluster_bus.server import EmbeddedServer
 
