@@ -14,6 +14,7 @@ from fluster.actors import ActorServer, actor, every
 from fluster.actors.supervision import RestartBudget
 from fluster.errors import ActorDiedError, ActorFailedError, ActorGivenUpError
 from tests.component.test_actors import TIMEOUT_S, Env, Gate, shared  # noqa: F401 - fixtures
+from tests.waiting import wait_until_async
 
 
 class BrokenError(Exception):
@@ -106,6 +107,12 @@ class Served:
         self.server.serve_background()
         self.pool = env.pool(name)
 
+    async def flush(self) -> None:
+        """Return when all calls so far are with the server, and so before whatever the actor hears next."""
+        caller = self.pool.asynchronous._caller
+        await wait_until_async(lambda: not caller._arrived and not caller._flushing)
+        await self.pool.asynchronous.cluster.bus.flush()
+
 
 KINDS = [Fragile, FragileAsync, FragileSideBySide]
 
@@ -191,6 +198,7 @@ def test_one_that_fails_too_often_is_given_up_and_tells_why(shared: Env) -> None
     failing = served.pool.submit().wait_and_fail()
     served.gate.is_entered()
     waiting = served.pool.submit().add()
+    served.pool.portal.run(served.flush)
     served.gate.opened.set()
     with pytest.raises(BrokenError):
         failing.result(TIMEOUT_S)

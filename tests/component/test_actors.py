@@ -747,10 +747,17 @@ def test_a_lost_connection_ends_what_is_out_and_what_comes_after_waits_for_the_n
     assert also.size == 2
 
 
+def is_cut_off(pool: ActorPool[Any]) -> bool:
+    """True once the client has noticed that its connections are lost."""
+    caller = pool.asynchronous._caller
+    return not caller._bus.connected and (caller._lane is None or not caller._lane.connected)
+
+
 def test_while_the_connection_is_lost_a_call_waits_no_longer_than_its_deadline(env: Env) -> None:
     env.serve("deadline", Calculator())
     pool = env.pool("deadline")
     env.server.stop()
+    wait_until(lambda: is_cut_off(pool))  # what is sent before that is noticed is lost at once
     with pytest.raises(ActorTimeoutError):
         pool.call(timeout=0.1).note("late")
     cancelled = pool.submit().note("cancelled")
