@@ -14,7 +14,7 @@ from typing import Any
 
 from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
-from fluster_bus.errors import ConnectError, CredentialsError, FlusterError
+from fluster_bus.errors import ConnectError, CredentialsError, DisconnectedError, FlusterError
 from fluster_bus.retries import retried
 
 log = logging.getLogger(__name__)
@@ -43,8 +43,9 @@ def run_daemon(
 
     With `on_leave` the first signal only calls that, for `serve` to return in its own time; a second one ends it at
     once, with the status that a shell gives to a program that died of the signal.
-    When it raises StartOverError, it is called again with another connection. A byte is written to `ready_fd` when `serve`
-    calls `ready` for the first time. Exits with status 1 and one line when it cannot go on.
+    When it raises StartOverError, or DisconnectedError from a step that a lost connection leaves half done, it is called
+    again with another connection. A byte is written to `ready_fd` when `serve` calls `ready` for the first time. Exits with
+    status 1 and one line when it cannot go on.
     """
     _set_up_logging(log_file)
     try:
@@ -125,7 +126,7 @@ async def _main(
             await asyncio.wait({serving, leave}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 await serving
-        except* StartOverError as errors:
+        except* (StartOverError, DisconnectedError) as errors:
             over = False
             for error in _single(errors):
                 log.warning("starting over: %s", error)

@@ -14,6 +14,7 @@ import pytest
 from fluster_bus.address import ADDRESS_VARIABLE, BusAddress
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
+from tests.component.conftest import kill_server
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +41,32 @@ async def serve(bus, ready):
         inner.create_task(fail())
 
 run_daemon(serve, address=BusAddress.from_environment(), name="failing")
+"""
+
+# In the middle of its start it learns that the server is gone.
+_CUT_OFF = """
+import asyncio, sys
+from fluster_bus.address import BusAddress
+from fluster_services.daemon import run_daemon
+
+starts = []
+
+async def begin(bus):
+    gone = asyncio.Event()
+    bus.on_disconnect(gone.set)
+    print("begins", file=sys.stderr, flush=True)
+    await gone.wait()
+    await bus.publish("fluster.test", b"")
+
+async def serve(bus, ready):
+    starts.append(bus)
+    if len(starts) == 1:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(begin(bus))
+    await bus.flush()
+    ready()
+
+run_daemon(serve, address=BusAddress.from_environment(), name="begun-twice", ready_fd=int(sys.argv[1]))
 """
 
 
@@ -103,3 +130,15 @@ def test_what_ends_it_is_named(own_server: EmbeddedServer) -> None:
         assert "Traceback" not in said
         assert "sub-exception" not in said
         assert "the disk is full" in said
+
+
+def test_it_starts_over_when_the_connection_is_lost_while_it_starts(own_server: EmbeddedServer) -> None:
+    with _controller(own_server.credentials(Role.SERVICE), _CUT_OFF) as (process, ready, _owner):
+        assert process.stderr is not None
+        assert process.stderr.readline() == "begins\n"
+        kill_server(own_server)
+        own_server.start()
+        assert os.read(ready, 10) == b"\n", process.communicate(timeout=10)
+        _, said = process.communicate(timeout=10)
+        assert process.returncode == 0, said
+        assert "starting over: the connection to" in said

@@ -58,13 +58,15 @@ class Nursery:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for name in list(self.running):
-            self.kill(name)
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.stdout.close()
-        self._process.wait(10)
+        try:
+            for name in list(self.running):
+                self.kill(name)
+        finally:
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            self._process.stdin.close()
+            self._process.stdout.close()
+            self._process.wait(10)
 
     def start(self, name: str) -> None:
         """Start a controller; it comes up by itself."""
@@ -78,6 +80,11 @@ class Nursery:
         self.running[name] = int(self._read_line())
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        os.kill(self.running[name], number)
+        try:
+            os.kill(self.running[name], number)
+        except ProcessLookupError:
+            log = self._daemons.log(name)[-2000:]
+            del self.running[name]
+            raise AssertionError(f"{name} has ended by itself: {log}") from None
         if number is signal.SIGKILL:
             del self.running[name]
