@@ -391,10 +391,13 @@ class Workers:
         for each in (*units, *sources):
             self._fail(cast("Task | Slice | Batch", each), copy.copy(error))
 
-    def _cancel_waiting(self) -> None:
-        sources, _units = self._dispatch.give_up()
+    def _cancel_waiting(self, error: Exception) -> None:
+        """Cancel what has not begun; what was lost and waits for another worker ends with `error`."""
+        sources, units = self._dispatch.give_up()
         for source in sources:
             cast("Task | Batch", source).cancel()
+        for unit in units:
+            self._fail(cast("Task | Slice", unit), copy.copy(error))
 
     def _tell_idle(self) -> None:
         if self._idle and self._counts["added"] == self._counts["done"] + self._counts["failed"]:
@@ -428,7 +431,7 @@ class Workers:
         ended = ActorDiedError(f"{self.plan.name} was shut down before the task was done")
         try:
             self._pump()
-            self._cancel_waiting()
+            self._cancel_waiting(ended)
             running = [(life, launched) for life, launched in self._jobs.items() if not life.done()]
             self._end(ended)
             for _life, launched in running:

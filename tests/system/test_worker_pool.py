@@ -86,6 +86,18 @@ def test_a_task_whose_worker_is_killed_is_done_by_another(pool: WorkerPool, tmp_
     assert task.result(PATIENCE_S) != first
 
 
+def test_a_lost_task_ends_with_the_pool(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Nobody is there that it could be given to."""
+    pool = WorkerPool(cluster, 1)
+    task = pool.submit(stay, str(tmp_path))
+    [worker] = wait_until(lambda: pids_in(tmp_path), PATIENCE_S)
+    os.kill(worker, signal.SIGKILL)
+    wait_until(lambda: pool.status().queued == 1, PATIENCE_S)
+    pool.shutdown(wait=False)
+    with pytest.raises(ActorDiedError, match="was shut down before the task was done"):
+        task.result(PATIENCE_S)
+
+
 def test_all_items_are_done_though_workers_are_killed(cluster: LocalCluster) -> None:
     numbers = range(20_000)
     with WorkerPool(cluster, 3) as pool:
