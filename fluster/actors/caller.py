@@ -18,7 +18,7 @@ from fluster.actors.calls import Broadcast, Call, Done, Part, Send
 from fluster.actors.census import is_coming_back, why_nobody_serves
 from fluster.actors.clock import SYSTEM_CLOCK, Clock
 from fluster.actors.definition import near
-from fluster.actors.desk import Desk, NobodyServesError
+from fluster.actors.desk import Desk
 from fluster.actors.failures import decode_failure
 from fluster.actors.frames import Moment, WireReply
 from fluster.actors.futures import ActorFuture, is_running
@@ -29,6 +29,7 @@ from fluster.actors.policies import RoundRobin
 from fluster.actors.reader import ActorStream, StreamReader
 from fluster.actors.retries import pause_before_retry
 from fluster.actors.rosters import Change, Joined, Known, Left, Roster, Unknown
+from fluster.actors.routing import NobodyServesError
 from fluster.actors.windows import Window
 from fluster.cluster import AsyncCluster
 from fluster.errors import ActorDiedError, ActorNotFoundError, ActorTimeoutError, ConnectionLostError, MailboxFullError
@@ -741,10 +742,8 @@ def _settle(done: Done, error: Exception | None) -> None:
     call.over = True
     if call.timer is not None:
         call.timer.cancel()
-    if not call.begun:
-        call.begun = call.ticket.begin(call)
-        if not call.begun:
-            return
+    if not call.begin():
+        return
     if error is not None:
         call.ticket.set_exception(error)
     else:

@@ -50,6 +50,12 @@ class Call:
     timer: Any = None
     retried: int = 0
 
+    def begin(self) -> bool:
+        """The call is about to be sent; False when it was cancelled before."""
+        if not self.begun:
+            self.begun = self.ticket.begin(self)
+        return self.begun
+
     def to_wire(self, payload: bytes) -> WireCall:
         deadline = frames.plain(self.deadline)
         if self.trace is None:
@@ -74,6 +80,21 @@ class Broadcast:
     owner: object = None
     trace: Carrier | None = None
     order: int = 0
+
+    def call(self, ticket: Ticket) -> Call:
+        """The call to one of the members."""
+        return Call(
+            self.pool,
+            self.method,
+            self.payload,
+            ticket,
+            timeout_s=self.timeout_s,
+            deadline=self.deadline,
+            retries=0,
+            order=self.order,
+            owner=self.owner,
+            trace=self.trace,
+        )
 
     def __str__(self) -> str:
         return f"{self.pool}.{self.method}"
@@ -111,3 +132,10 @@ class Done(NamedTuple):
     ok: bool
     payload: bytes = b""
     error: Exception | None = None
+
+
+def failed(item: Call | Broadcast, error: Exception) -> Done:
+    """End a call by an error that was found out here."""
+    if isinstance(item, Call):
+        item.over = True
+    return Done(item, ok=False, error=error)

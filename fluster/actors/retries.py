@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fluster.actors import frames
 from fluster.actors.calls import Broadcast, Done
-from fluster.actors.desk import NobodyServesError
 from fluster.actors.failures import RETRY, advice_of
 from fluster.actors.frames import Moment
+from fluster.actors.routing import NobodyServesError
 from fluster.errors import ActorDiedError, ConnectionLostError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0

@@ -4,11 +4,11 @@ import pytest
 
 from fluster.actors import frames
 from fluster.actors.calls import Call, Done
-from fluster.actors.desk import NobodyServesError
 from fluster.actors.failures import RETRY, encode_failure
 from fluster.actors.frames import Moment
 from fluster.actors.futures import ActorFuture
 from fluster.actors.retries import LONGEST_PAUSE_S, pause_before_retry
+from fluster.actors.routing import NobodyServesError
 from fluster.errors import ActorDiedError, ActorNotFoundError, ActorTimeoutError, ConnectionLostError, MailboxFullError
 
 NOW = frames.now()

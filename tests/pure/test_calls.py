@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fluster.actors.calls import Broadcast, Call, Done, Part, Send
-from fluster.actors.desk import RECONNECT_GRACE_S, Desk, NobodyServesError
+from fluster.actors.desk import RECONNECT_GRACE_S, Desk
 from fluster.actors.failures import FULL, encode_failure
 from fluster.actors.frames import ITEMS, MAX_BYTES, MAX_CALLS, MAX_CANCELS, Moment, WireReply
 from fluster.actors.futures import ActorFuture
 from fluster.actors.members import Member
 from fluster.actors.policies import LeastOutstanding, Policy, Random, RoundRobin
+from fluster.actors.routing import NobodyServesError
 from fluster.errors import ActorDiedError, ActorNotFoundError, ConnectionLostError, MailboxFullError, NotRunError
 from fluster_bus.messages import EndpointId
 

@@ -1,0 +1,95 @@
+"""A pool as the desk of its caller knows it: its members, how much they have, and the calls that wait."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from fluster.actors.calls import Broadcast, Call
+from fluster.actors.members import Member
+from fluster.actors.overflow import Overflow
+from fluster.actors.policies import Policy
+
+
+@dataclass(slots=True, eq=False)
+class DeskPool:
+    """Calls wait here until the members are known, while it is paused, and in `overflow` for room in mailboxes."""
+
+    name: str
+    policy: Policy
+    shares_subject: bool  # that all its members hear
+    members: dict[str, Member] = field(default_factory=dict)  # {endpoint id: member}, the oldest first
+    choices: list[Member] = field(default_factory=list)  # those of them that take calls
+    out: dict[str, int] = field(default_factory=dict)  # {endpoint id: calls}
+    known: bool = False  # its members have been read
+    paused: bool = False
+    waiting: deque[Call | Broadcast] = field(default_factory=deque)
+    overflow: Overflow = field(default_factory=Overflow)
+
+    @property
+    def blocked(self) -> bool:
+        return self.paused or not self.known
+
+    @property
+    def has_waiting(self) -> bool:
+        """True when some call that waits may go."""
+        return bool(self.waiting) or self.overflow.has_room()
+
+    @property
+    def is_idle(self) -> bool:
+        """True when a call would go at once, and none is out or waits. From any thread."""
+        return not (self.blocked or self.waiting or self.overflow or any(list(self.out.values())))
+
+    # ---- members ----------------------------------------------------------------------------------------
+
+    def put_member(self, member: Member) -> None:
+        """A member is new or has changed."""
+        self.members[member.endpoint_id] = member
+        self._update_choices()
+
+    def on_leaving(self, endpoint_id: str) -> None:
+        """A member takes no more calls."""
+        member = self.members.get(endpoint_id)
+        if member is not None:
+            self.put_member(replace(member, leaving=True))
+
+    def on_gone(self, endpoint_id: str) -> None:
+        """A member has ended."""
+        self.members.pop(endpoint_id, None)
+        self._update_choices()
+
+    def _update_choices(self) -> None:
+        self.choices = [member for member in self.members.values() if not member.leaving]
+
+    def untried(self, call: Call) -> Sequence[Member]:
+        """Those that take calls and have not had this one."""
+        return [each for each in self.choices if each.endpoint_id not in call.tried] if call.tried else self.choices
+
+    # ---- calls ------------------------------------------------------------------------------------------
+
+    def keep_waiting(self, item: Call | Broadcast) -> None:
+        """Those that wait stay in the order in which they were issued, also when one comes back."""
+        comes_back = bool(self.waiting) and self.waiting[-1].order > item.order
+        self.waiting.append(item)
+        if comes_back:
+            self.waiting = deque(sorted(self.waiting, key=lambda each: each.order))
+
+    def pause(self, call: Call) -> None:
+        """Have all wait, this one with them."""
+        call.tried = ()
+        self.paused = True
+        self.keep_waiting(call)
+
+    def turn_away(self, call: Call, endpoint_id: str) -> None:
+        """A mailbox was full."""
+        call.tried = (*call.tried, endpoint_id)
+        everywhere = call.pinned is not None or not self.untried(call)
+        if everywhere:
+            call.tried = ()
+        self.overflow.turn_away(call, everywhere=everywhere)
+
+    def take_waiting(self) -> list[Call | Broadcast]:
+        """All that wait, which no longer do; without those that are over."""
+        waiting, self.waiting = [*self.overflow.clear(), *self.waiting], deque()
+        return [item for item in waiting if not (isinstance(item, Call) and item.over)]

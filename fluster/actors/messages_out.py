@@ -1,0 +1,134 @@
+"""The messages of a client that are out, each with those of its calls that were not answered yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fluster.actors.calls import Call, Send
+from fluster.actors.desk_pools import DeskPool
+from fluster.actors.frames import Moment
+from fluster.actors.members import Member
+
+
+@dataclass(slots=True)
+class MessageOut:
+    """A message that is out: to one member, or to all of the pool when there is none."""
+
+    pool: DeskPool
+    member: Member | None
+    sent_at: Moment
+    calls: dict[Any, Call]  # {index, or for a broadcast the endpoint id: call}
+
+    def endpoint_id(self, key: Any) -> str:
+        """Who has that one of its calls."""
+        return key if self.member is None else self.member.endpoint_id
+
+    def key(self, endpoint_id: str, place: int) -> Any:
+        """As what that member knows one of its calls."""
+        return endpoint_id if self.member is None else place
+
+    def key_of(self, call: Call) -> Any:
+        return next(key for key, each in self.calls.items() if each is call)
+
+
+class MessagesOut:
+    """They are numbered, and their calls counted with their pools by the member that has them."""
+
+    def __init__(self) -> None:
+        self._out: dict[int, MessageOut] = {}
+        self._last = 0
+        self.bytes = 0  # payloads of the calls
+
+    def next_number(self) -> int:
+        self._last += 1
+        return self._last
+
+    def send(self, pool: DeskPool, member: Member | None, calls: dict[Any, Call], now: Moment) -> Send:
+        """One more message; its calls are out from now on."""
+        number = self.next_number()
+        self.put(number, MessageOut(pool, member, now, calls))
+        return Send(number, pool.name, member, list(calls.values()))
+
+    def put(self, number: int, message: MessageOut) -> None:
+        self._out[number] = message
+        counts = message.pool.out
+        for key, call in message.calls.items():
+            call.number = number
+            self.bytes += len(call.payload)
+            endpoint_id = message.endpoint_id(key)
+            counts[endpoint_id] = counts.get(endpoint_id, 0) + 1
+
+    def get(self, number: int | None) -> MessageOut | None:
+        return None if number is None else self._out.get(number)
+
+    def numbers(self) -> list[int]:
+        return list(self._out)
+
+    def take(self, number: int, key: Any) -> Call | None:
+        """A call, which is out no more."""
+        message = self._out.get(number)
+        call = message.calls.pop(key, None) if message is not None else None
+        if message is None or call is None:
+            return None
+        call.number = None
+        self.bytes -= len(call.payload)
+        if not message.calls:
+            del self._out[number]
+        endpoint_id = message.endpoint_id(key)
+        if endpoint_id in message.pool.out:
+            message.pool.out[endpoint_id] -= 1
+        return call
+
+    def take_all(self, number: int) -> dict[Any, Call]:
+        """The calls of a message by their keys, in order; none of one that is not out."""
+        message = self._out.get(number)
+        keys = list(message.calls) if message is not None else []
+        return {key: call for key in keys if (call := self.take(number, key)) is not None}
+
+    def take_of_pool(self, pool: DeskPool) -> list[Call]:
+        numbers = [number for number, message in self._out.items() if message.pool is pool]
+        return [call for number in numbers for call in self.take_all(number).values()]
+
+    def take_of_member(self, pool: DeskPool, endpoint_id: str, concerns: Callable[[MessageOut], bool]) -> list[Call]:
+        """The calls that a member has, of those messages that `concerns` says."""
+        taken = []
+        for number, message in list(self._out.items()):
+            if message.pool is pool and concerns(message):
+                for key in [key for key in message.calls if message.endpoint_id(key) == endpoint_id]:
+                    call = self.take(number, key)
+                    taken += [call] if call is not None else []
+        return taken
+
+    def drop_payload(self, call: Call) -> None:
+        """The payload of a call is not needed any more, though the call is still out."""
+        self.bytes -= len(call.payload)
+        call.payload = b""
+
+    def where(self, call: Call) -> tuple[Member, tuple[int, int]] | None:
+        """Who has a call, and as what: (number of its message, place there). None for one that is not out."""
+        message = self.get(call.number)
+        if message is None or call.number is None:
+            return None
+        key = message.key_of(call)
+        if message.member is not None:
+            return message.member, (call.number, key)
+        member = message.pool.members.get(key)
+        return None if member is None else (member, (call.number, 0))
+
+    def calls(self) -> list[Call]:
+        return [call for message in self._out.values() for call in message.calls.values()]
+
+    def count(self) -> dict[tuple[str, str], int]:
+        """The calls by (pool, endpoint id), counted anew. Raises AssertionError when the books do not agree."""
+        counted: dict[tuple[str, str], int] = {}
+        for number, message in self._out.items():
+            if not message.calls:
+                raise AssertionError(f"message {number} is out without calls")
+            for key, call in message.calls.items():
+                if call.number != number or (call.over and not call.ticket.cancelled()):
+                    raise AssertionError(f"{call} is out in message {number} and says {call.number}, {call.over=}")
+                place = (message.pool.name, message.endpoint_id(key))
+                counted[place] = counted.get(place, 0) + 1
+        return counted
