@@ -29,7 +29,6 @@ from fluster_bus.messages import (
     JobId,
     JobInfo,
     JobRequest,
-    JobStatus,
     ResourceConfig,
     TaskRecord,
 )
@@ -77,6 +76,7 @@ class PoolPlan:
             max_task_failures=workers,  # the others work on
             max_retries_failure=_RESTARTS,
             retry_backoff_s=_RESTART_BACKOFF_S,
+            must_return=True,  # a worker that a task makes leave is begun anew, whatever its exit code
         )
 
 
@@ -447,8 +447,6 @@ class Workers:
 
 
 def _reason_of(info: JobInfo) -> str:
-    if info.status is JobStatus.SUCCEEDED:
-        return ": tasks ended them with exit code 0, as os._exit(0) does, and these are not begun again"
     return f": {info.error_message}" if info.error_message else ""
 
 

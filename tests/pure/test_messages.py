@@ -83,6 +83,11 @@ def test_unknown_fields_of_a_newer_sender_are_kept_and_passed_on() -> None:
     assert TaskRecord.from_json(changed.to_json()) == changed
 
 
+def test_a_command_cannot_return() -> None:
+    with pytest.raises(ValidationError, match="must_return=True is for callables"):
+        _request(must_return=True)
+
+
 def test_what_arrives_and_is_wrong_is_named() -> None:
     with pytest.raises(InvalidMessageError) as raised:
         JobRequest.from_json(b'{"name": "a.b", "entrypoint": {"command": ["true"]}, "replicas": 0}')

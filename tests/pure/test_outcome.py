@@ -19,6 +19,7 @@ def _exit(**fields: Any) -> ExitRecord:
     ("record", "state", "reason", "exit_code"),
     [
         (_exit(), JobStatus.SUCCEEDED, "exit code 0", 0),
+        (_exit(left_early=True), JobStatus.FAILED, "left with exit code 0 before its callable returned", 0),
         (_exit(exit_code=3), JobStatus.FAILED, "exit code 3", 3),
         (_exit(exit_code=3, log_tail=["a", "b"]), JobStatus.FAILED, "exit code 3", 3),
         (_exit(exit_code=0, reason="preempted", kill_reason="shut down"), JobStatus.WORKER_FAILED, "shut down", 0),

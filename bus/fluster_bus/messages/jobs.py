@@ -200,6 +200,8 @@ class JobRequest(Message):
     # Tasks that may fail for good before the others are stopped as well.
     max_task_failures: int = Field(default=0, ge=0, le=MAX_REPLICAS)
     retry_backoff_s: float = Field(default=1.0, ge=0, le=3_600)  # before the first retry; it doubles, up to 64 times
+    # A task whose process leaves with exit code 0 before its callable has returned, as os._exit(0) does, has failed.
+    must_return: bool = False
     timeout_s: float | None = Field(default=None, gt=0)  # of each attempt, from its start
     scheduling_timeout_s: float | None = Field(default=None, gt=0)  # of waiting for a worker, for each attempt
     priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)  # its tasks go before those of a lower one
@@ -269,6 +271,14 @@ class JobRequest(Message):
                     f"ports: {before!r} and {name!r} would both be {port_variable(name)}: rename one of them"
                 )
         return value
+
+    @model_validator(mode="after")
+    def _can_return(self) -> Self:
+        if self.must_return and self.entrypoint.command is not None:
+            raise ValueError(
+                "must_return=True is for callables: a command ends by its exit code alone, so leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_gang(self) -> Self:

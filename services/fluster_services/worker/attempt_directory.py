@@ -9,7 +9,7 @@
     log                       the output (spool.py)
     keeper.log                complaints of the keeper itself
     error.json                the exception that ended a callable
-    result.pickle             what a callable returned, if that was not None
+    result.pickle             what a callable returned, if that was not None, or it has to return
     result.json               why it could not be kept
     progress, progress.pipe   how far the task is by its own word (fluster/progress_file.py)
     work/                     the working directory, unless the spec names another
@@ -63,6 +63,7 @@ class LaunchSpec:
     python: str | None = None  # of the attempt's own environment: runs a callable; a command finds it on its PATH
     python_path: list[str] = field(default_factory=list)
     kill_grace_s: float = 10.0  # between SIGTERM and SIGKILL when the keeper itself has to stop the task
+    must_return: bool = False  # exit code 0 is a failure unless the callable has returned
     timeout_s: float | None = None  # the task is stopped when it has run for so long
     fence_after_s: float | None = None  # the task is stopped when this passes without a renewal
     # By the monotonic clock: the first such moment, if it is before that. From then on the task is not even started.
@@ -117,6 +118,7 @@ class ExitRecord:
     surviving_pids: list[int] = field(default_factory=list)  # could not be killed
     result_bytes: int | None = None  # the size of what the callable returned, pickled; None if that was None
     result_error: str | None = None  # why that could not be kept
+    left_early: bool = False  # its callable was to return, and had not when the process left with exit code 0
 
 
 _Data = TypeVar("_Data", LaunchSpec, TaskError, ExitRecord)

@@ -332,6 +332,7 @@ class _Keeper:
             surviving_pids=survivors,
             result_bytes=result_bytes,
             result_error=result_error,
+            left_early=self._spec.must_return and has_returned and result_bytes is None and result_error is None,
         )
         self._remove_groups()
         self._timers.set("keep", time.monotonic() + self._spec.keep_s, self._leave)

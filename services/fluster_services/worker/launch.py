@@ -90,6 +90,7 @@ class Launcher:
             python=str(own.python) if own is not None else None,
             python_path=list(self.python_path) if own is None else without_interpreters_own(self.python_path),
             kill_grace_s=self.timing.kill_grace_s,
+            must_return=request.must_return,
             timeout_s=request.timeout_s,
             fence_after_s=self.timing.fence_after_s,
             devices=list(devices),

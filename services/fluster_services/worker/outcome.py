@@ -80,7 +80,7 @@ def outcome(record: ExitRecord) -> Outcome:
         return Outcome(JobStatus.WORKER_FAILED, "stopped by the fence: its worker was cut off from the bus")
     if record.reason in {"keeper_died", "owner_gone"}:
         return Outcome(JobStatus.WORKER_FAILED, "its keeper was killed")
-    if record.exit_code == 0:
+    if record.exit_code == 0 and not record.left_early:
         return Outcome(JobStatus.SUCCEEDED, "exit code 0", 0, result=_result(record))
     return _failed(_failure(record), record, error)
 
@@ -101,6 +101,8 @@ def _failure(record: ExitRecord) -> str:
     over = f"killed: over its memory limit of {describe_bytes(record.memory_limit)}" if record.memory_limit else ""
     if over and record.signal == signal.SIGKILL:
         return over
+    if record.left_early:
+        return "left with exit code 0 before its callable returned"
     if over:  # it was a process of the task's, not its main one
         return f"{_how(record)}, after a process of it was {over}"
     return _how(record)

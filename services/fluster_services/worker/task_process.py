@@ -274,7 +274,7 @@ def _run_callable(spec: LaunchSpec, directory: Path, environment: dict[str, str]
         numpy_random.seed()
     gc.enable()
     try:
-        exit_code = _call(payload, directory)
+        exit_code = _call(payload, directory, keeps_none=spec.must_return)
         # What the interpreter does when it ends, as multiprocessing does it.
         threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001
         atexit._run_exitfuncs()  # noqa: SLF001
@@ -300,7 +300,7 @@ def _replace_environment(environment: dict[str, str]) -> None:
             os.environ[name] = value
 
 
-def _call(payload: bytes, directory: Path) -> int:
+def _call(payload: bytes, directory: Path, *, keeps_none: bool) -> int:
     try:
         continue_trace()
         function, args, kwargs = _unpickled(payload)
@@ -308,7 +308,7 @@ def _call(payload: bytes, directory: Path) -> int:
         if refs is not None and refs.Ref.in_use:
             args, kwargs = refs.resolved(args, kwargs)
         returned = function(*args, **kwargs)
-        if returned is not None:
+        if returned is not None or keeps_none:
             keep_result(returned, directory)
     except BaseException as error:
         return _exit_code_of(error, directory)
