@@ -194,8 +194,8 @@ def test_what_a_client_sent_over_a_lost_connection_is_not_run_after_its_deadline
                 future.result(TIMEOUT_S)
         env.portal.run(proxy.cut)  # what is still on its way there gets lost, or through
         env.portal.run(proxy.release)
-        wait_until(lambda: went_through(pool))  # a call may still go out on what is just being lost
-    assert calculator.seen == ["in time"]
+        wait_until(lambda: went_through(pool))  # a call may still go out on what is just being lost, and even be run
+    assert set(calculator.seen) == {"in time"}
 
 
 def went_through(pool: ActorPool[Any]) -> bool:

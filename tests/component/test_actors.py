@@ -91,6 +91,8 @@ class Proxy:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65_536):
                 await self._flows.wait()
+                if writer.is_closing():  # it was cut meanwhile
+                    break
                 writer.write(data)
         writer.close()
 
