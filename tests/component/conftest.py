@@ -9,12 +9,16 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from fluster.cluster.client import AsyncCluster
 from fluster_bus.bus import Bus
-from fluster_bus.messages import Namespace
+from fluster_bus.messages import Capacity, Namespace, WorkerId
 from fluster_bus.names import unique_name
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.streams import ensure_namespace
+from fluster_services.config import LOCAL_TIMING, Timing
+from tests.component.controllers import NS, RunningController, StartController, StartWorker
+from tests.component.toy_worker import GIB, SUCCEED, Plan, ToyWorker
 
 ConnectBus = Callable[..., Awaitable[Bus]]
 
@@ -74,3 +78,44 @@ async def namespace(bus: Bus) -> Namespace:
     name = Namespace(unique_name("t"))
     await ensure_namespace(bus, name)
     return name
+
+
+@pytest.fixture
+async def start_controller(own_server: EmbeddedServer) -> AsyncIterator[StartController]:
+    async with AsyncExitStack() as stack:
+
+        async def start(timing: Timing = LOCAL_TIMING) -> RunningController:
+            running = await RunningController(own_server, timing).start()
+            stack.push_async_callback(running.stop)
+            return running
+
+        yield start
+
+
+@pytest.fixture
+async def controller(start_controller: StartController) -> RunningController:
+    return await start_controller()
+
+
+@pytest.fixture
+async def start_worker(own_server: EmbeddedServer, connect_bus: ConnectBus) -> StartWorker:
+    async def start(
+        worker_id: str = "w1",
+        plan: Callable[..., Plan] | Plan = SUCCEED,
+        *,
+        cpu: float = 4,
+        memory: int = 8 * GIB,
+        heartbeat_s: float = 1.0,
+    ) -> ToyWorker:
+        bus = await connect_bus(own_server, Role.SERVICE, name=worker_id)
+        planned = plan if callable(plan) else lambda _record: plan
+        worker = ToyWorker(bus, WorkerId(worker_id), Capacity(cpu=cpu, memory=memory), planned, heartbeat_s)
+        return await worker.start()
+
+    return start
+
+
+@pytest.fixture
+async def cluster(own_server: EmbeddedServer, controller: RunningController) -> AsyncIterator[AsyncCluster]:
+    async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+        yield cluster

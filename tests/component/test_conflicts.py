@@ -19,8 +19,7 @@ from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.streams import jobs_table, records_table, tasks_table
 from fluster_services.controller.books import JobKey
-from tests.component import test_controller
-from tests.component.test_controller import (
+from tests.component.controllers import (
     NS,
     F,
     K,
@@ -28,16 +27,14 @@ from tests.component.test_controller import (
     S,
     StartController,
     StartWorker,
-    _events,
-    _request,
+    job_request,
+    published_events,
 )
 from tests.component.toy_worker import FAIL, STAY_RUNNING, SUCCEED, Plan, ToyWorker, started_at_most_once
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
 
-start_controller, start_worker = test_controller.start_controller, test_controller.start_worker
-controller, cluster = test_controller.controller, test_controller.cluster
 
 MINE = JobId("mine")
 
@@ -51,13 +48,13 @@ async def _check_told(bus: Bus, *ends: JobStatus) -> None:
 
     async def told() -> bool:
         return len(
-            [each for each in await _events(bus) if each.task is None and each.transition.state.finished()]
+            [each for each in await published_events(bus) if each.task is None and each.transition.state.finished()]
         ) >= len(ends)
 
     await wait_until_async(told)
     seen: dict[int | None, list[int]] = {}
     states = []
-    for event in await _events(bus):
+    for event in await published_events(bus):
         if event.job_id == MINE:
             seen.setdefault(event.task, []).append(event.transition.number)
             if event.task is None and event.transition.state.finished():
@@ -69,7 +66,7 @@ async def _check_told(bus: Bus, *ends: JobStatus) -> None:
 
 async def test_the_job_that_is_there_is_kept(cluster: AsyncCluster, start_worker: StartWorker) -> None:
     worker = await start_worker(plan=STAY_RUNNING)
-    keep = _request("keep", job_id=MINE, on_conflict="keep", cpu=2)
+    keep = job_request("keep", job_id=MINE, on_conflict="keep", cpu=2)
     assert await cluster.launch(keep) == MINE, "also when it is the first"
     await wait_until_async(lambda: len(worker.held) == 1)
     assert await cluster.launch(keep.model_copy(update={"name": "other"})) == MINE
@@ -81,12 +78,12 @@ async def test_the_job_that_is_there_is_kept(cluster: AsyncCluster, start_worker
     assert (info.status, info.tasks[0].attempt) == (S, 1)
     assert worker.starts == [_key(1)]
     with pytest.raises(JobRefusedError, match="'mine' exists already in namespace 'default', and ended as SUCCEEDED"):
-        await cluster.launch(_request(job_id=MINE))
+        await cluster.launch(job_request(job_id=MINE))
 
 
 async def test_a_job_that_failed_is_not_kept(cluster: AsyncCluster, start_worker: StartWorker) -> None:
     worker = await start_worker(plan=lambda record: FAIL if record.attempt == 1 else SUCCEED)
-    keep = _request(job_id=MINE, on_conflict="keep")
+    keep = job_request(job_id=MINE, on_conflict="keep")
     await cluster.launch(keep)
     assert (await cluster.wait(MINE, timeout=10)).status is F
     await cluster.launch(keep)
@@ -109,10 +106,10 @@ async def test_a_job_is_replaced_when_it_is_gone_with_what_it_launched(
 
     await worker.bus.subscribe(subjects.worker_verb(worker.worker_id, "look"), obey_later)
     worker.claims.look, look = _stubborn(worker, held_back), worker.claims.look  # type: ignore[method-assign]
-    await cluster.launch(_request("old", job_id=MINE, replicas=3))
-    child = await cluster.launch(_request("child", parent=MINE))
+    await cluster.launch(job_request("old", job_id=MINE, replicas=3))
+    child = await cluster.launch(job_request("child", parent=MINE))
     await wait_until_async(lambda: len(worker.held) == 4)
-    replacing = asyncio.create_task(cluster.launch(_request("new", job_id=MINE, on_conflict="replace", replicas=2)))
+    replacing = asyncio.create_task(cluster.launch(job_request("new", job_id=MINE, on_conflict="replace", replicas=2)))
     intake = controller.controller.intake
     await wait_until_async(lambda: intake._parked)
     async with await AsyncCluster.connect(cluster.bus.address) as other:
@@ -155,11 +152,11 @@ async def test_who_waits_for_a_job_waits_for_its_replacement(cluster: AsyncClust
         return STAY_RUNNING if record.job_id == MINE and record.attempt < 3 else SUCCEED
 
     worker = await start_worker(plan=plan)
-    await cluster.launch(_request(job_id=MINE))
+    await cluster.launch(job_request(job_id=MINE))
     waiting = asyncio.create_task(cluster.wait(MINE, timeout=20))
-    after = await cluster.launch(_request(after=(MINE,)))
+    after = await cluster.launch(job_request(after=(MINE,)))
     await wait_until_async(lambda: worker.now_held() == [_key(1)])
-    replace = _request("new", job_id=MINE, on_conflict="replace")
+    replace = job_request("new", job_id=MINE, on_conflict="replace")
     await cluster.launch(replace)
     await wait_until_async(lambda: worker.now_held() == [_key(2)])
     assert not waiting.done()
@@ -176,10 +173,10 @@ async def test_of_many_that_replace_a_job_the_last_remains(cluster: AsyncCluster
         return STAY_RUNNING if record.task == 0 else SUCCEED
 
     worker = await start_worker(plan=plan, cpu=8)
-    await cluster.launch(_request("first", job_id=MINE, replicas=2))
+    await cluster.launch(job_request("first", job_id=MINE, replicas=2))
     names = [f"job{each}" for each in range(30)]
     places = [
-        await cluster._submit(_request(name, job_id=MINE, on_conflict="replace", replicas=1 + each % 3))
+        await cluster._submit(job_request(name, job_id=MINE, on_conflict="replace", replicas=1 + each % 3))
         for each, name in enumerate(names)
     ]
     cluster._states.expect({MINE: places[-1]})
@@ -201,9 +198,9 @@ async def test_the_replacement_can_be_stopped_before_it_is_there(
 ) -> None:
     worker = await start_worker(plan=STAY_RUNNING)
     worker.claims.look = _stubborn(worker, asyncio.Event())  # type: ignore[method-assign]
-    await cluster.launch(_request("old", job_id=MINE))
+    await cluster.launch(job_request("old", job_id=MINE))
     await wait_until_async(lambda: len(worker.held) == 1)
-    replacing = asyncio.create_task(cluster.launch(_request("new", job_id=MINE, on_conflict="replace")))
+    replacing = asyncio.create_task(cluster.launch(job_request("new", job_id=MINE, on_conflict="replace")))
     await wait_until_async(lambda: controller.controller.intake._parked)
     async with await AsyncCluster.connect(cluster.bus.address) as other:
         await other.terminate(MINE, reason="enough")
@@ -216,10 +213,10 @@ async def test_the_replacement_can_be_stopped_before_it_is_there(
 async def test_a_circle_is_refused_and_the_job_that_was_there_stays_as_it_is(
     cluster: AsyncCluster, start_worker: StartWorker
 ) -> None:
-    await cluster.launch(_request(job_id=MINE))
-    after = await cluster.launch(_request(after=(MINE,)))
+    await cluster.launch(job_request(job_id=MINE))
+    after = await cluster.launch(job_request(after=(MINE,)))
     with pytest.raises(JobRefusedError, match="that job waits for 'mine' itself"):
-        await cluster.launch(_request(job_id=MINE, on_conflict="replace", after=(after,)))
+        await cluster.launch(job_request(job_id=MINE, on_conflict="replace", after=(after,)))
     await start_worker()
     assert [info.status for info in await cluster.wait([MINE, after], timeout=10)] == [S, S]
 
@@ -259,9 +256,11 @@ async def test_a_controller_that_dies_in_the_middle_of_it(
     monkeypatch.setattr(intake, "record_task", record_until)
     worker = await start_worker(plan=lambda record: STAY_RUNNING if record.attempt == 1 else SUCCEED, cpu=8)
     async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
-        await cluster.launch(_request("old", job_id=MINE, replicas=4))
+        await cluster.launch(job_request("old", job_id=MINE, replicas=4))
         await wait_until_async(lambda: len(worker.held) == 4)
-        replacing = asyncio.create_task(cluster.launch(_request("new", job_id=MINE, on_conflict="replace", replicas=2)))
+        replacing = asyncio.create_task(
+            cluster.launch(job_request("new", job_id=MINE, on_conflict="replace", replicas=2))
+        )
         await reached.wait()
         await dying.stop()
         running = await start_controller()
@@ -287,7 +286,7 @@ async def test_the_end_of_the_old_job_is_kept_whole_when_its_replacement_is_stop
     cluster: AsyncCluster, start_worker: StartWorker, controller: RunningController
 ) -> None:
     await start_worker(plan=FAIL)
-    await cluster.launch(_request(job_id=MINE, cpu=2))
+    await cluster.launch(job_request(job_id=MINE, cpu=2))
     assert (await cluster.wait(MINE, timeout=10)).status is F
     table, books = jobs_table(controller.bus, NS), controller.controller.books
     row = await table.get(MINE)

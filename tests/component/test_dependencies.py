@@ -13,8 +13,7 @@ from fluster_bus import submissions as submissions_module
 from fluster_bus.messages import JobId, JobStatus
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from tests.component import test_controller
-from tests.component.test_controller import (
+from tests.component.controllers import (
     NS,
     F,
     K,
@@ -22,22 +21,19 @@ from tests.component.test_controller import (
     S,
     StartController,
     StartWorker,
-    _check_events,
-    _request,
+    check_events,
+    job_request,
 )
 from tests.component.toy_worker import FAIL, STAY_RUNNING, SUCCEED
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
 
-start_controller, start_worker = test_controller.start_controller, test_controller.start_worker
-controller, cluster = test_controller.controller, test_controller.cluster
-
 
 async def test_a_job_starts_when_the_others_have_succeeded(cluster: AsyncCluster, start_worker: StartWorker) -> None:
     worker = await start_worker(plan=STAY_RUNNING)
-    first, second = await cluster.launch_many([_request("first"), _request("second")])
-    last = await cluster.launch(_request("last", after=(first, await cluster.poll(second)), replicas=2))
+    first, second = await cluster.launch_many([job_request("first"), job_request("second")])
+    last = await cluster.launch(job_request("last", after=(first, await cluster.poll(second)), replicas=2))
     info = await cluster.poll(last)
     assert (info.status, info.tasks, info.after) == (JobStatus.PENDING, (), (first, second))
     await wait_until_async(lambda: len(worker.held) == 2)
@@ -51,30 +47,30 @@ async def test_a_job_starts_when_the_others_have_succeeded(cluster: AsyncCluster
     for key in wanted:
         await worker.end(key)
     assert (await cluster.wait(last, timeout=10)).status is S
-    await _check_events(cluster.bus, [first, second, last])
+    await check_events(cluster.bus, [first, second, last])
 
 
 async def test_a_job_fails_with_what_it_waits_for_and_so_do_those_that_wait_for_it(
     cluster: AsyncCluster, start_worker: StartWorker
 ) -> None:
-    first = await cluster.launch(_request("first"))
-    second = await cluster.launch(_request("second", after=(first,)))
-    third = await cluster.launch(_request("third", after=(second,)))
-    anyway = await cluster.launch(_request("anyway", after=(second,), after_failure="run"))
+    first = await cluster.launch(job_request("first"))
+    second = await cluster.launch(job_request("second", after=(first,)))
+    third = await cluster.launch(job_request("third", after=(second,)))
+    anyway = await cluster.launch(job_request("anyway", after=(second,), after_failure="run"))
     worker = await start_worker(plan=lambda record: FAIL if record.job_id == first else SUCCEED)
     ended = await cluster.wait([first, second, third, anyway], timeout=10)
     assert [info.status for info in ended] == [F, F, F, S]
     assert ended[1].error_message == f"it was to run after job {first}, which ended as FAILED: exit code 1"
     assert f"after job {second}, which ended as FAILED" in ended[2].error_message
     assert len(worker.starts) == 2
-    late = await cluster.launch(_request("late", after=(first,)))
+    late = await cluster.launch(job_request("late", after=(first,)))
     assert (await cluster.wait(late, timeout=10)).status is F, "also when it had ended before"
-    await _check_events(cluster.bus, [first, second, third, anyway, late])
+    await check_events(cluster.bus, [first, second, third, anyway, late])
 
 
 async def test_a_job_is_stopped_while_it_waits_for_another(cluster: AsyncCluster) -> None:
-    first = await cluster.launch(_request("first"))
-    second = await cluster.launch(_request("second", after=(first,)))
+    first = await cluster.launch(job_request("first"))
+    second = await cluster.launch(job_request("second", after=(first,)))
     await cluster.terminate(second, reason="enough")
     ended = await cluster.wait(second, timeout=10)
     assert (ended.status, ended.error_message) == (K, "enough")
@@ -82,9 +78,9 @@ async def test_a_job_is_stopped_while_it_waits_for_another(cluster: AsyncCluster
 
 
 async def test_what_does_not_exist_is_not_waited_for(cluster: AsyncCluster) -> None:
-    await cluster.launch(_request(job_id=JobId("prepare")))
+    await cluster.launch(job_request(job_id=JobId("prepare")))
     with pytest.raises(JobRefusedError, match="after='prepaer': there is no such job; did you mean 'prepare'"):
-        await cluster.launch(_request(after=(JobId("prepaer"),)))
+        await cluster.launch(job_request(after=(JobId("prepaer"),)))
     assert len(await cluster.list_jobs()) == 1
 
 
@@ -93,12 +89,12 @@ async def test_jobs_that_are_submitted_together_may_wait_for_those_before_them(
 ) -> None:
     await start_worker()
     names = [JobId(f"job{each}") for each in range(100)]
-    chain = [_request(name, job_id=name, after=names[max(0, each - 1) : each]) for each, name in enumerate(names)]
+    chain = [job_request(name, job_id=name, after=names[max(0, each - 1) : each]) for each, name in enumerate(names)]
     await cluster.launch_many(chain)
     ended = await cluster.wait(names, timeout=20)
     assert {info.status for info in ended} == {S}
     first, last = (
-        _request(name, job_id=JobId(name), after=(JobId(other),)) for name, other in (("x", "y"), ("y", "x"))
+        job_request(name, job_id=JobId(name), after=(JobId(other),)) for name, other in (("x", "y"), ("y", "x"))
     )
     with pytest.raises(JobRefusedError, match="after='y': there is no such job"):
         await cluster.launch_many([first, last])
@@ -114,14 +110,14 @@ async def test_who_waits_for_whom_survives_the_controller(
     controller = await start_controller()
     worker = await start_worker(plan=STAY_RUNNING)
     async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
-        first = await cluster.launch(_request("first"))
-        second = await cluster.launch(_request("second", after=(first,), replicas=2))
+        first = await cluster.launch(job_request("first"))
+        second = await cluster.launch(job_request("second", after=(first,), replicas=2))
         await wait_until_async(lambda: len(worker.held) == 1)
         await controller.stop()
         # Nobody is there when it ends, nor when another is submitted that waits for one that is not recorded yet.
         await worker.end(subjects.attempt_key(NS, first, 0, 1))
-        third = await cluster.launch(_request("third"))
-        fourth = await cluster.launch(_request("fourth", after=(third,)))
+        third = await cluster.launch(job_request("third"))
+        fourth = await cluster.launch(job_request("fourth", after=(third,)))
         await start_controller()
         wanted = sorted(subjects.attempt_key(NS, job, task, 1) for job, task in ((second, 0), (second, 1), (third, 0)))
         await wait_until_async(lambda: worker.now_held() == wanted)
@@ -131,7 +127,7 @@ async def test_who_waits_for_whom_survives_the_controller(
         await worker.end(worker.now_held()[0])
         ended = await cluster.wait([first, second, third, fourth], timeout=10)
         assert {info.status for info in ended} == {S}
-        await _check_events(cluster.bus, [first, second, third, fourth])
+        await check_events(cluster.bus, [first, second, third, fourth])
 
 
 async def test_a_controller_that_dies_while_it_releases_a_job(
@@ -154,12 +150,12 @@ async def test_a_controller_that_dies_while_it_releases_a_job(
     monkeypatch.setattr(dying.controller.intake, "record_task", record_two)
     worker = await start_worker()
     async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
-        await cluster.launch(_request("first", job_id=JobId("first")))
-        await cluster.launch(_request("second", job_id=JobId("second"), after=(JobId("first"),), replicas=3))
+        await cluster.launch(job_request("first", job_id=JobId("first")))
+        await cluster.launch(job_request("second", job_id=JobId("second"), after=(JobId("first"),), replicas=3))
         await wrote.wait()
         await dying.stop()
         await start_controller()
         ended = await cluster.wait(JobId("second"), timeout=10)
         assert (ended.status, len(ended.tasks)) == (S, 3)
         assert len(worker.starts) == 4
-        await _check_events(cluster.bus, [JobId("first"), JobId("second")])
+        await check_events(cluster.bus, [JobId("first"), JobId("second")])

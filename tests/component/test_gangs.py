@@ -1,5 +1,4 @@
 """Gangs on a real server, with workers that do what the test says."""
-# ruff: noqa: F811 - fixtures of another file
 
 from __future__ import annotations
 
@@ -37,19 +36,7 @@ from fluster_services.worker.draining import Draining
 from fluster_services.worker.holds import Holds
 from fluster_services.worker.worker import Worker
 from tests.component.conftest import ConnectBus
-from tests.component.test_controller import (
-    IMPATIENT,
-    NS,
-    F,
-    K,
-    RunningController,
-    S,
-    StartController,
-    U,
-    cluster,  # noqa: F401 - fixtures
-    controller,  # noqa: F401
-    start_controller,  # noqa: F401
-)
+from tests.component.controllers import IMPATIENT, NS, F, K, RunningController, S, StartController, U
 from tests.component.toy_worker import FAIL, GIB, STAY_RUNNING, SUCCEED, Plan, ToyWorker, started_at_most_once
 from tests.waiting import wait_until_async
 

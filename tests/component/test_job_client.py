@@ -16,13 +16,10 @@ from fluster.cluster.client import AsyncCluster
 from fluster.errors import JobRefusedError
 from fluster_bus.errors import InvalidNameError, MessageTooLargeError
 from fluster_bus.messages import EnvironmentConfig, JobId, JobStatus, LogLine, WorkerId
-from tests.component import test_controller
-from tests.component.test_controller import StartWorker, _request
+from tests.component.controllers import StartWorker, job_request
 
 pytestmark = pytest.mark.anyio
 
-start_controller, start_worker = test_controller.start_controller, test_controller.start_worker
-controller, cluster = test_controller.controller, test_controller.cluster
 
 TAKEN = JobId("taken")
 
@@ -31,11 +28,11 @@ TAKEN = JobId("taken")
 
 
 async def test_an_id_that_several_have_is_refused_before_anything_is_sent(cluster: AsyncCluster) -> None:
-    twice = _request(job_id=JobId("twice"), on_conflict="keep")
+    twice = job_request(job_id=JobId("twice"), on_conflict="keep")
     with pytest.raises(
         JobRefusedError, match="none of them was sent: job_id='twice' is that of 2 of these 3 jobs"
     ) as e:
-        await cluster.launch_many([twice, _request("other"), twice])
+        await cluster.launch_many([twice, job_request("other"), twice])
     assert e.value.accepted == ()
     assert await cluster.list_jobs() == []
 
@@ -46,13 +43,13 @@ async def test_who_launches_many_is_told_which_of_them_were_accepted(
 ) -> None:
     monkeypatch.setattr(job_states, "_JOBS_A_REQUEST", jobs_a_request)
     await start_worker()
-    await cluster.launch(_request(job_id=TAKEN))
+    await cluster.launch(job_request(job_id=TAKEN))
     requests = [
-        _request(job_id=JobId("a")),
-        _request(job_id=TAKEN),
-        _request("b"),
-        _request(job_id=JobId("c"), after=(JobId("no-such"),)),
-        _request(job_id=JobId("d")),
+        job_request(job_id=JobId("a")),
+        job_request(job_id=TAKEN),
+        job_request("b"),
+        job_request(job_id=JobId("c"), after=(JobId("no-such"),)),
+        job_request(job_id=JobId("d")),
     ]
     with pytest.raises(JobRefusedError) as caught:
         await cluster.launch_many(requests)
@@ -68,7 +65,7 @@ async def test_who_launches_many_is_told_which_of_them_were_accepted(
 
 
 async def test_of_two_that_launch_the_same_id_at_once_one_is_refused(cluster: AsyncCluster) -> None:
-    requests = [_request(name, job_id=JobId("mine")) for name in ("one", "two")]
+    requests = [job_request(name, job_id=JobId("mine")) for name in ("one", "two")]
     answers = await asyncio.gather(*map(cluster.launch, requests), return_exceptions=True)
     (refused,) = [answer for answer in answers if answer != "mine"]
     assert isinstance(refused, JobRefusedError)
@@ -80,9 +77,9 @@ async def test_after_one_that_cannot_be_stored_no_more_are_sent_and_those_before
     cluster: AsyncCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_SUBMITS_AT_ONCE", 1)
-    huge = _request("huge", environment=EnvironmentConfig(env_vars={"X": "x" * cluster.bus.max_payload}))
+    huge = job_request("huge", environment=EnvironmentConfig(env_vars={"X": "x" * cluster.bus.max_payload}))
     with pytest.raises(MessageTooLargeError) as caught:
-        await cluster.launch_many([_request(job_id=JobId("a")), huge, _request(job_id=JobId("b"))])
+        await cluster.launch_many([job_request(job_id=JobId("a")), huge, job_request(job_id=JobId("b"))])
     assert caught.value.__notes__ == ["of the jobs launched together these were stored, and go on: a"]
     assert (await cluster.poll(JobId("a"))).submitted_at is not None, "once it is recorded"
     assert [info.job_id for info in await cluster.list_jobs()] == ["a"]
@@ -109,7 +106,7 @@ async def test_every_call_checks_the_id(cluster: AsyncCluster, verb: str, job_id
     ("call", "kind", "text"),
     [
         (lambda c: c.launch({"name": "a"}), TypeError, "give a JobRequest"),
-        (lambda c: c.launch_many(_request()), TypeError, "`launch`"),
+        (lambda c: c.launch_many(job_request()), TypeError, "`launch`"),
         (lambda c: c.poll(5), TypeError, "no job id"),
         (lambda c: c.wait(5), TypeError, "no job id"),
         (lambda c: c.wait([_ID, 5]), TypeError, "no job id"),
@@ -131,7 +128,7 @@ async def test_what_is_wrong_is_told_before_anything_is_sent(
 
 
 async def test_logs_since_a_moment_without_a_time_zone_are_refused(cluster: AsyncCluster) -> None:
-    job_id = await cluster.launch(_request())
+    job_id = await cluster.launch(job_request())
     with pytest.raises(ValueError, match="has no time zone"):
         await _logs(cluster, job_id, since=datetime.now())  # noqa: DTZ005 - this is what is refused
     for since in (datetime.now(UTC), datetime.min.replace(tzinfo=UTC), timedelta.max, timedelta(0)):

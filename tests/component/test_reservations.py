@@ -14,14 +14,12 @@ from fluster_bus.messages import WorkerId
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_services.config import LOCAL_TIMING
-from tests.component import test_controller
-from tests.component.test_controller import NS, S, StartController, StartWorker, _request
+from tests.component.controllers import IMPATIENT, NS, S, StartController, StartWorker, job_request
 from tests.component.toy_worker import STAY_RUNNING, SUCCEED, ToyWorker, started_at_most_once
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
 
-start_controller, start_worker = test_controller.start_controller, test_controller.start_worker
 
 AGING = dataclasses.replace(LOCAL_TIMING, reserve_after_s=0.2)
 
@@ -38,15 +36,15 @@ async def test_a_worker_is_kept_free_for_a_large_task(
     workers = [await start_worker(f"w{each}", STAY_RUNNING, cpu=cpu, heartbeat_s=0.1) for each in range(2)]
     dispatch = running.controller.dispatch
     async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
-        jobs = await cluster.launch_many([_request("small") for _ in range(2 * cpu)])
+        jobs = await cluster.launch_many([job_request("small") for _ in range(2 * cpu)])
         await wait_until_async(lambda: all(len(worker.held) == cpu for worker in workers))
-        large = await cluster.launch(_request("large", cpu=cpu))
+        large = await cluster.launch(job_request("large", cpu=cpu))
         jobs.append(large)
         for turn in range(1_000):
             if dispatch.reservation is not None:
                 break
             # One small task ends, and another takes its room, past the large one.
-            jobs.append(await cluster.launch(_request("small")))
+            jobs.append(await cluster.launch(job_request("small")))
             await _end_one(workers[turn % 2])
             await wait_until_async(
                 lambda: dispatch.reservation is not None or all(len(worker.held) == cpu for worker in workers)
@@ -57,7 +55,7 @@ async def test_a_worker_is_kept_free_for_a_large_task(
         said = await cluster.explain(large)
         assert said.endswith(f"others have overtaken it for long, so {kept} is kept free for it")
         free, other = sorted(workers, key=lambda worker: worker.worker_id != kept)
-        small = await cluster.launch_many([_request("small") for _ in range(2 * cpu)])
+        small = await cluster.launch_many([job_request("small") for _ in range(2 * cpu)])
         jobs += small
         assert (await cluster.explain(small[-1])).endswith(f"{kept} is kept free for {large}, which waits for longer")
         while len(free.held) > 1:
@@ -81,16 +79,16 @@ async def test_a_worker_is_kept_free_for_a_large_task(
 async def test_another_worker_is_kept_free_when_the_first_is_lost(
     own_server: EmbeddedServer, start_controller: StartController, start_worker: StartWorker
 ) -> None:
-    timing = dataclasses.replace(test_controller.IMPATIENT, reserve_after_s=0.1, unschedulable_after_s=60)
+    timing = dataclasses.replace(IMPATIENT, reserve_after_s=0.1, unschedulable_after_s=60)
     running = await start_controller(timing)
     workers = {each: await start_worker(each, STAY_RUNNING, cpu=2, heartbeat_s=0.1) for each in ("w1", "w2")}
     dispatch = running.controller.dispatch
     async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
-        await cluster.launch_many([_request("small") for _ in range(4)])
+        await cluster.launch_many([job_request("small") for _ in range(4)])
         await wait_until_async(lambda: all(len(worker.held) == 2 for worker in workers.values()))
-        large = await cluster.launch(_request("large", cpu=2))
+        large = await cluster.launch(job_request("large", cpu=2))
         while dispatch.reservation is None:
-            await cluster.launch(_request("small"))
+            await cluster.launch(job_request("small"))
             await _end_one(workers["w2"])
             await wait_until_async(
                 lambda: dispatch.reservation is not None or all(len(worker.held) == 2 for worker in workers.values())
@@ -114,14 +112,14 @@ async def test_a_gang_that_came_later_does_not_take_the_worker_that_is_kept_free
     (worker,) = [await start_worker("w1", STAY_RUNNING, cpu=4, heartbeat_s=0.1)]
     dispatch = running.controller.dispatch
     async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
-        await cluster.launch_many([_request("small") for _ in range(4)])
+        await cluster.launch_many([job_request("small") for _ in range(4)])
         await wait_until_async(lambda: len(worker.held) == 4)
-        large = await cluster.launch(_request("large", cpu=4))
+        large = await cluster.launch(job_request("large", cpu=4))
         while dispatch.reservation is None:
-            await cluster.launch(_request("small"))
+            await cluster.launch(job_request("small"))
             await _end_one(worker)
             await wait_until_async(lambda: dispatch.reservation is not None or len(worker.held) == 4)
-        gang = await cluster.launch(_request("gang", gang=True, replicas=2))
+        gang = await cluster.launch(job_request("gang", gang=True, replicas=2))
         wanted = subjects.attempt_key(NS, large, 0, 1)
         while wanted not in worker.held:
             assert not any(gang in key for key in worker.held), "it overtook as well"
@@ -139,14 +137,14 @@ async def test_workers_are_kept_free_for_a_gang(
     workers = [await start_worker(f"w{each}", STAY_RUNNING, cpu=2, heartbeat_s=0.1) for each in range(3)]
     dispatch = running.controller.dispatch
     async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
-        jobs = await cluster.launch_many([_request("small") for _ in range(6)])
+        jobs = await cluster.launch_many([job_request("small") for _ in range(6)])
         await wait_until_async(lambda: all(len(worker.held) == 2 for worker in workers))
-        gang = await cluster.launch(_request("gang", gang=True, replicas=2, cpu=2))
+        gang = await cluster.launch(job_request("gang", gang=True, replicas=2, cpu=2))
         jobs.append(gang)
         turns = itertools.cycle(workers)
         while dispatch.reservation is None:
             # One small task ends, and another takes its room, past the gang.
-            jobs.append(await cluster.launch(_request("small")))
+            jobs.append(await cluster.launch(job_request("small")))
             await _end_one(next(turns))
             await wait_until_async(
                 lambda: dispatch.reservation is not None or all(len(worker.held) == 2 for worker in workers)
@@ -155,8 +153,8 @@ async def test_workers_are_kept_free_for_a_gang(
         assert (key.job_id, len(kept)) == (gang, 2)
         said = await cluster.explain(gang)
         assert said.endswith(f"others have overtaken it for long, so {kept[0]} and {kept[1]} are kept free for it")
-        behind = await cluster.launch_many([_request("small") for _ in range(8)])
-        behind.append(await cluster.launch(_request("small-gang", gang=True, replicas=2)))
+        behind = await cluster.launch_many([job_request("small") for _ in range(8)])
+        behind.append(await cluster.launch(job_request("small-gang", gang=True, replicas=2)))
         told = f"{kept[0]} and {kept[1]} are kept free for {gang}, which waits for longer"
         assert [(await cluster.explain(each)).endswith(told) for each in behind] == [True] * 9
         free = [worker for worker in workers if worker.worker_id in kept]
