@@ -45,10 +45,17 @@ _KNOWN: dict[str, type[Exception]] = {
 }
 
 
+class NoJsonError(TypeError):
+    """The arguments of a call have no form in JSON."""
+
+
 def encode_call(payload: bytes) -> bytes:
-    """A call in JSON, of the payload that this process pickled. Raises TypeError when its arguments have no JSON form."""
+    """A call in JSON, of the payload that this process pickled. Raises NoJsonError."""
     args, kwargs = payloads.decode(payload)
-    return codec.encode_json_call(args, kwargs)
+    try:
+        return codec.encode_json_call(args, kwargs)
+    except TypeError as error:
+        raise NoJsonError(str(error)) from error
 
 
 def headers_of(deadline: tuple[str, float, float] | None, trace: Carrier | None = None) -> dict[str, str] | None:

@@ -11,6 +11,7 @@ from fluster.actors import frames
 from fluster.actors.calls import Call, Cancel
 from fluster.actors.desk import Desk
 from fluster.actors.frames import WireReply
+from fluster.actors.inboxes import Inboxes
 from fluster.actors.members import Member
 from fluster.actors.reader import StreamReader
 from fluster_bus import subjects
@@ -28,12 +29,10 @@ class Notices:
     `withdrawn` and `read` are filled by any thread; all else is for the loop of the connection.
     """
 
-    def __init__(self, bus: Carrier, desk: Desk, inbox: str) -> None:
+    def __init__(self, bus: Carrier, desk: Desk, inboxes: Inboxes) -> None:
         self._bus = bus
         self._desk = desk
-        self._inbox = inbox
-        self.lane_inbox = ""  # of calls that were sent alone; their messages have negative numbers
-        self.json_inbox = ""  # of calls to actors that take JSON only
+        self._inboxes = inboxes
         self.withdrawn: deque[Call] = deque()
         self.read: deque[Call] = deque()  # streams
         self._cancels: list[Cancel] = []
@@ -81,9 +80,9 @@ class Notices:
     def _by_inbox(self, member: Member, of_calls: list[NumberedT]) -> Iterator[tuple[str, list[NumberedT]]]:
         """What is told of calls, each beginning with the number of its message, by the inbox that tells whose they are."""
         if member.takes_json_only:
-            yield self.json_inbox, of_calls
+            yield self._inboxes.json, of_calls
             return
-        for inbox, alone in ((self._inbox, False), (self.lane_inbox, True)):
+        for inbox, alone in ((self._inboxes.plain, False), (self._inboxes.alone, True)):
             there = [each for each in of_calls if (each[0] < 0) is alone]
             if there:
                 yield inbox, there

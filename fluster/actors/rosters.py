@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from fluster.actors.members import Member
+from fluster.errors import ActorNotFoundError
 from fluster_bus import subjects
 from fluster_bus.errors import BusError
 from fluster_bus.feeds import CaughtUp
@@ -123,3 +125,81 @@ class Roster:
                     self.tell(Left(subjects.last_token(change.key)))
                 else:
                     self.tell(Joined(Member.of(change.value)))
+
+
+class Rosters:
+    """The rosters of the pools that a client has open, each with the task that keeps it up. For the loop alone."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, registry: Registry, on_change: Callable[[str, Change], None]
+    ) -> None:
+        self._loop = loop
+        self._registry = registry
+        self._on_change = on_change
+        self._rosters: dict[str, Roster] = {}
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._closed: Exception | None = None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._rosters
+
+    def get(self, name: str) -> Roster | None:
+        return self._rosters.get(name)
+
+    async def known(self, name: str) -> Roster:
+        """The roster of an open pool, once it is known. Raises the BusError that keeps it from being read."""
+        roster = self._rosters.get(name)
+        if roster is None:
+            raise was_shut_down(name)
+        while not roster.known and roster.error is None and self._closed is None:
+            await roster.change()
+        error = self._closed or (None if roster.known else roster.error)
+        if error is not None:
+            raise copy.copy(error)
+        return roster
+
+    def open(self, name: str) -> bool:
+        """One more pool needs the roster of that name; True for the first, after which it is to be filled."""
+        is_new = name not in self._rosters
+        if is_new:
+            self._rosters[name] = Roster(name, self._on_change)
+        self._rosters[name].users += 1
+        return is_new
+
+    def watch(self, name: str) -> None:
+        """Fill a roster from the registry, and keep it up."""
+        watch = self._rosters[name].watch(self._registry)
+        self._watches[name] = self._loop.create_task(watch, name=f"members of {name}")
+
+    def fill(self, name: str, members: Iterable[Member]) -> None:
+        """Fill a roster with these, for good."""
+        roster = self._rosters[name]
+        for member in members:
+            roster.tell(Joined(member))
+        roster.tell(Known())
+
+    def close(self, name: str) -> bool:
+        """A pool needs the roster no more; True for the last, with whom it is gone."""
+        roster = self._rosters.get(name)
+        if roster is None or self._closed is not None:
+            return False
+        roster.users -= 1
+        if roster.users:
+            return False
+        del self._rosters[name]
+        watch = self._watches.pop(name, None)
+        if watch is not None:
+            watch.cancel()
+        return True
+
+    def close_all(self, error: Exception) -> None:
+        """Watch no more; who waits for a roster is given the error."""
+        self._closed = error
+        for task in self._watches.values():
+            task.cancel()
+        for roster in self._rosters.values():
+            roster.tell(Known())
+
+
+def was_shut_down(name: str) -> ActorNotFoundError:
+    return ActorNotFoundError(f"the pool {name!r} was shut down: make another")

@@ -110,7 +110,7 @@ class Served:
     async def flush(self) -> None:
         """Return when all calls so far are with the server, and so before whatever the actor hears next."""
         caller = self.pool.asynchronous._caller
-        await wait_until_async(lambda: not caller._arrived and not caller._flushing)
+        await wait_until_async(lambda: not caller.is_sending)
         await self.pool.asynchronous.cluster.bus.flush()
 
 

@@ -1,0 +1,101 @@
+"""What threads give a client to send, until its loop comes to it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from fluster.actors.calls import Broadcast, Call
+from fluster.actors.loop_calls import tell, tell_soon
+from fluster.errors import MailboxFullError
+
+MAX_QUEUED = 100_000  # calls that have not been sent yet
+
+
+class Arrivals:
+    """One wake-up of the loop for all that arrives until it looks. `drop` ends what came when it was too late."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, drop: Callable[[Call | Broadcast, Exception], object]) -> None:
+        self._loop = loop
+        self._drop = drop
+        self._items: deque[Call | Broadcast] = deque()
+        self._awake = False
+        self._wake = asyncio.Event()
+        self.closed: Exception | None = None  # why nothing is taken any more
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    # ---- from any thread --------------------------------------------------------------------------------
+
+    def put(self, item: Call | Broadcast) -> None:
+        """Have the loop come to it as soon as it can. Raises MailboxFullError, ClosedError."""
+        if self.closed is not None:
+            raise copy.copy(self.closed)
+        if len(self._items) >= MAX_QUEUED:
+            raise MailboxFullError(f"{item}: this client has {MAX_QUEUED:,} calls waiting to be sent: wait for some")
+        self._items.append(item)
+        if self.closed is not None:  # it closed at this very moment, and may have looked before
+            self._drop_all(self.closed)
+        elif not self._awake:
+            try:
+                self._awake = True
+                tell(self._loop, self._wake.set)
+            except BaseException:  # Ctrl-C: else nobody would wake the loop any more
+                self._awake = False
+                raise
+
+    def wake_soon(self) -> None:
+        """Have the loop look, also from within the collector of garbage."""
+        if not self._awake:
+            try:
+                self._awake = True
+                tell_soon(self._loop, self._wake.set)
+            except BaseException:  # as above
+                self._awake = False
+                raise
+
+    def _drop_all(self, error: Exception) -> None:
+        while self._items:
+            try:
+                item = self._items.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            self._drop(item, error)
+
+    # ---- on the loop ------------------------------------------------------------------------------------
+
+    async def wait(self) -> None:
+        """Return when there is something to look at."""
+        await self._wake.wait()
+        self._wake.clear()
+        self._awake = False  # before looking: who comes from here on wakes the loop again
+
+    def wake(self) -> None:
+        """Look again."""
+        self._wake.set()
+
+    def take(self) -> Iterator[Call | Broadcast]:
+        """All that is there, in order."""
+        while self._items:
+            yield self._items.popleft()
+
+    def put_back(self, items: Iterable[Call]) -> None:
+        """Calls that go before all that has arrived since."""
+        self._items.extendleft(reversed(list(items)))
+        self.wake()
+
+    def put_again(self, call: Call) -> None:
+        """A call that goes behind those that have arrived."""
+        self._items.append(call)
+        self.wake()
+
+    def close(self, error: Exception) -> None:
+        """Take no more. What is there is dropped by `drop_rest`."""
+        self.closed = error
+
+    def drop_rest(self) -> None:
+        if self.closed is not None:
+            self._drop_all(self.closed)

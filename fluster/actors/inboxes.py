@@ -1,0 +1,117 @@
+"""Where a client's answers come to, and how they are read there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from fluster.actors import frames, json_frames
+from fluster.actors.failures import decode_failure
+from fluster.actors.frames import WireReply
+from fluster.actors.members import Member
+from fluster_bus import codec, payloads, subjects
+from fluster_bus.carrier import Carrier
+from fluster_bus.delivery import Delivery
+from fluster_bus.errors import InvalidMessageError
+
+log = logging.getLogger(__name__)
+
+_NO_RESPONDERS = "503"
+
+
+class Inboxes:
+    """Those of one client. An answer is told by the number of the message that it is for.
+
+    `recipient` says to whom a message went. `on_replies` and `on_question` are given the endpoint that answers and what it says;
+    the latter, first, where to answer whether anybody reads on.
+    """
+
+    def __init__(
+        self,
+        bus: Carrier,
+        recipient: Callable[[int], Member | None],
+        *,
+        on_replies: Callable[[int, str, list[WireReply]], object],
+        on_question: Callable[[str, int, str, list[WireReply]], object],
+        on_no_responders: Callable[[int], object],
+        on_refused: Callable[[int, Exception], object],
+    ) -> None:
+        self._bus = bus
+        self._recipient = recipient
+        self._on_replies, self._on_question = on_replies, on_question
+        self._on_no_responders, self._on_refused = on_no_responders, on_refused
+        self.plain = payloads.inbox_here(bus.inbox())
+        self.alone = ""  # of calls that were sent alone; their messages have negative numbers
+        self.json = ""  # of actors that take JSON only: what comes there is never unpickled
+
+    async def open(self) -> None:
+        await self._bus.subscribe(f"{self.plain}.{subjects.ANY_TOKEN}", self.on_delivery)
+
+    def open_alone(self) -> str:
+        """The inbox for calls that are sent alone; who sends them reads it."""
+        self.alone = payloads.inbox_here(self._bus.inbox())
+        return self.alone
+
+    async def open_json(self) -> str:
+        """The inbox for actors that take JSON only, which is heard from now on."""
+        if not self.json:
+            inbox = self._bus.inbox()
+            await self._bus.subscribe(f"{inbox}.{subjects.ANY_TOKEN}", self._on_json_delivery)
+            self.json = inbox
+        return self.json
+
+    def on_delivery(self, delivery: Delivery) -> None:
+        """Something that came to the plain inbox, or to that of calls that were sent alone."""
+        number = int(subjects.last_token(delivery.subject))
+        if delivery.headers is not None and delivery.status == _NO_RESPONDERS:
+            self._on_no_responders(number)
+            return
+        try:
+            endpoint_id, replies = frames.decode_replies(delivery.data)
+        except InvalidMessageError as error:
+            if not codec.is_pickle(delivery.data):
+                self._on_refused(number, _refusal(delivery.data))
+                return
+            log.warning("an answer was dropped: %s", error)
+            return
+        if any(kind == frames.ITEMS or (kind is True and payloads.is_lent(each)) for _index, kind, each in replies):
+            # Also what nobody waits for any more: so its sender knows that it is dropped.
+            replies = [_held(reply) for reply in replies]
+        if delivery.reply:
+            self._on_question(delivery.reply, number, endpoint_id, replies)
+            return
+        self._on_replies(number, endpoint_id, replies)
+
+    def _on_json_delivery(self, delivery: Delivery) -> None:
+        number = int(subjects.last_token(delivery.subject))
+        if delivery.headers is not None and delivery.status == _NO_RESPONDERS:
+            self._on_no_responders(number)
+            return
+        member = self._recipient(number)
+        if member is None or not member.takes_json_only:
+            return  # nobody waits any more, or it is somebody else's who shall not be answered from here
+        try:
+            ok, payload = json_frames.decode_reply(delivery.data)
+        except InvalidMessageError as error:
+            self._on_refused(number, error)
+            return
+        self._on_replies(number, member.endpoint_id, [(0, ok, payload)])
+
+
+def _refusal(data: bytes) -> Exception:
+    """What an actor says, in JSON, of a message that it does not read."""
+    try:
+        ok, payload = json_frames.decode_reply(data)
+    except InvalidMessageError as error:
+        return error
+    return InvalidMessageError("an actor answered in JSON to a call that was none") if ok else decode_failure(payload)
+
+
+def _held(reply: WireReply) -> WireReply:
+    index, kind, payload = reply
+    if kind == frames.ITEMS:
+        first, items = payload
+        payload = first, [payloads.held(item) for item in items]
+    elif kind is True:
+        payload = payloads.held(payload)
+    return index, kind, payload

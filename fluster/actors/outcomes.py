@@ -1,0 +1,115 @@
+"""What becomes of calls, told to those who wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from fluster.actors import frames
+from fluster.actors.calls import Broadcast, Call, Done, Part
+from fluster.actors.explanations import Explanations
+from fluster.actors.futures import ActorFuture
+from fluster.actors.loop_calls import closed
+from fluster.actors.reader import ActorStream, StreamReader
+from fluster.actors.routing import NobodyServesError
+from fluster.actors.windows import Window
+from fluster_bus import payloads
+from fluster_bus.carrier import Carrier
+from fluster_bus.objects import ObjectStore
+
+
+class Outcomes:
+    """Those of one client's calls. A call that failed is offered to `retry` first, which may take it.
+
+    `tell_read` and `withdraw` tell actors of their streams, from any thread.
+    """
+
+    def __init__(
+        self,
+        bus: Carrier,
+        store: ObjectStore,
+        explanations: Explanations,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        retry: Callable[[Done], bool],
+        tell_read: Callable[[Call], None],
+        withdraw: Callable[[Call], None],
+    ) -> None:
+        self._bus = bus
+        self._store = store
+        self._explanations = explanations
+        self._loop = loop
+        self._retry = retry
+        self._tell_read, self._withdraw = tell_read, withdraw
+
+    def finish(self, done: Iterable[Done | Part], *, final: bool = False) -> None:
+        """End calls, go on with streams. When it is `final`, nothing is tried again nor looked up."""
+        unexplained: list[Done] = []
+        for each in done:
+            if isinstance(each, Part):
+                self._on_part(each)
+                continue
+            if not (each.ok or final) and self._retry(each):
+                continue
+            if isinstance(each.error, NobodyServesError) and not final:
+                unexplained.append(each)
+            elif each.ok and payloads.is_stored(each.payload):
+                self._bus.spawn(self._fetch(each), "stored result")
+            else:
+                settle(each, each.error)
+        if unexplained:
+            self._bus.spawn(self._explain(unexplained), "explanation")
+
+    def _on_part(self, part: Part) -> None:
+        call = part.call
+        ticket = call.ticket
+        if part.kind == frames.OPENED and isinstance(ticket, ActorFuture):
+            if call.timer is not None:
+                call.timer.cancel()
+            reader = StreamReader(
+                str(call),
+                Window(*part.payload),
+                timeout_s=None if call.deadline is None else call.timeout_s,
+                loop=self._loop,
+                on_read=lambda: self._tell_read(call),
+                withdraw=lambda: self._withdraw(call),
+            )
+            call.ticket = reader
+            ticket.set_result(ActorStream(reader))  # nobody else holds on to it: so it is closed when nobody wants it
+        elif part.kind == frames.ITEMS and isinstance(ticket, StreamReader) and not ticket.take(*part.payload):
+            self._withdraw(call)
+
+    async def _fetch(self, done: Done) -> None:
+        """End a call whose result lies in the object store."""
+        try:
+            payload = await payloads.fetched(done.payload, self._store)
+        except Exception as error:
+            settle(done, error)
+        except asyncio.CancelledError:
+            settle(done, closed())
+            raise
+        else:
+            settle(done._replace(payload=payload), None)
+
+    async def _explain(self, done: list[Done]) -> None:
+        async for each, error in self._explanations.errors(done):
+            settle(each, error)
+
+
+def settle(done: Done, error: Exception | None) -> None:
+    """End one call, with its payload or with an error."""
+    call = done.call
+    if isinstance(call, Broadcast):
+        call.fail(error or closed())
+        return
+    if call.ticket.done():
+        return  # its caller took it back, or it ran into its timeout where it waited
+    call.over = True
+    if call.timer is not None:
+        call.timer.cancel()
+    if not call.begin():
+        return
+    if error is not None:
+        call.ticket.set_exception(error)
+    else:
+        call.ticket.settle(done.ok, done.payload)
