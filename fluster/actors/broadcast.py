@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from fluster.actors.futures import ActorFuture
 from fluster.actors.members import Member
+from fluster.cluster.arguments import check_patience, deadline_after
 from fluster.errors import ActorTimeoutError
 
 T = TypeVar("T")
@@ -89,7 +90,7 @@ class BroadcastResult(Generic[T]):
         Raises ActorTimeoutError when after `timeout` seconds it is not known yet who they are.
         """
         try:
-            return list(self._answers.opened.result(timeout))
+            return list(self._answers.opened.result(check_patience(timeout)))
         except TimeoutError as late:
             if self._answers.opened.done():
                 raise
@@ -101,7 +102,7 @@ class BroadcastResult(Generic[T]):
         The first exception of a member is raised, unless `return_exceptions` has them stand in the list.
         Raises ActorTimeoutError after `timeout` seconds, and may then be asked again.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_after(timeout)
         found: list[Any] = []
         for future in self.futures(timeout):
             try:
@@ -116,14 +117,14 @@ class BroadcastResult(Generic[T]):
 
         Who has not answered after `timeout` seconds stands there with ActorTimeoutError. Raises ActorNotFoundError.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_after(timeout)
         futures = self.futures(timeout)
         concurrent.futures.wait(futures, None if deadline is None else deadline - time.monotonic())
         return [self._answers.answer(place, timeout) for place in range(len(futures))]
 
     def as_completed(self, timeout: float | None = None) -> Iterator[Answer[T]]:
         """What each member says, as it comes; `timeout` seconds after the first was asked for, as `answers` has them."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_after(timeout)
         places = {future: place for place, future in enumerate(self.futures(timeout))}
         left_s = None if deadline is None else max(deadline - time.monotonic(), 0)
         try:
@@ -157,7 +158,7 @@ class AsyncBroadcastResult(Generic[T]):
         """One future for each member, as BroadcastResult.futures has them."""
         # Whoever stops to wait takes nothing back: the broadcast goes on, and may be asked again.
         opened = asyncio.shield(asyncio.wrap_future(self._answers.opened))
-        await asyncio.wait([opened], timeout=timeout)
+        await asyncio.wait([opened], timeout=check_patience(timeout))
         if not opened.done():
             raise self._answers.too_late(timeout)
         return list(opened.result())
@@ -175,7 +176,7 @@ class AsyncBroadcastResult(Generic[T]):
         return [self._answers.answer(place, timeout) for place in range(len(futures))]
 
     async def _wait(self, timeout: float | None) -> list[ActorFuture[T]]:
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_after(timeout)
         futures = await self.futures(timeout)
         left_s = None if deadline is None else max(deadline - time.monotonic(), 0)
         await asyncio.wait([_watched(future) for future in futures], timeout=left_s)
@@ -183,7 +184,7 @@ class AsyncBroadcastResult(Generic[T]):
 
     async def as_completed(self, timeout: float | None = None) -> AsyncIterator[Answer[T]]:
         """What each member says, as BroadcastResult.as_completed has it."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_after(timeout)
         places = {_watched(future): place for place, future in enumerate(await self.futures(timeout))}
         while places:
             left_s = None if deadline is None else max(deadline - time.monotonic(), 0)

@@ -14,6 +14,7 @@ from fluster.actors.definition import check_class, methods_of, name_of, options_
 from fluster.actors.hosting import host
 from fluster.actors.pool import ActorPool, AsyncActorPool
 from fluster.cluster import AsyncCluster, Cluster
+from fluster.cluster.arguments import check_count
 from fluster.errors import (
     ActorDiedError,
     ActorNameTakenError,
@@ -34,6 +35,7 @@ from fluster_bus.messages import (
     TaskError,
     TaskRecord,
 )
+from fluster_bus.messages.jobs import MAX_REPLICAS
 from fluster_bus.names import check_name, unique_name
 
 log = logging.getLogger(__name__)
@@ -111,6 +113,7 @@ class Deployment(Generic[T]):
         if not methods_of(actor_class):
             raise TypeError(f"{actor_class.__name__} has no method that could be called: no name without underscore")
         _check_arguments(actor_class, args, kwargs)
+        check_replicas(replicas)
         chosen = check_name("actor name", name) if name is not None else name_of(actor_class)
         options = options_of(actor_class)
         request = JobRequest(
@@ -231,6 +234,11 @@ async def _first(*running: Coroutine[Any, Any, None] | asyncio.Task[None]) -> No
     for task in tasks:
         if task in done:
             task.result()
+
+
+def check_replicas(replicas: int) -> int:
+    """Return `replicas` if there can be so many. Raises ValueError."""
+    return check_count("replicas", replicas, 1, "the number of actors", most=MAX_REPLICAS)
 
 
 def _check_arguments(actor_class: type[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from fluster.actors.failures import decode_failure
 from fluster.actors.lazy_future import LazyFuture
+from fluster.cluster.arguments import check_patience
 from fluster.errors import ActorTimeoutError
 from fluster_bus import payloads
 
@@ -112,14 +113,14 @@ class ActorFuture(LazyFuture[T]):
 
         Raises ActorTimeoutError (a TimeoutError) after `timeout` seconds, and CancelledError.
         """
-        self._wait(timeout)
+        self._wait(check_patience(timeout))
         if self._payload is not None:
             self._read()
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What the method raised, None if it returned. Raises as `result` does."""
-        self._wait(timeout)
+        self._wait(check_patience(timeout))
         if self._payload is not None:
             self._read()
         return super().exception(0)

@@ -22,6 +22,14 @@ def check_max_out(max_out: int) -> int:
     return max_out
 
 
+def iterated(items: Iterable[T]) -> Iterator[T]:
+    """`iter(items)`. Raises TypeError, which tells what was meant."""
+    try:
+        return iter(items)
+    except TypeError as error:
+        raise TypeError(f"{items!r} has no items: give a list, or another iterable, of what to call it with") from error
+
+
 class Window:
     """Calls for the items of one map: `max_out` at most that were made and whose result nobody has had yet."""
 

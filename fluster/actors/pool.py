@@ -24,6 +24,7 @@ from fluster.actors.maps import (
     UnorderedMapResults,
     Window,
     check_max_out,
+    iterated,
 )
 from fluster.actors.members import Member
 from fluster.actors.policies import ByKey, Policy, policy_of
@@ -157,7 +158,7 @@ class AsyncActorPool(Generic[T]):
         ) -> Any:
             if not iterables:
                 raise TypeError(f"map().{method}() takes the items to call it for: map().{method}(items)")
-            items = zip(*iterables, strict=False)
+            items = zip(*map(iterated, iterables), strict=False)
             return results(Window(items, lambda item: self.submit_call(method, item, kwargs, timeout, wait), max_out))
 
         return start

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import reprlib
+import time
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
-from fluster_bus.messages import JobId, JobInfo, JobRequest
+from fluster_bus.messages import JobId, JobInfo, JobRequest, JobStatus
+from fluster_bus.messages.requests import MAX_REASON_CHARACTERS
 from fluster_bus.names import check_name
 
+_LONGEST_S = 100 * 365 * 86_400.0  # what is much longer no clock takes
 _BEFORE_ALL = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -53,6 +56,55 @@ def check_timeout(timeout: float | None) -> float | None:
     if not 0 <= timeout < math.inf:
         raise ValueError(f"timeout={timeout!r}: give seconds from 0 on, or None to wait without end")
     return timeout
+
+
+def check_patience(timeout: float | None) -> float | None:
+    """How long to wait for a result: at once where nothing is left of it, without end for infinity.
+
+    Raises ValueError, TypeError.
+    """
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise TypeError(f"timeout={timeout!r}: give seconds as a number, or None to wait without end")
+    if math.isnan(timeout):
+        raise ValueError(f"timeout={timeout!r}: give a number of seconds, or None to wait without end")
+    return min(timeout, _LONGEST_S)
+
+
+def deadline_after(timeout: float | None) -> float | None:
+    """By the monotonic clock, when so many seconds are over. Raises as `check_patience` does."""
+    left_s = check_patience(timeout)
+    return None if left_s is None else time.monotonic() + left_s
+
+
+def check_count(name: str, value: int, least: int, meaning: str, *, most: int | None = None) -> int:
+    """Return `value` if it can be so many. Raises ValueError, which says what it is to be."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        bounds = f"{least} or more" if most is None else f"from {least} to {most:,}"
+        raise ValueError(f"{name}={value!r}: give {meaning}, {bounds}")
+    return value
+
+
+def check_reason(reason: str) -> str:
+    """Return `reason` if it can say why something is ended. Raises ValueError, TypeError."""
+    if not isinstance(reason, str):
+        raise TypeError(f"reason={reason!r}: give a text, which stands in the job's record")
+    if len(reason) > MAX_REASON_CHARACTERS:
+        raise ValueError(
+            f"reason has {len(reason):,} characters, over the limit of {MAX_REASON_CHARACTERS:,}: shorten it"
+        )
+    return reason
+
+
+def check_states(states: Iterable[JobStatus]) -> tuple[JobStatus, ...]:
+    """The states that are asked for. Raises ValueError, TypeError."""
+    if isinstance(states, str) or not isinstance(states, Iterable):
+        raise TypeError(f"states={states!r}: give a list, such as [JobStatus.RUNNING]")
+    try:
+        return tuple(JobStatus(state) for state in states)
+    except ValueError as error:
+        raise ValueError(f"states: {error}; give {', '.join(JobStatus)}") from error
 
 
 def check_number(name: str, value: int | None, first: int) -> int | None:

@@ -14,10 +14,13 @@ from typing import Any, Self, TypeVar, overload
 
 from fluster.cluster import worker_calls
 from fluster.cluster.arguments import (
+    check_count,
     check_job_id,
     check_job_ids,
     check_number,
+    check_reason,
     check_requests,
+    check_states,
     check_timeout,
     log_start,
 )
@@ -58,6 +61,7 @@ from fluster_bus.messages import (
     WorkerList,
     WorkerStatus,
 )
+from fluster_bus.messages.requests import MAX_JOBS_A_REQUEST
 from fluster_bus.names import check_namespace, unique_name
 from fluster_bus.registry import Registry
 from fluster_bus.retries import retried
@@ -277,8 +281,9 @@ class AsyncCluster:
     async def terminate(self, job_id: JobId, *, reason: str = "terminated by request") -> None:
         """Have the job stopped, with what it launched; a finished one stays as it is.
 
-        Raises JobNotFoundError, InvalidNameError.
+        Raises JobNotFoundError, InvalidNameError, and ValueError and TypeError for what is no reason.
         """
+        check_reason(reason)
         await self._states.confirm(self._states.unconfirmed([check_job_id(job_id)]))
         await self._ask("terminate", TerminateRequest(job_id=job_id, reason=reason), TerminateReply)
 
@@ -296,10 +301,13 @@ class AsyncCluster:
 
     async def list_jobs(self, *, limit: int = 1_000, states: Sequence[JobStatus] = ()) -> list[JobInfo]:
         """The namespace's jobs, the newest first; with `states`, those that stand so."""
+        check_count("limit", limit, 0, "how many jobs to list")
+        wanted = check_states(states)
         found: dict[JobId, JobInfo] = {}  # a job that is submitted meanwhile moves the others on
         skip, more = 0, True
         while more and len(found) < limit:
-            request = ListRequest(limit=limit - len(found), states=tuple(states), skip=skip)
+            at_once = min(limit - len(found), MAX_JOBS_A_REQUEST)
+            request = ListRequest(limit=at_once, states=wanted, skip=skip)
             reply = await self.bus.ask(subjects.jobs_verb(self.namespace, "list"), request, ListReply)
             found |= {info.job_id: info for info in reply.jobs}
             skip, more = skip + len(reply.jobs), reply.more

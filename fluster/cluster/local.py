@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import selectors
 import shutil
@@ -14,10 +15,18 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
+from fluster.cluster.arguments import check_count
 from fluster.cluster.blocking import Cluster
 from fluster.cluster.client import DEFAULT_NAMESPACE
 from fluster.cluster.identity import NAMESPACE
-from fluster.cluster.local_setup import SUPERVISOR_MODULE, LocalSetup, LocalStarted
+from fluster.cluster.local_setup import (
+    MAX_LOCAL_CONTROLLERS,
+    MAX_LOCAL_WORKERS,
+    MAX_PORT,
+    SUPERVISOR_MODULE,
+    LocalSetup,
+    LocalStarted,
+)
 from fluster.errors import ClusterStartError
 from fluster_bus.messages import parse_size
 from fluster_bus.names import check_namespace
@@ -56,6 +65,11 @@ class LocalCluster(Cluster):
         chosen = namespace or os.environ.get(NAMESPACE) or DEFAULT_NAMESPACE
         for name in (chosen, *namespaces):
             check_namespace(name)
+        check_count("workers", workers, 1, "the number of workers", most=MAX_LOCAL_WORKERS)
+        check_count("controllers", controllers, 1, "the number of controllers", most=MAX_LOCAL_CONTROLLERS)
+        check_count("port", port, 0, "a port, or 0 for a free one", most=MAX_PORT)
+        if cpu is not None and (isinstance(cpu, bool) or not isinstance(cpu, int | float) or not 0 < cpu < math.inf):
+            raise ValueError(f"cpu={cpu!r}: give a number of CPUs above 0, which all workers have together")
         setup = LocalSetup(
             namespaces=(chosen, *namespaces),
             workers=workers,

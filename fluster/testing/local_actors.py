@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Self, TypeVar, cast
 
 from fluster.actors.caller import Caller
 from fluster.actors.definition import check_class, name_of
+from fluster.actors.deploy import check_replicas
 from fluster.actors.pool import ActorPool
 from fluster.actors.server import ActorServer
 from fluster.cluster import AsyncCluster, Cluster
@@ -55,8 +56,7 @@ class LocalActors:
         Raises what the constructor raises, and ActorNameTakenError, TypeError and ValueError as `fluster.deploy` does.
         """
         check_class(actor_class)
-        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
-            raise ValueError(f"deploy(replicas={replicas!r}): give the number of actors, 1 or more")
+        check_replicas(replicas)
         chosen = check_name("actor name", name) if name is not None else name_of(actor_class)
         if self.pool(chosen).members():
             raise ActorNameTakenError(f"{chosen!r} is served already: give name=…, or shut that pool down")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from fluster.actors.futures import ActorFuture
+from fluster.cluster.arguments import check_count, deadline_after
 
 if TYPE_CHECKING:
     from fluster.worker_pool.pool import WorkerPool
@@ -56,9 +57,8 @@ class PoolExecutor(concurrent.futures.Executor):
         `chunksize` items travel together. What has not begun when one of them fails, or when the iterator is closed, is
         cancelled.
         """
-        if chunksize < 1:
-            raise ValueError("chunksize must be >= 1.")
-        deadline = None if timeout is None else time.monotonic() + timeout
+        check_count("chunksize", chunksize, 1, "the number of items for one call")
+        deadline = deadline_after(timeout)
         items = list(zip(*iterables, strict=False))
         chunks = [items[start : start + chunksize] for start in range(0, len(items), chunksize)]
         return _results([self.submit(_run_chunk, function, chunk) for chunk in chunks], deadline)
@@ -83,7 +83,7 @@ def _results(futures: list[ActorFuture[list[T]]], deadline: float | None) -> Ite
     futures.reverse()
     try:
         while futures:  # each is forgotten before its results are handed out
-            left_s = None if deadline is None else deadline - time.monotonic()
+            left_s = None if deadline is None else max(deadline - time.monotonic(), 0)
             yield from futures.pop().result(left_s)
     finally:
         for future in futures:

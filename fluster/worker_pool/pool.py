@@ -10,7 +10,9 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from fluster.actors.definition import check_timeout
 from fluster.actors.futures import ActorFuture
+from fluster.actors.maps import iterated
 from fluster.cluster import Cluster
+from fluster.cluster.arguments import check_count
 from fluster.cluster.portal import blocking
 from fluster.worker_pool.executor import PoolExecutor
 from fluster.worker_pool.pace import Pace
@@ -20,6 +22,7 @@ from fluster.worker_pool.work import Batch, Block, Outcome, Task, blocks_of
 from fluster.worker_pool.workers import PoolPlan, Workers
 from fluster_bus import codec, payloads
 from fluster_bus.messages import EnvironmentConfig, ResourceConfig
+from fluster_bus.messages.jobs import MAX_REPLICAS
 from fluster_bus.names import check_name, unique_name
 
 T = TypeVar("T")
@@ -57,8 +60,12 @@ class WorkerPool:
     ) -> None:
         if not isinstance(cluster, Cluster):
             raise TypeError(f"WorkerPool takes a Cluster, not {cluster!r}")
-        _check_count("num_workers", num_workers, 1, "the number of workers")
-        _check_count("task_retries", task_retries, 0, "how often a task that was lost is given to another worker")
+        check_count("num_workers", num_workers, 1, "the number of workers", most=MAX_REPLICAS)
+        check_count("task_retries", task_retries, 0, "how often a task that was lost is given to another worker")
+        if not isinstance(resources, ResourceConfig):
+            raise TypeError(f"resources={resources!r}: give a ResourceConfig, such as ResourceConfig.with_cpu(1)")
+        if environment is not None and not isinstance(environment, EnvironmentConfig):
+            raise TypeError(f"environment={environment!r}: give an EnvironmentConfig, as create_environment() makes it")
         name = unique_name(check_name("name_prefix", name_prefix))
         plan = PoolPlan(name, resources, environment, task_retries, check_timeout(task_timeout))
         self.portal = cluster.portal
@@ -150,7 +157,7 @@ class WorkerPool:
             self._check_open()
             self.asynchronous.add((batch, blocks))
 
-        arguments = ((item,) for item in items)
+        arguments = ((item,) for item in iterated(items))
         on_end = bar.stop if bar is not None else lambda: None
         return UnorderedResults[T](
             arguments,
@@ -211,15 +218,10 @@ def _pickled(function: Callable[..., Any]) -> bytes:
 def _arguments(iterables: tuple[Iterable[Any], ...]) -> list[tuple[Any, ...]]:
     if not iterables:
         raise TypeError("map() takes a function and the items for it: map(function, items)")
-    return list(zip(*iterables, strict=False))
+    return list(zip(*map(iterated, iterables), strict=False))
 
 
 def _checked(chunksize: int | None) -> int | None:
     if chunksize is not None:
-        _check_count("chunksize", chunksize, 1, "the number of items for one call")
+        check_count("chunksize", chunksize, 1, "the number of items for one call")
     return chunksize
-
-
-def _check_count(name: str, value: object, least: int, meaning: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}={value!r}: give {meaning}, {least} or more")

@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, cast, overload
 
 from fluster.actors.futures import ActorFuture
+from fluster.cluster.arguments import deadline_after
 from fluster.errors import ActorTimeoutError
 from fluster.worker_pool.work import Batch, Block, Outcome, blocks_of
 
@@ -121,7 +122,7 @@ class MapResult(Sequence[ActorFuture[T]], Generic[T]):
         has them stand in the list. Raises ActorTimeoutError after `timeout` seconds, and may then be asked again.
         """
         found: list[Any] = []
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_after(timeout)
         while len(found) < self._size:
             outcome = self._wait(len(found), deadline, timeout)
             found += _values(outcome, return_exceptions=return_exceptions)

@@ -16,6 +16,7 @@ from fluster.actors.failures import is_failure_of
 from fluster.actors.pool import AsyncActorPool
 from fluster.actors.rosters import Roster
 from fluster.cluster import AsyncCluster
+from fluster.cluster.arguments import check_count
 from fluster.errors import ActorDiedError, ConnectionLostError, NotRunError, PoisonedTaskError
 from fluster.worker_pool.dispatch import Dispatch, Loss
 from fluster.worker_pool.runner import TaskRunner, work
@@ -32,6 +33,7 @@ from fluster_bus.messages import (
     ResourceConfig,
     TaskRecord,
 )
+from fluster_bus.messages.jobs import MAX_REPLICAS
 
 log = logging.getLogger(__name__)
 
@@ -240,7 +242,9 @@ class Workers:
 
         Raises ActorTimeoutError after `timeout` seconds, and why there are none any more when the workers ended.
         """
-        wanted = self.wanted if min_workers is None else min_workers
+        wanted = (
+            self.wanted if min_workers is None else check_count("min_workers", min_workers, 0, "how many to wait for")
+        )
         waiting = asyncio.ensure_future(self.pool.wait_for_size(wanted, timeout))
         ended = asyncio.ensure_future(self._ended.wait())
         try:
@@ -257,8 +261,7 @@ class Workers:
 
     async def resize(self, workers: int) -> None:
         """Have so many workers: more are launched, or the newest finish what they have and end."""
-        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-            raise ValueError(f"resize({workers!r}): give the number of workers, 1 or more")
+        check_count("workers", workers, 1, "the number of workers", most=MAX_REPLICAS)
         if self.error is not None:
             raise copy.copy(self.error)
         more, self.wanted = workers - self.wanted, workers

@@ -58,6 +58,11 @@ async def test_a_job_from_submit_to_end(cluster: AsyncCluster, start_worker: Sta
     assert ended.tasks[0].attempt == 1
     assert [job.job_id for job in await cluster.list_jobs()] == [job_id]
     assert await cluster.list_jobs(states=[JobStatus.RUNNING]) == []
+    assert len(await cluster.list_jobs(limit=1_000_000)) == 1  # more than one request may ask for
+    with pytest.raises(ValueError, match="limit='x': give how many jobs to list"):
+        await cluster.list_jobs(limit="x")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="reason=5: give a text"):
+        await cluster.terminate(job_id, reason=5)  # type: ignore[arg-type]
     assert worker.starts == [subjects.attempt_key(NS, job_id, 0, 1)]
     await check_events(cluster.bus, [job_id])
 

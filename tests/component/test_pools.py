@@ -179,6 +179,11 @@ def test_a_method_is_mapped_over_items(shared: Env) -> None:
         pool.map(max_out=0)
     with pytest.raises(TypeError, match=r"map\(\)\.times\(items\)"):
         pool.map().times()
+    with pytest.raises(TypeError, match="5 has no items"):
+        pool.map().times(5)
+    for ask in ("results", "answers", "futures"):
+        with pytest.raises(TypeError, match="timeout='x': give seconds as a number"):
+            getattr(pool.broadcast().mine(), ask)("x")
 
 
 def test_no_more_calls_are_out_than_was_said(shared: Env) -> None:

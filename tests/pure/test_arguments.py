@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import math
+import threading
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
-from fluster.cluster.arguments import check_job_id, check_number, check_requests, check_timeout, log_start
+from fluster.cluster.arguments import (
+    check_count,
+    check_job_id,
+    check_number,
+    check_patience,
+    check_reason,
+    check_requests,
+    check_states,
+    check_timeout,
+    deadline_after,
+    log_start,
+)
 from fluster_bus.errors import InvalidNameError
 from fluster_bus.messages import Entrypoint, JobId, JobInfo, JobRequest, JobStatus, Namespace
 
@@ -77,6 +89,43 @@ def test_a_task_is_a_number_from_0_on() -> None:
             check_number("task", wrong, 0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="task=-1: they are numbered from 0"):
         check_number("task", -1, 0)
+
+
+def test_patience_may_be_over_or_without_end() -> None:
+    assert [check_patience(timeout) for timeout in (None, -1, 0, 0.5)] == [None, -1, 0, 0.5]
+    threading.Lock().acquire(timeout=check_patience(math.inf) or 0)  # is not too long for the clock
+    assert deadline_after(None) is None
+    for wrong in ("5", True, [5]):
+        with pytest.raises(TypeError, match="give seconds as a number"):
+            check_patience(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="timeout=nan: give a number of seconds"):
+        deadline_after(math.nan)
+
+
+@pytest.mark.parametrize("value", [0, -1, True, "3", 2.0, None, 10_001])
+def test_a_count_is_within_its_bounds(value: Any) -> None:
+    assert check_count("replicas", 3, 1, "the number of actors", most=10_000) == 3
+    with pytest.raises(ValueError, match=f"replicas={value!r}: give the number of actors, from 1 to 10,000"):
+        check_count("replicas", value, 1, "the number of actors", most=10_000)
+    with pytest.raises(ValueError, match="limit=-1: give how many, 0 or more"):
+        check_count("limit", -1, 0, "how many")
+
+
+def test_a_reason_is_a_short_text() -> None:
+    assert check_reason("enough") == "enough"
+    with pytest.raises(TypeError, match="reason=5: give a text"):
+        check_reason(5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="reason has 1,001 characters, over the limit of 1,000"):
+        check_reason("x" * 1_001)
+
+
+def test_states_are_those_of_jobs() -> None:
+    assert check_states([JobStatus.RUNNING]) == (JobStatus.RUNNING,)
+    for wrong in ("RUNNING", 5):
+        with pytest.raises(TypeError, match=r"give a list, such as \[JobStatus.RUNNING\]"):
+            check_states(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'running' is not a valid JobStatus; give PENDING, "):
+        check_states(["running"])  # type: ignore[list-item]
 
 
 def test_logs_are_told_from_a_moment_on() -> None:

@@ -47,6 +47,12 @@ def test_waiting_runs_out_and_may_begin_again() -> None:
     assert one.result(0) == 3
 
 
+def test_patience_is_a_number() -> None:
+    for ask in (future().result, future().exception):
+        with pytest.raises(TypeError, match="timeout='x': give seconds as a number"):
+            ask("x")  # type: ignore[arg-type]
+
+
 def test_a_timeout_error_of_the_method_is_not_taken_for_ours() -> None:
     one = future()
     one.settle(False, encode_failure(TimeoutError("theirs")))

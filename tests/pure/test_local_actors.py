@@ -121,6 +121,9 @@ def test_an_instance_is_served_as_it_is(actors: LocalActors) -> None:
 def test_what_is_wrong_is_told_as_ever(actors: LocalActors) -> None:
     with pytest.raises(TypeError, match="deploy\\(\\) takes a class"):
         actors.deploy(Counter())  # type: ignore[arg-type]
+    for replicas in (0, -1, True, "3", 10_001):
+        with pytest.raises(ValueError, match=f"replicas={replicas!r}: give the number of actors, from 1 to 10,000"):
+            actors.deploy(Counter, replicas=replicas)  # type: ignore[arg-type]
     with pytest.raises(ActorNotFoundError, match="nobody serves 'nothing'"):
         actors.pool("nothing").call().add()
     with pytest.raises(NotImplementedError, match="use a LocalCluster"):
@@ -229,7 +232,7 @@ def test_the_example_of_the_page_is_true() -> None:
 
 @pytest.mark.parametrize("replicas", [0, -1, True, "2"])
 def test_a_pool_has_members(replicas: Any) -> None:
-    with LocalActors() as actors, pytest.raises(ValueError, match=r"deploy\(replicas=.*give the number of actors"):
+    with LocalActors() as actors, pytest.raises(ValueError, match=r"replicas=.*: give the number of actors, from 1 to"):
         actors.deploy(_Kept, replicas=replicas)
 
 

@@ -235,6 +235,20 @@ def test_several_iterables_go_side_by_side(pool: WorkerPool) -> None:
         pool.map(square, [1], chunksize=0)
     with pytest.raises(TypeError, match="cannot be pickled"):
         pool.map(square, [threading.Lock()])
+    with pytest.raises(TypeError, match="timeout='x': give seconds"):
+        pool.map(square, [1]).results("x")  # type: ignore[arg-type]
+    for wrong in (pool.map, pool.imap_unordered):
+        with pytest.raises(TypeError, match="5 has no items"):
+            wrong(square, 5)  # type: ignore[arg-type]
+
+
+def test_what_a_pool_is_to_be_is_checked_at_once(cluster: LocalCluster) -> None:
+    for workers in (0, True, "x", 10_001):
+        with pytest.raises(ValueError, match=f"num_workers={workers!r}: give the number of workers, from 1 to 10,000"):
+            WorkerPool(cluster, workers)  # type: ignore[arg-type]
+    for wrong in ({"resources": 5}, {"environment": 5}):
+        with pytest.raises(TypeError, match="=5: give a"):
+            WorkerPool(cluster, 1, **wrong)  # type: ignore[arg-type]
 
 
 def test_results_are_a_sequence_of_futures(pool: WorkerPool) -> None:
@@ -327,7 +341,7 @@ def test_a_pool_grows_and_shrinks(cluster: LocalCluster, tmp_path: Path) -> None
         pool.resize(2)
         wait_until(lambda: pool.size == 2, PATIENCE_S)
         assert pool.num_workers == 2
-        with pytest.raises(ValueError, match=r"resize\(0\)"):
+        with pytest.raises(ValueError, match="workers=0: give the number of workers, from 1 to 10,000"):
             pool.resize(0)
 
 

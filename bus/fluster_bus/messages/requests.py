@@ -10,6 +10,7 @@ from fluster_bus.messages.model import Message
 from fluster_bus.messages.records import RefusedJob
 
 MAX_JOBS_A_REQUEST = 10_000
+MAX_REASON_CHARACTERS = 1_000
 
 
 class StatusRequest(Message):
@@ -49,7 +50,7 @@ class TerminateRequest(Message):
     """Asks for a job to be stopped, with what it launched."""
 
     job_id: JobId
-    reason: str = Field(default="terminated by request", max_length=1_000)
+    reason: str = Field(default="terminated by request", max_length=MAX_REASON_CHARACTERS)
 
 
 class TerminateReply(Message):
