@@ -27,7 +27,7 @@ from fluster_bus.errors import (
     ServiceError,
 )
 from fluster_bus.messages.model import Message
-from fluster_bus.nats_client import QuickClient
+from fluster_bus.nats_client import NO_LIMIT, QuickClient
 from fluster_bus.replies import Replies
 from fluster_bus.retries import retried
 from fluster_bus.serving import Service
@@ -104,7 +104,7 @@ class Bus:
             allow_reconnect=True,
             max_reconnect_attempts=-1,
             reconnect_time_wait=0.1,  # type: ignore[arg-type]  # annotated int, used as seconds of a sleep
-            connect_timeout=2,
+            connect_timeout=NO_LIMIT,
             drain_timeout=_DRAIN_TIMEOUT_S,  # a handler that hangs does not hold up `close`
             # Nothing is kept back while disconnected: it would run after the reconnect, long after its caller gave up.
             pending_size=-1,

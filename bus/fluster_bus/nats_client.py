@@ -1,16 +1,50 @@
-"""nats-py's client, with what it does for every message made quicker."""
+"""nats-py's client, with what it does for every message made quicker, and with every cancellation heeded."""
 
 from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
 
 from nats.aio.client import Client
 
 from fluster_bus.wire import parse_headers
 
+if TYPE_CHECKING:
+    from nats.aio.client import Srv
+    from nats.aio.msg import Msg
+
+_CONNECT_TIMEOUT_S = 2.0  # for one server: to take the connection, and then to greet
+# nats-py limits its waits by asyncio.wait_for. That of Python 3.11 forgets a cancellation that comes in the moment of the
+# result: whoever was to end goes on. Told of no limit it forgets none, so the limits are kept here.
+NO_LIMIT: Any = None
+
 
 class QuickClient(Client):
-    """The same, but the headers of a message, which nearly all of ours have, cost a few microseconds."""
+    """The same, but the headers of a message, which nearly all of ours have, cost a few microseconds.
+
+    Is to be connected with `connect_timeout=NO_LIMIT`.
+    """
 
     @staticmethod
     def _parse_header_lines(raw: bytes) -> dict[str, str]:
         """As nats-py reads them, at one go: it looks at each character of each name."""
         return parse_headers(raw)
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        timeout: float = 0.5,
+        old_style: bool = False,
+        headers: dict[str, Any] | None = None,
+    ) -> Msg:
+        async with asyncio.timeout(timeout):
+            return await super().request(subject, payload, NO_LIMIT, old_style, headers)
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            await super()._connect_to_server(s)
+
+    async def _process_connect_init(self) -> None:
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            await super()._process_connect_init()
