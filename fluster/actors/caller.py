@@ -7,15 +7,15 @@ threads ◄── outcomes ◄── desk ◄── replies, members, losses ─
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from fluster.actors import json_frames
 from fluster.actors.actor_lane import lanes_are_on
 from fluster.actors.arrivals import Arrivals
-from fluster.actors.calls import Broadcast, Call, Done, Send
+from fluster.actors.calls import Broadcast, Call, Done, Send, failed, faulted
 from fluster.actors.clock import SYSTEM_CLOCK, Clock
 from fluster.actors.deadlines import Deadlines
 from fluster.actors.desk import Desk
@@ -24,6 +24,7 @@ from fluster.actors.frames import Moment, WireReply
 from fluster.actors.futures import is_running
 from fluster.actors.held_calls import HeldCalls
 from fluster.actors.inboxes import Inboxes
+from fluster.actors.json_frames import NoJsonError
 from fluster.actors.lane_calls import AloneCall, LaneCalls
 from fluster.actors.loop_calls import closed, tell, tell_soon
 from fluster.actors.members import Member
@@ -44,6 +45,8 @@ from fluster_bus.messages import JobId, JobInfo
 from fluster_bus.object_kinds import PAYLOADS
 from fluster_bus.objects import ObjectStore
 from fluster_bus.registry import Registry
+
+log = logging.getLogger(__name__)
 
 _MAX_BYTES_OUT = 1 << 30
 
@@ -239,7 +242,7 @@ class Caller:
             self._notices.clear()
             return
         # First, as they make room. Whatever they concern was published when this was last here.
-        await self._notices.publish()
+        await self._publish_notices()
         items = self._held.take() + arrived
         now = self._clock.now()
         sends, done = self._desk.route(items, now) if items else ([], [])
@@ -250,6 +253,12 @@ class Caller:
         self._finish(done)
         for send in sends:
             await self._publish(send)
+
+    async def _publish_notices(self) -> None:
+        try:
+            await self._notices.publish()
+        except Exception:  # a fault of ours: it is no reason to keep back calls
+            log.exception("actors could not be told what became of calls")
 
     def _take_arrived(self) -> list[Call | Broadcast]:
         arrived = []
@@ -274,15 +283,17 @@ class Caller:
         except DisconnectedError:
             self._held.add(self._desk.take_back(send.number))
         except MessageTooLargeError as error:
-            await self._publish_apart(send, error)
-        except (BusError, json_frames.NoJsonError) as error:
+            await self._publish_apart(send, error, failed)
+        except (BusError, NoJsonError) as error:
             self._finish([Done(call, ok=False, error=error) for call in self._desk.take_back(send.number)])
+        except Exception as error:
+            await self._publish_apart(send, error, faulted)
 
-    async def _publish_apart(self, send: Send, error: MessageTooLargeError) -> None:
-        """Publish calls that together were too large."""
+    async def _publish_apart(self, send: Send, error: Exception, end: Callable[[Call, Exception], Done]) -> None:
+        """Publish calls one by one that could not be published together; one that was alone ends."""
         calls = self._desk.take_back(send.number)
         if len(calls) <= 1 or send.member is None:
-            self._finish([Done(call, ok=False, error=error) for call in calls])
+            self._finish([end(call, error) for call in calls])
             return
         for call in calls:
             sends, done = self._desk.route([call], self._clock.now())

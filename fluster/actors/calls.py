@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -11,7 +12,10 @@ from fluster.actors.frames import Moment, WireCall
 from fluster.actors.futures import ActorFuture
 from fluster.actors.members import Member
 from fluster.actors.policies import Policy
+from fluster.errors import ActorError
 from fluster.tracing import Carrier
+
+log = logging.getLogger(__name__)
 
 
 class Ticket(Protocol):
@@ -139,3 +143,11 @@ def failed(item: Call | Broadcast, error: Exception) -> Done:
     if isinstance(item, Call):
         item.over = True
     return Done(item, ok=False, error=error)
+
+
+def faulted(item: Call | Broadcast, error: Exception) -> Done:
+    """End a call that cannot be sent by a fault of Fluster's own, which is logged."""
+    log.error("%s could not be sent", item, exc_info=error)
+    told = ActorError(f"{item}: it was not sent, by a fault of Fluster's own: {type(error).__name__}: {error}")
+    told.__cause__ = error
+    return failed(item, told)

@@ -51,7 +51,10 @@ class NoJsonError(TypeError):
 
 def encode_call(payload: bytes) -> bytes:
     """A call in JSON, of the payload that this process pickled. Raises NoJsonError."""
-    args, kwargs = payloads.decode(payload)
+    try:
+        args, kwargs = payloads.decode(payload)
+    except Exception as error:  # of a user's class
+        raise NoJsonError(f"the arguments have no JSON form: they cannot be read again: {error}") from error
     try:
         return codec.encode_json_call(args, kwargs)
     except TypeError as error:

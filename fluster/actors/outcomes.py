@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 
 from fluster.actors import frames
@@ -16,6 +17,8 @@ from fluster.actors.windows import Window
 from fluster_bus import payloads
 from fluster_bus.carrier import Carrier
 from fluster_bus.objects import ObjectStore
+
+log = logging.getLogger(__name__)
 
 
 class Outcomes:
@@ -56,9 +59,15 @@ class Outcomes:
             elif each.ok and payloads.is_stored(each.payload):
                 self._bus.spawn(self._fetch(each), "stored result")
             else:
-                settle(each, each.error)
+                self._settle(each)
         if unexplained:
             self._bus.spawn(self._explain(unexplained), "explanation")
+
+    def _settle(self, done: Done) -> None:
+        try:
+            settle(done, done.error)
+        except Exception:  # a fault of ours: those that follow are told
+            log.exception("nobody could be told how %s ended", done.call)
 
     def _on_part(self, part: Part) -> None:
         call = part.call

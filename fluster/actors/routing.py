@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fluster.actors import frames
-from fluster.actors.calls import Broadcast, Call, Done, Send, failed
+from fluster.actors.calls import Broadcast, Call, Done, Send, failed, faulted
 from fluster.actors.desk_pools import DeskPool
 from fluster.actors.frames import Moment
 from fluster.actors.members import Member
@@ -40,9 +40,8 @@ class Routing:
         elif pool.waiting or not self._place(pool, item):
             pool.keep_waiting(item)  # also behind others that wait: none overtakes
 
-    def refuse(self, item: Call | Broadcast, error: Exception) -> bool:
+    def refuse(self, item: Call | Broadcast, error: Exception) -> None:
         self._done.append(failed(item, error))
-        return True
 
     def _add_overflow(self, pool: DeskPool, call: Call) -> None:
         if len(pool.overflow) < MAX_TURNED_AWAY:
@@ -66,33 +65,42 @@ class Routing:
         """True when the item does not have to wait: it goes out, or it is over."""
         if pool.blocked:
             return False
-        if isinstance(item, Broadcast):
-            return self._place_broadcast(pool, item)
-        if item.over:
-            return True
-        member: Member | None
-        if item.pinned is not None:
-            member = pool.members.get(item.pinned)
-            if member is None:
-                return self.refuse(item, NotRunError(f"{item}: the actor {item.pinned} ended; the call was not run"))
-        else:
-            choices = pool.untried(item) if item.tried else pool.choices
-            if not choices:
-                return self.refuse(item, nobody_listens(item))
-            try:
-                member = (item.policy or pool.policy).choose(choices, pool.out)
-            except Exception as error:  # a user's: it must not end the other calls of this client
-                return self.refuse(item, error)
-        if item.begin():
-            self._joining.setdefault(member.endpoint_id, (pool, member, []))[2].append(item)
-            # Counted at once, so that the policy sees it when it chooses for the next call.
-            pool.out[member.endpoint_id] = pool.out.get(member.endpoint_id, 0) + 1
+        try:
+            if isinstance(item, Broadcast):
+                self._place_broadcast(pool, item)
+            elif not item.over:
+                self._place_call(pool, item)
+        except Exception as error:
+            self._done.append(faulted(item, error))
         return True
 
-    def _place_broadcast(self, pool: DeskPool, broadcast: Broadcast) -> bool:
+    def _place_call(self, pool: DeskPool, call: Call) -> None:
+        member: Member | None
+        if call.pinned is not None:
+            member = pool.members.get(call.pinned)
+            if member is None:
+                self.refuse(call, NotRunError(f"{call}: the actor {call.pinned} ended; the call was not run"))
+                return
+        else:
+            choices = pool.untried(call) if call.tried else pool.choices
+            if not choices:
+                self.refuse(call, nobody_listens(call))
+                return
+            try:
+                member = (call.policy or pool.policy).choose(choices, pool.out)
+            except Exception as error:  # a user's: it must not end the other calls of this client
+                self.refuse(call, error)
+                return
+        if call.begin():
+            self._joining.setdefault(member.endpoint_id, (pool, member, []))[2].append(call)
+            # Counted at once, so that the policy sees it when it chooses for the next call.
+            pool.out[member.endpoint_id] = pool.out.get(member.endpoint_id, 0) + 1
+
+    def _place_broadcast(self, pool: DeskPool, broadcast: Broadcast) -> None:
         members = pool.choices
         if not members:
-            return self.refuse(broadcast, nobody_listens(broadcast))
+            self.refuse(broadcast, nobody_listens(broadcast))
+            return
         calls = {}
         for member, ticket in zip(members, broadcast.open(members), strict=True):
             call = broadcast.call(ticket)
@@ -106,7 +114,6 @@ class Routing:
         elif calls:
             self._flush(pool)
             self._sends.append(self._messages.send(pool, None, dict(calls), self._now))
-        return True
 
     def _flush(self, of: DeskPool | None = None) -> None:
         for endpoint_id, (pool, member, calls) in list(self._joining.items()):

@@ -17,7 +17,14 @@ from fluster.actors.futures import ActorFuture
 from fluster.actors.members import Member
 from fluster.actors.policies import LeastOutstanding, Policy, Random, RoundRobin
 from fluster.actors.routing import NobodyServesError
-from fluster.errors import ActorDiedError, ActorNotFoundError, ConnectionLostError, MailboxFullError, NotRunError
+from fluster.errors import (
+    ActorDiedError,
+    ActorError,
+    ActorNotFoundError,
+    ConnectionLostError,
+    MailboxFullError,
+    NotRunError,
+)
 from fluster_bus.messages import EndpointId
 
 START = Moment("boot", 1_000.0, 1_700_000_000.0)
@@ -73,6 +80,28 @@ def test_calls_go_round_and_those_of_one_tick_travel_together() -> None:
     assert targets(sends) == [("a", ["1", "3"]), ("b", ["2", "4"])]
     assert done == []
     assert targets(desk.route([call("5")], START)[0]) == [("a", ["5"])]
+
+
+def test_a_fault_ends_its_own_call_wherever_it_waits() -> None:
+    class FaultyTicket(ActorFuture[Any]):
+        def begin(self, call: object) -> bool:
+            raise KeyError(str(call))
+
+    def some_calls() -> list[Call | Broadcast]:
+        return [call("1"), Call("pool", "bad", b"", FaultyTicket("pool.bad")), call("2"), broadcast([])]
+
+    desk = desk_with("a")
+    sends, done = desk.route(some_calls(), START)
+    assert targets(sends) == [("a", ["1", "2"]), ("all", ["all"])]
+    assert errors(done) == [ActorError]
+    desk.open_pool("pool", RoundRobin())
+    assert desk.route(some_calls(), START) == ([], [])
+    desk.on_member("pool", member("a"))
+    desk.on_known("pool")
+    sends, done = desk.route_waiting("pool", START)
+    assert targets(sends) == [("a", ["1", "2"]), ("all", ["all"])]
+    assert errors(done) == [ActorError]
+    assert isinstance(done[0].error and done[0].error.__cause__, KeyError)
 
 
 def test_a_message_carries_no_more_than_it_may() -> None:
