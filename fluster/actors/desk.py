@@ -20,7 +20,7 @@ from fluster.actors.failures import FULL, advice_of
 from fluster.actors.frames import Moment, WireReply
 from fluster.actors.members import Member
 from fluster.actors.messages_out import MessageOut, MessagesOut
-from fluster.actors.policies import Policy, RoundRobin
+from fluster.actors.policies import UNCOUNTED, Policy
 from fluster.actors.routing import Routing, nobody_listens
 from fluster.errors import ActorDiedError, ActorNotFoundError, ConnectionLostError
 
@@ -125,19 +125,20 @@ class Desk:
         return Routing(self._messages, now, apart=self.in_grace(now))
 
     def choose_alone(self, call: Call) -> Member | None:
-        """The member for a call that nothing comes before in its pool; None when that is not so, or when in doubt.
+        """The member for a call that nothing comes before where it goes; None when that is not so, or when in doubt.
 
         From any thread: it asks, and changes no books. The call is not out here until it is adopted.
         """
         pool = self._pools.get(call.pool)
-        if pool is None or not pool.is_idle:
+        if pool is None or not pool.is_idle(call.pinned):
             return None
+        member: Member | None
         if call.pinned is not None:
-            return pool.members.get(call.pinned)
-        policy, choices = call.policy or pool.policy, pool.choices
-        if not choices or not isinstance(policy, RoundRobin):  # others count the calls of each member
-            return None
-        return policy.choose(choices, pool.out) if call.begin() else None
+            member = pool.members.get(call.pinned)
+        else:
+            policy, choices = call.policy or pool.policy, pool.choices
+            member = policy.choose(choices, pool.out) if choices and isinstance(policy, UNCOUNTED) else None
+        return member if member is not None and call.begin() else None
 
     def adopt(self, number: int, call: Call, member: Member, sent_at: Moment) -> list[Done]:
         """Take over a call that was sent alone, in a message of its own with a negative number."""

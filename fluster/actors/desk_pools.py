@@ -36,10 +36,10 @@ class DeskPool:
         """True when some call that waits may go."""
         return bool(self.waiting) or self.overflow.has_room()
 
-    @property
-    def is_idle(self) -> bool:
-        """True when a call would go at once, and none is out or waits. From any thread."""
-        return not (self.blocked or self.waiting or self.overflow or any(list(self.out.values())))
+    def is_idle(self, endpoint_id: str | None) -> bool:
+        """True when a call would go at once, and none waits nor is out, there or at one member. From any thread."""
+        out = any(list(self.out.values())) if endpoint_id is None else self.out.get(endpoint_id, 0)
+        return not (out or self.blocked or self.waiting or self.overflow)
 
     # ---- members ----------------------------------------------------------------------------------------
 

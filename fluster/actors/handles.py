@@ -46,9 +46,18 @@ class AsyncActorHandle(Generic[T]):
         return Verb(self._pool, "submit", self._submit)
 
     def _submit(
-        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float | None, wait: bool
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout: float | None,
+        wait: bool,
+        *,
+        alone: bool = False,
     ) -> ActorFuture[Any]:
-        return self._pool.submit_call(method, args, kwargs, timeout, wait, pinned=self._member, policy=self._policy)
+        return self._pool.submit_call(
+            method, args, kwargs, timeout, wait, pinned=self._member, policy=self._policy, alone=alone
+        )
 
 
 class ActorHandle(Generic[T]):
@@ -74,7 +83,7 @@ class ActorHandle(Generic[T]):
     def call(self) -> Verb[T]:
         """`handle.call().method(…)`: its result. Raises as `pool.call` does, and NotRunError when the member is gone."""
         submit = self.asynchronous._submit  # noqa: SLF001 - its twin's
-        return Verb(self._pool.asynchronous, "call", lambda *call: result_of(submit(*call)))
+        return Verb(self._pool.asynchronous, "call", lambda *call: result_of(submit(*call, alone=True)))
 
     @property
     def submit(self) -> Verb[Any]:

@@ -64,8 +64,8 @@ class ByKey:
     """
 
     def __init__(self) -> None:
-        self._members: Sequence[Member] = ()
-        self._owners: dict[bytes, Member] = {}
+        # (members, {key: its owner among them}); one value, as threads ask that know of different members
+        self._known: tuple[Sequence[Member], dict[bytes, Member]] = ((), {})
 
     def for_key(self, key: object) -> Policy:
         """The policy for calls of that key. Raises TypeError for what is not the same in each process."""
@@ -73,11 +73,13 @@ class ByKey:
 
     def owner(self, key: bytes, members: Sequence[Member]) -> Member:
         """The member that has the key."""
-        if members is not self._members or len(self._owners) >= _MOST_KEYS:
-            self._members, self._owners = members, {}
-        owner = self._owners.get(key)
+        known, owners = self._known
+        if members is not known or len(owners) >= _MOST_KEYS:
+            owners = {}
+            self._known = members, owners
+        owner = owners.get(key)
         if owner is None:
-            owner = self._owners[key] = max(members, key=lambda each: _draw(each.endpoint_id, key))
+            owner = owners[key] = max(members, key=lambda each: _draw(each.endpoint_id, key))
         return owner
 
 
@@ -90,6 +92,10 @@ class _OfKey:
 
     def choose(self, members: Sequence[Member], out: Mapping[str, int]) -> Member:  # noqa: ARG002
         return self._by_key.owner(self._key, members)
+
+
+# They ask nothing of the calls that are out, and may be asked by any thread.
+UNCOUNTED = (RoundRobin, Random, _OfKey)
 
 
 def key_bytes(key: object) -> bytes:

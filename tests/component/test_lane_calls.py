@@ -6,14 +6,15 @@ import contextlib
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from fluster.actors import ActorPool, method
 from fluster.cluster import Cluster
-from fluster.errors import ActorDiedError, ActorNotFoundError, ActorTimeoutError, ConnectionLostError
+from fluster.errors import ActorDiedError, ActorNotFoundError, ActorTimeoutError, ConnectionLostError, NotRunError
 from fluster_bus.errors import ClosedError
 from fluster_bus.roles import Role
 from tests.component.test_actors import TIMEOUT_S, Calculator, Env, Gate, env, shared
@@ -30,6 +31,21 @@ class Both(Gate, Calculator):
     @method(timeout=0.05)
     def hurried(self) -> str:
         return self.wait()
+
+
+class Via(NamedTuple):
+    """What a thread calls that waits."""
+
+    name: str
+    of: Callable[[ActorPool[Any]], Any]
+
+
+WAYS = [
+    Via("pool", lambda pool: pool),
+    Via("member", lambda pool: pool.to(pool.members()[0])),
+    Via("key", lambda pool: pool.on("some key")),
+]
+each_way = pytest.mark.parametrize("via", WAYS, ids=[via.name for via in WAYS])
 
 
 def carried(pool: ActorPool[Any]) -> dict[int, Any]:
@@ -73,12 +89,14 @@ def only(found: list[Any]) -> Any:
     return wait_until(lambda: list(found), TIMEOUT_S)[0]
 
 
-def test_a_call_that_is_alone_goes_over_the_lane_and_one_behind_others_does_not(shared: Env) -> None:
+@each_way
+def test_a_call_that_is_alone_goes_over_the_lane_and_one_behind_others_does_not(shared: Env, via: Via) -> None:
     actor = Both()
-    shared.serve("alone", actor)
-    pool = shared.pool("alone")
+    shared.serve(f"alone-{via.name}", actor)
+    pool = shared.pool(f"alone-{via.name}")
+    target = via.of(pool)
     wait_until(lambda: pool.asynchronous._caller._lane.connected)  # type: ignore[union-attr]
-    alone = in_thread(pool.call().wait)
+    alone = in_thread(target.call().wait)
     actor.is_entered()
     assert len(carried(pool)) == 1
     actor.opened.set()
@@ -86,7 +104,7 @@ def test_a_call_that_is_alone_goes_over_the_lane_and_one_behind_others_does_not(
     assert not carried(pool)
     actor.opened.clear()
     before = pool.submit().wait()
-    behind = in_thread(pool.call().wait)
+    behind = in_thread(target.call().wait)
     actor.is_entered()
     wait_until_out(pool, 2)
     assert not carried(pool)
@@ -94,46 +112,52 @@ def test_a_call_that_is_alone_goes_over_the_lane_and_one_behind_others_does_not(
     assert before.result(TIMEOUT_S) == only(behind) == "went through"
 
 
-def test_calls_stay_in_order_whichever_way_they_go(shared: Env) -> None:
-    shared.serve("mixed", Calculator())
-    pool = shared.pool("mixed")
+@each_way
+def test_calls_stay_in_order_whichever_way_they_go(shared: Env, via: Via) -> None:
+    shared.serve(f"mixed-{via.name}", Calculator())
+    pool = shared.pool(f"mixed-{via.name}")
+    target = via.of(pool)
     for number in range(0, 600, 6):
-        pool.call().note(number)
+        target.call().note(number)
         pool.submit().note(number + 1)
         pool.submit().note(number + 2)
-        pool.call().note(number + 3)
+        target.call().note(number + 3)
         pool.broadcast().note(number + 4)
-        pool.call().note(number + 5)
-    assert pool.call().notes() == list(range(600))
+        target.call().note(number + 5)
+    assert target.call().notes() == list(range(600))
 
 
-def test_a_call_ends_at_its_deadline_whoever_reads(shared: Env) -> None:
+@each_way
+def test_a_call_ends_at_its_deadline_whoever_reads(shared: Env, via: Via) -> None:
     actor = Both()
-    shared.serve("late", actor)
-    pool = shared.pool("late")
-    pool.call().add(1)
-    reader = in_thread(pool.call().wait)
+    shared.serve(f"late-{via.name}", actor)
+    pool = shared.pool(f"late-{via.name}")
+    target = via.of(pool)
+    target.call().add(1)
+    reader = in_thread(target.call().wait)
     actor.is_entered()
-    with pytest.raises(ActorTimeoutError, match=r"late\.add: no answer within 0\.05 s"):
-        pool.call(timeout=0.05).add(1)
-    with pytest.raises(ActorTimeoutError, match=r"late\.hurried: no answer within 0\.05 s"):
-        pool.call().hurried()
+    with pytest.raises(ActorTimeoutError, match=rf"late-{via.name}\.add: no answer within 0\.05 s"):
+        target.call(timeout=0.05).add(1)
+    with pytest.raises(ActorTimeoutError, match=rf"late-{via.name}\.hurried: no answer within 0\.05 s"):
+        target.call().hurried()
     actor.opened.set()
     assert only(reader) == "went through"
-    assert pool.call().add(1) == 2
+    assert target.call().add(1) == 2
 
 
-def test_calls_end_with_their_actor_their_pool_and_their_client(shared: Env) -> None:
+@each_way
+def test_calls_end_with_their_actor_their_pool_and_their_client(shared: Env, via: Via) -> None:
     for end, error in (("actor", ActorDiedError), ("pool", ActorNotFoundError), ("client", ClosedError)):
         actor = Both()
-        server = shared.serve(f"ends-{end}", actor)
+        server = shared.serve(f"ends-{end}-{via.name}", actor)
         cluster = shared.cluster()
-        pool: ActorPool[Any] = ActorPool(cluster, f"ends-{end}")
+        pool: ActorPool[Any] = ActorPool(cluster, f"ends-{end}-{via.name}")
         pool.wait_for_size(1, TIMEOUT_S)
-        pool.call().add(1)
-        reader = in_thread(pool.call().wait)
+        target = via.of(pool)
+        target.call().add(1)
+        reader = in_thread(target.call().wait)
         actor.is_entered()
-        waiting = [in_thread(pool.call().wait) for _ in range(3)]
+        waiting = [in_thread(target.call().wait) for _ in range(3)]
         wait_until_out(pool, 4)
         if end == "actor":
             server.shutdown(timeout=0.01)
@@ -146,13 +170,15 @@ def test_calls_end_with_their_actor_their_pool_and_their_client(shared: Env) -> 
         actor.opened.set()
 
 
-def test_what_an_actor_answered_before_it_ended_arrives(shared: Env) -> None:
+@each_way
+def test_what_an_actor_answered_before_it_ended_arrives(shared: Env, via: Via) -> None:
     for _ in range(10):
         actor = Both()
-        server = shared.serve("answered", actor)
-        pool = shared.pool("answered")
-        pool.call().add(1)
-        calls = [in_thread(pool.call().wait) for _ in range(4)]
+        server = shared.serve(f"answered-{via.name}", actor)
+        pool = shared.pool(f"answered-{via.name}")
+        target = via.of(pool)
+        target.call().add(1)
+        calls = [in_thread(target.call().wait) for _ in range(4)]
         actor.is_entered()
         mailbox = server._actors[0].actor._lanes[None].mailbox
         wait_until(lambda mailbox=mailbox: len(mailbox) == 4)  # type: ignore[misc]
@@ -173,20 +199,43 @@ def test_a_call_to_an_actor_that_is_gone_goes_to_another(shared: Env) -> None:
     async def pretend() -> None:
         caller._desk.on_member("moves-on", gone)
 
-    pool.portal.run(pretend)
-    assert [pool.call().add(number) for number in range(10)] == list(range(1, 11))
+    targets: list[Any] = [pool, *map(pool.on, range(10))]
+    for each in targets:  # some of which are the gone member's
+        assert [each.call().add(number) for number in range(3)] == [1, 2, 3]
+        pool.portal.run(pretend)
+    with pytest.raises(NotRunError, match=f"nobody listens at {gone.endpoint_id}"):
+        pool.to(gone).call().add(1)
+    assert pool.call().add(1) == 2
 
 
-def test_a_lost_lane_ends_what_is_out_and_what_comes_after_is_sent(env: Env) -> None:
+def test_a_call_to_one_member_is_alone_when_others_are_busy(shared: Env) -> None:
+    actors = Both(), Both()
+    shared.serve("neighbours", *actors)
+    pool = shared.pool("neighbours", size=2)
+    first, second = pool.members()
+    assert pool.to(first).call().add(1) == 2
+    busy = pool.to(first).submit().wait()
+    wait_until(lambda: not pool.asynchronous._caller.is_sending)
+    alone = in_thread(pool.to(second).call().wait)
+    wait_until_out(pool, 2)
+    assert len(carried(pool)) == 1
+    for actor in actors:
+        actor.opened.set()
+    assert only(alone) == busy.result(TIMEOUT_S) == "went through"
+
+
+@each_way
+def test_a_lost_lane_ends_what_is_out_and_what_comes_after_is_sent(env: Env, via: Via) -> None:
     actor, proxy = Both(), env.proxy()
-    env.serve("lost-lane", actor)
+    env.serve(f"lost-lane-{via.name}", actor)
     address = replace(env.server.credentials(Role.OPERATOR), url=f"nats://127.0.0.1:{proxy.port}")
     with Cluster(address) as cluster:
-        pool: ActorPool[Any] = ActorPool(cluster, "lost-lane")
+        pool: ActorPool[Any] = ActorPool(cluster, f"lost-lane-{via.name}")
         pool.wait_for_size(1, TIMEOUT_S)
+        target = via.of(pool)
         for _ in range(5):
             actor.opened.clear()
-            calls = [in_thread(pool.call().wait) for _ in range(3)]
+            calls = [in_thread(target.call().wait) for _ in range(3)]
             actor.is_entered()
             wait_until_out(pool, 3)
             env.portal.run(proxy.cut)
@@ -195,11 +244,13 @@ def test_a_lost_lane_ends_what_is_out_and_what_comes_after_is_sent(env: Env) -> 
             wait_until(lambda: goes_through(pool))  # the client's other connection may be lost a moment later
 
 
-def test_ctrl_c_while_waiting_harms_no_other_call(shared: Env) -> None:
+@each_way
+def test_ctrl_c_while_waiting_harms_no_other_call(shared: Env, via: Via) -> None:
     actor = Both()
-    shared.serve("interrupted", actor)
-    pool = shared.pool("interrupted")
-    pool.call().add(1)
+    shared.serve(f"interrupted-{via.name}", actor)
+    pool = shared.pool(f"interrupted-{via.name}")
+    target = via.of(pool)
+    target.call().add(1)
 
     seen = threading.Event()
 
@@ -212,15 +263,15 @@ def test_ctrl_c_while_waiting_harms_no_other_call(shared: Env) -> None:
 
     interrupted = in_thread(interrupt)
     try:
-        pool.call().wait()
+        target.call().wait()
     except KeyboardInterrupt:
         seen.set()
     assert seen.is_set()
     assert only(interrupted) is None
-    other = in_thread(lambda: pool.call().add(2))
+    other = in_thread(lambda: target.call().add(2))
     actor.opened.set()
     assert only(other) == 3
-    assert pool.call().add(3) == 4
+    assert target.call().add(3) == 4
 
 
 def test_ctrl_c_at_any_moment_leaves_a_client_that_works(shared: Env) -> None:

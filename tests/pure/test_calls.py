@@ -296,6 +296,10 @@ def test_a_call_is_alone_where_nothing_of_its_pool_is_unanswered() -> None:
     assert [each.endpoint_id for each in chosen if each is not None] == ["a", "b", "a"]
     ((send,), _) = desk.route([call()], START)
     assert desk.choose_alone(call()) is None
+    assert desk.choose_alone(call(pinned="b")) is None
+    other = desk.choose_alone(call(pinned="a"))
+    assert other is not None
+    assert other.endpoint_id == "a"
     desk.on_reply(send.number, "b", [(0, True, b"")])
     pinned = desk.choose_alone(call(pinned="b"))
     assert pinned is not None
@@ -458,11 +462,11 @@ class Histories(RuleBasedStateMachine):
     def carry_alone(self, pin: str | None, is_plain: bool, member_goes: bool) -> None:
         """A thread sends a call by itself; anything but a plain result hands it over to the desk."""
         alone = call(pinned=pin)
-        before = len(self.desk.out())
+        busy = [found[0].endpoint_id for each in self.desk.out() if (found := self.desk.where(each)) is not None]
         chosen = self.desk.choose_alone(alone)
         if chosen is None or is_plain:
             return
-        assert before == 0  # nothing that it could overtake
+        assert pin not in busy if pin is not None else not busy  # nothing that it could overtake
         if member_goes:
             self.leave(chosen.endpoint_id)
         self.issued.append(alone)
