@@ -396,7 +396,7 @@ async def test_refused_credentials_leave_nothing_open(shared_server: EmbeddedSer
     assert "wrong" not in str(raised.value)
     del raised
     gc.collect()  # an unclosed socket is an error here
-    assert _sockets() == before
+    assert _sockets() <= before
 
 
 async def test_no_server_there(own_server: EmbeddedServer) -> None:
@@ -435,7 +435,7 @@ async def test_something_else_listens_there() -> None:
         with pytest.raises(ConnectError):
             await Bus.connect(BusAddress(f"nats://127.0.0.1:{port}", "u", "p"), name="test", timeout_s=0.2)
         gc.collect()
-        assert _sockets() == before
+        assert _sockets() <= before
 
 
 async def test_a_connect_that_is_cancelled_leaves_nothing_open() -> None:
@@ -450,7 +450,7 @@ async def test_a_connect_that_is_cancelled_leaves_nothing_open() -> None:
             await connecting
         accepted.close()
         gc.collect()
-        assert _sockets() == before
+        assert _sockets() <= before
 
 
 def _sockets() -> set[str]:
