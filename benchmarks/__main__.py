@@ -1,6 +1,7 @@
 """`python -m benchmarks [--peers DIR] [NAME…]`: run the benchmarks of this folder, all unless some are named, and print one table.
 
-With --peers, a folder that holds venv-hyperqueue, jobs are compared with HyperQueue's. A benchmark is a module with a function `run` that gives its rows.
+With --peers, a folder that holds venv-hyperqueue, venv-xoscar and venv-ray, or some of them, it is compared with those. A benchmark is a module
+with a function `run` that gives its rows.
 """
 
 from __future__ import annotations
@@ -20,9 +21,13 @@ from rich.table import Table
 from benchmarks.hyperqueue_jobs import PEERS_VARIABLE
 from benchmarks.row import Row
 
+_PROGRAMS = ("__main__", "xoscar_actors", "ray_actors")  # the last two run in interpreters of their own
+
 
 def _benchmarks() -> dict[str, Callable[[], Iterable[Row]]]:
-    names = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]) if module.name != "__main__"]
+    names = [
+        module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]) if module.name not in _PROGRAMS
+    ]
     modules = {name: importlib.import_module(f"benchmarks.{name}") for name in sorted(names)}
     return {name: module.run for name, module in modules.items() if hasattr(module, "run")}
 
@@ -31,7 +36,7 @@ def main() -> None:
     known = _benchmarks()
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
-    parser.add_argument("--peers", metavar="DIR", help="a folder that holds venv-hyperqueue")
+    parser.add_argument("--peers", metavar="DIR", help="a folder that holds venv-<peer>")
     options = parser.parse_args()
     if options.peers is not None:
         os.environ[PEERS_VARIABLE] = str(Path(options.peers).absolute())
@@ -44,11 +49,12 @@ def main() -> None:
     table.add_column("measured", justify="right")
     table.add_column("against, in the same run", justify="right")
     table.add_column("ratio", justify="right")
+    table.add_column("to reach", justify="right")
     progress = Console(stderr=True)
     for name in chosen:
         started = time.monotonic()
         for row in known[name]():
-            table.add_row(row.what, row.value, row.against, f"{row.ratio:.2f}")
+            table.add_row(row.what, row.value, row.against, "" if row.ratio is None else f"{row.ratio:.2f}", row.target)
         progress.print(f"{name}: {time.monotonic() - started:.0f} s", highlight=False)
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 

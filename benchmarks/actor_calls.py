@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import nats
 import uvloop
 
+from benchmarks.actor_work import (
+    ACTORS,
+    BROADCAST_TO,
+    BROADCASTS,
+    CALLS,
+    OUT,
+    PAYLOAD,
+    WARM_UP,
+    awaited_median_s,
+    median_s,
+)
 from benchmarks.row import Row
 from fluster import ActorPool, LocalCluster, actor, deploy
 
-CALLS = 2_000
-SUBMITTED = 1_000
 STREAMED = 20_000
 ROUNDS = 5
-BROADCASTS = 200
-BROADCAST_TO = 8
-WARM_UP = 200
-PAYLOAD = b"x" * 16
 
 _BARE_SERVER = """
 import asyncio, sys, nats, uvloop
@@ -50,52 +53,35 @@ class Echo:
         return data
 
 
-def _median_latency_us(call: Callable[[], object], calls: int = CALLS) -> float:
-    for _ in range(WARM_UP):
-        call()
-    times = []
-    for _ in range(calls):
-        started = time.perf_counter_ns()
-        call()
-        times.append(time.perf_counter_ns() - started)
-    return statistics.median(times) / 1e3
-
-
-def _best_rate(run: Callable[[], object], count: int = SUBMITTED) -> float:
-    run()
-    rates = []
-    for _ in range(ROUNDS):
-        started = time.perf_counter()
-        run()
-        rates.append(count / (time.perf_counter() - started))
-    return statistics.median(rates)
+def bare_requests(address: str) -> tuple[float, float]:
+    """Seconds that `nc.request` takes, and how many are answered in a second, between two processes on uvloop."""
+    server = subprocess.Popen([sys.executable, "-c", _BARE_SERVER, address], stdout=subprocess.PIPE)
+    try:
+        assert server.stdout is not None
+        server.stdout.readline()
+        return uvloop.run(_bare(address))
+    finally:
+        server.kill()
+        server.communicate()
 
 
 async def _bare(address: str) -> tuple[float, float]:
-    """Latency in µs and requests a second of `nc.request`, all of it on uvloop."""
     client = await nats.connect(address)
 
     async def request() -> None:
         await client.request("bench.echo", PAYLOAD, timeout=10)
 
-    for _ in range(WARM_UP):
-        await request()
-    times = []
-    for _ in range(CALLS):
-        started = time.perf_counter_ns()
-        await request()
-        times.append(time.perf_counter_ns() - started)
-    rates = []
-    for _ in range(ROUNDS):
-        began = time.perf_counter()
-        await asyncio.gather(*(request() for _ in range(SUBMITTED)))
-        rates.append(SUBMITTED / (time.perf_counter() - began))
+    async def together() -> None:
+        await asyncio.gather(*(request() for _ in range(OUT)))
+
+    latency = await awaited_median_s(request, CALLS, warm_up=WARM_UP)
+    rate = OUT / await awaited_median_s(together, ROUNDS, warm_up=1)
     await client.close()
-    return statistics.median(times) / 1e3, statistics.median(rates)
+    return latency, rate
 
 
-def _submit_all(pool: ActorPool[Echo]) -> None:
-    futures = [pool.submit().echo(PAYLOAD) for _ in range(SUBMITTED)]
+def submit_all(pool: ActorPool[Echo]) -> None:
+    futures = [pool.submit().echo(PAYLOAD) for _ in range(OUT)]
     for future in futures:
         future.result()
 
@@ -108,35 +94,30 @@ def _read_all(pool: ActorPool[Echo]) -> None:
 def run() -> list[Row]:
     """Latency of `call()`, and how many submitted calls are answered, or items of a stream read, in a second."""
     with LocalCluster() as cluster:
-        server = subprocess.Popen([sys.executable, "-c", _BARE_SERVER, cluster.address], stdout=subprocess.PIPE)
-        try:
-            assert server.stdout is not None
-            server.stdout.readline()
-            bare_us, bare_rate = uvloop.run(_bare(cluster.address))
-        finally:
-            server.kill()
-            server.communicate()
+        bare_s, bare_rate = bare_requests(cluster.address)
         pool = deploy(cluster, Echo)
-        pools = deploy(cluster, Echo, name="four", replicas=4)
-        call_us = _median_latency_us(lambda: pool.call().echo(PAYLOAD))
-        async_us = _median_latency_us(lambda: pool.call().echo_later(PAYLOAD))
-        rate = _best_rate(lambda: _submit_all(pool))
+        pools = deploy(cluster, Echo, name="four", replicas=ACTORS)
+        call_s = median_s(lambda: pool.call().echo(PAYLOAD), CALLS, warm_up=WARM_UP)
+        async_s = median_s(lambda: pool.call().echo_later(PAYLOAD), CALLS, warm_up=WARM_UP)
+        rate = OUT / median_s(lambda: submit_all(pool), ROUNDS, warm_up=1)
         eight = deploy(cluster, Echo, name="eight", replicas=BROADCAST_TO)
-        broadcast_us = _median_latency_us(lambda: eight.broadcast().echo(PAYLOAD).results(), calls=BROADCASTS)
+        broadcast_s = median_s(lambda: eight.broadcast().echo(PAYLOAD).results(), BROADCASTS, warm_up=WARM_UP)
         eight.shutdown()
-        rate_of_four = _best_rate(lambda: _submit_all(pools))
-        streamed = _best_rate(lambda: _read_all(pool), STREAMED)
-    latency, throughput = f"nc.request {bare_us:.0f} µs", f"nc.request {bare_rate:,.0f}/s"
+        rate_of_four = OUT / median_s(lambda: submit_all(pools), ROUNDS, warm_up=1)
+        streamed = STREAMED / median_s(lambda: _read_all(pool), ROUNDS, warm_up=1)
+    latency, throughput = f"nc.request {bare_s * 1e6:.0f} µs", f"nc.request {bare_rate:,.0f}/s"
     return [
-        Row("blocking call(), p50", f"{call_us:.0f} µs", latency, call_us / bare_us),
-        Row("the same, async method", f"{async_us:.0f} µs", latency, async_us / bare_us),
+        Row("blocking call(), p50", f"{call_s * 1e6:.0f} µs", latency, call_s / bare_s),
+        Row("the same, async method", f"{async_s * 1e6:.0f} µs", latency, async_s / bare_s),
         Row(
             f"broadcasts to {BROADCAST_TO} and their answers",
-            f"{1e6 / broadcast_us:,.0f}/s",
+            f"{1 / broadcast_s:,.0f}/s",
             latency,
-            broadcast_us / bare_us,
+            broadcast_s / bare_s,
         ),
-        Row(f"{SUBMITTED:,} submitted calls, 1 actor", f"{rate:,.0f}/s", throughput, rate / bare_rate),
-        Row(f"{SUBMITTED:,} submitted calls, 4 actors", f"{rate_of_four:,.0f}/s", throughput, rate_of_four / bare_rate),
+        Row(f"{OUT:,} submitted calls, 1 actor", f"{rate:,.0f}/s", throughput, rate / bare_rate),
+        Row(
+            f"{OUT:,} submitted calls, {ACTORS} actors", f"{rate_of_four:,.0f}/s", throughput, rate_of_four / bare_rate
+        ),
         Row(f"{STREAMED:,} small items of a stream, 1 actor", f"{streamed:,.0f}/s", throughput, streamed / bare_rate),
     ]

@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks.actor_work import LARGE, MIB, median_s
 from benchmarks.row import Row
 from fluster import LocalCluster, actor, deploy
 from fluster_bus.arenas import SIZE_VARIABLE
 
-MIB = 1 << 20
-LARGE = 64 * MIB
 ECHOES, LARGE_CALLS = 300, 20
 
 
@@ -51,26 +47,14 @@ class Measured:
     large_echo: float  # there and back
 
 
-def _median_s(call: Callable[[], object], times: int) -> float:
-    taken = []
-    for _ in range(times):
-        started = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - started)
-    return statistics.median(taken)
-
-
 def measure() -> Measured:
     with LocalCluster() as cluster:
         pool = deploy(cluster, Echo)
         small, large = os.urandom(MIB), Buffer(bytearray(os.urandom(LARGE)))
-        _median_s(lambda: pool.call().echo(small), 20)
-        echo = _median_s(lambda: pool.call().echo(small), ECHOES)
-        first = _median_s(lambda: pool.call().size(large), 1)
-        _median_s(lambda: pool.call().size(large), 3)
-        warm = _median_s(lambda: pool.call().size(large), LARGE_CALLS)
-        _median_s(lambda: pool.call().echo(large), 3)
-        return Measured(echo, first, warm, _median_s(lambda: pool.call().echo(large), LARGE_CALLS))
+        echo = median_s(lambda: pool.call().echo(small), ECHOES, warm_up=20)
+        first = median_s(lambda: pool.call().size(large), 1, warm_up=0)
+        warm = median_s(lambda: pool.call().size(large), LARGE_CALLS, warm_up=3)
+        return Measured(echo, first, warm, median_s(lambda: pool.call().echo(large), LARGE_CALLS, warm_up=3))
 
 
 def _measured_elsewhere(**variables: str) -> Measured:

@@ -11,5 +11,6 @@ class Row:
 
     what: str  # blocking call(), p50
     value: str  # 250 µs
-    against: str  # nc.request 190 µs
-    ratio: float  # of the two: of times, less is better; of rates, more
+    against: str = ""  # nc.request 190 µs
+    ratio: float | None = None  # of the two: of times, less is better; of rates, more
+    target: str = ""  # what it is to reach: of the ratio, or where it has a unit, of the figure itself
