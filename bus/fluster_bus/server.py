@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -168,8 +168,8 @@ class EmbeddedServer:
 
     # ---- life -------------------------------------------------------------------------------------------
 
-    def start(self, *, timeout_s: float = _START_TIMEOUT_S) -> None:
-        """Return when clients can connect. Does nothing when it runs already.
+    def start(self, *, timeout_s: float = _START_TIMEOUT_S, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Return when clients can connect. Does nothing when it runs already; else `meanwhile` is called as it comes up.
 
         Raises ServerStartError with the reason and the remedy; then nothing runs.
         """
@@ -184,7 +184,7 @@ class EmbeddedServer:
             if free:
                 self._port = _free_port()
             try:
-                self._launch(binary, deadline)
+                self._launch(binary, deadline, meanwhile if attempt == 0 else lambda: None)
             except _PortBusyError as error:
                 if not free:
                     raise
@@ -208,7 +208,7 @@ class EmbeddedServer:
                 "make room, or choose another folder"
             )
 
-    def _launch(self, binary: Path, deadline: float) -> None:
+    def _launch(self, binary: Path, deadline: float, meanwhile: Callable[[], object]) -> None:
         with _explained(self._given_dir):
             arguments = ["--config", str(self._write_configuration())]
             output = self.store_dir / "nats-server.out"
@@ -220,6 +220,7 @@ class EmbeddedServer:
                 # The server holds it from here on, and no longer than it lives.
                 os.close(lock)
         try:
+            meanwhile()
             ready = self._wait_ready(deadline)
         except BaseException:  # Ctrl-C, say
             self.stop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import selectors
@@ -19,7 +18,8 @@ from fluster.cluster.arguments import check_count
 from fluster.cluster.blocking import Cluster
 from fluster.cluster.client import DEFAULT_NAMESPACE
 from fluster.cluster.identity import NAMESPACE
-from fluster.cluster.local_setup import (
+from fluster.errors import ClusterStartError
+from fluster.local_setup import (
     MAX_LOCAL_CONTROLLERS,
     MAX_LOCAL_WORKERS,
     MAX_PORT,
@@ -27,7 +27,6 @@ from fluster.cluster.local_setup import (
     LocalSetup,
     LocalStarted,
 )
-from fluster.errors import ClusterStartError
 from fluster_bus.messages import parse_size
 from fluster_bus.names import check_namespace
 
@@ -71,7 +70,7 @@ class LocalCluster(Cluster):
         if cpu is not None and (isinstance(cpu, bool) or not isinstance(cpu, int | float) or not 0 < cpu < math.inf):
             raise ValueError(f"cpu={cpu!r}: give a number of CPUs above 0, which all workers have together")
         setup = LocalSetup(
-            namespaces=(chosen, *namespaces),
+            namespaces=tuple(dict.fromkeys((chosen, *namespaces))),
             workers=workers,
             controllers=controllers,
             cpu=cpu if cpu is not None else max(_LOGICAL_CPUS, _LOGICAL_CPUS_PER_CORE * (os.cpu_count() or 1)),
@@ -135,7 +134,7 @@ class _Supervisor:
             raise ClusterStartError(
                 f"the cluster's supervisor ended with status {self._process.returncode} before anything was up"
             )
-        started = LocalStarted.model_validate(json.loads(line))
+        started = LocalStarted.from_json(line)
         if started.error:
             self.stop()
             raise ClusterStartError(started.error)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 
 class ProgressBar:
     """Shown on stderr until all items are done. Without a total, the number of items that are."""
 
     def __init__(self, name: str, total: int | None) -> None:
+        # Here, as each actor and worker has this module and few have a bar.
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         self._progress = Progress(*columns, console=Console(stderr=True))
         self._task = self._progress.add_task(name, total=total)

@@ -5,13 +5,16 @@ Standard input is the leash: when it ends, because the owner closed it or died i
 that dies is started again, on the same port and the same store, so that clients and actors go on without being told.
 Only a worker that was told to drain stays away.
 
-Single-threaded, without an event loop: the daemons are forked from here with everything imported.
+Single-threaded, without an event loop: the daemons are forked from here with everything imported. That takes most of the
+start: it is done while the server, and then the controllers, come up, and nothing that takes long is imported above.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
+import importlib
 import os
 import selectors
 import shutil
@@ -19,24 +22,21 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-import fluster.worker_pool  # noqa: F401 - with the actors: it is there at once in every task forked from a template
-from fluster.cluster.local_setup import LocalSetup, LocalStarted
+from fluster.local_setup import LocalSetup, LocalStarted
 from fluster_bus.errors import FlusterError, InvalidMessageError
-from fluster_bus.messages import Capacity, Namespace, WorkerId
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_services.config import LOCAL_TIMING
-from fluster_services.controller.__main__ import run_controller
-from fluster_services.controller.controller import ControllerConfig
-from fluster_services.worker.__main__ import run_worker
-from fluster_services.worker.config import WorkerConfig
 from fluster_services.worker.processes import set_process_name
+
+if TYPE_CHECKING:
+    from fluster_bus.messages import Capacity, Namespace
 
 _START_TIMEOUT_S = 45.0
 _LEAVE_TIMEOUT_S = 5.0
@@ -83,15 +83,10 @@ class Supervisor:
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: None)  # the wake-up pipe tells
         _become_subreaper()
-        self.server.start()
-        self.daemons = [
-            *(self._controller(number) for number in range(self.setup.controllers)),
-            *(
-                Daemon(f"worker-{number}", self._worker_body(number), may_leave=True)
-                for number in range(self.setup.workers)
-            ),
-        ]
-        ready = [(daemon, self._fork_and_ask(daemon)) for daemon in self.daemons]
+        self.server.start(meanwhile=lambda: _import(*_OF_CONTROLLERS))
+        ready = self._fork_all(self._controller(number) for number in range(self.setup.controllers))
+        _import(*_OF_WORKERS, *_OF_TASKS)  # while controllers start
+        ready += self._fork_all(self._worker(number) for number in range(self.setup.workers))
         deadline = time.monotonic() + _START_TIMEOUT_S
         for daemon, ready_fd in ready:
             self._wait_ready(daemon, ready_fd, deadline)
@@ -117,6 +112,14 @@ class Supervisor:
 
     def _log_file(self, daemon: Daemon, suffix: str) -> Path:
         return self.store_dir / "logs" / f"{daemon.name}.{suffix}"
+
+    def _fork_all(self, daemons: Iterable[Daemon]) -> list[tuple[Daemon, int]]:
+        """Start them; returns each with the descriptor on which it says that it is ready."""
+        begun = []
+        for daemon in daemons:
+            self.daemons.append(daemon)
+            begun.append((daemon, self._fork_and_ask(daemon)))
+        return begun
 
     def _fork_and_ask(self, daemon: Daemon) -> int:
         """Start a daemon; returns the descriptor on which it says that it is ready."""
@@ -163,6 +166,8 @@ class Supervisor:
     # ---- what runs --------------------------------------------------------------------------------------
 
     def _namespaces(self) -> tuple[Namespace, ...]:
+        from fluster_bus.messages import Namespace
+
         return tuple(Namespace(name) for name in self.setup.namespaces)
 
     def _controller(self, number: int) -> Daemon:
@@ -170,6 +175,9 @@ class Supervisor:
         name = f"controller-{number}" if number else "controller"
 
         def body(ready_fd: int | None, owner_fd: int) -> None:
+            from fluster_services.controller.__main__ import run_controller
+            from fluster_services.controller.controller import ControllerConfig
+
             config = ControllerConfig(
                 address=self.server.credentials(Role.SERVICE),
                 namespaces=self._namespaces(),
@@ -180,10 +188,14 @@ class Supervisor:
 
         return Daemon(name, body)
 
-    def _worker_body(self, number: int) -> Callable[[int | None, int], None]:
+    def _worker(self, number: int) -> Daemon:
         name = f"worker-{number}"
 
         def body(ready_fd: int | None, owner_fd: int) -> None:
+            from fluster_bus.messages import WorkerId
+            from fluster_services.worker.__main__ import run_worker
+            from fluster_services.worker.config import WorkerConfig
+
             config = WorkerConfig(
                 address=self.server.credentials(Role.SERVICE),
                 worker_id=WorkerId(name),
@@ -199,9 +211,11 @@ class Supervisor:
             )
             run_worker(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=self.store_dir / f"logs/{name}.log")
 
-        return body
+        return Daemon(name, body, may_leave=True)
 
     def _share(self) -> Capacity:
+        from fluster_bus.messages import Capacity
+
         workers = self.setup.workers
         return Capacity(cpu=round(self.setup.cpu / workers, 3), memory=self.setup.memory // workers)
 
@@ -296,6 +310,21 @@ class Supervisor:
                     if daemon.pid:
                         os.kill(daemon.pid, signal.SIGKILL)
                 deadline = time.monotonic() + _LEAVE_TIMEOUT_S
+
+
+_OF_CONTROLLERS = ("fluster_services.controller.__main__",)
+_OF_WORKERS = ("fluster_services.worker.__main__",)
+# What a task whose first act is to serve an actor, to be a pool's worker or to call one would import, each task anew.
+_OF_TASKS = ("fluster.worker_pool", "uvloop", "anyio._backends._asyncio", "concurrent.futures.thread", "encodings.idna")
+
+
+def _import(*names: str) -> None:
+    """Have modules in memory once for all that are forked from here."""
+    gc.disable()
+    for name in names:
+        importlib.import_module(name)
+    gc.freeze()  # collections in the copies would touch, and so copy, every page
+    gc.enable()
 
 
 def _next_ended() -> tuple[int, int] | None:

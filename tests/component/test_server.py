@@ -120,6 +120,30 @@ def test_a_temporary_folder_is_removed_and_a_given_one_kept(tmp_path: Path) -> N
         assert not psutil.pid_exists(pid)
 
 
+def test_what_is_to_be_done_meanwhile_is_done_once_and_while_it_comes_up() -> None:
+    pids = []
+    with EmbeddedServer() as server:
+        server.stop()
+        server.start(meanwhile=lambda: pids.append(server.pid))
+        server.start(meanwhile=lambda: pids.append(server.pid))
+        assert pids == [server.pid]
+
+
+def test_what_fails_meanwhile_leaves_no_server() -> None:
+    server = EmbeddedServer()
+
+    def fail() -> None:
+        pids.append(server.pid)
+        raise ZeroDivisionError
+
+    pids: list[int | None] = []
+    with pytest.raises(ZeroDivisionError):
+        server.start(meanwhile=fail)
+    assert pids != [None]
+    assert server.pid is None
+    server.close()
+
+
 # ---- started again --------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,55 @@
+"""What a LocalCluster tells its supervisor, and what it hears from it.
+
+Imports next to nothing: nothing of a cluster runs before its supervisor has read this.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+SUPERVISOR_MODULE = "fluster_services.supervisor"  # started by name: the services build on this package
+MAX_LOCAL_WORKERS, MAX_LOCAL_CONTROLLERS, MAX_PORT = 256, 16, 65_535
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSetup:
+    """A cluster on this machine."""
+
+    namespaces: tuple[str, ...]  # each once
+    workers: int = 1
+    controllers: int = 1  # one leads, the others stand by
+    cpu: float  # logical CPUs of all workers together
+    memory: int  # bytes, of all workers together
+    store_dir: str | None = None  # None: a temporary folder, removed at the end
+    port: int = 0
+    working_dir: str
+    python_path: tuple[str, ...] = ()
+    enforce_limits: bool = False
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Self:
+        fields: dict[str, Any] = json.loads(data)
+        for name, value in fields.items():
+            fields[name] = tuple(value) if isinstance(value, list) else value
+        return cls(**fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalStarted:
+    """The supervisor's one answer: the address for the operator, or why there is none."""
+
+    address: str = ""
+    store_dir: str = ""
+    error: str = ""
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Self:
+        return cls(**json.loads(data))
