@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         NotRunError,
         PoisonedTaskError,
         RemoteError,
+        SupersededError,
         WorkerNotFoundError,
         WorkspaceError,
     )
@@ -127,6 +128,7 @@ __all__ = [
     "RemoteError",
     "Resolver",
     "ResourceConfig",
+    "SupersededError",
     "TaskContext",
     "TaskStatus",
     "TpuConfig",

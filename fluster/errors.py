@@ -25,6 +25,7 @@ FlusterError
     ├── ConnectionLostError       the bus was lost while the call was out: it may have run
     ├── InvalidArgumentsError     a TypeError: a call in JSON whose arguments are not what the method takes; it was not run
     ├── MailboxFullError          the actor has too much waiting; the call was not run
+    ├── SupersededError           this instance is not the one behind its name any more: another has taken its place
     └── RemoteError               an exception at the actor that could not be sent as itself
 """
 
@@ -62,6 +63,7 @@ __all__ = [
     "NotRunError",
     "PoisonedTaskError",
     "RemoteError",
+    "SupersededError",
     "WorkerNotFoundError",
     "WorkspaceError",
 ]
@@ -174,6 +176,12 @@ class ConnectionLostError(ActorError, ConnectionError):
 
 class InvalidArgumentsError(ActorError, TypeError):
     """The arguments of a call in JSON are not what the method takes. It was not run."""
+
+
+class SupersededError(ActorError):
+    """Another instance has taken this one's place behind their name: it saves nothing and answers nothing any more."""
+
+    is_final_failure = True  # of the task that it was
 
 
 class MailboxFullError(ActorError):

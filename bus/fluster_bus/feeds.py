@@ -65,18 +65,19 @@ class CaughtUp:
 class Feed:
     """The messages of `stream` that match `subject`; `watch` is where the stream republishes them."""
 
-    def __init__(self, bus: Bus, stream: str, *, subject: str, watch: str) -> None:
+    def __init__(self, bus: Bus, stream: str, *, subject: str, watch: str, batch: int = _BATCH) -> None:
         self._bus = bus
         self._stream = stream
         self._subject = subject
         self._watch = watch
+        self._batch = batch  # messages that are read at once
 
     async def stored(self, start: int = 1, *, since: datetime | None = None) -> AsyncGenerator[Entry]:
         """What is stored now, in order: from sequence `start` on, or from the time `since` on."""
         while True:
             place = {"seq": start} if since is None else {"start_time": since.isoformat()}
             since = None
-            request = json.dumps({**place, "batch": _BATCH, "next_by_subj": self._subject}).encode()
+            request = json.dumps({**place, "batch": self._batch, "next_by_subj": self._subject}).encode()
             answers = await self._bus.request_many(
                 subjects.direct_get(self._stream), request, last_status=_END_OF_BATCH
             )

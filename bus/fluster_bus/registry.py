@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
+from fluster_bus.errors import CredentialsError, StreamNotFoundError
 from fluster_bus.messages.endpoints import Endpoint
 from fluster_bus.messages.jobs import EndpointId, JobId, Namespace, WorkerId
-from fluster_bus.streams import endpoints_table
+from fluster_bus.streams import endpoints_table, seats_table
 
 if TYPE_CHECKING:
     from fluster_bus.bus import Bus
@@ -37,6 +38,7 @@ class Registry:
     def __init__(self, bus: Bus, namespace: str) -> None:
         self._namespace = namespace
         self.table = endpoints_table(bus, namespace)
+        self.seats = seats_table(bus, namespace)
 
     def endpoint(
         self,
@@ -76,6 +78,14 @@ class Registry:
     async def lookup(self, name: str) -> list[Endpoint]:
         """Everyone registered under `name`, the oldest first."""
         return [row.value for row in await self.table.rows(subjects.endpoints_named(name))]
+
+    async def is_durable(self, name: str) -> bool:
+        """Whether calls to `name` are stored, also while nobody serves it."""
+        try:
+            row = await self.seats.get(subjects.seat_key(name))
+        except (StreamNotFoundError, CredentialsError):  # a cluster from before there were any
+            return False
+        return row is not None and row.value.is_durable
 
     async def list(self, prefix: str = "") -> list[Endpoint]:
         """Everyone whose name begins with `prefix`."""

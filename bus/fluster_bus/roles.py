@@ -111,7 +111,7 @@ def permissions(user: User, namespaces: Sequence[str]) -> Permissions:
             namespace = _namespace(user)
             registry = subjects.bucket_key(subjects.endpoints_bucket(namespace))
             return Permissions(
-                publish=(*_asks(namespace), registry),
+                publish=(*_asks(namespace), registry, *_serves_durably(namespace)),
                 subscribe=(
                     user.inbox,
                     _watch(user),
@@ -133,6 +133,7 @@ def _watch(user: User) -> str:
 def _asks(namespace: str) -> tuple[str, ...]:
     """What clients and jobs of a namespace may both send: requests, calls, replies, and reads that need no consumer."""
     registry = subjects.bucket_stream(subjects.endpoints_bucket(namespace))
+    seats = subjects.bucket_stream(subjects.actors_bucket(namespace))
     streams = (
         registry,
         subjects.logs_stream(namespace),
@@ -148,10 +149,23 @@ def _asks(namespace: str) -> tuple[str, ...]:
         subjects.endpoints_verb(namespace, subjects.ANY_TOKEN),
         subjects.workers_list(namespace),
         subjects.actors_of(namespace),
+        subjects.durable_calls_of_all(namespace),
+        f"{subjects.direct_get(seats)}.{subjects.bucket_key(subjects.actors_bucket(namespace), subjects.seat_key_of_any())}",
         *(subjects.objects_of_all(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
         *(subject for stream in streams for subject in _with_below(subjects.direct_get(stream))),
         _COMMAND_INBOX,
         *(user.inbox for user in repliers),
+    )
+
+
+def _serves_durably(namespace: str) -> tuple[str, ...]:
+    """What jobs need for actors with one instance, and for those whose calls are stored."""
+    bucket = subjects.actors_bucket(namespace)
+    streams = (subjects.bucket_stream(bucket), subjects.calls_stream(namespace))
+    return (
+        subjects.bucket_key(bucket),
+        *(subject for stream in streams for subject in _with_below(subjects.direct_get(stream))),
+        subjects.trim_calls(namespace),
     )
 
 

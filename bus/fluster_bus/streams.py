@@ -19,6 +19,7 @@ from nats.js.api import (
 
 from fluster_bus import subjects
 from fluster_bus.errors import NoRespondersError, RequestTimeoutError, StorageError
+from fluster_bus.messages.actors import ActorSeat, HandledCalls, SavedState
 from fluster_bus.messages.endpoints import Endpoint
 from fluster_bus.messages.leaders import Fence, Leader
 from fluster_bus.messages.model import Message
@@ -39,6 +40,9 @@ _DAY_S = 86_400
 _KEPT_S, _KEPT_BYTES = 7 * _DAY_S, 1 << 30
 _DUPLICATES_S = 120  # how long the server remembers a Nats-Msg-Id
 _CREATE_TIMEOUT_S = 10.0
+MAX_CALLS_OF_ACTOR = 100_000  # that wait, and some that were handled
+MAX_CALLS_BYTES = 256 << 20  # of all durable actors of a namespace
+MAX_CALL_BYTES = 1 << 20
 _ID_HEADER = "Nats-Msg-Id"
 
 
@@ -101,10 +105,30 @@ def workers_table(bus: Bus) -> Table[WorkerInfo]:
     )
 
 
+def _actors(bus: Bus, namespace: str, read: Callable[[str, bytes], Record]) -> Table[Record]:
+    watch = functools.partial(subjects.watch_actors, namespace)
+    return Table(bus, subjects.actors_bucket(namespace), read, watch=watch)
+
+
+def seats_table(bus: Bus, namespace: str) -> Table[ActorSeat]:
+    """Who is the one instance of an actor. Only these rows of their bucket can be watched."""
+    return _actors(bus, namespace, lambda _key, data: ActorSeat.from_json(data))
+
+
+def handled_table(bus: Bus, namespace: str) -> Table[HandledCalls]:
+    """How far durable actors have come with their calls."""
+    return _actors(bus, namespace, lambda _key, data: HandledCalls.from_json(data))
+
+
+def states_table(bus: Bus, namespace: str) -> Table[SavedState]:
+    """What durable actors have saved."""
+    return _actors(bus, namespace, lambda _key, data: SavedState.from_json(data))
+
+
 # ---- making them ----------------------------------------------------------------------------------------
 
 
-def _bucket(bucket: str, watch: str) -> StreamConfig:
+def _bucket(bucket: str, watch: str, keys: str = subjects.ANY_TAIL) -> StreamConfig:
     return StreamConfig(
         name=subjects.bucket_stream(bucket),
         subjects=[subjects.bucket_key(bucket)],
@@ -117,7 +141,31 @@ def _bucket(bucket: str, watch: str) -> StreamConfig:
         deny_purge=True,
         allow_atomic=True,
         duplicate_window=_DUPLICATES_S,
-        republish=RePublish(src=subjects.bucket_key(bucket), dest=watch),
+        republish=RePublish(src=subjects.bucket_key(bucket, keys), dest=watch),
+    )
+
+
+def _durable_calls(namespace: str) -> StreamConfig:
+    """Calls to durable actors, until they are handled."""
+    return StreamConfig(
+        name=subjects.calls_stream(namespace),
+        subjects=[subjects.durable_calls_of_all(namespace)],
+        max_age=_KEPT_S,
+        max_bytes=MAX_CALLS_BYTES,
+        max_msg_size=MAX_CALL_BYTES,
+        max_msgs_per_subject=MAX_CALLS_OF_ACTOR,
+        # Where there is no room a call is refused: what was taken is never dropped for another.
+        discard=DiscardPolicy.NEW,
+        discard_new_per_subject=True,
+        storage=StorageType.FILE,
+        allow_direct=True,
+        allow_rollup_hdrs=False,
+        deny_delete=True,
+        duplicate_window=_DUPLICATES_S,
+        # They wake who serves; what they carry is not for everybody who may watch.
+        republish=RePublish(
+            src=subjects.durable_calls_of_all(namespace), dest=subjects.watch_calls(namespace), headers_only=True
+        ),
     )
 
 
@@ -213,6 +261,13 @@ async def ensure_namespace(bus: Bus, namespace: str) -> None:
         _objects(BUNDLES, namespace),
         _objects(PAYLOADS, namespace),
         _results(namespace),
+        # Who serves is for everybody to watch, what was saved is not.
+        _bucket(
+            subjects.actors_bucket(namespace),
+            subjects.watch_actors(namespace, subjects.seat_key_of_any()),
+            subjects.seat_key_of_any(),
+        ),
+        _durable_calls(namespace),
     ):
         await _ensure(bus, config)
 

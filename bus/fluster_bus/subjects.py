@@ -75,6 +75,14 @@ def watch_progress(namespace: str, job: str = ANY_TOKEN, task: str = ANY_TOKEN) 
     return f"{_ROOT}.{_ns(namespace)}.watch.progress.{_name('job', job)}.{task}"  # fluster.default.watch.progress.train-1.0
 
 
+def watch_actors(namespace: str, key: str) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.watch.actors.{key}"  # fluster.default.watch.actors.seat.ledger
+
+
+def watch_calls(namespace: str, name: str = ANY_TAIL) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.watch.calls.{name}"  # fluster.default.watch.calls.ledger
+
+
 def watch_any(namespace: str) -> str:
     return f"{_ROOT}.{_ns(namespace)}.watch.{ANY_TAIL}"  # fluster.default.watch.>
 
@@ -195,6 +203,19 @@ def actor_all(namespace: str, name: str, method: str = ANY_TOKEN) -> str:
     return f"{_ROOT}.{_ns(namespace)}.actors.{_name('actor', name)}.all.{_name('method', method)}"
 
 
+def durable_calls(namespace: str, name: str) -> str:
+    """Where calls to a durable actor are stored."""
+    return f"{_ROOT}.{_ns(namespace)}.durable.{check_name('actor', name)}"  # fluster.default.durable.ledger
+
+
+def durable_calls_of_all(namespace: str) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.durable.{ANY_TAIL}"  # fluster.default.durable.>
+
+
+def trim_calls(namespace: str) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.trim-calls"  # fluster.default.trim-calls
+
+
 # ---- inboxes --------------------------------------------------------------------------------------------
 
 _INBOX = "_INBOX"
@@ -234,6 +255,33 @@ def jobs_bucket(namespace: str) -> str:
 
 def endpoints_bucket(namespace: str) -> str:
     return f"fluster_endpoints_{check_namespace(namespace)}"
+
+
+def actors_bucket(namespace: str) -> str:
+    return f"fluster_actors_{check_namespace(namespace)}"
+
+
+def seat_key(name: str) -> str:
+    """Who is the one instance of an actor, in the bucket of actors."""
+    return f"seat.{check_name('actor', name)}"  # seat.ledger
+
+
+def seat_key_of_any() -> str:
+    return f"seat.{ANY_TAIL}"
+
+
+def handled_key(name: str) -> str:
+    """How far a durable actor's calls are handled."""
+    return f"handled.{check_name('actor', name)}"  # handled.ledger
+
+
+def state_key(name: str) -> str:
+    """What a durable actor has saved."""
+    return f"state.{check_name('actor', name)}"  # state.ledger
+
+
+def calls_stream(namespace: str) -> str:
+    return f"FLUSTER_CALLS_{check_namespace(namespace)}"
 
 
 def events_stream(namespace: str) -> str:
@@ -395,5 +443,6 @@ STREAM_INPUTS = (
     f"{_ROOT}.*.bundles.{ANY_TAIL}",
     f"{_ROOT}.*.payloads.{ANY_TAIL}",
     f"{_ROOT}.*.results.{ANY_TAIL}",
+    f"{_ROOT}.*.durable.{ANY_TAIL}",
 )
 STREAM_OUTPUT = f"{_ROOT}.*.watch.{ANY_TAIL}"

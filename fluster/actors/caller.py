@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import cast
 
 from fluster.actors.actor_lane import lanes_are_on
 from fluster.actors.arrivals import Arrivals
@@ -34,6 +35,7 @@ from fluster.actors.paused_calls import PausedCalls
 from fluster.actors.policies import RoundRobin
 from fluster.actors.publisher import Publisher
 from fluster.actors.rosters import Change, Joined, Known, Left, Roster, Rosters, Unknown, was_shut_down
+from fluster.actors.stored_calls import StoredCalls
 from fluster.actors.waiting_pools import WaitingPools
 from fluster.cluster import AsyncCluster
 from fluster.errors import ActorTimeoutError, MailboxFullError
@@ -97,6 +99,7 @@ class Caller:
         self._held = HeldCalls(loop, self._finish)
         self._waiting = WaitingPools(self._desk, loop, self._arrivals.wake)
         self._publisher = Publisher(bus, namespace, store, self._inboxes)
+        self._stored = StoredCalls(cast("Bus", bus), namespace, self._finish)
         self._flushing = False
         self._lane: LaneCalls | None = None
         tell(loop, self._start)
@@ -143,7 +146,7 @@ class Caller:
             return
         now = self._clock.now()
         member = self._desk.choose_alone(call)
-        if member is None or member.takes_json_only or is_running(self.loop):
+        if member is None or member.takes_json_only or member.is_durable or is_running(self.loop):
             self.submit(call)
             return
         self._deadlines.take_declared(call, member)
@@ -169,9 +172,9 @@ class Caller:
         self._notices.read.append(call)
         self._arrivals.wake_soon()
 
-    def open_pool(self, name: str, *, fixed: Sequence[Member] | None = None) -> None:
+    def open_pool(self, name: str, *, fixed: Sequence[Member] | None = None, is_durable: bool = False) -> None:
         """Watch who serves `name`, unless `fixed` tells it. Each needs its `close_pool`."""
-        tell(self.loop, self._open_pool, name, fixed)
+        tell(self.loop, self._open_pool, name, fixed, is_durable)
 
     def close_pool(self, name: str, error: Exception | None = None) -> None:
         """Give a pool up; once all that were opened under its name are, its calls end with `error`."""
@@ -226,7 +229,7 @@ class Caller:
         self._finish(self._desk.close(error), final=True)
         if self._lane is not None:
             self._lane.close()
-        kept = [*self._held.take(), *self._paused.all()]
+        kept = [*self._held.take(), *self._paused.all(), *self._stored.take_all()]
         self._finish([Done(item, ok=False, error=error) for item in kept], final=True)
         self._arrivals.drop_rest()
         self._rosters.close_all(error)
@@ -244,6 +247,8 @@ class Caller:
         # First, as they make room. Whatever they concern was published when this was last here.
         await self._publish_notices()
         items = self._held.take() + arrived
+        if self._stored.in_use:
+            items = self._stored.take(items)
         now = self._clock.now()
         sends, done = self._desk.route(items, now) if items else ([], [])
         for name in self._waiting.take():
@@ -328,6 +333,7 @@ class Caller:
 
     def _on_disconnect(self) -> None:
         self._finish(self._desk.on_disconnected())
+        self._stored.on_disconnected()
 
     def _on_reconnect(self) -> None:
         self._desk.on_reconnected(self._clock.now())
@@ -367,31 +373,45 @@ class Caller:
 
     # ---- pools ------------------------------------------------------------------------------------------
 
-    def _open_pool(self, name: str, fixed: Sequence[Member] | None) -> None:
-        if not self._rosters.open(name):
-            return
-        self._desk.open_pool(name, RoundRobin(), shares_subject=fixed is None)
-        if fixed is None:
+    def _open_pool(self, name: str, fixed: Sequence[Member] | None, is_durable: bool) -> None:
+        is_new = self._rosters.open(name)
+        if is_new:
+            self._desk.open_pool(name, RoundRobin(), shares_subject=fixed is None)
+        if is_durable:
+            self._store_calls_to(name)
+        if is_new and fixed is None:
             self._rosters.watch(name)
-        else:
-            self._rosters.fill(name, fixed)
+        elif is_new:
+            self._rosters.fill(name, fixed or ())
+
+    def _store_calls_to(self, name: str) -> None:
+        """Its actor is durable: what waits for it, and what comes, goes to its stream."""
+        self._stored.add_name(name)
+        self._stored.take(self._desk.take_waiting(name))
 
     def _close_pool(self, name: str, error: Exception) -> None:
         if self._rosters.close(name):
             self._adopt_all(name)
-            paused = [Done(call, ok=False, error=error) for call in self._paused.of(name)]
-            self._finish([*self._desk.close_pool(name, error), *paused], final=True)
+            kept = [*self._paused.of(name), *self._stored.close_pool(name)]
+            ended = [Done(call, ok=False, error=error) for call in kept]
+            self._finish([*self._desk.close_pool(name, error), *ended], final=True)
 
     def _on_change(self, name: str, change: Change) -> None:
         if self._closed is not None:
             return
         match change:
             case Joined(member):
+                if member.is_durable:
+                    self._store_calls_to(name)
+                else:
+                    self._stored.remove_name(name)
                 self._desk.on_member(name, replace(member, disconnected_at=None))
                 self._paused.on_member(name)
             case Left(endpoint_id):
                 self._desk.on_member_leaving(name, endpoint_id)
-            case Known():
+            case Known(is_durable):
+                if is_durable:
+                    self._store_calls_to(name)
                 self._desk.on_known(name)
             case Unknown(error):
                 if name in self._rosters:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import dataclasses
 import os
 from collections.abc import Mapping
@@ -13,6 +15,7 @@ from fluster.cluster.identity import NAMESPACE, TaskIdentity
 from fluster_bus.messages import EndpointId, JobId, Namespace, WorkerId
 
 if TYPE_CHECKING:
+    from fluster.actors.durable import DurableActor
     from fluster.cluster import Cluster
 
 
@@ -35,6 +38,8 @@ class ActorContext:
     deadline: float | None = None  # by time.monotonic() of this process: nobody waits for the answer after it
     _cluster: Cluster | None = dataclasses.field(default=None, repr=False, compare=False)
     _cancellation: Cancellation | None = dataclasses.field(default=None, repr=False, compare=False)
+    _durable: DurableActor | None = dataclasses.field(default=None, repr=False, compare=False)
+    _reply: str = dataclasses.field(default="", repr=False, compare=False)  # names the call
 
     @property
     def cancelled(self) -> bool:
@@ -48,6 +53,26 @@ class ActorContext:
                 "there is no call that could be cancelled: wait_cancelled() belongs into a method's call"
             )
         return self._cancellation.wait(timeout)
+
+    def save(self, state: object) -> None:
+        """Keep `state`, for `on_restore` of whoever serves this durable actor next; return when it is stored.
+
+        The call that saves is not run again, so save last. Raises SupersededError when another instance has taken this
+        one's place: then nothing was saved. TypeError for what cannot be pickled, MessageTooLargeError above 4 MiB, and
+        RuntimeError for an actor that is not durable.
+        """
+        self._saving(state).result()
+
+    async def save_async(self, state: object) -> None:
+        """As `save`, for asynchronous methods: others go on meanwhile."""
+        await asyncio.wrap_future(self._saving(state))
+
+    def _saving(self, state: object) -> concurrent.futures.Future[None]:
+        if self._durable is None:
+            raise RuntimeError(
+                f"{self.actor_name or 'what runs here'} keeps no state: give its class @actor(durable=True)"
+            )
+        return self._durable.save(state, self._reply)
 
     @property
     def cluster(self) -> Cluster:

@@ -44,6 +44,8 @@ class ActorOptions:
     max_restarts: int = 0  # of an actor that died or failed, within `restart_window` seconds
     restart_window: float = 60.0
     fatal_exceptions: tuple[type[Exception], ...] = ()  # raised by a method, they make the actor fail
+    singleton: bool = False  # one live instance behind a name; another takes its place only when it has ended
+    durable: bool = False  # a singleton whose calls are stored until they are handled, and whose state can be saved
     codec: str = PICKLE  # "json": nothing that a caller sends is unpickled, nor what the actor answers
 
     def __post_init__(self) -> None:
@@ -69,6 +71,23 @@ class ActorOptions:
         if self.codec not in CODECS:
             raise ValueError(f"codec={self.codec!r}: give {' or '.join(repr(each) for each in CODECS)}")
         check_timeout(self.timeout)
+        for option in ("singleton", "durable"):
+            if not isinstance(getattr(self, option), bool):
+                raise TypeError(f"{option}={getattr(self, option)!r}: give True or False")
+        if self.durable:
+            self._check_durable()
+
+    def _check_durable(self) -> None:
+        if self.max_concurrency != 1 or self.concurrency_groups:
+            option = "concurrency_groups" if self.concurrency_groups else f"max_concurrency={self.max_concurrency}"
+            raise ValueError(f"durable=True with {option}: its calls are handled in order, so one at a time")
+        if self.codec != PICKLE:
+            raise ValueError(f"durable=True with codec={self.codec!r}: stored calls are pickled")
+
+    @property
+    def has_seat(self) -> bool:
+        """Whether there is one live instance behind a name."""
+        return self.singleton or self.durable
 
 
 @dataclass(frozen=True)
@@ -159,7 +178,7 @@ def actor(cls: C | None = None, /, **options: Any) -> C | Callable[[C], C]:
     """Give a class options for its life as an actor; bare `@actor` leaves all at their defaults.
 
     The options are the fields of ActorOptions: name, resources, max_concurrency, timeout, mailbox_calls,
-    mailbox_bytes, concurrency_groups, max_restarts, restart_window, fatal_exceptions, codec. Raises TypeError for any
+    mailbox_bytes, concurrency_groups, max_restarts, restart_window, fatal_exceptions, singleton, durable, codec. Raises TypeError for any
     other, and for what is no class.
     """
     chosen = _options("actor", ActorOptions, options)
@@ -228,6 +247,16 @@ def method_of(cls: type, name: str) -> MethodInfo:
         raise ValueError(
             f"{cls.__name__}.{name} is in concurrency_group={group!r}, which its class does not have"
             f"{near(group, options.concurrency_groups)}: declare it with @actor(concurrency_groups={{{group!r}: 1}})"
+        )
+    if options.durable and info.window is not None:
+        raise ValueError(
+            f"{cls.__name__}.{name} is a generator, and its class is durable: a stored call may outlive whoever would "
+            "read the items: return a list"
+        )
+    if options.durable and info.retries:
+        raise ValueError(
+            f"{cls.__name__}.{name} has retries={info.retries}, and its class is durable: a stored call is run at least "
+            "once by itself, and would be one more each time: leave them out"
         )
     return info
 

@@ -113,7 +113,7 @@ class Deployment(Generic[T]):
         if not methods_of(actor_class):
             raise TypeError(f"{actor_class.__name__} has no method that could be called: no name without underscore")
         _check_arguments(actor_class, args, kwargs)
-        check_replicas(replicas)
+        check_replicas(actor_class, replicas)
         chosen = check_name("actor name", name) if name is not None else name_of(actor_class)
         options = options_of(actor_class)
         request = JobRequest(
@@ -236,9 +236,16 @@ async def _first(*running: Coroutine[Any, Any, None] | asyncio.Task[None]) -> No
             task.result()
 
 
-def check_replicas(replicas: int) -> int:
+def check_replicas(actor_class: type, replicas: int) -> int:
     """Return `replicas` if there can be so many. Raises ValueError."""
-    return check_count("replicas", replicas, 1, "the number of actors", most=MAX_REPLICAS)
+    check_count("replicas", replicas, 1, "the number of actors", most=MAX_REPLICAS)
+    options = options_of(actor_class)
+    if options.has_seat and replicas != 1:
+        kind = "durable" if options.durable else "a singleton"
+        raise ValueError(
+            f"replicas={replicas!r}: {actor_class.__name__} is {kind}, of which there is one: leave it out"
+        )
+    return replicas
 
 
 def _check_arguments(actor_class: type[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -52,9 +52,13 @@ class Desk:
         out = self._messages.take_of_pool(self._pools.pop(name))
         return done + [failed(call, error) for call in out]
 
+    def take_waiting(self, name: str) -> list[Call | Broadcast]:
+        """The calls of a pool that have not been sent, in order; they wait here no more."""
+        return self._pools[name].take_waiting()
+
     def fail_waiting(self, name: str, error: Exception) -> list[Done]:
         """End the calls of a pool that have not been sent."""
-        return [failed(item, error) for item in self._pools[name].take_waiting()]
+        return [failed(item, error) for item in self.take_waiting(name)]
 
     def members(self, name: str) -> list[Member]:
         """The members of a pool that take calls, the oldest first."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from fluster.actors.cancellation import Cancellation
 
-ON_START, ON_STOP, ON_FAILURE = "on_start", "on_stop", "on_failure"
-HOOKS = frozenset({ON_START, ON_STOP, ON_FAILURE})
+ON_START, ON_STOP, ON_FAILURE, ON_RESTORE = "on_start", "on_stop", "on_failure", "on_restore"
+HOOKS = frozenset({ON_START, ON_STOP, ON_FAILURE, ON_RESTORE})
 
 
 def run_hook(instance: object, name: str, *args: Any, loop: Callable[[], asyncio.AbstractEventLoop]) -> Any:

@@ -7,18 +7,24 @@ import functools
 import importlib.metadata
 import json
 import logging
+import os
+import platform
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fluster.actors import frames
 from fluster.actors.actor_lane import ActorLane, lanes_are_on
+from fluster.actors.context import ActorContext
+from fluster.actors.durable import DurableActor
+from fluster.actors.hooks import ON_RESTORE
 from fluster.actors.hosted import HostedActor
 from fluster.actors.intake import Intake
 from fluster.actors.json_frames import JSON
 from fluster.actors.members import (
     CODEC,
     DISCONNECTED_AT,
+    DURABLE,
     LAST_ERROR,
     LEAVING,
     PLACE,
@@ -29,12 +35,13 @@ from fluster.actors.members import (
 )
 from fluster.actors.outbox import Outbox
 from fluster.actors.producer import Producer
+from fluster.actors.seats import Seat
 from fluster.cluster import AsyncCluster
 from fluster_bus import arenas, payloads, subjects
 from fluster_bus.bus import Bus
 from fluster_bus.carrier import Carrier, Interest
 from fluster_bus.errors import BusError, NoRespondersError
-from fluster_bus.messages import Endpoint, EndpointId
+from fluster_bus.messages import ActorSeat, Endpoint, EndpointId
 from fluster_bus.object_kinds import PAYLOADS
 from fluster_bus.objects import ObjectStore
 from fluster_bus.registry import LEASE_S
@@ -92,15 +99,56 @@ class Host:
             RETRIES: {method.name: method.retries for method in methods if method.retries},
         }
         notes = {note: json.dumps(values) for note, values in told.items() if values}
+        if actor.durable is not None:
+            notes[DURABLE] = "yes"
         if actor.takes_json_only:
             notes[CODEC] = JSON
         elif (place := arenas.place()) is not None:
             notes[PLACE] = place
         return self._cluster.new_endpoint(name, address, endpoint_id=endpoint_id, metadata={**metadata, **notes})
 
+    def seat(self, context: ActorContext, *, is_durable: bool) -> Seat:
+        """The place of an actor of which there is one."""
+        name, instance = str(context.actor_name), str(context.endpoint_id)
+        if context.job_id is None:
+            holder, who = "", f"process {os.getpid()} on {platform.node()}"
+        else:  # its attempts follow each other
+            holder, who = f"{context.job_id}.{context.task}", f"task {context.task} of job {context.job_id}"
+        me = ActorSeat(instance=instance, holder=holder, who=who, is_durable=is_durable)
+        return Seat(self._bus, self._cluster.registry.seats, name, me, loop=self._loop)
+
+    def durable(self, name: str, endpoint_id: EndpointId, instance: object) -> DurableActor:
+        """What keeps a durable actor's calls and state."""
+        bus, namespace = self._cluster.bus, self._cluster.namespace
+        return DurableActor(
+            bus,
+            namespace,
+            name,
+            endpoint_id,
+            outbox=self.outbox,
+            store=self._store,
+            loop=self._loop,
+            has_hook=hasattr(instance, ON_RESTORE),
+        )
+
     def fetch(self, payload: bytes) -> bytes:
         """A payload that was stored; for other threads. Raises as `payloads.fetched` does."""
         return asyncio.run_coroutine_threadsafe(payloads.fetched(payload, self._store), self._loop).result()
+
+    async def be_seated(self, served: Served) -> None:
+        """Take the seat of an actor of which there is one, and what is kept of it. Raises ActorNameTakenError."""
+        seat, durable = served.actor.seat, served.actor.durable
+        if seat is None:
+            return
+        await seat.take(served.actor.supervisor.supersede)
+        if durable is not None:
+            served.actor.supervisor.saved = lambda: durable.saved
+            await durable.take_over()
+
+    async def leave_seat(self, served: Served) -> None:
+        """Have another take it."""
+        if served.actor.seat is not None:
+            await served.actor.seat.release()
 
     async def open(self, served: Served) -> None:
         """Take calls: listen first, then be known, so that whoever finds the actor reaches it."""
@@ -113,6 +161,8 @@ class Host:
                 await served.lane.close()
             raise
         self._open.append(served)
+        if served.actor.durable is not None and served.actor.seat is not None:
+            served.actor.durable.start(served.actor, served.actor.seat)
         if served.endpoint.lease_s is not None:
             served.renewals = asyncio.create_task(self._renew(served), name=f"lease of {served.endpoint.name}")
 
@@ -120,7 +170,8 @@ class Host:
         namespace, name = self._cluster.namespace, served.endpoint.name
         to_any, to_all = subjects.actor_any(namespace, name), subjects.actor_all(namespace, name)
         to_one = subjects.actor_one(namespace, name, served.endpoint.endpoint_id)
-        accept, lane = served.actor.accept, served.lane
+        actor, lane = served.actor, served.lane
+        accept = actor.accept if actor.durable is None else actor.accept_unstored
         if lane is not None:
             served.actor.ride(lane)
             served.actor.start()
@@ -248,6 +299,8 @@ class Host:
     async def _close(self, served: Served, timeout_s: float) -> None:
         if served.renewals is not None:
             served.renewals.cancel()
+        if served.actor.durable is not None:
+            await served.actor.durable.stop(timeout_s)
         try:
             # Known as leaving before it stops to listen: callers choose others, and still wait for what they sent.
             served.note(**{LEAVING: "yes"})
@@ -270,6 +323,7 @@ class Host:
             if served.lane is not None:
                 self._lanes -= 1
                 await served.lane.close()
+            await self.leave_seat(served)
 
     async def _hear_notices(self, served: Served) -> list[Interest]:
         """Calls that run to their end may still be cancelled, and streams go on only as they are read."""

@@ -17,6 +17,7 @@ from fluster.actors.cancellation import Cancellation
 from fluster.actors.clock import SYSTEM_CLOCK, Clock
 from fluster.actors.context import ActorContext
 from fluster.actors.definition import MethodInfo, methods_of, near, options_of
+from fluster.actors.durable import DurableActor
 from fluster.actors.failures import FULL, RETRY, encode_failure, message_of, traceback_of, type_name
 from fluster.actors.hooks import outcome_of
 from fluster.actors.json_methods import JsonMethod
@@ -24,6 +25,7 @@ from fluster.actors.lanes import Lanes
 from fluster.actors.mailbox import Mailbox
 from fluster.actors.outbox import Answers, Reply
 from fluster.actors.producer import Items, Producer
+from fluster.actors.seats import Seat
 from fluster.actors.streams import Streams
 from fluster.actors.supervision import Functions, Supervisor
 from fluster.actors.timers import Timer, timers_of
@@ -79,8 +81,12 @@ class HostedActor:
         actor_loop: Callable[[], asyncio.AbstractEventLoop],
         factory: Callable[[], object] | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        seat: Seat | None = None,
+        durable: DurableActor | None = None,
     ) -> None:
         self.context = context
+        self.seat = seat
+        self.durable = durable
         self.methods: Mapping[str, MethodInfo] = methods_of(type(instance))
         self._clock = clock
         cls = type(instance)
@@ -128,8 +134,8 @@ class HostedActor:
 
     @property
     def has_one_thread(self) -> bool:
-        """True when one thread alone takes calls, and answers one before it takes the next."""
-        return len(self._lanes) == 1 and self._lanes[None].has_one_thread
+        """True when one thread alone takes calls off a connection, and answers one before it takes the next."""
+        return self.durable is None and len(self._lanes) == 1 and self._lanes[None].has_one_thread
 
     def ride(self, lane: ActorLane) -> None:
         """Have that one thread read `lane`, and answer over it. To be said before `start`."""
@@ -162,6 +168,21 @@ class HostedActor:
             trace = call[3] if len(call) == 4 else None
             self._admit(_Job(delivery.reply, index, call[0], call[1], payloads.held(call[2]), trace=trace))
 
+    def accept_unstored(self, delivery: Delivery) -> None:
+        """For a durable actor: take no calls but pings of a message that did not come out of its stream."""
+        if subjects.last_token(delivery.subject) == frames.PING:
+            self.accept(delivery)
+            return
+        if subjects.last_token(delivery.subject) in frames.NOTICES or not subjects.is_inbox(delivery.reply):
+            return
+        is_json = not codec.is_pickle(delivery.data)
+        error = TypeError(
+            f"{self.context.actor_name} is durable: its calls are stored first, as those of a Fluster pool are, and not "
+            "sent to it directly or broadcast"
+        )
+        for place in range(1 if is_json else len(frames.decode_calls(delivery.data))):
+            self._fail(_Job(delivery.reply, place, "", None, b"", is_json=is_json), error)
+
     def _accept_json(self, delivery: Delivery) -> None:
         method = subjects.last_token(delivery.subject)
         job = _Job(delivery.reply, 0, method, None, delivery.data, is_json=True, trace=json_frames.trace_of(delivery))
@@ -192,9 +213,10 @@ class HostedActor:
             self._reject(job, MailboxFullError(text), FULL)
 
     def _reject(self, job: _Job, error: Exception, advice: str) -> None:
-        """Tell the caller that its call was not run."""
+        """Tell the caller that its call was not run; one that is stored is left as it is."""
         self._forget(job)
-        self._fail(job, error, advice=advice)
+        if self.durable is None or not self.durable.on_not_run(job.reply):
+            self._fail(job, error, advice=advice)
 
     def _made_cancellable(self, job: _Job) -> _Job:
         cancellation = Cancellation()
@@ -286,9 +308,10 @@ class HostedActor:
         supervisor = self.supervisor
         if (replacing := supervisor.replacing) is not None:
             replacing.wait()
-        if supervisor.given_up is not None:
-            self._reject(job, supervisor.given_up, RETRY)
-            self._leave(job, lanes, supervisor.given_up)
+        refusal = supervisor.given_up or (self.seat.fence() if self.seat is not None else None)
+        if refusal is not None:
+            self._reject(job, refusal, RETRY)
+            self._leave(job, lanes, refusal)
             return
         functions = supervisor.functions
         try:
@@ -374,9 +397,13 @@ class HostedActor:
         is_stream = self._infos[job.method].window is not None  # whose deadline is only for its beginning
         left_s = None if job.deadline is None or is_stream else frames.seconds_between(self._clock.now(), job.deadline)
         deadline = None if left_s is None else time.monotonic() + left_s
-        return dataclasses.replace(self.context, method=job.method, deadline=deadline, _cancellation=job.cancellation)
+        return dataclasses.replace(
+            self.context, method=job.method, deadline=deadline, _cancellation=job.cancellation, _reply=job.reply
+        )
 
     def _finish(self, job: _Job, lanes: _Lanes, started_ns: int, result: Any, error: BaseException | None) -> None:
+        if self.seat is not None and self.durable is None and (superseded := self.seat.fence()) is not None:
+            error = superseded  # the answer is another's to give
         cancellation = job.cancellation
         if cancellation is not None and cancellation.cancelled:
             self._send_cancelled(job)

@@ -25,6 +25,7 @@ RESTARTING = f"{OWN_METADATA}restarting"  # it has failed, and is being made ane
 RESTARTS = f"{OWN_METADATA}restarts"  # how often it was, in this process
 LAST_ERROR = f"{OWN_METADATA}last-error"  # how it failed last
 RETRIES = f"{OWN_METADATA}retries"  # JSON, {method: how often a call that was not delivered is sent again}
+DURABLE = f"{OWN_METADATA}durable"  # calls to it are stored
 PLACE = f"{OWN_METADATA}place"  # with whom it can share memory
 
 
@@ -59,6 +60,7 @@ class Member:
     place: str | None = None
     retries: Mapping[str, int] | None = None
     codec: str = PICKLE
+    is_durable: bool = False
 
     @classmethod
     def of(cls, endpoint: Endpoint) -> Self:
@@ -85,6 +87,7 @@ class Member:
             leaving=leaving,
             disconnected_at=None if disconnected_at is None else Moment(*json.loads(disconnected_at)),
             codec=metadata.pop(CODEC, PICKLE),
+            is_durable=metadata.pop(DURABLE, None) is not None,
             timeouts=None if timeouts is None else json.loads(timeouts),
             place=place,
             retries=None if retries is None else json.loads(retries),

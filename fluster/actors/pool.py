@@ -12,7 +12,7 @@ from fluster.actors.broadcast import Answers, AsyncBroadcastResult, BroadcastRes
 from fluster.actors.caller import Caller
 from fluster.actors.calls import Broadcast, Call, Ticket
 from fluster.actors.census import census
-from fluster.actors.definition import MethodInfo, check_timeout, methods_of, near
+from fluster.actors.definition import MethodInfo, check_timeout, methods_of, near, options_of
 from fluster.actors.futures import ActorFuture, is_running, result_of
 from fluster.actors.handles import ActorHandle, AsyncActorHandle, member_id
 from fluster.actors.lane_calls import LaneFuture
@@ -97,7 +97,8 @@ class AsyncActorPool(Generic[T]):
         self._policy = None if policy is None else policy_of(policy)
         self._by_key = ByKey()
         self._fixed = fixed
-        self._caller.open_pool(self._key, fixed=fixed)
+        is_durable = actor_class is not None and fixed is None and options_of(actor_class).durable
+        self._caller.open_pool(self._key, fixed=fixed, is_durable=is_durable)
         self._closing = weakref.finalize(self, self._caller.close_pool, self._key)
         self._closing.atexit = False  # the connection is closed by then, and all with it
 

@@ -39,7 +39,9 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """All members there are have been told."""
+    """All members there are have been told. When there are none, whether calls are stored for who comes."""
+
+    is_durable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,9 @@ class Roster:
                     there = {subjects.last_token(row.key) for row in await registry.table.rows(keys)}
                     for endpoint_id in self.members.keys() - there if self.members else ():
                         self.tell(Left(endpoint_id))
-                    self.tell(Known())
+                    self.tell(
+                        Known(is_durable=not (self.known or self.members) and await registry.is_durable(self.name))
+                    )
                 elif isinstance(change, Deleted):
                     self.tell(Left(subjects.last_token(change.key)))
                 else:

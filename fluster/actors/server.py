@@ -12,14 +12,14 @@ from queue import SimpleQueue
 
 from fluster.actors.clock import SYSTEM_CLOCK, Clock
 from fluster.actors.context import ActorContext
-from fluster.actors.definition import methods_of
+from fluster.actors.definition import methods_of, options_of
 from fluster.actors.host import Host, Served
 from fluster.actors.hosted import HostedActor
 from fluster.actors.members import OWN_METADATA
 from fluster.cluster import Cluster
 from fluster.cluster.identity import KILL_GRACE
 from fluster.cluster.portal import Portal
-from fluster.errors import ActorGivenUpError
+from fluster.errors import ActorGivenUpError, SupersededError
 from fluster_bus.messages import EndpointId
 from fluster_bus.names import check_name
 from fluster_bus.registry import new_endpoint_id
@@ -45,7 +45,7 @@ class ActorServer:
         self._serving = False
         self._closed = False
         self._lock = threading.RLock()  # over all that changes who is served
-        self._ends: SimpleQueue[ActorGivenUpError | None] = (
+        self._ends: SimpleQueue[ActorGivenUpError | SupersededError | None] = (
             SimpleQueue()
         )  # a signal's handler may put into it at any moment
         self._portal_of_actors: Portal | None = None
@@ -64,9 +64,14 @@ class ActorServer:
         It takes calls from `serve` on, at once when this server serves already. `metadata` is shown to whoever
         looks at the pool's members. `factory` makes another instance when this one fails, as often as the class's
         max_restarts allows; without it a failed actor is given up.
+
+        One of a class that is a singleton, or durable, is the only one of its name: from when it serves. Who serves, or
+        registers with a server that does, then waits as long as the one before may live, and gets ActorNameTakenError
+        when that one does live.
         """
         check_name("actor name", name)
         _check_instance(name, instance)
+        options = options_of(type(instance))
         for key in metadata or {}:
             if key.startswith(OWN_METADATA):
                 raise ValueError(f"metadata {key!r} begins with {OWN_METADATA!r}, which is kept for Fluster's own")
@@ -78,15 +83,20 @@ class ActorServer:
             endpoint_id=endpoint_id,
             _cluster=self._cluster,
         )
+        durable = self._host.durable(name, endpoint_id, instance) if options.durable else None
+        if durable is not None:
+            context = dataclasses.replace(context, _durable=durable)
         actor = HostedActor(
             instance,
             context,
-            outbox=self._host.outbox,
+            outbox=self._host.outbox if durable is None else durable,
             max_reply=self._cluster.asynchronous.bus.max_payload,
             fetch=self._host.fetch,
             actor_loop=self._loop_of_actors,
             factory=factory,
             clock=self._clock,
+            seat=self._host.seat(context, is_durable=options.durable) if options.has_seat else None,
+            durable=durable,
         )
         with self._lock:
             if self._closed:
@@ -98,7 +108,10 @@ class ActorServer:
         return endpoint_id
 
     def serve_background(self) -> None:
-        """Begin to serve and return; calls are handled on threads of their own."""
+        """Begin to serve and return; calls are handled on threads of their own.
+
+        Raises what `on_restore` and `on_start` raise, and ActorNameTakenError for a singleton that lives elsewhere.
+        """
         with self._lock:
             if self._closed:
                 raise RuntimeError("this ActorServer was shut down: make another")
@@ -111,10 +124,15 @@ class ActorServer:
         supervisor = served.actor.supervisor
         supervisor.on_change = lambda: self._host.tell(served)
         supervisor.on_given_up = lambda reason: self._give_up(served, reason)
-        supervisor.start()
-        self._cluster.portal.run(self._host.open, served)
+        self._cluster.portal.run(self._host.be_seated, served)
+        try:
+            supervisor.start()
+            self._cluster.portal.run(self._host.open, served)
+        except BaseException:
+            self._cluster.portal.run(self._host.leave_seat, served)
+            raise
 
-    def _give_up(self, served: Served, reason: ActorGivenUpError) -> None:
+    def _give_up(self, served: Served, reason: ActorGivenUpError | SupersededError) -> None:
         if not self._cluster.portal.loop.is_closed():
             self._cluster.portal.run(self._host.withdraw, served)
         self._ends.put(reason)
@@ -122,8 +140,8 @@ class ActorServer:
     def serve(self) -> None:
         """Serve until `shutdown`, SIGTERM or Ctrl-C; then finish what has arrived.
 
-        Raises ActorGivenUpError once one of its actors has failed more often than it may. Signals are heard in the
-        main thread only.
+        Raises ActorGivenUpError once one of its actors has failed more often than it may, SupersededError when another
+        has taken the place of one, and as `serve_background` does. Signals are heard in the main thread only.
         """
         in_main_thread = threading.current_thread() is threading.main_thread()
         # Before anybody can know of the actors, and tell them to end.

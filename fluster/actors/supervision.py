@@ -11,9 +11,10 @@ from typing import Any
 
 from fluster.actors.definition import ActorOptions, methods_of
 from fluster.actors.failures import message_of, type_name
-from fluster.actors.hooks import ON_FAILURE, ON_START, ON_STOP, run_hook
+from fluster.actors.hooks import ON_FAILURE, ON_RESTORE, ON_START, ON_STOP, run_hook
 from fluster.actors.timers import PREFIX, timers_of
-from fluster.errors import ActorFailedError, ActorGivenUpError
+from fluster.errors import ActorFailedError, ActorGivenUpError, SupersededError
+from fluster_bus import codec
 
 log = logging.getLogger(__name__)
 
@@ -62,15 +63,21 @@ class Supervisor:
         self._fatal: tuple[type[Exception], ...] = (ActorFailedError, *options.fatal_exceptions)
         self._lock = threading.Lock()
         self.on_change: Callable[[], object] = lambda: None
-        self.on_given_up: Callable[[ActorGivenUpError], object] = lambda _reason: None
+        self.on_given_up: Callable[[ActorGivenUpError | SupersededError], object] = lambda _reason: None
+        self.saved: Callable[[], bytes | None] = lambda: None  # what an instance is to be restored from
         self.functions = _functions_of(instance)
         self.replacing: threading.Event | None = None  # set once the failed instance is replaced, or the actor given up
-        self.given_up: ActorGivenUpError | None = None
+        self.given_up: ActorGivenUpError | SupersededError | None = None
         self.restarts = 0
         self.last_error = ""
 
     def start(self) -> None:
-        """Run `on_start`. Raises what it raises."""
+        """Run `on_restore`, if something was saved, and `on_start`. Raises what they raise."""
+        saved = self.saved()
+        if saved is not None:
+            if not hasattr(self._instance, ON_RESTORE):
+                raise TypeError(f"{self._name} has saved its state, but its class has no on_restore(state) to take it")
+            run_hook(self._instance, ON_RESTORE, codec.decode(saved), loop=self._actor_loop)
         run_hook(self._instance, ON_START, loop=self._actor_loop)
 
     async def stop(self, timeout_s: float) -> None:
@@ -149,9 +156,17 @@ class Supervisor:
         else:
             log.warning("%s failed and is made anew: %s", self._name, self.last_error)
             self._instance = self._factory()
-            run_hook(self._instance, ON_START, loop=self._actor_loop)
+            self.start()
             self.functions = _functions_of(self._instance)
             self.restarts += 1
+
+    def supersede(self, error: SupersededError) -> None:
+        """Give the actor up, since another has taken its place."""
+        with self._lock:
+            if self.given_up is not None:
+                return
+            self.given_up = error
+        threading.Thread(target=self.on_given_up, args=(error,), name=f"end of {self._name}", daemon=True).start()
 
     def _give_up(self, why: str, error: BaseException) -> None:
         log.error("%s %s", self._name, why)

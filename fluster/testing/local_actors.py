@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn, Self, TypeVar, cast
 
 from fluster.actors.caller import Caller
-from fluster.actors.definition import check_class, name_of
+from fluster.actors.definition import check_class, name_of, options_of
 from fluster.actors.deploy import check_replicas
 from fluster.actors.pool import ActorPool
 from fluster.actors.server import ActorServer
@@ -56,7 +56,8 @@ class LocalActors:
         Raises what the constructor raises, and ActorNameTakenError, TypeError and ValueError as `fluster.deploy` does.
         """
         check_class(actor_class)
-        check_replicas(replicas)
+        check_replicas(actor_class, replicas)
+        _check_memory_will_do(actor_class)
         chosen = check_name("actor name", name) if name is not None else name_of(actor_class)
         if self.pool(chosen).members():
             raise ActorNameTakenError(f"{chosen!r} is served already: give name=…, or shut that pool down")
@@ -73,6 +74,7 @@ class LocalActors:
 
     def register(self, name: str, instance: object, metadata: Mapping[str, str] | None = None) -> EndpointId:
         """Serve `instance` as one more member of the pool `name`, as ActorServer.register does."""
+        _check_memory_will_do(type(instance))
         server = self._servers.get(name)
         if server is None:
             server = self._servers[name] = ActorServer(self.cluster, clock=self.clock)
@@ -99,6 +101,14 @@ class LocalActors:
                 server.wait_timers(_PATIENCE_S)
         except TimeoutError as error:
             raise TimeoutError(f"{error}: is it held up on purpose? advance(…, wait=False) does not wait") from error
+
+
+def _check_memory_will_do(actor_class: type) -> None:
+    if options_of(actor_class).durable:
+        raise TypeError(
+            f"{actor_class.__name__} is durable: its calls and its state are kept by a server, and LocalActors has none. "
+            "Test it on a LocalCluster"
+        )
 
 
 async def _take_turns() -> None:

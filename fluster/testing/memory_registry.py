@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import cast
+from typing import Generic, TypeVar, cast
 
 from fluster.testing.memory_bus import matches
 from fluster_bus import subjects
+from fluster_bus.errors import RevisionConflictError
 from fluster_bus.feeds import CaughtUp
-from fluster_bus.messages import Endpoint
+from fluster_bus.messages import ActorSeat, Endpoint, Message
 from fluster_bus.registry import Registry
 from fluster_bus.tables import Deleted, Row, Table
 
-_Change = Row[Endpoint] | Deleted
+Record = TypeVar("Record", bound=Message)
 
 
-class MemoryTable:
-    """What Registry and pools need of a Table."""
+class MemoryTable(Generic[Record]):
+    """What registries, pools and seats need of a Table."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, Row[Endpoint]] = {}
-        self._watches: dict[asyncio.Queue[_Change], str] = {}  # {what it has not read yet: the keys that it watches}
+        self._rows: dict[str, Row[Record]] = {}
+        # {what it has not read yet: the keys that it watches}
+        self._watches: dict[asyncio.Queue[Row[Record] | Deleted], str] = {}
         self._revision = 0
 
-    async def put(self, key: str, value: Endpoint) -> int:
+    async def get(self, key: str) -> Row[Record] | None:
+        return self._rows.get(key)
+
+    async def update(self, key: str, value: Record, revision: int) -> int:
+        row = self._rows.get(key)
+        if revision != (row.revision if row is not None else 0):
+            raise RevisionConflictError(f"{key!r} was changed by somebody else")
+        return await self.put(key, value)
+
+    async def put(self, key: str, value: Record) -> int:
         self._rows.pop(key, None)  # a row stands where it was last written
         self._rows[key] = row = Row(key, value, self._next_revision())
         self._tell(row)
@@ -38,16 +49,16 @@ class MemoryTable:
         self._revision += 1
         return self._revision
 
-    def _tell(self, change: _Change) -> None:
+    def _tell(self, change: Row[Record] | Deleted) -> None:
         for unread, keys in self._watches.items():
             if matches(keys, change.key):
                 unread.put_nowait(change)
 
-    async def rows(self, keys: str = subjects.ANY_TAIL) -> list[Row[Endpoint]]:
+    async def rows(self, keys: str = subjects.ANY_TAIL) -> list[Row[Record]]:
         return [row for row in self._rows.values() if matches(keys, row.key)]
 
-    async def watch(self, keys: str = subjects.ANY_TAIL) -> AsyncGenerator[_Change | CaughtUp]:
-        unread: asyncio.Queue[_Change] = asyncio.Queue()
+    async def watch(self, keys: str = subjects.ANY_TAIL) -> AsyncGenerator[Row[Record] | Deleted | CaughtUp]:
+        unread: asyncio.Queue[Row[Record] | Deleted] = asyncio.Queue()
         self._watches[unread] = keys
         try:
             for row in await self.rows(keys):
@@ -64,4 +75,5 @@ class MemoryRegistry(Registry):
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
-        self.table = cast("Table[Endpoint]", MemoryTable())
+        self.table = cast("Table[Endpoint]", MemoryTable[Endpoint]())
+        self.seats = cast("Table[ActorSeat]", MemoryTable[ActorSeat]())

@@ -98,6 +98,10 @@ def _record(namespace: str) -> str:
     return subjects.bucket_key(subjects.jobs_bucket(namespace), "train-1")
 
 
+def _seat(namespace: str) -> str:
+    return subjects.bucket_key(subjects.actors_bucket(namespace), subjects.seat_key("ledger"))
+
+
 def _entry(namespace: str, name: str = "calculator") -> str:
     return subjects.bucket_key(subjects.endpoints_bucket(namespace), f"{name}.-.0.0.e1")
 
@@ -157,6 +161,11 @@ NOT_TO_SEND = [
     subjects.actor_all(THEIRS, "calculator", "add"),
     _entry(THEIRS),
     _record(THEIRS),
+    subjects.durable_calls(THEIRS, "ledger"),
+    subjects.trim_calls(THEIRS),
+    _seat(THEIRS),
+    subjects.direct_get(subjects.calls_stream(THEIRS)),
+    f"{subjects.direct_get(subjects.bucket_stream(subjects.actors_bucket(THEIRS)))}.{_seat(THEIRS)}",
     f"{subjects.direct_get(THEIR_REGISTRY)}.{_entry(THEIRS)}",
     subjects.direct_get(THEIR_REGISTRY),
     subjects.direct_get(subjects.logs_stream(THEIRS)),
@@ -198,6 +207,9 @@ NOT_TO_SEND = [
     f"$JS.API.STREAM.PURGE.{subjects.objects_stream(BUNDLES.name, OURS)}",
     f"$JS.API.STREAM.PURGE.{subjects.objects_stream(PAYLOADS.name, OURS)}",
     subjects.message_delete(subjects.objects_stream(BUNDLES.name, OURS)),
+    f"$JS.API.STREAM.PURGE.{subjects.calls_stream(OURS)}",
+    subjects.message_delete(subjects.calls_stream(OURS)),
+    f"$JS.API.CONSUMER.CREATE.{subjects.calls_stream(OURS)}",
     f"$JS.API.CONSUMER.CREATE.{subjects.objects_stream(BUNDLES.name, OURS)}",
     f"$JS.API.CONSUMER.CREATE.{REGISTRY}",
     f"$JS.API.CONSUMER.CREATE.{REGISTRY}.spy",
@@ -270,6 +282,41 @@ async def test_a_client_serves_nothing(connect: Connect) -> None:
     assert len(await client.refusals()) == 1
 
 
+async def test_a_client_sees_who_serves_and_not_what_is_kept(connect: Connect) -> None:
+    job, client = await connect(Role.JOB, OURS), await connect(Role.CLIENT, OURS)
+    bucket = subjects.actors_bucket(OURS)
+    state = subjects.bucket_key(bucket, subjects.state_key("ledger"))
+    for subject, seen in ((_seat(OURS), b'"seat"'), (state, b'"state"')):
+        assert json.loads((await job.ask(subject, seen)).data)["stream"] == subjects.bucket_stream(bucket)
+        assert await _stored(job, bucket, subject) == seen
+    assert await _stored(client, bucket, _seat(OURS)) == b'"seat"'
+    reads = subjects.direct_get(subjects.bucket_stream(bucket))
+    calls = subjects.direct_get(subjects.calls_stream(OURS))
+    for subject in (
+        f"{reads}.{state}",
+        reads,
+        calls,
+        f"{calls}.{subjects.durable_calls(OURS, 'x')}",
+        state,
+        _seat(OURS),
+    ):
+        await client.client.publish(subject, b"{}")
+        assert len(await client.refusals()) == 1, subject
+    await client.client.publish(subjects.trim_calls(OURS), b"{}")
+    assert len(await client.refusals()) == 1
+
+
+async def test_what_is_kept_of_actors_and_what_calls_carry_is_not_published_again(connect: Connect) -> None:
+    job, client = await connect(Role.JOB, OURS), await connect(Role.CLIENT, OURS)
+    seen = await client.listen(subjects.watch_any(OURS))
+    bucket = subjects.actors_bucket(OURS)
+    for subject in (subjects.bucket_key(bucket, subjects.state_key("secret")), subjects.durable_calls(OURS, "secret")):
+        assert "seq" in json.loads((await job.ask(subject, b"secret")).data)
+    message = await asyncio.wait_for(seen.get(), TIMEOUT_S)
+    assert (message.subject, message.data) == (subjects.watch_calls(OURS, "secret"), b"")
+    assert seen.empty()
+
+
 async def test_services_hear_no_inbox_but_their_own(connect: Connect) -> None:
     service = await connect(Role.SERVICE)
     for subject in (">", "_INBOX.>", User(Role.OPERATOR).inbox, User(Role.JOB, OURS).inbox):
@@ -312,6 +359,8 @@ async def test_a_rollup_does_not_wipe_the_stored_files(connect: Connect, rollup:
     [
         subjects.jobs_submit(OURS),
         _entry(OURS, "mine"),
+        subjects.durable_calls(OURS, "ledger"),
+        _seat(OURS),
         subjects.object_part(BUNDLES.name, OURS, "0" * 64, 0),
         subjects.direct_get(REGISTRY),
         f"{subjects.direct_get(REGISTRY)}.{_entry(OURS)}",

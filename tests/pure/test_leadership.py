@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluster_bus.errors import RevisionConflictError
+from fluster_bus.leadership import RENEWALS_PER_LEASE, Leadership, Standing
 from fluster_bus.messages import Fence, Namespace
 from fluster_bus.tables import Row
 from fluster_services.controller import seat as seat_module
-from fluster_services.controller.leadership import RENEWALS_PER_LEASE, Leadership, Standing
 from fluster_services.controller.seat import DeposedError, Seat
 
 LEASE_S = 6.0
@@ -28,7 +28,7 @@ def _mine(succeeds: str | None = None) -> Leadership:
 
 
 def _their_write(leadership: Leadership, revision: int, now: float, controller_id: str = "c2") -> None:
-    leadership.on_seat(revision, instance="theirs", controller_id=controller_id, now=now)
+    leadership.on_seat(revision, instance="theirs", holder=controller_id, now=now)
 
 
 # ---- one controller's view --------------------------------------------------------------------------------
@@ -96,10 +96,10 @@ def test_a_leader_is_deposed_by_anothers_write_and_by_the_loss_of_its_own() -> N
 
 def test_a_write_whose_acknowledgement_was_lost_is_made_again_at_once() -> None:
     mine = _mine()
-    mine.on_seat(5, instance="mine", controller_id="c1", now=100)
+    mine.on_seat(5, instance="mine", holder="c1", now=100)
     assert (mine.standing(100), mine.revision) == (CANDIDATE, 5)
     mine.on_written(6, sent_at=100)
-    mine.on_seat(7, instance="mine", controller_id="c1", now=102)
+    mine.on_seat(7, instance="mine", holder="c1", now=102)
     assert (mine.standing(102), mine.revision) == (LEADER, 7)
 
 
@@ -127,7 +127,7 @@ def test_a_leader_is_unsure_before_anybody_else_may_try(offset: float, writes: l
             break
         leader.on_written(revision, sent_at=now)
         now += delay_s
-        other.on_seat(revision, instance="mine", controller_id="c1", now=now + offset)
+        other.on_seat(revision, instance="mine", holder="c1", now=now + offset)
     waited = now + other.pause_s(now + offset) + 1e-6
     assert other.standing(waited + offset + 1e-3) is CANDIDATE
     assert not leader.is_sure(waited + 1e-3)

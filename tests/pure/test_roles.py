@@ -62,7 +62,16 @@ def test_tenants_ask_jetstream_for_nothing_but_direct_reads(user: User) -> None:
 def test_a_client_serves_nothing_and_writes_no_registry() -> None:
     client = roles.permissions(User(Role.CLIENT, "default"), NAMESPACES)
     job = roles.permissions(User(Role.JOB, "default"), NAMESPACES)
-    assert set(job.publish) - set(client.publish) == {"$KV.fluster_endpoints_default.>"}
+    assert set(job.publish) - set(client.publish) == {
+        "$KV.fluster_endpoints_default.>",
+        # for actors that are one of their kind, and for those whose calls are stored
+        "$KV.fluster_actors_default.>",
+        "$JS.API.DIRECT.GET.KV_fluster_actors_default",
+        "$JS.API.DIRECT.GET.KV_fluster_actors_default.>",
+        "$JS.API.DIRECT.GET.FLUSTER_CALLS_default",
+        "$JS.API.DIRECT.GET.FLUSTER_CALLS_default.>",
+        "fluster.default.trim-calls",
+    }
     assert set(client.subscribe) == {"_INBOX_client_default.>", "fluster.default.watch.>"}
     assert "fluster.default.actors.>" in job.subscribe
 

@@ -1,5 +1,6 @@
 """Every message that travels as JSON, one frozen model each."""
 
+from fluster_bus.messages.actors import ActorSeat, HandledCalls, KeptAnswer, SavedState, TrimCalls
 from fluster_bus.messages.endpoints import Endpoint
 from fluster_bus.messages.jobs import (
     EndpointId,
@@ -63,6 +64,7 @@ from fluster_bus.messages.workers import (
 
 __all__ = [
     "TPU_TOPOLOGIES",
+    "ActorSeat",
     "AttemptList",
     "AttemptLogsReply",
     "AttemptLogsRequest",
@@ -84,6 +86,7 @@ __all__ = [
     "ExplainRequest",
     "Fence",
     "GpuConfig",
+    "HandledCalls",
     "Heartbeat",
     "HeartbeatReply",
     "JobId",
@@ -91,6 +94,7 @@ __all__ = [
     "JobRecord",
     "JobRequest",
     "JobStatus",
+    "KeptAnswer",
     "KillAttemptRequest",
     "Leader",
     "ListReply",
@@ -107,6 +111,7 @@ __all__ = [
     "RefusedJob",
     "Replacement",
     "ResourceConfig",
+    "SavedState",
     "StatusReply",
     "StatusRequest",
     "TaskError",
@@ -118,6 +123,7 @@ __all__ = [
     "TpuConfig",
     "TpuTopologyInfo",
     "Transition",
+    "TrimCalls",
     "UnregisterRequest",
     "WorkerHealth",
     "WorkerId",

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 from fluster_bus import subjects
 from fluster_bus.errors import BusError, RevisionConflictError
 from fluster_bus.feeds import CaughtUp
+from fluster_bus.leadership import Leadership, Standing
 from fluster_bus.messages import Fence, Leader, Namespace
 from fluster_bus.streams import fences_table, leaders_table
 from fluster_bus.tables import Guard, Row
-from fluster_services.controller.leadership import Leadership, Standing
 from fluster_services.daemon import StartOverError
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Seat:
 
     def _on_row(self, row: Row[Leader]) -> None:
         self._leadership.on_seat(
-            row.revision, instance=row.value.instance, controller_id=row.value.controller_id, now=self._clock()
+            row.revision, instance=row.value.instance, holder=row.value.controller_id, now=self._clock()
         )
         self._holder = row.value
 

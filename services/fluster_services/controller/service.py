@@ -31,11 +31,13 @@ from fluster_bus.messages import (
     TaskRecord,
     TerminateReply,
     TerminateRequest,
+    TrimCalls,
     UnregisterRequest,
     WorkerList,
 )
 from fluster_bus.messages.model import Message
 from fluster_bus.services_api import Announcement, ServedEndpoint
+from fluster_bus.stored_calls import drop_calls
 from fluster_services import lifecycle
 from fluster_services.controller.books import JobKey
 from fluster_services.controller.dependencies import waits_for
@@ -68,6 +70,7 @@ class ControllerService:
         await self._serve(subjects.jobs_verb(every, "explain"), ExplainRequest, self._explain)
         await self._serve(subjects.ensure_namespace(every), Done, self._ensure)
         await self._serve(subjects.workers_list(every), Done, self._workers)
+        await self._serve(subjects.trim_calls(every), TrimCalls, self._trim_calls)
         await self._serve(subjects.endpoints_verb(every, "register"), Endpoint, self._register)
         await self._serve(subjects.endpoints_verb(every, "unregister"), UnregisterRequest, self._unregister)
         await self._serve(subjects.endpoints_verb(every, "lookup"), EndpointQuery, self._lookup)
@@ -249,6 +252,10 @@ class ControllerService:
 
     async def _ensure(self, _namespace: Namespace, _request: Done) -> Done:
         return Done()  # every namespace that is known has its buckets and streams
+
+    async def _trim_calls(self, namespace: Namespace, request: TrimCalls) -> Done:
+        await drop_calls(self._controller.bus, namespace, request.name, request.before)
+        return Done()
 
     async def _workers(self, _namespace: Namespace, _request: Done) -> WorkerList:
         return WorkerList(workers=tuple(self._controller.judge.statuses()))

@@ -1,4 +1,4 @@
-"""Who leads, as one controller sees it. Pure: told what happened and when by its own monotonic clock, it says what to do.
+"""Who leads, as one of those who may sees it. Pure: told what happened and when by its own monotonic clock, it says what to do.
 
 The leader writes the seat, a record on the bus, again and again, each time only if nobody else did. The others count from
 when *they* saw it written: whoever has seen nothing new for the whole lease tries to write the seat at the revision that it
@@ -19,7 +19,7 @@ from enum import Enum, auto
 
 
 class Standing(Enum):
-    """What a controller is."""
+    """What one of those is who may lead."""
 
     FOLLOWER = auto()
     CANDIDATE = auto()  # it may try to take the seat
@@ -28,10 +28,10 @@ class Standing(Enum):
 
 
 class Leadership:
-    """One controller's view of the seat. Times are seconds of its monotonic clock.
+    """One candidate's view of the seat. Times are seconds of its monotonic clock.
 
-    `instance` is its own mark in the seat. `succeeds` is the controller id whose seat it may take at once, having been
-    started in that one's place; None when it waits like any other.
+    `instance` is its own mark in the seat. `succeeds` is the holder whose seat it may take at once, having been started
+    in that one's place; None when it waits like any other.
     """
 
     def __init__(self, *, instance: str, lease_s: float, succeeds: str | None = None) -> None:
@@ -46,13 +46,13 @@ class Leadership:
 
     # ---- what happened ----------------------------------------------------------------------------------
 
-    def on_seat(self, revision: int, *, instance: str, controller_id: str, now: float) -> None:
+    def on_seat(self, revision: int, *, instance: str, holder: str, now: float) -> None:
         """The seat was seen, as somebody wrote it."""
         if self._is_old(revision):
             return
         self._revision, self._seen_at = revision, now
         # Its own write, of which it did not hear that it was taken, is one to be made again.
-        self._is_open = instance == self._instance or controller_id == self._succeeds
+        self._is_open = instance == self._instance or holder == self._succeeds
         if instance != self._instance and self._sent_at is not None:
             self._deposed = True
 
@@ -68,7 +68,7 @@ class Leadership:
         return self._revision is not None and revision <= self._revision
 
     def on_written(self, revision: int, *, sent_at: float) -> None:
-        """This controller's own write was taken: it leads from when it was sent."""
+        """Its own write was taken: it leads from when it was sent."""
         if self._deposed:
             return
         self._sent_at = sent_at if self._sent_at is None else max(sent_at, self._sent_at)

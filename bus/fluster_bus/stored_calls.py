@@ -1,0 +1,77 @@
+"""Calls to durable actors in their stream: how they are written, read, and dropped once they are handled."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fluster_bus import subjects
+from fluster_bus.errors import MessageTooLargeError, NoRespondersError, StorageError
+from fluster_bus.feeds import Entry, Feed
+from fluster_bus.streams import MAX_CALL_BYTES
+from fluster_bus.tables import sequence_of_ack
+
+if TYPE_CHECKING:
+    from fluster_bus.bus import Bus
+
+_ID_HEADER = "Nats-Msg-Id"
+_REPLY_HEADER = "Fluster-Reply"  # the reply subject of the message itself gets the stream's acknowledgement
+_HEADERS_BYTES = 1024  # amply
+_BATCH = 16  # calls that are read at once, of up to MAX_CALL_BYTES each
+MAX_BODY_BYTES = MAX_CALL_BYTES - _HEADERS_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCall:
+    """A call as its stream has it."""
+
+    sequence: int
+    call_id: str
+    reply: str  # an inbox; empty when nobody is to be answered
+    data: bytes
+
+    @staticmethod
+    def of(entry: Entry) -> StoredCall:
+        reply = entry.headers.get(_REPLY_HEADER, "")
+        call_id = entry.headers.get(_ID_HEADER) or str(entry.sequence)
+        return StoredCall(entry.sequence, call_id, reply if subjects.is_inbox(reply) else "", entry.data)
+
+
+async def store_call(bus: Bus, namespace: str, name: str, data: bytes, *, call_id: str, reply: str) -> bool:
+    """Store a call; False when it was there already, by its id.
+
+    Raises MessageTooLargeError, StorageError when there is no room or no stream, and what `Bus.request` raises.
+    """
+    if len(data) > MAX_BODY_BYTES:
+        raise MessageTooLargeError(
+            f"a stored call has {len(data):,} bytes, over the limit of {MAX_BODY_BYTES:,}: put what is large where the "
+            "actor finds it, and pass its name"
+        )
+    headers = {_ID_HEADER: call_id, _REPLY_HEADER: reply}
+    try:
+        answer = await bus.request(subjects.durable_calls(namespace, name), data, headers=headers)
+    except NoRespondersError as error:
+        raise StorageError(f"no stream takes calls to {name}: does the namespace {namespace} exist?") from error
+    sequence_of_ack(answer, f"the call to {name}")
+    return not json.loads(answer.data).get("duplicate", False)
+
+
+def calls_feed(bus: Bus, namespace: str, name: str) -> Feed:
+    """The calls of one actor, in order. What is republished of them are headers, to wake who reads."""
+    return Feed(
+        bus,
+        subjects.calls_stream(namespace),
+        subject=subjects.durable_calls(namespace, name),
+        watch=subjects.watch_calls(namespace, name),
+        batch=_BATCH,
+    )
+
+
+async def drop_calls(bus: Bus, namespace: str, name: str, before: int) -> None:
+    """Drop the calls of an actor that stand before sequence `before`. Only services may. Raises StorageError."""
+    request = json.dumps({"filter": subjects.durable_calls(namespace, name), "seq": before}).encode()
+    answer = await bus.request(subjects.stream_purge(subjects.calls_stream(namespace)), request)
+    error = json.loads(answer.data).get("error")
+    if error is not None:
+        raise StorageError(f"the calls of {name} could not be dropped: {error.get('description')}")

@@ -1,0 +1,473 @@
+"""Actors whose calls are stored, and what they save."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from fluster.actors import ActorContext, ActorPool, ActorServer, AsyncActorPool, actor, every, frames
+from fluster.cluster import Cluster
+from fluster.errors import ActorFailedError, ActorTimeoutError, MailboxFullError, SupersededError
+from fluster.testing import LocalActors
+from fluster_bus import streams, subjects
+from fluster_bus.bus import Bus
+from fluster_bus.errors import MessageTooLargeError, ServiceError
+from fluster_bus.messages import HandledCalls
+from fluster_bus.roles import Role
+from fluster_bus.stored_calls import StoredCall, calls_feed, store_call
+from tests.component.test_actors import NAMESPACE, TIMEOUT_S, Env, Gate, env, shared  # noqa: F401 - fixtures
+from tests.waiting import wait_until, wait_until_async
+
+
+@actor(durable=True, max_restarts=2)
+class Ledger:
+    """Numbers in the order in which they came; all instances of a test share what they ran."""
+
+    def __init__(self, ran: list[Any], gate: Gate | None = None) -> None:
+        self.ran, self.gate = ran, gate
+        self.numbers: list[Any] = []
+
+    def on_restore(self, state: list[Any]) -> None:
+        self.ran.append("restored")
+        self.numbers = list(state)
+
+    def on_start(self) -> None:
+        self.ran.append("started")
+
+    def add(self, ctx: ActorContext, number: Any) -> int:
+        self.ran.append(number)
+        self.numbers.append(number)
+        ctx.save(self.numbers)
+        return len(self.numbers)
+
+    def all(self) -> list[Any]:
+        return self.numbers
+
+    def wait(self) -> str:
+        assert self.gate is not None
+        self.ran.append("waits")
+        return self.gate.wait()
+
+    def save_and_wait(self, ctx: ActorContext) -> None:
+        assert self.gate is not None
+        ctx.save(["saved"])
+        self.gate.wait()
+
+    def make(self, size: int) -> bytes:
+        return bytes(size)
+
+    def fail(self) -> None:
+        raise ActorFailedError("no use")
+
+    def complain(self) -> None:
+        raise ValueError("as it pleases")
+
+    def save_too_much(self, ctx: ActorContext) -> None:
+        ctx.save(bytes(5 << 20))
+
+    def save_what_cannot_be(self, ctx: ActorContext) -> None:
+        ctx.save(threading.Lock())
+
+
+@actor(durable=True)
+class AsyncLedger:
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def on_restore(self, state: list[int]) -> None:
+        self.numbers = state
+
+    async def add(self, ctx: ActorContext, number: int) -> int:
+        await asyncio.sleep(0)
+        self.numbers.append(number)
+        await ctx.save_async(self.numbers)
+        return len(self.numbers)
+
+
+class Served:
+    """A ledger, its server, and a cluster of its own for it."""
+
+    def __init__(self, on: Env, name: str, ran: list[Any], gate: Gate | None = None) -> None:
+        self.cluster: Cluster = on.cluster(Role.JOB)
+        self.server = ActorServer(self.cluster)
+        make = functools.partial(Ledger, ran, gate)
+        self.server.register(name, make(), factory=make)
+        self.server.serve_background()
+
+    def end(self) -> None:
+        self.server.shutdown(TIMEOUT_S)
+
+
+def pool_of(on: Env, name: str, role: Role = Role.CLIENT) -> ActorPool[Any]:
+    return ActorPool(on.cluster(role), name, actor_class=Ledger)
+
+
+def on_bus(on: Env, use: Callable[[Bus], Awaitable[None]], role: Role = Role.SERVICE) -> None:
+    """Run `use` with a connection of that role."""
+
+    async def run() -> None:
+        bus = await Bus.connect(on.server.credentials(role), name="test")
+        try:
+            await use(bus)
+        finally:
+            await bus.close()
+
+    on.portal.run(run)
+
+
+def supersede(on: Env, name: str) -> None:
+    """Have somebody else be the instance behind the name, as far as what is kept tells."""
+
+    async def take(bus: Bus) -> None:
+        handled = streams.handled_table(bus, NAMESPACE)
+        row = await handled.get(subjects.handled_key(name))
+        assert row is not None
+        await handled.update(row.key, HandledCalls(instance="other", sequence=row.value.sequence), row.revision)
+        states = streams.states_table(bus, NAMESPACE)
+        state = await states.get(subjects.state_key(name))
+        assert state is not None
+        await states.update(state.key, state.value.model_copy(update={"instance": "other"}), state.revision)
+
+    on_bus(on, take)
+
+
+# ---- calls ----------------------------------------------------------------------------------------------
+
+
+def test_calls_are_handled_in_order_by_blocking_and_awaited_callers(shared: Env) -> None:  # noqa: F811
+    ran: list[Any] = []
+    served = Served(shared, "ordered", ran)
+    pool = pool_of(shared, "ordered")
+    assert [pool.call().add(number) for number in range(3)] == [1, 2, 3]
+    futures = [pool.submit().add(number) for number in range(3, 60)]
+    assert [future.result(TIMEOUT_S) for future in futures] == list(range(4, 61))
+    assert list(pool.map().add([60, 61])) == [61, 62]
+
+    async def add() -> int:
+        asynchronous: AsyncActorPool[Any] = AsyncActorPool(pool.asynchronous.cluster, "ordered")
+        result: int = await asynchronous.call().add(62)
+        return result
+
+    assert pool.portal.run(add) == 63
+    assert pool.call().all() == list(range(63))
+    assert ran == ["started", *range(63)]
+    served.end()
+
+
+def test_a_call_raises_what_its_method_raises_and_is_handled(shared: Env) -> None:  # noqa: F811
+    served = Served(shared, "complaints", [])
+    pool = pool_of(shared, "complaints")
+    with pytest.raises(ValueError, match="as it pleases"):
+        pool.call().complain()
+    assert pool.call().add(1) == 1
+    served.end()
+
+
+@pytest.mark.parametrize("knows_the_class", [True, False])
+def test_calls_wait_for_an_actor_that_is_away(shared: Env, knows_the_class: bool) -> None:  # noqa: F811
+    name, ran = f"away-{knows_the_class}", list[Any]()
+    Served(shared, name, ran).end()
+    kind = Ledger if knows_the_class else None
+    pool: ActorPool[Any] = ActorPool(shared.cluster(Role.CLIENT), name, actor_class=kind)
+    futures = [pool.submit().add(number) for number in range(5)]
+    served = Served(shared, name, ran)
+    assert [future.result(TIMEOUT_S) for future in futures] == [1, 2, 3, 4, 5]
+    assert ran == ["started", "started", *range(5)]
+    served.end()
+
+
+def test_a_pool_that_was_there_before_the_actor_stores_its_calls_too(shared: Env) -> None:  # noqa: F811
+    pool: ActorPool[Any] = ActorPool(shared.cluster(Role.CLIENT), "later")
+    assert pool.size == 0
+    served = Served(shared, "later", [])
+    pool.wait_for_size(1, TIMEOUT_S)
+    assert pool.call().add(1) == 1
+    (member,) = pool.members()
+    assert member.is_durable
+    served.end()
+
+
+def test_a_call_is_not_run_after_its_deadline(shared: Env) -> None:  # noqa: F811
+    ran: list[Any] = []
+    Served(shared, "late", ran).end()
+    pool = pool_of(shared, "late")
+    with pytest.raises(ActorTimeoutError):
+        pool.call(timeout=0.05).add("late")
+    in_time = pool.submit().add("in time")
+    served = Served(shared, "late", ran)
+    assert in_time.result(TIMEOUT_S) == 1
+    assert ran == ["started", "started", "in time"]
+    served.end()
+
+
+def test_a_call_that_comes_twice_under_one_id_is_run_once(shared: Env) -> None:  # noqa: F811
+    ran: list[Any] = []
+    served = Served(shared, "twice", ran)
+    pool = pool_of(shared, "twice")
+    assert pool.call().add("once") == 1
+
+    async def send_again(bus: Bus) -> None:
+        """As one would whose first try was acknowledged longer ago than the stream remembers."""
+        (entry,) = [each async for each in calls_feed(bus, NAMESPACE, "twice").stored()]
+        call = StoredCall.of(entry)
+        stream = subjects.calls_stream(NAMESPACE)
+        config = (await bus.jetstream.stream_info(stream)).config
+        await bus.jetstream.update_stream(config.evolve(duplicate_window=0.1))
+
+        async def store() -> bool:
+            return await store_call(bus, NAMESPACE, "twice", call.data, call_id=call.call_id, reply=call.reply)
+
+        await wait_until_async(store, TIMEOUT_S)
+        await wait_until_async(store, TIMEOUT_S)
+        await bus.jetstream.update_stream(config)
+
+    on_bus(shared, send_again)
+    assert pool.call().add("next") == 2
+    served.end()
+    again = Served(shared, "twice", ran)
+    assert pool.call().add("last") == 3
+    assert ran == ["started", "once", "next", "restored", "started", "last"]
+    again.end()
+
+
+def test_a_message_that_is_no_call_is_passed_over(shared: Env) -> None:  # noqa: F811
+    served = Served(shared, "garbled", [])
+    pool = pool_of(shared, "garbled")
+
+    async def send(bus: Bus) -> None:
+        for number, data in enumerate((b"[1]", b"\x80nonsense", frames.encode_calls([]))):
+            assert await store_call(bus, NAMESPACE, "garbled", data, call_id=f"garbled-{number}", reply="no.inbox")
+
+    on_bus(shared, send)
+    assert pool.call().add(1) == 1
+    served.end()
+
+
+def test_what_a_durable_actor_refuses(shared: Env) -> None:  # noqa: F811
+    served = Served(shared, "refuses", [])
+    pool = pool_of(shared, "refuses")
+    with pytest.raises(TypeError, match="there is one of it"):
+        pool.broadcast().all().results()
+    with pytest.raises(MessageTooLargeError, match="pass its name"):
+        pool.call().add(bytes(2 << 20))
+    with pytest.raises(MessageTooLargeError, match="over the limit"):
+        pool.call().save_too_much()
+    with pytest.raises(TypeError, match="pickle"):
+        pool.call().save_what_cannot_be()
+    assert pool.call().add(1) == 1
+    served.end()
+
+
+def test_one_who_calls_it_directly_is_told(shared: Env) -> None:  # noqa: F811
+    served = Served(shared, "direct", [])
+
+    async def ask(bus: Bus) -> None:
+        await bus.request(subjects.actor_any(NAMESPACE, "direct", "all"), b"[]")
+
+    with pytest.raises(ServiceError, match="direct is durable"):
+        on_bus(shared, ask, Role.OPERATOR)
+    served.end()
+
+
+def test_a_stream_that_is_full_refuses_calls(env: Env) -> None:  # noqa: F811
+    Served(env, "full", []).end()
+
+    async def shrink(bus: Bus) -> None:
+        config = (await bus.jetstream.stream_info(subjects.calls_stream(NAMESPACE))).config
+        await bus.jetstream.update_stream(config.evolve(max_msgs_per_subject=2))
+
+    on_bus(env, shrink)
+    pool = pool_of(env, "full")
+    futures = [pool.submit().add(number) for number in range(3)]
+    with pytest.raises(MailboxFullError, match="not stored"):
+        futures[2].result(TIMEOUT_S)
+    served = Served(env, "full", [])
+    assert [future.result(TIMEOUT_S) for future in futures[:2]] == [1, 2]
+    served.end()
+
+
+def test_large_answers_arrive(shared: Env) -> None:  # noqa: F811
+    served = Served(shared, "large", [])
+    assert pool_of(shared, "large").call().make(1 << 20) == bytes(1 << 20)
+    served.end()
+
+
+# ---- state ----------------------------------------------------------------------------------------------
+
+
+def test_state_goes_on_across_restarts(shared: Env) -> None:  # noqa: F811
+    ran: list[Any] = []
+    pool = pool_of(shared, "state")
+    for number in range(3):
+        served = Served(shared, "state", ran)
+        assert pool.call().add(number) == number + 1
+        served.end()
+    assert ran == ["started", 0, "restored", "started", 1, "restored", "started", 2]
+
+
+def test_an_instance_that_is_made_anew_is_restored(shared: Env) -> None:  # noqa: F811
+    ran: list[Any] = []
+    served = Served(shared, "anew", ran)
+    pool = pool_of(shared, "anew")
+    assert pool.call().add(1) == 1
+    with pytest.raises(ActorFailedError):
+        pool.call().fail()
+    assert pool.call().all() == [1]
+    assert ran == ["started", 1, "restored", "started"]
+    served.end()
+
+
+def test_asynchronous_methods_save_too(shared: Env) -> None:  # noqa: F811
+    pool: ActorPool[Any] = ActorPool(shared.cluster(), "asynchronous", actor_class=AsyncLedger)
+    for number in range(2):
+        server = shared.serve("asynchronous", AsyncLedger())
+        assert pool.call().add(number) == number + 1
+        server.shutdown()
+
+
+def test_a_call_that_saved_and_was_not_answered_is_told_and_not_run_again(shared: Env) -> None:  # noqa: F811
+    ran, gate = list[Any](), Gate()
+    served = Served(shared, "unanswered", ran, gate)
+    pool = pool_of(shared, "unanswered")
+    future = pool.submit().save_and_wait()
+    gate.is_entered()
+    stopped = threading.Thread(target=served.server.shutdown, args=(0.05,))
+    stopped.start()
+    stopped.join()
+    again = Served(shared, "unanswered", ran, gate)
+    with pytest.raises(Exception, match="not run again"):
+        future.result(TIMEOUT_S)
+    assert pool.call().all() == ["saved"]
+    gate.opened.set()
+    again.end()
+
+
+def test_a_call_that_runs_when_its_server_ends_is_run_again_by_the_next(shared: Env) -> None:  # noqa: F811
+    ran, gate = list[Any](), Gate()
+    served = Served(shared, "again", ran, gate)
+    pool = pool_of(shared, "again")
+    future = pool.submit().wait()
+    gate.is_entered()
+    served.server.shutdown(0.05)
+    again = Served(shared, "again", ran, gate)
+    gate.is_entered()
+    gate.opened.set()
+    assert future.result(TIMEOUT_S) == "went through"
+    assert ran == ["started", "waits", "started", "waits"]
+    again.end()
+
+
+def test_a_superseded_instance_saves_nothing_and_answers_nothing(shared: Env) -> None:  # noqa: F811
+    ran, gate = list[Any](), Gate()
+    served = Served(shared, "superseded", ran, gate)
+    pool = pool_of(shared, "superseded")
+    assert pool.call().add(1) == 1
+    future = pool.submit().wait()
+    gate.is_entered()
+    supersede(shared, "superseded")
+    gate.opened.set()
+    with pytest.raises(SupersededError, match="nothing was written"):
+        served.server.serve()
+    assert not future.done()
+    again = Served(shared, "superseded", ran, gate)
+    assert future.result(TIMEOUT_S) == "went through"
+    again.end()
+
+
+def test_saving_raises_in_a_superseded_instance(shared: Env) -> None:  # noqa: F811
+    errors: list[Exception] = []
+
+    @actor(durable=True)
+    class Saver:
+        def on_restore(self, state: object) -> None: ...
+
+        def save(self, ctx: ActorContext) -> None:
+            try:
+                ctx.save("mine")
+            except SupersededError as error:
+                errors.append(error)
+
+    server = shared.serve("saver", Saver())
+    pool: ActorPool[Any] = ActorPool(shared.cluster(), "saver", actor_class=Saver)
+    pool.call().save()
+    supersede(shared, "saver")
+    future = pool.submit().save()
+    with pytest.raises(SupersededError):
+        server.serve()
+    assert len(errors) == 1
+    assert not future.done()
+
+
+def test_state_without_a_hook_to_take_it_is_told(shared: Env) -> None:  # noqa: F811
+    @actor(durable=True)
+    class Forgetful:
+        def save(self, ctx: ActorContext) -> None:
+            ctx.save(1)
+
+    server = shared.serve("forgetful", Forgetful())
+    pool: ActorPool[Any] = ActorPool(shared.cluster(), "forgetful", actor_class=Forgetful)
+    with pytest.raises(TypeError, match="on_restore"):
+        pool.call().save()
+    server.shutdown()
+
+
+def test_an_actor_that_is_not_durable_saves_nothing(shared: Env) -> None:  # noqa: F811
+    class Plain:
+        def save(self, ctx: ActorContext) -> None:
+            ctx.save(1)
+
+    shared.serve("plain", Plain())
+    with pytest.raises(RuntimeError, match="durable=True"):
+        shared.pool("plain").call().save()
+
+
+def test_a_timer_may_save(shared: Env) -> None:  # noqa: F811
+    saved = threading.Event()
+
+    @actor(durable=True)
+    class Ticker:
+        def on_restore(self, state: int) -> None:
+            self.restored = state
+
+        @every(0.01)
+        def tick(self, ctx: ActorContext) -> None:
+            ctx.save(42)
+            saved.set()
+
+        def seen(self) -> int:
+            return self.restored
+
+    server = shared.serve("ticker", Ticker())
+    assert saved.wait(TIMEOUT_S)
+    server.shutdown()
+    again = shared.serve("ticker", Ticker())
+    pool: ActorPool[Any] = ActorPool(shared.cluster(), "ticker", actor_class=Ticker)
+    assert pool.call().seen() == 42
+    again.shutdown()
+
+
+# ---- the stream -----------------------------------------------------------------------------------------
+
+
+def test_calls_go_on_when_the_server_was_away(env: Env) -> None:  # noqa: F811
+    served = Served(env, "restarted", [])
+    pool = pool_of(env, "restarted")
+    assert pool.call().add(1) == 1
+    env.server.stop()
+    env.server.start()
+    wait_until(lambda: pool.asynchronous.cluster.bus.connected)
+    assert pool.call().add(2) == 2
+    served.end()
+
+
+def test_memory_is_no_place_for_durable_actors() -> None:
+    with LocalActors() as actors:
+        with pytest.raises(TypeError, match="LocalCluster"):
+            actors.deploy(Ledger, [])
+        with pytest.raises(TypeError, match="LocalCluster"):
+            actors.register("ledger", Ledger([]))

@@ -1,0 +1,240 @@
+"""Actors of which there is one live instance behind a name."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fluster.actors import ActorPool, ActorServer, actor, deploy, seats
+from fluster.cluster import Cluster
+from fluster.errors import ActorNameTakenError, NotRunError, SupersededError
+from fluster.testing import LocalActors
+from fluster_bus import subjects
+from fluster_bus.bus import Bus
+from fluster_bus.messages import ActorSeat
+from fluster_bus.roles import Role
+from fluster_bus.streams import seats_table
+from tests.component.test_actors import (  # noqa: F401 - fixtures
+    NAMESPACE,
+    TIMEOUT_S,
+    Env,
+    Gate,
+    MemoryEnv,
+    either,
+    env,
+    in_memory,
+    shared,
+)
+from tests.waiting import wait_until
+
+LEASE_S = 0.6
+
+
+@actor(singleton=True)
+class Only:
+    def __init__(self, gate: Gate | None = None) -> None:
+        self.gate = gate
+
+    def on_start(self) -> None:
+        if self.gate is None:
+            raise ValueError("no gate")
+
+    def say(self) -> str:
+        return "here"
+
+    def wait(self) -> str:
+        assert self.gate is not None
+        return self.gate.wait()
+
+
+@pytest.fixture(autouse=True)
+def short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seats, "SEAT_LEASE_S", LEASE_S)
+
+
+def server_of(on: Env | MemoryEnv, name: str) -> ActorServer:
+    server = ActorServer(on.cluster())
+    server.register(name, Only(Gate()))
+    return server
+
+
+def test_a_second_one_is_refused_and_told_who_is_the_first(either: Env | MemoryEnv) -> None:  # noqa: F811
+    first, second = server_of(either, "only"), server_of(either, "only")
+    first.serve_background()
+    with pytest.raises(ActorNameTakenError, match="'only' has one live instance only, and that is process"):
+        second.serve_background()
+    pool = either.pool("only")
+    assert (pool.call().say(), pool.size) == ("here", 1)
+    first.shutdown()
+    second.shutdown()
+    third = server_of(either, "only")
+    third.serve_background()
+    assert either.pool("only").call().say() == "here"
+    third.shutdown()
+
+
+def test_of_several_at_once_one_serves(shared: Env) -> None:  # noqa: F811
+    servers = [server_of(shared, "rivals") for _ in range(4)]
+    outcomes: list[object] = []
+
+    def serve(server: ActorServer) -> None:
+        try:
+            server.serve_background()
+            outcomes.append(server)
+        except ActorNameTakenError as error:
+            outcomes.append(type(error))
+
+    threads = [threading.Thread(target=serve, args=(server,)) for server in servers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert sorted(outcomes, key=str).count(ActorNameTakenError) == 3
+    assert shared.pool("rivals").size == 1
+    for server in servers:
+        server.shutdown()
+
+
+def test_the_seat_of_one_that_did_not_start_is_free_again(shared: Env) -> None:  # noqa: F811
+    server = ActorServer(shared.cluster())
+    server.register("unstarted", Only())
+    with pytest.raises(ValueError, match="no gate"):
+        server.serve_background()
+    server.shutdown()
+    again = server_of(shared, "unstarted")
+    again.serve_background()
+    again.shutdown()
+
+
+def _on_seats(on: Env, use: Callable[[Any], Awaitable[None]]) -> None:
+    async def run() -> None:
+        bus = await Bus.connect(on.server.credentials(Role.SERVICE), name="test")
+        try:
+            await use(seats_table(bus, NAMESPACE))
+        finally:
+            await bus.close()
+
+    on.portal.run(run)
+
+
+def take_seat(on: Env, name: str, who: str = "somebody") -> None:
+    async def take(table: Any) -> None:
+        await table.put(subjects.seat_key(name), ActorSeat(instance="other", who=who))
+
+    _on_seats(on, take)
+
+
+def test_one_whose_seat_was_taken_ends_and_tells(shared: Env) -> None:  # noqa: F811
+    server = server_of(shared, "taken")
+    server.serve_background()
+    pool = shared.pool("taken")
+    take_seat(shared, "taken")
+    with pytest.raises(SupersededError, match="somebody has taken its place"):
+        server.serve()
+    wait_until(lambda: pool.size == 0)
+
+
+def test_the_seat_of_one_that_is_silent_is_taken_after_its_lease(shared: Env) -> None:  # noqa: F811
+    take_seat(shared, "silent")
+    server = server_of(shared, "silent")
+    server.serve_background()
+    assert shared.pool("silent").call().say() == "here"
+    server.shutdown()
+
+
+def test_a_seat_that_nobody_else_took_is_kept_after_an_interruption(env: Env) -> None:  # noqa: F811
+    proxy = env.proxy()
+    cluster = env.cluster()
+    address = replace(cluster.asynchronous.bus.address, url=f"nats://127.0.0.1:{proxy.port}")
+    with Cluster(address) as served:
+        server = ActorServer(served)
+        server.register("interrupted", Only(Gate()))
+        server.serve_background()
+        (instance,) = server._actors
+        seat = instance.actor.seat
+        assert seat is not None
+        env.portal.run(proxy.hold)
+        wait_until(lambda: not seat.is_sure)
+        env.portal.run(proxy.release)
+        wait_until(lambda: seat.is_sure)
+        assert env.pool("interrupted").call().say() == "here"
+        server.shutdown()
+
+
+def test_one_that_cannot_tell_that_it_lives_runs_and_answers_nothing(env: Env) -> None:  # noqa: F811
+    """Its calls come over a lane, which stands; only the connection that renews its seat is held up."""
+    proxy, gate = env.proxy(), Gate()
+    cluster = env.cluster()
+    address = cluster.asynchronous.bus.address
+    with Cluster(replace(address, url=f"nats://127.0.0.1:{proxy.port}")) as served:
+        served.asynchronous.bus.address = address  # of the lanes
+        server = ActorServer(served)
+        server.register("cut-off", Only(gate))
+        server.serve_background()
+        (instance,) = server._actors
+        assert instance.lane is not None
+        seat = instance.actor.seat
+        assert seat is not None
+        pool = env.pool("cut-off")
+        running, waiting = pool.submit().wait(), pool.submit().say()
+        gate.is_entered()
+        env.portal.run(proxy.hold)
+        wait_until(lambda: not seat.is_sure)
+        gate.opened.set()
+        late = pool.submit().say()
+        successor = server_of(env, "cut-off")
+        successor.serve_background()
+        assert not any(future.done() for future in (running, waiting, late))
+        env.portal.run(proxy.release)
+        with pytest.raises(SupersededError):
+            running.result(TIMEOUT_S)
+        with pytest.raises(SupersededError):
+            server.serve()
+        for future in (waiting, late):
+            with pytest.raises((SupersededError, NotRunError)):
+                future.result(TIMEOUT_S)
+        assert pool.call().say() == "here"
+        successor.shutdown()
+
+
+def test_deploy_refuses_several(shared: Env) -> None:  # noqa: F811
+    with pytest.raises(ValueError, match="of which there is one"):
+        deploy(shared.cluster(), Only, Gate(), replicas=2)
+    with LocalActors() as actors, pytest.raises(ValueError, match="of which there is one"):
+        actors.deploy(Only, Gate(), replicas=2)
+
+
+def test_one_in_memory_is_deployed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seats, "SEAT_LEASE_S", 10.0)
+    with LocalActors() as actors:
+        pool: ActorPool[Only] = actors.deploy(Only, Gate())
+        assert pool.call().say() == "here"
+        with pytest.raises(ActorNameTakenError):
+            actors.deploy(Only, Gate())
+
+
+def test_an_instance_that_is_made_anew_keeps_the_seat(shared: Env) -> None:  # noqa: F811
+    class BrokenError(Exception):
+        pass
+
+    @actor(singleton=True, max_restarts=1, fatal_exceptions=(BrokenError,))
+    class Fragile:
+        def fail(self) -> None:
+            raise BrokenError
+
+        def say(self) -> str:
+            return "again"
+
+    server = ActorServer(shared.cluster())
+    server.register("anew", Fragile(), factory=functools.partial(Fragile))
+    server.serve_background()
+    pool = shared.pool("anew")
+    with pytest.raises(BrokenError):
+        pool.call().fail()
+    assert pool.call().say() == "again"
+    server.shutdown()
