@@ -175,18 +175,18 @@ def actor(cls: C, /) -> C: ...
 @overload
 def actor(cls: None = None, /, **options: Any) -> Callable[[C], C]: ...
 def actor(cls: C | None = None, /, **options: Any) -> C | Callable[[C], C]:
-    """Give a class options for its life as an actor; bare `@actor` leaves all at their defaults.
+    """Give a class options for its life as an actor. What is not given is as the class's base has it, else the default.
 
     The options are the fields of ActorOptions: name, resources, max_concurrency, timeout, mailbox_calls,
     mailbox_bytes, concurrency_groups, max_restarts, restart_window, fatal_exceptions, singleton, durable, codec. Raises TypeError for any
     other, and for what is no class.
     """
-    chosen = _options("actor", ActorOptions, options)
+    _options("actor", ActorOptions, options)
 
     def mark(marked: C) -> C:
         if not isinstance(marked, type):
             raise TypeError(f"@actor stands above a class, not above {marked!r}")
-        setattr(marked, _ACTOR_MARK, chosen)
+        setattr(marked, _ACTOR_MARK, dataclasses.replace(options_of(marked), **options))
         return marked
 
     return mark if cls is None else mark(cls)

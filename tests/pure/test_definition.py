@@ -58,6 +58,14 @@ class Optioned:
 class Child(Optioned): ...
 
 
+@actor(timeout=2.0)
+class Hurried(Child): ...
+
+
+@actor
+class Bare(Hurried): ...
+
+
 def test_public_methods_are_found_with_what_they_take() -> None:
     methods = methods_of(Plain)
     assert sorted(methods) == ["add", "annotated", "later", "of_class", "static", "told"]
@@ -76,6 +84,14 @@ def test_options_stand_on_the_class_and_are_inherited_but_for_the_name() -> None
     assert name_of(Child) == "Child"
     assert options_of(Child).max_concurrency == 4
     assert {name: info.timeout for name, info in methods_of(Child).items()} == {"quick": 3, "usual": 9.0}
+
+
+def test_what_a_subclass_does_not_say_it_inherits() -> None:
+    for cls in (Hurried, Bare):
+        options = options_of(cls)
+        assert (options.timeout, options.max_concurrency, options.resources.cpu) == (2.0, 4, 2)
+        assert name_of(cls) == cls.__name__
+    assert options_of(Optioned).timeout == 9.0
 
 
 @pytest.mark.parametrize(
