@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from fluster.cluster import AsyncCluster, Cluster, LocalCluster, Ref, TaskContext, current_cluster, current_task
     from fluster.errors import (
+        ActorDeadlockError,
         ActorDiedError,
         ActorError,
         ActorFailedError,
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ActorContext",
+    "ActorDeadlockError",
     "ActorDiedError",
     "ActorError",
     "ActorFailedError",

@@ -15,6 +15,7 @@ FlusterError
 │   └── JobTimeoutError           a TimeoutError: the job had not ended in time, and goes on
 └── ActorError
     ├── ActorNotFoundError        nobody serves that name; the call was not delivered to anyone
+    ├── ActorDeadlockError        an actor would wait for a call to itself for ever; the call was not run
     ├── ActorNameTakenError       somebody serves that name already
     ├── ActorDiedError            the actor ended while the call was out: it may have run
     │   ├── ActorGivenUpError     it failed more often than it may be restarted; the call was not run
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from fluster_bus.messages import JobId, JobInfo
 
 __all__ = [
+    "ActorDeadlockError",
     "ActorDiedError",
     "ActorError",
     "ActorFailedError",
@@ -142,6 +144,10 @@ class ActorNotFoundError(ActorError, LookupError):
 
 class ActorNameTakenError(ActorError):
     """Somebody serves that name already."""
+
+
+class ActorDeadlockError(ActorError):
+    """An actor that runs one call at a time would wait, without end, for a call to itself. It was not run."""
 
 
 class ActorDiedError(ActorError):

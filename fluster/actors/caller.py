@@ -149,6 +149,8 @@ class Caller:
         if member is None or member.takes_json_only or member.is_durable or is_running(self.loop):
             self.submit(call)
             return
+        if call.blocks is not None:
+            call.blocks.check(call, member)
         self._deadlines.take_declared(call, member)
         if not lane.send(call, member, now):
             self.submit(call)

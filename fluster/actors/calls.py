@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fluster.actors import frames
 from fluster.actors.frames import Moment, WireCall
@@ -14,6 +14,9 @@ from fluster.actors.members import Member
 from fluster.actors.policies import Policy
 from fluster.errors import ActorError
 from fluster.tracing import Carrier
+
+if TYPE_CHECKING:
+    from fluster.actors.own_thread import OwnThread
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,7 @@ class Call:
     policy: Policy | None = None  # that chooses its member, unless it is the pool's
     owner: object = None  # lives on as long as the call is under way
     trace: Carrier | None = None  # tells the actor of the caller's span
+    blocks: OwnThread | None = None  # waits for it
     # The desk's notes:
     order: int = 0
     tried: tuple[str, ...] = ()  # endpoints at which nobody listened

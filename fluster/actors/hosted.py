@@ -24,6 +24,7 @@ from fluster.actors.json_methods import JsonMethod
 from fluster.actors.lanes import Lanes
 from fluster.actors.mailbox import Mailbox
 from fluster.actors.outbox import Answers, Reply
+from fluster.actors.own_thread import OwnThread
 from fluster.actors.producer import Items, Producer
 from fluster.actors.seats import Seat
 from fluster.actors.streams import Streams
@@ -123,6 +124,8 @@ class HostedActor:
 
     def _make_lanes(self, group: str | None, at_once: int) -> _Lanes:
         kinds = {method.is_async for method in self._infos.values() if method.concurrency_group == group}
+        names = frozenset(name for name, method in self.methods.items() if method.concurrency_group == group)
+        own_thread = OwnThread(str(self.context.endpoint_id), names if at_once == 1 else frozenset())
         return Lanes(
             f"{self.context.actor_name}-{group}" if group else str(self.context.actor_name),
             Mailbox(max_items=self._options.mailbox_calls, max_bytes=self._options.mailbox_bytes),
@@ -130,6 +133,7 @@ class HostedActor:
             at_once=at_once,
             has_sync=False in kinds,
             has_async=True in kinds,
+            begin=own_thread.enter,
         )
 
     @property

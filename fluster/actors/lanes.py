@@ -17,6 +17,7 @@ class Lanes(Generic[T]):
     """A mailbox and the threads that empty it, `at_once` items at a time; one alone takes them in order.
 
     `run(item, lanes)` is called on one of the threads, and `done` once the item is dealt with, from any thread.
+    `begin` is called on each of them first.
     A synchronous call keeps a thread, an asynchronous one only a slot.
     """
 
@@ -29,9 +30,11 @@ class Lanes(Generic[T]):
         at_once: int,
         has_sync: bool,
         has_async: bool,
+        begin: Callable[[], object] = lambda: None,
     ) -> None:
         self.mailbox = mailbox
         self._run = run
+        self._begin = begin
         # With asynchronous calls, threads alone do not bound how many there are at the same time.
         self._slots = threading.Semaphore(at_once) if has_async and at_once > 1 else None
         self._threads = [
@@ -54,6 +57,7 @@ class Lanes(Generic[T]):
         return self._slots is not None
 
     def _serve(self) -> None:
+        self._begin()
         while True:
             if self._slots is not None:
                 self._slots.acquire()

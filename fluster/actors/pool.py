@@ -27,6 +27,7 @@ from fluster.actors.maps import (
     iterated,
 )
 from fluster.actors.members import Member
+from fluster.actors.own_thread import own_thread
 from fluster.actors.policies import ByKey, Policy, policy_of
 from fluster.actors.rosters import Roster
 from fluster.actors.verbs import Methods, Verb
@@ -189,7 +190,7 @@ class AsyncActorPool(Generic[T]):
     ) -> ActorFuture[Any]:
         """Send a call to one member, or to whom a policy chooses; with `wait` it waits for room in full mailboxes.
 
-        `alone`: whoever submits it waits for it before it does anything else.
+        `alone`: whoever submits it waits for it before it does anything else, and may carry it himself.
         """
         payload = payloads.encode((args, kwargs))
         return self.submit_to(pinned, method, payload, timeout=timeout, wait=wait, policy=policy, alone=alone)
@@ -220,6 +221,7 @@ class AsyncActorPool(Generic[T]):
             waits=wait,
             policy=policy or self._policy,
             owner=self,
+            blocks=own_thread() if alone else None,
         )
         if self._methods is not None and method in self._methods:
             call.retries = self._methods[method].retries

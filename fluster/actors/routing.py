@@ -10,7 +10,7 @@ from fluster.actors.desk_pools import DeskPool
 from fluster.actors.frames import Moment
 from fluster.actors.members import Member
 from fluster.actors.messages_out import MessagesOut
-from fluster.errors import ActorNotFoundError, MailboxFullError, NotRunError
+from fluster.errors import ActorDeadlockError, ActorNotFoundError, MailboxFullError, NotRunError
 
 MAX_TURNED_AWAY = 100_000  # calls of one pool that wait for room in mailboxes
 
@@ -89,6 +89,12 @@ class Routing:
             try:
                 member = (call.policy or pool.policy).choose(choices, pool.out)
             except Exception as error:  # a user's: it must not end the other calls of this client
+                self.refuse(call, error)
+                return
+        if call.blocks is not None:
+            try:
+                call.blocks.check(call, member)
+            except ActorDeadlockError as error:
                 self.refuse(call, error)
                 return
         if call.begin():

@@ -1,0 +1,53 @@
+"""The one thread of an actor that runs one call at a time: whoever waits there for that very actor waits for ever."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fluster.actors.calls import Call
+from fluster.actors.members import Member
+from fluster.errors import ActorDeadlockError
+
+
+@dataclass(frozen=True)
+class OwnThread:
+    """What no other thread runs."""
+
+    endpoint_id: str
+    methods: Collection[str]
+
+    in_use: ClassVar[bool] = False  # whether there is any: plain callers shall not look further
+
+    def enter(self) -> None:
+        """This thread is it, from now on."""
+        OwnThread.in_use = True
+        _thread.own = self
+
+    def check(self, call: Call, member: Member) -> None:
+        """Raise ActorDeadlockError for a call from here, which this thread waits for, to what only it could run."""
+        if (
+            member.endpoint_id == self.endpoint_id
+            and call.method in self.methods
+            and call.deadline is None
+            and call.method not in (member.timeouts or ())
+        ):
+            raise ActorDeadlockError(
+                f"{call} was called by the actor itself, which runs one call at a time and would wait for its own end: "
+                f"write self.{call.method}(…), or give the class max_concurrency, or one of the two methods a "
+                "concurrency_group of its own; it was not run"
+            )
+
+
+class _Thread(threading.local):
+    own: OwnThread | None = None
+
+
+_thread = _Thread()
+
+
+def own_thread() -> OwnThread | None:
+    """What this thread is the only one to run."""
+    return _thread.own if OwnThread.in_use else None
