@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from inspect import iscoroutine
 from typing import Any
 
@@ -11,6 +13,8 @@ from fluster.actors.cancellation import Cancellation
 
 ON_START, ON_STOP, ON_FAILURE, ON_RESTORE = "on_start", "on_stop", "on_failure", "on_restore"
 HOOKS = frozenset({ON_START, ON_STOP, ON_FAILURE, ON_RESTORE})
+# For on_stop and on_failure, which others wait for. What makes an actor, its constructor and on_start, may take long.
+HOOK_TIMEOUT_S = 30.0
 
 
 def run_hook(instance: object, name: str, *args: Any, loop: Callable[[], asyncio.AbstractEventLoop]) -> Any:
@@ -23,6 +27,23 @@ def run_hook(instance: object, name: str, *args: Any, loop: Callable[[], asyncio
     if error is not None:
         raise error
     return value
+
+
+def start_hook(
+    instance: object, name: str, *args: Any, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> Future[tuple[Any, BaseException | None]]:
+    """Run the hook on a thread of its own: what it returns, and what it raised. It may hang, and is left to itself then."""
+    outcome: Future[tuple[Any, BaseException | None]] = Future()
+    outcome.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            outcome.set_result((run_hook(instance, name, *args, loop=loop), None))
+        except BaseException as error:
+            outcome.set_result((None, error))
+
+    threading.Thread(target=run, name=f"{name} of {type(instance).__name__}", daemon=True).start()
+    return outcome
 
 
 async def outcome_of(

@@ -17,7 +17,7 @@ from fluster.actors import frames
 from fluster.actors.actor_lane import ActorLane, lanes_are_on
 from fluster.actors.context import ActorContext
 from fluster.actors.durable import DurableActor
-from fluster.actors.hooks import ON_RESTORE
+from fluster.actors.hooks import HOOK_TIMEOUT_S, ON_RESTORE
 from fluster.actors.hosted import HostedActor
 from fluster.actors.intake import Intake
 from fluster.actors.json_frames import JSON
@@ -53,7 +53,6 @@ log = logging.getLogger(__name__)
 _POOL_QUEUE = "members"
 _REGISTER_TIMEOUT_S = 30.0
 _TAKEN_TIMEOUT_S, _TAKEN_PAUSE_S = 2.0, 0.002
-ON_STOP_TIMEOUT_S = 30.0
 _LAST_CALLS_S = 1.0  # for those that are under way at an actor that is given up
 _ASK_READERS_S = 5.0  # between questions whether a stream that hears nothing still has a reader
 _MAX_LANES = 32  # of one process; further actors share its connection
@@ -314,11 +313,11 @@ class Host:
                 await served.lane.wait_sent()
             await _results_taken()
             await self._cluster.registry.unregister(served.endpoint)
-            await served.actor.supervisor.stop(ON_STOP_TIMEOUT_S)
+            await served.actor.supervisor.stop(HOOK_TIMEOUT_S)
         except BusError as error:
             log.warning("%s was ended without a word to its pool: %s", served.endpoint.name, error)
             await served.actor.drain(timeout_s)
-            await served.actor.supervisor.stop(ON_STOP_TIMEOUT_S)
+            await served.actor.supervisor.stop(HOOK_TIMEOUT_S)
         finally:
             if served.lane is not None:
                 self._lanes -= 1

@@ -11,7 +11,7 @@ from typing import Any
 
 from fluster.actors.definition import ActorOptions, methods_of
 from fluster.actors.failures import message_of, type_name
-from fluster.actors.hooks import ON_FAILURE, ON_RESTORE, ON_START, ON_STOP, run_hook
+from fluster.actors.hooks import HOOK_TIMEOUT_S, ON_FAILURE, ON_RESTORE, ON_START, ON_STOP, run_hook, start_hook
 from fluster.actors.timers import PREFIX, timers_of
 from fluster.errors import ActorFailedError, ActorGivenUpError, SupersededError
 from fluster_bus import codec
@@ -84,22 +84,14 @@ class Supervisor:
         """Run `on_stop` on a thread of its own; return when it has, or after `timeout_s`. One that failed has none."""
         if self.given_up is not None or self.replacing is not None or not hasattr(self._instance, ON_STOP):
             return
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-
-        def stop() -> None:
-            try:
-                run_hook(self._instance, ON_STOP, loop=self._actor_loop)
-            except BaseException:
-                log.exception("on_stop of %s failed", self._name)
-            finally:
-                loop.call_soon_threadsafe(ended.set)
-
-        threading.Thread(target=stop, name=f"on_stop of {self._name}", daemon=True).start()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await ended.wait()
-        except TimeoutError:
+        stopped = asyncio.wrap_future(start_hook(self._instance, ON_STOP, loop=self._actor_loop))
+        await asyncio.wait([stopped], timeout=timeout_s)
+        if not stopped.done():
             log.warning("on_stop of %s was still busy after %g s", self._name, timeout_s)
+            return
+        _value, error = stopped.result()
+        if error is not None:
+            log.error("on_stop of %s failed", self._name, exc_info=error)
 
     def on_error(self, functions: Functions, error: BaseException) -> Callable[[], None] | None:
         """A call that ran on the instance of these functions has raised `error`.
@@ -137,12 +129,18 @@ class Supervisor:
             self.on_given_up(self.given_up)
 
     def _is_repaired(self, error: BaseException) -> bool:
-        """Whether the instance itself says, by what `on_failure` returns, that it can go on."""
+        """Whether the instance itself says, by what `on_failure` returns in time, that it can go on."""
         try:
-            return bool(run_hook(self._instance, ON_FAILURE, error, loop=self._actor_loop))
-        except BaseException:
-            log.exception("on_failure of %s failed", self._name)
+            repaired, worse = start_hook(self._instance, ON_FAILURE, error, loop=self._actor_loop).result(
+                HOOK_TIMEOUT_S
+            )
+        except TimeoutError:
+            log.warning("on_failure of %s was still busy after %g s, and is not waited for", self._name, HOOK_TIMEOUT_S)
             return False
+        if worse is not None:
+            log.error("on_failure of %s failed", self._name, exc_info=worse)
+            return False
+        return bool(repaired)
 
     def _restart(self, error: BaseException) -> None:
         options = self._options

@@ -308,7 +308,7 @@ def test_hooks_that_fail_end_nothing_else(shared: Env, caplog: pytest.LogCapture
 
 
 def test_a_shutdown_does_not_wait_for_ever_for_on_stop(shared: Env, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.setattr("fluster.actors.host.ON_STOP_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("fluster.actors.host.HOOK_TIMEOUT_S", 0.05)
     gate = Gate()
 
     class Slow(Fragile):
@@ -319,6 +319,29 @@ def test_a_shutdown_does_not_wait_for_ever_for_on_stop(shared: Env, monkeypatch:
     began = time.monotonic()
     served.server.shutdown()
     assert time.monotonic() - began < 5
+    gate.opened.set()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_on_failure_that_hangs_is_not_waited_for_for_ever(
+    shared: Env,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_async: bool,
+) -> None:
+    monkeypatch.setattr("fluster.actors.supervision.HOOK_TIMEOUT_S", 0.05)
+    gate = Gate()
+
+    class Hangs(Fragile):
+        def on_failure(self, error: Exception) -> Any:
+            return asyncio.to_thread(gate.wait) if is_async else gate.wait()
+
+    served = Served(shared, f"hanging-{is_async}", Hangs)
+    served.pool.call().add()
+    with pytest.raises(BrokenError):
+        served.pool.call().fail("bang")
+    assert served.pool.call(timeout=TIMEOUT_S).add() == 1  # on the next instance
+    assert f"on_failure of hanging-{is_async} was still busy after 0.05 s" in caplog.text
     gate.opened.set()
 
 
