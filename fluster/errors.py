@@ -5,6 +5,7 @@ FlusterError
 ├── ClusterError
 │   ├── NoClusterError            no cluster is named, and none may be started here
 │   ├── NoTaskError               this process is no task of a job
+│   ├── ForkedError               a RuntimeError: the object's connection belongs to the process that was forked
 │   ├── ClusterStartError         a local cluster did not come up
 │   ├── WorkspaceError            a ValueError: a job's folder cannot be packed as it is
 │   ├── JobNotFoundError          no job has that id
@@ -53,6 +54,7 @@ __all__ = [
     "ClusterStartError",
     "ConnectionLostError",
     "FlusterError",
+    "ForkedError",
     "InvalidArgumentsError",
     "JobFailedError",
     "JobNotFoundError",
@@ -81,6 +83,10 @@ class NoClusterError(ClusterError):
 
 class NoTaskError(ClusterError):
     """This process is no task of a job."""
+
+
+class ForkedError(ClusterError, RuntimeError):
+    """The cluster object, or the pool, belongs to the process that was forked: a child makes its own."""
 
 
 class ClusterStartError(ClusterError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -38,6 +39,7 @@ from fluster.actors.rosters import Change, Joined, Known, Left, Roster, Rosters,
 from fluster.actors.stored_calls import StoredCalls
 from fluster.actors.waiting_pools import WaitingPools
 from fluster.cluster import AsyncCluster
+from fluster.cluster.portal import forked
 from fluster.errors import ActorTimeoutError, MailboxFullError
 from fluster_bus.bus import Bus
 from fluster_bus.carrier import Carrier
@@ -442,3 +444,15 @@ class Caller:
 def _too_much_out(item: Call | Broadcast) -> Done:
     text = f"{item}: {_MAX_BYTES_OUT >> 30} GiB of this client's calls are not answered yet: wait for some of them"
     return Done(item, ok=False, error=MailboxFullError(text))
+
+
+def _after_fork() -> None:
+    """A forked child has its parent's objects and none of their threads: what it asked for would never be sent."""
+    global _callers_lock  # noqa: PLW0603 - a thread that stayed behind may hold it
+    _callers_lock = threading.Lock()
+    for caller in list(_callers.values()):
+        caller._arrivals.close(forked())  # noqa: SLF001 - of this very class
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

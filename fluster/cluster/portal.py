@@ -15,6 +15,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 import anyio
 from anyio.from_thread import BlockingPortal
 
+from fluster.errors import ForkedError
 from fluster_bus.errors import ClosedError
 
 T = TypeVar("T")
@@ -39,12 +40,9 @@ class Portal:
     def run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """What `await function(*args)` gives on the loop. Ctrl-C here cancels it there.
 
-        Raises ClosedError after `close`, and when that comes before there is an answer.
+        Raises ClosedError after `close`, and when that comes before there is an answer, and ForkedError.
         """
-        if os.getpid() != self._pid:  # the thread stayed behind: waiting for it would never end
-            raise RuntimeError(
-                "this cluster's connection belongs to the process that was forked: make one here, with Cluster(address)"
-            )
+        self.check_process()
         try:
             future = self._portal.start_task_soon(function, *args)
         except RuntimeError as error:  # anyio's word for it
@@ -61,6 +59,11 @@ class Portal:
             future.cancel()
             raise
 
+    def check_process(self) -> None:
+        """Raise ForkedError in a child, where the thread is not: waiting for it would never end."""
+        if os.getpid() != self._pid:
+            raise forked()
+
     def close(self) -> None:
         """Stop the loop, once what runs on it has ended, and the thread."""
         if not self._closed:
@@ -68,6 +71,14 @@ class Portal:
             # Ctrl-C at the wrong moment leaves something behind that nobody waits for, and that may never end.
             self._portal.start_task_soon(self._portal.stop, True)
             self._thread.join()
+
+
+def forked() -> ForkedError:
+    """What somebody is told who uses in a child what was made before the fork."""
+    return ForkedError(
+        "this cluster's connection belongs to the process that was forked: make one here, with Cluster(address), or take "
+        "current_cluster(); start processes with multiprocessing's 'spawn' to be sure that nothing is taken along"
+    )
 
 
 def _closed() -> ClosedError:

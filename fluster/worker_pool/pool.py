@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import threading
@@ -14,6 +15,7 @@ from fluster.actors.maps import iterated
 from fluster.cluster import Cluster
 from fluster.cluster.arguments import check_count
 from fluster.cluster.portal import blocking
+from fluster.errors import ForkedError
 from fluster.worker_pool.executor import PoolExecutor
 from fluster.worker_pool.pace import Pace
 from fluster.worker_pool.progress import ProgressBar
@@ -185,6 +187,7 @@ class WorkerPool:
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError(f"{self} was shut down: make another")
+        self.portal.check_process()
         error = self.asynchronous.error
         if error is not None:
             raise copy.copy(error)
@@ -200,7 +203,8 @@ class WorkerPool:
             if self._closed:
                 return
             self._closed = True
-        self.portal.run(functools.partial(self.asynchronous.shutdown, wait=wait))
+        with contextlib.suppress(ForkedError):  # a child ends; the pool is its parent's, and goes on
+            self.portal.run(functools.partial(self.asynchronous.shutdown, wait=wait))
 
     def __enter__(self) -> Self:
         return self

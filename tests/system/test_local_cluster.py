@@ -213,21 +213,33 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_forked_child_ends_by_itself_and_is_told_that_the_connection_is_not_its_own(
     family: Family, temporary: Path, start_owner: StartOwner
 ) -> None:
-    after = """
+    before = """
 import os
+from fluster import ActorPool, ForkedError, WorkerPool
+"""
+    after = """
+pool, workers = ActorPool(cluster, "nobody"), WorkerPool(cluster, 1)
 child = os.fork()
 if child == 0:
-    try:
-        cluster.poll(job_id)
-    except RuntimeError as error:
-        print(error, file=sys.stderr)
+    for use in (
+        lambda: cluster.poll(job_id),
+        lambda: pool.call().anything(),
+        lambda: pool.submit().anything(),
+        lambda: ActorPool(cluster, "others").call().anything(),
+        lambda: workers.submit(print),
+    ):
+        try:
+            use()
+        except ForkedError as error:
+            print(error, file=sys.stderr)
+    workers.shutdown()  # does nothing, as the end of the cluster
     sys.exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 assert cluster.poll(job_id).status == "RUNNING", "the child's end is not the cluster's"
 """
-    status, errors = start_owner(after).end()
+    status, errors = start_owner(after, before).end()
     assert status == 0, errors
-    assert "make one here, with Cluster(address)" in errors
+    assert errors.count("make one here, with Cluster(address)") == 5
     assert family.members() == []
 
 
