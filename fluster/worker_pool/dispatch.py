@@ -93,10 +93,10 @@ class Dispatch:
         if names != self._workers.keys():
             self._workers = {name: self._workers.get(name) or _Worker(name) for name in names}
 
-    def on_answered(self, unit: Unit, now: float) -> None:
-        """A worker has run a unit, or said why it can't."""
+    def on_answered(self, unit: Unit, now: float, ran: int | None = None) -> None:
+        """A worker has run a unit, or the first `ran` items of it, or said why it can't."""
         worker = self._take(unit)
-        unit.pace.observe(unit.size, now - worker.busy_since)
+        unit.pace.observe(unit.size if ran is None else ran, now - worker.busy_since)
         worker.busy_since = now
 
     def on_unfinished(self, rest: Unit) -> None:

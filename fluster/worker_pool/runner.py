@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -18,6 +19,9 @@ from fluster_bus import codec, payloads
 
 _KEPT_FUNCTIONS = 64  # of those that a worker has read
 _STUCK_EXIT_CODE = 75
+_SMALL = (int, float, bool, type(None))  # to look at the clock takes longer than these
+_PART_S = 0.001  # of results that are pickled together
+_ENOUGH_BYTES = 64 << 20  # in one answer: what is left of its chunk is given back
 # Longer than any task: who leaves finishes what it has.
 _FINISH_S = 10 * 365 * 86_400.0
 
@@ -53,12 +57,17 @@ class TaskRunner:
 
     def run_slice(
         self, function: bytes, items: bytes, start: int, size: int, limit_s: float | None
-    ) -> tuple[bytes, dict[int, bytes], int]:
-        """What the function gives for some of the items: values, {place: failure}, and how many were run."""
+    ) -> tuple[list[bytes], dict[int, bytes], int]:
+        """What the function gives for some of the items: values, {place: failure}, and how many were run.
+
+        Values are pickled together, those of a moment: so it is known in time when the answer is large enough.
+        """
         self._check_alive()
         called = _function(function)
+        parts: list[bytes] = []
         values: list[Any] = []
         failures: dict[int, bytes] = {}
+        ran, size_of_parts, since = 0, 0, time.perf_counter()
         for place, item in enumerate(payloads.decode(items)[start : start + size]):
             try:
                 args = resolved(item, {})[0] if Ref.in_use else item
@@ -68,7 +77,16 @@ class TaskRunner:
                 values.append(None)
                 if self.is_stuck:
                     break
-        return _encoded(values, failures), failures, len(values)
+            if type(values[-1]) not in _SMALL and time.perf_counter() - since > _PART_S:
+                parts.append(_encoded(values, ran, failures))
+                ran += len(values)
+                values, since = [], time.perf_counter()
+                size_of_parts += len(parts[-1])
+                if size_of_parts >= _ENOUGH_BYTES:
+                    break
+        if values:
+            parts.append(_encoded(values, ran, failures))
+        return parts, failures, ran + len(values)
 
     def _check_alive(self) -> None:
         if self.is_stuck:
@@ -128,8 +146,8 @@ def _function(pickled: bytes) -> Callable[..., Any]:
     return function
 
 
-def _encoded(values: list[Any], failures: dict[int, bytes]) -> bytes:
-    """The values pickled. One that cannot be becomes a failure of its own."""
+def _encoded(values: list[Any], first: int, failures: dict[int, bytes]) -> bytes:
+    """The values pickled, of which the first stands at that place. One that cannot be becomes a failure of its own."""
     try:
         return codec.encode(values)
     except TypeError:
@@ -137,6 +155,6 @@ def _encoded(values: list[Any], failures: dict[int, bytes]) -> bytes:
             try:
                 codec.encode(value)
             except TypeError as error:
-                failures[place] = encode_failure(error)
+                failures[first + place] = encode_failure(error)
                 values[place] = None
         return codec.encode(values)

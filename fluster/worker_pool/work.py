@@ -11,8 +11,10 @@ from fluster.actors.failures import decode_failure
 from fluster.actors.futures import ActorFuture
 from fluster.worker_pool.pace import MAX_ITEMS, Pace
 from fluster_bus import codec, payloads
+from fluster_bus.objects import MAX_OBJECT_BYTES
 
 _MAX_BLOCK = 128 << 10  # bytes, unless one item has more
+_MAX_CHUNK = MAX_OBJECT_BYTES // 2  # the same where `chunksize` was given: more could not be carried with the function
 _BATCH_MEMORY = 0.7  # a few chunks tell how long the items take
 
 
@@ -83,15 +85,15 @@ def blocks_of(items: Sequence[Any], start: int, chunksize: int | None) -> Iterat
     """The items pickled, `chunksize` together if it is given. Raises TypeError for what cannot be pickled."""
     step = chunksize or MAX_ITEMS
     for first in range(0, len(items), step):
-        yield from _pickled(items[first : first + step], start + first, splits=chunksize is None)
+        yield from _pickled(items[first : first + step], start + first, _MAX_BLOCK if chunksize is None else _MAX_CHUNK)
 
 
-def _pickled(items: Sequence[Any], start: int, *, splits: bool) -> Iterator[Block]:
+def _pickled(items: Sequence[Any], start: int, most: int) -> Iterator[Block]:
     payload = payloads.encode_whole(items)
-    if splits and len(payload) > _MAX_BLOCK and len(items) > 1:
+    if len(payload) > most and len(items) > 1:
         half = len(items) // 2
-        yield from _pickled(items[:half], start, splits=True)
-        yield from _pickled(items[half:], start + half, splits=True)
+        yield from _pickled(items[:half], start, most)
+        yield from _pickled(items[half:], start + half, most)
     else:
         yield Block(start, len(items), payload)
 
@@ -104,7 +106,7 @@ class Outcome:
         start: int,
         stop: int,
         *,
-        values: bytes = b"",
+        values: Sequence[bytes] = (),
         failures: dict[int, bytes] | None = None,
         error: BaseException | None = None,
         cancelled: bool = False,
@@ -136,7 +138,7 @@ class Outcome:
         """The values of all items; None stands for those that gave none."""
         with self._lock:
             if not self._read:
-                self._values = codec.decode(self._values)
+                self._values = [value for part in self._values for value in codec.decode(part)]
                 self._read = True
         values: list[Any] = self._values
         return values

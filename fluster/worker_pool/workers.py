@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
-from fluster.actors.failures import is_failure_of
+from fluster.actors.failures import decode_failure, is_failure_of
 from fluster.actors.pool import AsyncActorPool
 from fluster.actors.rosters import Roster
 from fluster.cluster import AsyncCluster
@@ -23,7 +23,7 @@ from fluster.worker_pool.runner import TaskRunner, work
 from fluster.worker_pool.work import Batch, Block, Outcome, Slice, Task
 from fluster_bus import codec, payloads, subjects
 from fluster_bus.delivery import Delivery
-from fluster_bus.errors import BusError, ClosedError
+from fluster_bus.errors import BusError, ClosedError, ObjectTooLargeError
 from fluster_bus.messages import (
     Entrypoint,
     EnvironmentConfig,
@@ -335,25 +335,41 @@ class Workers:
         if not ok and is_failure_of(payload, NotRunError):
             self._deaf.add(worker)
             self._dispatch.on_lost(unit, Loss.NOT_RUN)
-        else:
+        elif isinstance(unit, Task):
             self._dispatch.on_answered(unit, time.monotonic())
-            if isinstance(unit, Task):
-                self._counts["done" if ok else "failed"] += 1
-                unit.future.settle(ok, payload)
-            else:
-                self._on_slice(unit, ok, payload)
+            self._counts["done" if ok else "failed"] += 1
+            unit.future.settle(ok, payload)
+        elif not ok:
+            self._on_failed_slice(unit, payload)
+        else:
+            self._on_slice(unit, payload)
         self._wake()
 
-    def _on_slice(self, unit: Slice, ok: bool, payload: bytes) -> None:
-        if not ok:
-            failures = dict.fromkeys(range(unit.first, unit.stop), payload)
-            unit.batch.on_outcome(Outcome(unit.first, unit.stop, failures=failures))
+    def _on_slice(self, unit: Slice, payload: bytes) -> None:
+        try:
+            values, failures, ran = payloads.decode(payload)
+        except Exception as error:  # it was lent by a worker that has died since
+            self._dispatch.on_answered(unit, time.monotonic())
+            unit.fail(error)
             return
-        values, failures, ran = payloads.decode(payload)
+        self._dispatch.on_answered(unit, time.monotonic(), ran)
         if ran < unit.size:
             self._dispatch.on_unfinished(unit.rest(ran))
         by_place = {unit.first + place: failure for place, failure in failures.items()}
         unit.batch.on_outcome(Outcome(unit.first, unit.first + ran, values=values, failures=by_place))
+
+    def _on_failed_slice(self, unit: Slice, payload: bytes) -> None:
+        self._dispatch.on_answered(unit, time.monotonic())
+        if not is_failure_of(payload, ObjectTooLargeError):
+            failures = dict.fromkeys(range(unit.first, unit.stop), payload)
+            unit.batch.on_outcome(Outcome(unit.first, unit.stop, failures=failures))
+        elif unit.size > 1 and self.plan.task_retries:  # one of its results is to blame, which alone shall fail
+            for part in unit.parts():
+                self._dispatch.on_unfinished(part)
+        else:
+            unit.fail(
+                ObjectTooLargeError(f"{self.plan.name}: what {unit} gave cannot be sent: {decode_failure(payload)}")
+            )
 
     def on_error(self, worker: str, unit: Task | Slice, error: BaseException) -> None:
         loss = _loss_of(error)
@@ -366,6 +382,10 @@ class Workers:
         self._wake()
 
     def _last_error(self, unit: Task | Slice, error: BaseException) -> BaseException:
+        if isinstance(error, ObjectTooLargeError):
+            return ObjectTooLargeError(
+                f"{self.plan.name}: {unit} cannot be sent to a worker: {error}; pass a Ref (cluster.put gives one) or a path"
+            )
         if unit.deaths < 2:
             return error
         return PoisonedTaskError(

@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import concurrent.futures
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from fluster.actors import ActorFuture
+from fluster.actors.failures import decode_failure
 from fluster.worker_pool.dispatch import AHEAD_S, MAX_AHEAD, Dispatch, Loss
 from fluster.worker_pool.pace import CHUNK_S, MAX_ITEMS, Pace
+from fluster.worker_pool.runner import TaskRunner
 from fluster.worker_pool.work import Batch, Outcome, Slice, Task, blocks_of
-from fluster_bus import codec
+from fluster_bus import codec, payloads
 
 
 class World:
@@ -273,6 +276,48 @@ def test_large_items_travel_in_smaller_blocks() -> None:
     assert sum(block.size for block in blocks) == 20
     assert max(len(block.payload) for block in blocks) <= 128 << 10
     assert [len(codec.decode(block.payload)) for block in blocks] == [block.size for block in blocks]
+
+
+def test_a_chunk_of_a_given_size_is_split_where_no_message_could_carry_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fluster.worker_pool.work._MAX_CHUNK", 1 << 20)
+    items = [(bytes(300_000),) for _ in range(10)] + [(bytes(2_000_000),)]
+    assert [block.size for block in blocks_of(items, 0, 11)] == [2, 3, 3, 1, 1, 1]
+    assert [block.size for block in blocks_of(items[:3], 0, 3)] == [3]
+
+
+def run_slice(function: Callable[..., Any], items: list[Any]) -> tuple[list[Any], dict[int, bytes], int]:
+    """What a worker answers."""
+    runner = TaskRunner(lambda _timeout: None)
+    pickled = payloads.encode_whole([(item,) for item in items])
+    parts, failures, ran = runner.run_slice(codec.encode(function), pickled, 0, len(items), None)
+    return Outcome(0, ran, values=parts, failures=failures).values(), failures, ran
+
+
+def test_a_chunk_ends_before_its_answer_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fluster.worker_pool.runner._PART_S", 0.0)
+    monkeypatch.setattr("fluster.worker_pool.runner._ENOUGH_BYTES", 1_000)
+    assert run_slice(bytes, [1, 400, 700, 5]) == ([bytes(1), bytes(400), bytes(700)], {}, 3)
+    assert run_slice(bytes, [1_001, 1]) == ([bytes(1_001)], {}, 1)
+    assert run_slice(bytes, [3, 4]) == ([bytes(3), bytes(4)], {}, 2)
+    assert run_slice(int, [0] * 5_000)[2] == 5_000
+
+
+@pytest.mark.parametrize("part_s", [0.0, 10.0])
+def test_what_cannot_be_pickled_fails_in_its_place(monkeypatch: pytest.MonkeyPatch, part_s: float) -> None:
+    monkeypatch.setattr("fluster.worker_pool.runner._PART_S", part_s)
+
+    def odd_lock(number: int) -> Any:
+        if number == 3:
+            raise ValueError(number)
+        return threading.Lock() if number % 2 else number
+
+    values, failures, ran = run_slice(odd_lock, [0, 1, 2, 3, 4, 5])
+    assert (values, ran) == ([0, None, 2, None, 4, None], 6)
+    assert {place: type(decode_failure(failure)) for place, failure in failures.items()} == {
+        1: TypeError,
+        3: ValueError,
+        5: TypeError,
+    }
 
 
 def test_what_is_dropped_is_told() -> None:

@@ -25,11 +25,13 @@ from fluster import (
     PoisonedTaskError,
     RemoteError,
     WorkerPool,
+    create_environment,
     deploy,
 )
 from fluster.actors import ActorHandle
 from fluster.worker_pool import PoolStatus
-from fluster_bus.errors import ClosedError
+from fluster_bus import objects
+from fluster_bus.errors import ClosedError, ObjectTooLargeError
 from fluster_bus.names import unique_name
 from tests.system.job_requests import call
 from tests.waiting import wait_until
@@ -226,6 +228,37 @@ def test_a_result_that_cannot_be_pickled_is_its_own(pool: WorkerPool) -> None:
 
 def _lock_for(number: int) -> Any:
     return threading.Lock() if number == 2 else number
+
+
+def bytes_of(size: int) -> bytes:
+    """In a worker where no more than 9 MiB can be stored."""
+    objects.MAX_OBJECT_BYTES = 9 << 20
+    return bytes(size)
+
+
+@pytest.fixture
+def elsewhere(cluster: LocalCluster) -> Iterator[WorkerPool]:
+    """Workers with which no memory is shared, as on another machine."""
+    environment = create_environment({"FLUSTER_ARENA_BYTES": "0"})
+    with WorkerPool(cluster, 2, environment=environment) as pool:
+        yield pool
+
+
+def test_of_a_chunk_only_what_cannot_be_carried_fails(elsewhere: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [1, 3 << 20, 3 << 20, 10 << 20, 2, 3 << 20]
+    results = elsewhere.map(bytes_of, sizes, chunksize=6).results(PATIENCE_S, return_exceptions=True)
+    failure = results.pop(3)
+    assert isinstance(failure, ObjectTooLargeError)
+    assert "what item 3 of the batch gave cannot be sent" in str(failure)
+    assert [len(each) for each in results] == sizes[:3] + sizes[4:]
+    monkeypatch.setenv("FLUSTER_ARENA_BYTES", "0")
+    monkeypatch.setattr(objects, "MAX_OBJECT_BYTES", 9 << 20)
+    monkeypatch.setattr("fluster.worker_pool.work._MAX_CHUNK", 9 << 20)
+    items = [bytes(3 << 20), bytes(3 << 20), bytes(10 << 20), bytes(1)]
+    sent = elsewhere.map(len, items, chunksize=4).results(PATIENCE_S, return_exceptions=True)
+    assert isinstance(sent[2], ObjectTooLargeError)
+    assert "item 2 of the batch cannot be sent to a worker" in str(sent[2])
+    assert sent[:2] + sent[3:] == [3 << 20, 3 << 20, 1]
 
 
 def test_several_iterables_go_side_by_side(pool: WorkerPool) -> None:
