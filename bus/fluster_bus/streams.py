@@ -41,7 +41,7 @@ _KEPT_S, _KEPT_BYTES = 7 * _DAY_S, 1 << 30
 _DUPLICATES_S = 120  # how long the server remembers a Nats-Msg-Id
 _CREATE_TIMEOUT_S = 10.0
 MAX_CALLS_OF_ACTOR = 100_000  # that wait, and some that were handled
-MAX_CALLS_BYTES = 256 << 20  # of all durable actors of a namespace
+MAX_CALLS_BYTES = 128 << 20  # of all durable actors of a namespace; set aside when it is made
 MAX_CALL_BYTES = 1 << 20
 _ID_HEADER = "Nats-Msg-Id"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 REMEMBERED = 64  # calls that were handled last, by whose ids those that come again are known
-REMEMBERED_BYTES = 16 << 20  # of them, as they stay in the stream for whoever serves next
+REMEMBERED_BYTES = 4 << 20  # of them, as they stay in the stream for whoever serves next
 
 
 class CallLog:

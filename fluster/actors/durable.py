@@ -30,6 +30,7 @@ from fluster_bus.errors import (
     MessageTooLargeError,
     RevisionConflictError,
 )
+from fluster_bus.feeds import Entry
 from fluster_bus.messages import Done, HandledCalls, KeptAnswer, SavedState, TrimCalls
 from fluster_bus.objects import ObjectStore
 from fluster_bus.stored_calls import StoredCall, calls_feed
@@ -46,7 +47,7 @@ Record = TypeVar("Record", HandledCalls, SavedState)
 
 MAX_STATE_BYTES = 4 << 20
 _MAX_KEPT_BYTES = 256 << 10  # of an answer; a larger one is put among the objects first
-_PAUSE_S = 0.05
+_PAUSE_S, _MAX_LAG_S = 0.05, 5.0
 _REPLIES = (
     f"{subjects.inbox_prefix(None)}.stored."  # stands for the inbox of a stored call's caller; nobody hears there
 )
@@ -98,6 +99,8 @@ class DurableActor:
         self._state = SavedState(instance=instance)
         self._log = CallLog()
         self._unanswered: int | None = None  # the call that was saved in, but has no answer
+        self._stored = 0  # the sequence of the newest call that the stream has told of
+        self._lags_until = 0.0  # until when a replica of the stream that is asked may not have it
         self._running: _Running | None = None
         self._saving = asyncio.Lock()
         self._wake = asyncio.Event()
@@ -157,13 +160,16 @@ class DurableActor:
 
     async def _run(self, actor: HostedActor, seat: Seat) -> None:
         watch = subjects.watch_calls(self._namespace, self._name)
-        subscription = await self._bus.subscribe(watch, lambda _delivery: self._wake.set())
+        subscription = await self._bus.subscribe(watch, self._on_stored)
         start = 1  # those that were handled tell which come again
         try:
             await self._bus.flush()
             while not self._closing:
                 self._wake.clear()
                 start = await self._read(start, actor, seat)
+                if start <= self._stored and self._loop.time() < self._lags_until:
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
                 await self._wake.wait()
         except SupersededError as error:
             actor.supervisor.supersede(error)
@@ -172,6 +178,11 @@ class DurableActor:
         finally:
             if self._bus.connected:
                 await subscription.unsubscribe()
+
+    def _on_stored(self, delivery: Delivery) -> None:
+        self._stored = Entry.of(delivery).sequence
+        self._lags_until = self._loop.time() + _MAX_LAG_S
+        self._wake.set()
 
     async def _read(self, start: int, actor: HostedActor, seat: Seat) -> int:
         """Run what is stored from `start` on; return where to go on."""

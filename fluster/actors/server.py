@@ -124,8 +124,8 @@ class ActorServer:
         supervisor = served.actor.supervisor
         supervisor.on_change = lambda: self._host.tell(served)
         supervisor.on_given_up = lambda reason: self._give_up(served, reason)
-        self._cluster.portal.run(self._host.be_seated, served)
         try:
+            self._cluster.portal.run(self._host.be_seated, served)
             supervisor.start()
             self._cluster.portal.run(self._host.open, served)
         except BaseException:

@@ -33,7 +33,7 @@ from fluster_bus.stored_calls import store_call
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING = 100_000  # calls that are not stored yet
+MAX_WAITING, _MAX_BYTES = 100_000, 1 << 30  # calls that are not stored yet
 _STORE_TIMEOUT_S = 30.0  # as long as other calls wait for a connection
 
 
@@ -48,6 +48,7 @@ class StoredCalls:
         self._names: set[str] = set()  # of durable actors
         self._numbers = itertools.count(1)
         self._waiting: deque[Call] = deque()
+        self._bytes = 0  # of the calls that wait
         self._storing: int | None = None
         self._out: dict[int, Call] = {}  # {number: call that is stored, or about to be}
         self._wake = asyncio.Event()
@@ -78,11 +79,12 @@ class StoredCalls:
             elif isinstance(item, Broadcast):
                 text = f"{item}: {item.pool} is durable, and there is one of it: call it, rather than broadcast"
                 self._finish([Done(item, ok=False, error=TypeError(text))])
-            elif len(self._waiting) >= MAX_WAITING:
-                text = f"{item}: {MAX_WAITING:,} calls of this client wait to be stored: wait for some of them"
+            elif len(self._waiting) >= MAX_WAITING or self._bytes + len(item.payload) > _MAX_BYTES:
+                text = f"{item}: {len(self._waiting):,} calls of this client wait to be stored: wait for some of them"
                 self._finish([Done(item, ok=False, error=MailboxFullError(text))])
             else:
                 self._waiting.append(item)
+                self._bytes += len(item.payload)
                 self._wake.set()
         return others
 
@@ -93,6 +95,7 @@ class StoredCalls:
             self._wake.clear()
             while self._waiting:
                 call = self._waiting.popleft()
+                self._bytes -= len(call.payload)
                 if not call.begun:
                     call.begun = call.ticket.begin(call)
                 if call.begun and not call.ticket.done():
@@ -107,6 +110,7 @@ class StoredCalls:
             error = await self._error_of_storing(call, number)
         finally:
             self._storing = None
+        call.payload = b""  # it is the stream's now
         if error is not None and self._out.pop(number, None) is not None:
             self._finish([Done(call, ok=False, error=error)])
 
@@ -174,5 +178,6 @@ class StoredCalls:
     def _take(self, concerns: Callable[[Call], bool]) -> list[Call]:
         taken = [call for call in self._waiting if concerns(call)]
         self._waiting = deque(call for call in self._waiting if not concerns(call))
+        self._bytes -= sum(len(call.payload) for call in taken)
         out = [number for number, call in list(self._out.items()) if concerns(call)]
         return taken + [call for number in out if (call := self._out.pop(number, None)) is not None]

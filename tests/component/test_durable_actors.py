@@ -205,31 +205,37 @@ def test_a_call_is_not_run_after_its_deadline(shared: Env) -> None:  # noqa: F81
     served.end()
 
 
-def test_a_call_that_comes_twice_under_one_id_is_run_once(shared: Env) -> None:  # noqa: F811
+def change_stream(on: Env, **changes: Any) -> None:
+    """Give the stream of calls other limits."""
+
+    async def change(bus: Bus) -> None:
+        config = (await bus.jetstream.stream_info(subjects.calls_stream(NAMESPACE))).config
+        await bus.jetstream.update_stream(config.evolve(**changes))
+
+    on_bus(on, change)
+
+
+def test_a_call_that_comes_twice_under_one_id_is_run_once(env: Env) -> None:  # noqa: F811
+    change_stream(env, duplicate_window=0.1)  # of which the server remembers nothing when it comes again
     ran: list[Any] = []
-    served = Served(shared, "twice", ran)
-    pool = pool_of(shared, "twice")
+    served = Served(env, "twice", ran)
+    pool = pool_of(env, "twice")
     assert pool.call().add("once") == 1
 
     async def send_again(bus: Bus) -> None:
-        """As one would whose first try was acknowledged longer ago than the stream remembers."""
         (entry,) = [each async for each in calls_feed(bus, NAMESPACE, "twice").stored()]
         call = StoredCall.of(entry)
-        stream = subjects.calls_stream(NAMESPACE)
-        config = (await bus.jetstream.stream_info(stream)).config
-        await bus.jetstream.update_stream(config.evolve(duplicate_window=0.1))
 
         async def store() -> bool:
             return await store_call(bus, NAMESPACE, "twice", call.data, call_id=call.call_id, reply=call.reply)
 
         await wait_until_async(store, TIMEOUT_S)
         await wait_until_async(store, TIMEOUT_S)
-        await bus.jetstream.update_stream(config)
 
-    on_bus(shared, send_again)
+    on_bus(env, send_again)
     assert pool.call().add("next") == 2
     served.end()
-    again = Served(shared, "twice", ran)
+    again = Served(env, "twice", ran)
     assert pool.call().add("last") == 3
     assert ran == ["started", "once", "next", "restored", "started", "last"]
     again.end()
@@ -277,11 +283,7 @@ def test_one_who_calls_it_directly_is_told(shared: Env) -> None:  # noqa: F811
 def test_a_stream_that_is_full_refuses_calls(env: Env) -> None:  # noqa: F811
     Served(env, "full", []).end()
 
-    async def shrink(bus: Bus) -> None:
-        config = (await bus.jetstream.stream_info(subjects.calls_stream(NAMESPACE))).config
-        await bus.jetstream.update_stream(config.evolve(max_msgs_per_subject=2))
-
-    on_bus(env, shrink)
+    change_stream(env, max_msgs_per_subject=2)
     pool = pool_of(env, "full")
     futures = [pool.submit().add(number) for number in range(3)]
     with pytest.raises(MailboxFullError, match="not stored"):
