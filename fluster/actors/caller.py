@@ -101,7 +101,7 @@ class Caller:
         self._held = HeldCalls(loop, self._finish)
         self._waiting = WaitingPools(self._desk, loop, self._arrivals.wake)
         self._publisher = Publisher(bus, namespace, store, self._inboxes)
-        self._stored = StoredCalls(cast("Bus", bus), namespace, self._finish)
+        self._stored = StoredCalls(cast("Bus", bus), namespace, self._finish, prepare=self._prepare_stored)
         self._flushing = False
         self._lane: LaneCalls | None = None
         tell(loop, self._start)
@@ -392,6 +392,14 @@ class Caller:
         """Its actor is durable: what waits for it, and what comes, goes to its stream."""
         self._stored.add_name(name)
         self._stored.take(self._desk.take_waiting(name))
+
+    def _prepare_stored(self, call: Call) -> None:
+        """A call is about to be stored. Raises ActorDeadlockError for one that would wait for itself."""
+        for member in self._desk.members(call.pool)[:1]:
+            self._deadlines.take_declared(call, member)
+        if call.blocks is not None:
+            call.blocks.check_stored(call)
+        self._deadlines.watch(call)
 
     def _close_pool(self, name: str, error: Exception) -> None:
         if self._rosters.close(name):

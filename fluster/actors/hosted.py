@@ -125,7 +125,9 @@ class HostedActor:
     def _make_lanes(self, group: str | None, at_once: int) -> _Lanes:
         kinds = {method.is_async for method in self._infos.values() if method.concurrency_group == group}
         names = frozenset(name for name, method in self.methods.items() if method.concurrency_group == group)
-        own_thread = OwnThread(str(self.context.endpoint_id), names if at_once == 1 else frozenset())
+        own_thread = OwnThread(
+            str(self.context.endpoint_id), str(self.context.actor_name), names if at_once == 1 else frozenset()
+        )
         return Lanes(
             f"{self.context.actor_name}-{group}" if group else str(self.context.actor_name),
             Mailbox(max_items=self._options.mailbox_calls, max_bytes=self._options.mailbox_bytes),

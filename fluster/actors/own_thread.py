@@ -17,6 +17,7 @@ class OwnThread:
     """What no other thread runs."""
 
     endpoint_id: str
+    name: str  # of the actor
     methods: Collection[str]
 
     in_use: ClassVar[bool] = False  # whether there is any: plain callers shall not look further
@@ -28,16 +29,20 @@ class OwnThread:
 
     def check(self, call: Call, member: Member) -> None:
         """Raise ActorDeadlockError for a call from here, which this thread waits for, to what only it could run."""
-        if (
-            member.endpoint_id == self.endpoint_id
-            and call.method in self.methods
-            and call.deadline is None
-            and call.method not in (member.timeouts or ())
-        ):
+        if member.endpoint_id == self.endpoint_id and call.method not in (member.timeouts or ()):
+            others = ", or give the class max_concurrency, or one of the two methods a concurrency_group of its own"
+            self._check(call, others)
+
+    def check_stored(self, call: Call) -> None:
+        """The same for a call that is stored for the one actor of its name."""
+        if call.pool == self.name:
+            self._check(call, ", or submit() it, and do not wait for it here")
+
+    def _check(self, call: Call, other_remedies: str) -> None:
+        if call.method in self.methods and call.deadline is None:
             raise ActorDeadlockError(
                 f"{call} was called by the actor itself, which runs one call at a time and would wait for its own end: "
-                f"write self.{call.method}(…), or give the class max_concurrency, or one of the two methods a "
-                "concurrency_group of its own; it was not run"
+                f"write self.{call.method}(…){other_remedies}; it was not run"
             )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from fluster.actors import frames
 from fluster.actors.calls import Broadcast, Call, Done
 from fluster.actors.futures import ActorFuture
-from fluster.errors import ConnectionLostError, MailboxFullError
+from fluster.errors import ActorDeadlockError, ConnectionLostError, MailboxFullError
 from fluster_bus import payloads, subjects
 from fluster_bus.bus import Bus
 from fluster_bus.delivery import Delivery
@@ -38,12 +38,22 @@ _STORE_TIMEOUT_S = 30.0  # as long as other calls wait for a connection
 
 
 class StoredCalls:
-    """Those of one client. `finish` is told of calls that are over. Lives on the loop of the client's connection."""
+    """Those of one client. `finish` is told of calls that are over, `prepare` of those that are to be stored: it may raise
+    ActorDeadlockError. Lives on the loop of the client's connection.
+    """
 
-    def __init__(self, bus: Bus, namespace: str, finish: Callable[[Iterable[Done]], None]) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        namespace: str,
+        finish: Callable[[Iterable[Done]], None],
+        *,
+        prepare: Callable[[Call], None],
+    ) -> None:
         self._bus = bus
         self._namespace = namespace
         self._finish = finish
+        self._prepare = prepare
         self._inbox = bus.inbox()  # tells nobody with whom memory could be shared: an answer outlives its sender
         self._names: set[str] = set()  # of durable actors
         self._numbers = itertools.count(1)
@@ -83,10 +93,18 @@ class StoredCalls:
                 text = f"{item}: {len(self._waiting):,} calls of this client wait to be stored: wait for some of them"
                 self._finish([Done(item, ok=False, error=MailboxFullError(text))])
             else:
-                self._waiting.append(item)
-                self._bytes += len(item.payload)
-                self._wake.set()
+                self._add(item)
         return others
+
+    def _add(self, call: Call) -> None:
+        try:
+            self._prepare(call)
+        except ActorDeadlockError as error:
+            self._finish([Done(call, ok=False, error=error)])
+            return
+        self._waiting.append(call)
+        self._bytes += len(call.payload)
+        self._wake.set()
 
     async def _run(self) -> None:
         await self._bus.subscribe(f"{self._inbox}.{subjects.ANY_TOKEN}", self._on_delivery)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fluster.actors import ActorContext, ActorPool, ActorServer, AsyncActorPool, actor, every, frames
+from fluster.actors import ActorContext, ActorPool, ActorServer, AsyncActorPool, actor, every, frames, method
 from fluster.cluster import Cluster
-from fluster.errors import ActorFailedError, ActorTimeoutError, MailboxFullError, SupersededError
+from fluster.errors import ActorDeadlockError, ActorFailedError, ActorTimeoutError, MailboxFullError, SupersededError
 from fluster.testing import LocalActors
 from fluster_bus import streams, subjects
 from fluster_bus.bus import Bus
@@ -166,6 +166,41 @@ def test_a_call_raises_what_its_method_raises_and_is_handled(shared: Env) -> Non
         pool.call().complain()
     assert pool.call().add(1) == 1
     served.end()
+
+
+def test_an_actor_that_would_wait_for_itself_is_told(shared: Env) -> None:  # noqa: F811
+    @actor(durable=True)
+    class Narcissus:
+        def admire(self, ctx: ActorContext) -> str:
+            pool: ActorPool[Any] = ActorPool(ctx.cluster, "narcissus", actor_class=Narcissus)
+            pool.submit().fade()
+            return str(pool.call().fade())
+
+        def fade(self) -> str:
+            return "faded"
+
+    server = shared.serve("narcissus", Narcissus())
+    pool: ActorPool[Any] = ActorPool(shared.cluster(), "narcissus")
+    with pytest.raises(ActorDeadlockError, match="submit"):
+        pool.call().admire()
+    assert pool.call().fade() == "faded"
+    server.shutdown()
+
+
+def test_a_method_s_timeout_holds_for_who_does_not_know_the_class(shared: Env) -> None:  # noqa: F811
+    gate = Gate()
+
+    @actor(durable=True)
+    class Slow:
+        @method(timeout=0.05)
+        def wait(self) -> str:
+            return gate.wait()
+
+    server = shared.serve("slow", Slow())
+    with pytest.raises(ActorTimeoutError):
+        shared.pool("slow").call().wait()
+    gate.opened.set()
+    server.shutdown()
 
 
 @pytest.mark.parametrize("knows_the_class", [True, False])
