@@ -20,7 +20,7 @@ from fluster.actors.failures import encode_failure
 from fluster.actors.outbox import Outbox, Reply
 from fluster.actors.producer import Producer
 from fluster.actors.seats import Seat
-from fluster.errors import ActorDiedError, SupersededError
+from fluster.errors import ActorDiedError, ActorGivenUpError, SupersededError
 from fluster_bus import codec, payloads, subjects
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import (
@@ -129,10 +129,10 @@ class DurableActor:
                 mine, at = row.value.model_copy(update={"instance": self._instance}), row.revision
             try:
                 return (await table.update(key, mine, at) if row is not None else await table.create(key, mine)), mine
-            except (RevisionConflictError, BusError) as error:
+            except ClosedError:
+                raise
+            except BusError as error:
                 # Who served before wrote at this very moment, or what was written is not known: look again.
-                if isinstance(error, ClosedError):
-                    raise
                 log.info("%s is taken over once more: %s", key, error)
                 await self._bus.wait_connected()
                 await asyncio.sleep(_PAUSE_S)
@@ -172,9 +172,13 @@ class DurableActor:
                     continue
                 await self._wake.wait()
         except SupersededError as error:
-            actor.supervisor.supersede(error)
+            actor.supervisor.end(error)
         except ClosedError:
             log.info("the connection was closed before all calls of %s were run", self._name)
+        except Exception as error:
+            log.exception("the stored calls of %s cannot be run", self._name)
+            reason = ActorGivenUpError(f"{self._name} was given up: its stored calls cannot be run: {error}")
+            actor.supervisor.end(reason)
         finally:
             if self._bus.connected:
                 await subscription.unsubscribe()

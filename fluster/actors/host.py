@@ -139,7 +139,7 @@ class Host:
         seat, durable = served.actor.seat, served.actor.durable
         if seat is None:
             return
-        await seat.take(served.actor.supervisor.supersede)
+        await seat.take(served.actor.supervisor.end)
         if durable is not None:
             served.actor.supervisor.saved = lambda: durable.saved
             await durable.take_over()
@@ -299,7 +299,9 @@ class Host:
         if served.renewals is not None:
             served.renewals.cancel()
         if served.actor.durable is not None:
+            began_at = time.monotonic()
             await served.actor.durable.stop(timeout_s)
+            timeout_s = max(timeout_s - (time.monotonic() - began_at), 0.0)
         try:
             # Known as leaving before it stops to listen: callers choose others, and still wait for what they sent.
             served.note(**{LEAVING: "yes"})

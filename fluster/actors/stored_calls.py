@@ -21,8 +21,6 @@ from fluster_bus import payloads, subjects
 from fluster_bus.bus import Bus
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import (
-    BusError,
-    ClosedError,
     DisconnectedError,
     InvalidMessageError,
     RequestTimeoutError,
@@ -60,6 +58,7 @@ class StoredCalls:
         self._waiting: deque[Call] = deque()
         self._bytes = 0  # of the calls that wait
         self._storing: int | None = None
+        self._was_cut = False  # the connection was lost since that one was sent first
         self._out: dict[int, Call] = {}  # {number: call that is stored, or about to be}
         self._wake = asyncio.Event()
         self._started = False
@@ -121,6 +120,7 @@ class StoredCalls:
 
     async def _store(self, call: Call) -> None:
         number = self._storing = next(self._numbers)
+        self._was_cut = False
         self._out[number] = call
         if isinstance(call.ticket, ActorFuture):  # it may run into its timeout, or be cancelled
             call.ticket.add_done_callback(lambda _done: self._out.pop(number, None))
@@ -133,27 +133,24 @@ class StoredCalls:
             self._finish([Done(call, ok=False, error=error)])
 
     async def _error_of_storing(self, call: Call, number: int) -> Exception | None:
-        body = frames.encode_calls([call.to_wire(bytes(payloads.spelled_out(call.payload)))])
         call_id, attempts = secrets.token_urlsafe(12), 0
 
         async def store(_left_s: float) -> bool:
             nonlocal attempts
             attempts += 1
-            return await store_call(
-                self._bus, self._namespace, call.pool, body, call_id=call_id, reply=f"{self._inbox}.{number}"
-            )
+            reply = f"{self._inbox}.{number}"
+            return await store_call(self._bus, self._namespace, call.pool, body, call_id=call_id, reply=reply)
 
         try:
+            body = frames.encode_calls([call.to_wire(bytes(payloads.spelled_out(call.payload)))])
             is_first = await retried(store, on=(DisconnectedError, RequestTimeoutError), timeout_s=_STORE_TIMEOUT_S)
         except (DisconnectedError, RequestTimeoutError):
             return ConnectionLostError(f"{call}: it was sent {attempts} times, and may be stored: then it is run")
-        except ClosedError as error:
-            return error
         except StorageError as error:
             return MailboxFullError(f"{call} was not stored, and is not run: {error}")
-        except BusError as error:
+        except Exception as error:  # the next are to be stored nevertheless
             return error
-        if not is_first:  # an answer may have come while there was no connection
+        if self._was_cut and not is_first:  # its answer may have come while nobody could hear it
             return ConnectionLostError(f"{call}: the connection was lost while it was stored; it is run, unanswered")
         return None
 
@@ -171,6 +168,7 @@ class StoredCalls:
 
     def on_disconnected(self) -> None:
         """What is stored is run, and its answer may come while nobody hears it."""
+        self._was_cut = True
         stored = [number for number in self._out if number != self._storing]
         self._finish(
             Done(

@@ -158,13 +158,13 @@ class Supervisor:
             self.functions = _functions_of(self._instance)
             self.restarts += 1
 
-    def supersede(self, error: SupersededError) -> None:
-        """Give the actor up, since another has taken its place."""
+    def end(self, reason: ActorGivenUpError | SupersededError) -> None:
+        """Give the actor up, for a reason that does not lie in its instance."""
         with self._lock:
             if self.given_up is not None:
                 return
-            self.given_up = error
-        threading.Thread(target=self.on_given_up, args=(error,), name=f"end of {self._name}", daemon=True).start()
+            self.given_up = reason
+        threading.Thread(target=self.on_given_up, args=(reason,), name=f"end of {self._name}", daemon=True).start()
 
     def _give_up(self, why: str, error: BaseException) -> None:
         log.error("%s %s", self._name, why)

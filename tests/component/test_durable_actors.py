@@ -6,17 +6,37 @@ import asyncio
 import functools
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from fluster.actors import ActorContext, ActorPool, ActorServer, AsyncActorPool, actor, every, frames, method
+from fluster.actors import (
+    ActorContext,
+    ActorPool,
+    ActorServer,
+    AsyncActorPool,
+    actor,
+    every,
+    frames,
+    method,
+    stored_calls,
+)
 from fluster.cluster import Cluster
-from fluster.errors import ActorDeadlockError, ActorFailedError, ActorTimeoutError, MailboxFullError, SupersededError
+from fluster.errors import (
+    ActorDeadlockError,
+    ActorFailedError,
+    ActorGivenUpError,
+    ActorNotFoundError,
+    ActorTimeoutError,
+    ConnectionLostError,
+    MailboxFullError,
+    SupersededError,
+)
 from fluster.testing import LocalActors
 from fluster_bus import streams, subjects
 from fluster_bus.bus import Bus
-from fluster_bus.errors import MessageTooLargeError, ServiceError
+from fluster_bus.errors import DisconnectedError, MessageTooLargeError, ServiceError
 from fluster_bus.messages import HandledCalls
 from fluster_bus.roles import Role
 from fluster_bus.stored_calls import StoredCall, calls_feed, store_call
@@ -499,6 +519,110 @@ def test_calls_go_on_when_the_server_was_away(env: Env) -> None:  # noqa: F811
     env.server.start()
     wait_until(lambda: pool.asynchronous.cluster.bus.connected)
     assert pool.call().add(2) == 2
+    served.end()
+
+
+def test_a_call_whose_sending_was_lost_is_sent_again(env: Env) -> None:  # noqa: F811
+    ran: list[Any] = []
+    served, proxy = Served(env, "lost", ran), env.proxy()
+    address = replace(env.cluster().asynchronous.bus.address, url=f"nats://127.0.0.1:{proxy.port}")
+    with Cluster(address) as cluster:
+        pool: ActorPool[Any] = ActorPool(cluster, "lost", actor_class=Ledger)
+        assert pool.call().add(1) == 1
+        env.portal.run(proxy.hold)
+        futures = [pool.submit().add(number) for number in (2, 3)]
+        env.portal.run(proxy.cut)
+        env.portal.run(proxy.release)
+        assert [future.result(TIMEOUT_S) for future in futures] == [2, 3]
+    assert ran == ["started", 1, 2, 3]
+    served.end()
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_call_whose_acknowledgement_was_lost_is_run_once(
+    shared: Env,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    cut: bool,
+) -> None:
+    name, ran, gate, tries = f"unacknowledged-{cut}", list[Any](), Gate(), list[bool]()
+    served = Served(shared, name, ran, gate)
+    pool = pool_of(shared, name)
+    pool_of(shared, name).submit().wait()
+    gate.is_entered()
+
+    async def store(*args: Any, **more: Any) -> bool:
+        tries.append(await store_call(*args, **more))
+        if len(tries) == 1:
+            if cut:
+                pool.asynchronous._caller._stored.on_disconnected()
+            raise DisconnectedError("the acknowledgement is lost")
+        return tries[-1]
+
+    monkeypatch.setattr(stored_calls, "store_call", store)
+    future = pool.submit().add(1)
+    wait_until(lambda: len(tries) == 2)
+    if cut:  # nobody knows whether the answer came meanwhile
+        with pytest.raises(ConnectionLostError, match="it is run"):
+            future.result(TIMEOUT_S)
+    gate.opened.set()
+    if not cut:
+        assert future.result(TIMEOUT_S) == 1
+    assert tries == [True, False]
+    assert pool.call().add(2) == 2
+    assert ran == ["started", "waits", 1, 2]
+    served.end()
+
+
+def test_a_caller_that_was_cut_off_is_told_and_its_call_is_run(env: Env) -> None:  # noqa: F811
+    ran, gate = list[Any](), Gate()
+    served, proxy = Served(env, "cut-off", ran, gate), env.proxy()
+    address = replace(env.cluster().asynchronous.bus.address, url=f"nats://127.0.0.1:{proxy.port}")
+    with Cluster(address) as cluster:
+        pool: ActorPool[Any] = ActorPool(cluster, "cut-off", actor_class=Ledger)
+        running, behind = pool.submit().wait(), pool.submit().add(1)
+        gate.is_entered()
+        wait_until(lambda: not pool.asynchronous._caller._stored._waiting)
+        env.portal.run(proxy.cut)
+        for future in (running, behind):
+            with pytest.raises(ConnectionLostError, match="stored"):
+                future.result(TIMEOUT_S)
+        gate.opened.set()
+        assert pool.call().all() == [1]
+    served.end()
+
+
+def test_calls_that_are_cancelled_or_whose_pool_is_closed_are_run(shared: Env) -> None:  # noqa: F811
+    ran, gate = list[Any](), Gate()
+    served = Served(shared, "left", ran, gate)
+    pool = pool_of(shared, "left")
+    running, cancelled, left = pool.submit().wait(), pool.submit().add(1), pool.submit().add(2)
+    gate.is_entered()
+    wait_until(lambda: not pool.asynchronous._caller._stored._waiting)
+    assert cancelled.cancel()
+    pool.shutdown()
+    for future in (running, left):
+        with pytest.raises(ActorNotFoundError, match="shut down"):
+            future.result(TIMEOUT_S)
+    gate.opened.set()
+    assert pool_of(shared, "left").call().all() == [1, 2]
+    served.end()
+
+
+def test_an_actor_that_is_given_up_leaves_its_calls_to_the_next(shared: Env) -> None:  # noqa: F811
+    ran: list[Any] = []
+    cluster = shared.cluster(Role.JOB)
+    server = ActorServer(cluster)
+    server.register("given-up", Ledger(ran))
+    server.serve_background()
+    pool = pool_of(shared, "given-up")
+    failing, behind = pool.submit().fail(), pool.submit().add(1)
+    with pytest.raises(ActorGivenUpError):
+        server.serve()
+    with pytest.raises(ActorFailedError):
+        failing.result(TIMEOUT_S)
+    served = Served(shared, "given-up", ran)
+    assert behind.result(TIMEOUT_S) == 1
+    assert ran == ["started", "started", 1]
     served.end()
 
 
