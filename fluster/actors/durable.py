@@ -22,6 +22,7 @@ from fluster.actors.producer import Producer
 from fluster.actors.seats import Seat
 from fluster.errors import ActorDiedError, ActorGivenUpError, SupersededError
 from fluster_bus import codec, payloads, subjects
+from fluster_bus.carrier import Interest
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import (
     BusError,
@@ -142,8 +143,12 @@ class DurableActor:
         """What was saved last, by whichever instance."""
         return self._state.data
 
+    async def listen(self) -> Interest:
+        """Be woken by what is stored, from the next flush on."""
+        return await self._bus.subscribe(subjects.watch_calls(self._namespace, self._name), self._on_stored)
+
     def start(self, actor: HostedActor, seat: Seat) -> None:
-        """Begin to run what is stored."""
+        """Begin to run what is stored; once it listens."""
         self._bus.on_reconnect(self._wake.set)
         self._task = asyncio.create_task(self._run(actor, seat), name=f"stored calls of {self._name}")
 
@@ -159,18 +164,15 @@ class DurableActor:
     # ---- running ----------------------------------------------------------------------------------------
 
     async def _run(self, actor: HostedActor, seat: Seat) -> None:
-        watch = subjects.watch_calls(self._namespace, self._name)
-        subscription = await self._bus.subscribe(watch, self._on_stored)
         start = 1  # those that were handled tell which come again
         try:
-            await self._bus.flush()
-            while not self._closing:
+            while not self._closing and actor.supervisor.given_up is None:
                 self._wake.clear()
                 start = await self._read(start, actor, seat)
                 if start <= self._stored and self._loop.time() < self._lags_until:
                     await asyncio.sleep(_PAUSE_S)
-                    continue
-                await self._wake.wait()
+                else:
+                    await self._wake.wait()
         except SupersededError as error:
             actor.supervisor.end(error)
         except ClosedError:
@@ -179,9 +181,6 @@ class DurableActor:
             log.exception("the stored calls of %s cannot be run", self._name)
             reason = ActorGivenUpError(f"{self._name} was given up: its stored calls cannot be run: {error}")
             actor.supervisor.end(reason)
-        finally:
-            if self._bus.connected:
-                await subscription.unsubscribe()
 
     def _on_stored(self, delivery: Delivery) -> None:
         self._stored = Entry.of(delivery).sequence
@@ -278,20 +277,24 @@ class DurableActor:
         """Write a row at the revision that this instance wrote last. Raises SupersededError."""
         while True:
             try:
-                return await table.update(key, value, revision)
-            except RevisionConflictError as error:
-                row = await table.get(key)
-                if row is not None and row.value == value:
-                    return row.revision  # its acknowledgement was lost
-                raise SupersededError(
-                    f"another instance of {self._name!r} has taken this one's place: nothing was written"
-                ) from error
+                return await self._put_once(table, key, value, revision)
             except ClosedError:
                 raise
             except BusError as error:
                 log.info("%s is written again: %s", key, error)
                 await self._bus.wait_connected()
                 await asyncio.sleep(_PAUSE_S)
+
+    async def _put_once(self, table: Table[Record], key: str, value: Record, revision: int) -> int:
+        try:
+            return await table.update(key, value, revision)
+        except RevisionConflictError as error:
+            row = await table.get(key)
+            if row is not None and row.value == value:
+                return row.revision  # its acknowledgement was lost
+            raise SupersededError(
+                f"another instance of {self._name!r} has taken this one's place: nothing was written"
+            ) from error
 
     # ---- from the actor's threads -----------------------------------------------------------------------
 

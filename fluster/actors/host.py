@@ -183,6 +183,8 @@ class Host:
                 await self._bus.subscribe(to_one, intake.on_call),
                 await self._bus.subscribe(to_all, intake.on_broadcast),
             ]
+        if actor.durable is not None:
+            served.subscriptions.append(await actor.durable.listen())
         served.subscriptions += await _announcement(served, namespace).serve(self._bus)
         await self._bus.flush()
 

@@ -182,11 +182,15 @@ class HostedActor:
         if subjects.last_token(delivery.subject) in frames.NOTICES or not subjects.is_inbox(delivery.reply):
             return
         is_json = not codec.is_pickle(delivery.data)
-        error = TypeError(
+        error: Exception = TypeError(
             f"{self.context.actor_name} is durable: its calls are stored first, as those of a Fluster pool are, and not "
             "sent to it directly or broadcast"
         )
-        for place in range(1 if is_json else len(frames.decode_calls(delivery.data))):
+        try:
+            count = 1 if is_json else len(frames.decode_calls(delivery.data))
+        except InvalidMessageError as unreadable:
+            error, count = unreadable, 1
+        for place in range(count):
             self._fail(_Job(delivery.reply, place, "", None, b"", is_json=is_json), error)
 
     def _accept_json(self, delivery: Delivery) -> None:

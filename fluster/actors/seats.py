@@ -33,6 +33,11 @@ _PAUSE_AFTER_ERROR_S = 0.2
 _RELEASE_TIMEOUT_S = 1.0
 
 
+def _elapsed_s() -> float:
+    """A clock that goes on while the machine sleeps, where the system has one."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
 class Seat:
     """One instance's place behind a name. `me.holder` may take it at once from an instance that had the same holder.
 
@@ -47,7 +52,7 @@ class Seat:
         me: ActorSeat,
         *,
         loop: asyncio.AbstractEventLoop,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = _elapsed_s,
     ) -> None:
         self._bus = bus
         self._table = table
@@ -169,6 +174,8 @@ class Seat:
                 await self._step()
         except ClosedError:
             return
+        except Exception:  # whoever cannot keep it must not go on as if it did
+            log.exception("the seat of %s cannot be kept", self._name)
         self._over = self._superseded()
         self._tell()
         log.warning("%s", self._over)

@@ -330,8 +330,14 @@ def test_one_who_calls_it_directly_is_told(shared: Env) -> None:  # noqa: F811
     async def ask(bus: Bus) -> None:
         await bus.request(subjects.actor_any(NAMESPACE, "direct", "all"), b"[]")
 
+    async def send_garbage(bus: Bus) -> None:
+        answer = await bus.request(subjects.actor_any(NAMESPACE, "direct", "all"), b"\x80garbage")
+        _endpoint_id, [(place, ok, _failure)] = frames.decode_replies(answer.data)
+        assert (place, ok) == (0, False)
+
     with pytest.raises(ServiceError, match="direct is durable"):
         on_bus(shared, ask, Role.OPERATOR)
+    on_bus(shared, send_garbage, Role.OPERATOR)
     served.end()
 
 
@@ -623,6 +629,23 @@ def test_an_actor_that_is_given_up_leaves_its_calls_to_the_next(shared: Env) -> 
     served = Served(shared, "given-up", ran)
     assert behind.result(TIMEOUT_S) == 1
     assert ran == ["started", "started", 1]
+    served.end()
+
+
+def test_a_call_is_run_once_when_the_bus_is_away_as_it_ends(env: Env) -> None:  # noqa: F811
+    ran, gate = list[Any](), Gate()
+    served = Served(env, "ends-alone", ran, gate)
+    pool = pool_of(env, "ends-alone")
+    future = pool.submit().wait()
+    gate.is_entered()
+    env.server.stop()
+    gate.opened.set()
+    with pytest.raises(ConnectionLostError):
+        future.result(TIMEOUT_S)
+    env.server.start()
+    wait_until(lambda: pool.asynchronous.cluster.bus.connected)
+    assert pool.call().add(1) == 1
+    assert ran == ["started", "waits", 1]
     served.end()
 
 
