@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
-from fluster_bus.errors import MessageTooLargeError, NoRespondersError, StorageError
+from fluster_bus.errors import MessageTooLargeError, NoRespondersError, StorageError, StreamNotFoundError
 from fluster_bus.feeds import Entry, Feed
 from fluster_bus.streams import MAX_CALL_BYTES
 from fluster_bus.tables import sequence_of_ack
@@ -41,7 +41,7 @@ class StoredCall:
 async def store_call(bus: Bus, namespace: str, name: str, data: bytes, *, call_id: str, reply: str) -> bool:
     """Store a call; False when it was there already, by its id.
 
-    Raises MessageTooLargeError, StorageError when there is no room or no stream, and what `Bus.request` raises.
+    Raises MessageTooLargeError, StreamNotFoundError, StorageError when there is no room, and what `Bus.request` raises.
     """
     if len(data) > MAX_BODY_BYTES:
         raise MessageTooLargeError(
@@ -52,7 +52,7 @@ async def store_call(bus: Bus, namespace: str, name: str, data: bytes, *, call_i
     try:
         answer = await bus.request(subjects.durable_calls(namespace, name), data, headers=headers)
     except NoRespondersError as error:
-        raise StorageError(f"no stream takes calls to {name}: does the namespace {namespace} exist?") from error
+        raise StreamNotFoundError(f"no stream takes calls to {name}: does the namespace {namespace} exist?") from error
     sequence_of_ack(answer, f"the call to {name}")
     return not json.loads(answer.data).get("duplicate", False)
 

@@ -25,6 +25,7 @@ from fluster_bus.errors import (
     InvalidMessageError,
     RequestTimeoutError,
     StorageError,
+    StreamNotFoundError,
 )
 from fluster_bus.retries import retried
 from fluster_bus.stored_calls import store_call
@@ -32,6 +33,8 @@ from fluster_bus.stored_calls import store_call
 log = logging.getLogger(__name__)
 
 MAX_WAITING, _MAX_BYTES = 100_000, 1 << 30  # calls that are not stored yet
+# The streams of a server that was started anew answer a moment later than its connections.
+_NOT_YET = (DisconnectedError, RequestTimeoutError, StreamNotFoundError)
 _STORE_TIMEOUT_S = 30.0  # as long as other calls wait for a connection
 
 
@@ -143,9 +146,11 @@ class StoredCalls:
 
         try:
             body = frames.encode_calls([call.to_wire(bytes(payloads.spelled_out(call.payload)))])
-            is_first = await retried(store, on=(DisconnectedError, RequestTimeoutError), timeout_s=_STORE_TIMEOUT_S)
+            is_first = await retried(store, on=_NOT_YET, timeout_s=_STORE_TIMEOUT_S)
         except (DisconnectedError, RequestTimeoutError):
             return ConnectionLostError(f"{call}: it was sent {attempts} times, and may be stored: then it is run")
+        except StreamNotFoundError as error:
+            return error
         except StorageError as error:
             return MailboxFullError(f"{call} was not stored, and is not run: {error}")
         except Exception as error:  # the next are to be stored nevertheless
