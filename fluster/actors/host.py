@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 _POOL_QUEUE = "members"
 _REGISTER_TIMEOUT_S = 30.0
 _TAKEN_TIMEOUT_S, _TAKEN_PAUSE_S = 2.0, 0.002
-_LAST_CALLS_S = 1.0  # for those that are under way at an actor that is given up
+LAST_CALLS_S = 1.0  # for those that are under way at an actor that is given up, or whose cluster is closed
 _ASK_READERS_S = 5.0  # between questions whether a stream that hears nothing still has a reader
 _MAX_LANES = 32  # of one process; further actors share its connection
 
@@ -286,7 +286,7 @@ class Host:
         """Take an actor that was given up out of its pool; whoever waits for it is told why."""
         if served in self._open:
             self._open.remove(served)
-            await self._close(served, _LAST_CALLS_S)
+            await self._close(served, LAST_CALLS_S)
 
     async def close(self, timeout_s: float) -> None:
         """Leave the pools, finish what has arrived, and be known no more."""

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from fluster.actors.clock import SYSTEM_CLOCK, Clock
 from fluster.actors.context import ActorContext
 from fluster.actors.definition import methods_of, options_of
-from fluster.actors.host import Host, Served
+from fluster.actors.host import LAST_CALLS_S, Host, Served
 from fluster.actors.hosted import HostedActor
 from fluster.actors.members import OWN_METADATA
 from fluster.cluster import Cluster
@@ -32,7 +32,8 @@ class ActorServer:
     """Serves actors: `register` them, then `serve()` until told to end, or `serve_background()` and go on.
 
     In a job's process the actors belong to the job, and end with it. Elsewhere they are known as long as this
-    process lives, and for some seconds more when it dies without a `shutdown`.
+    process lives, and for some seconds more when it dies without a `shutdown`. When the cluster is closed before a
+    `shutdown`, they are given one second for the calls that they have.
     """
 
     def __init__(self, cluster: Cluster, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -50,6 +51,7 @@ class ActorServer:
         )  # a signal's handler may put into it at any moment
         self._portal_of_actors: Portal | None = None
         self._portal_lock = threading.Lock()
+        cluster.welcome(self, lambda: self.shutdown(LAST_CALLS_S))
 
     def register(
         self,
@@ -170,6 +172,7 @@ class ActorServer:
             if self._closed:
                 return
             self._closed = True
+            self._cluster.see_off(self)
             self._ends.put(None)
             if not self._cluster.portal.loop.is_closed():
                 self._cluster.portal.run(self._host.close, timeout)

@@ -26,6 +26,7 @@ class Cluster:
         self._connect(AsyncCluster.connect, address, namespace)
 
     def _connect(self, connect: Callable[..., Awaitable[AsyncCluster]], *args: Any) -> None:
+        self._guests: dict[object, Callable[[], object]] = {}  # {who works over this connection: how that is ended}
         self.portal = Portal()
         try:
             self.asynchronous: AsyncCluster = self.portal.run(connect, *args)
@@ -68,11 +69,23 @@ class Cluster:
         return self not in _open
 
     def close(self) -> None:
-        """Leave the cluster; jobs go on."""
+        """Leave the cluster; jobs go on, and actors that are served over this connection end."""
         if self in _open:
             _open.discard(self)
-            self.portal.run(self.asynchronous.close)
-            self.portal.close()
+            try:
+                for end in list(self._guests.values()):
+                    end()
+            finally:
+                self.portal.run(self.asynchronous.close)
+                self.portal.close()
+
+    def welcome(self, guest: object, end: Callable[[], object]) -> None:
+        """Have `end()` called before the connection is closed, unless the guest has left by then."""
+        self._guests[guest] = end
+
+    def see_off(self, guest: object) -> None:
+        """The guest has ended, or is about to."""
+        self._guests.pop(guest, None)
 
     def __enter__(self) -> Self:
         return self
@@ -89,4 +102,5 @@ if hasattr(os, "register_at_fork"):
 @atexit.register
 def _close_all() -> None:
     for cluster in list(_open):
+        cluster._guests.clear()  # noqa: SLF001 - they end with the process; what would end them needs new threads
         cluster.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 
@@ -20,6 +22,8 @@ from fluster_services.config import LOCAL_TIMING, Timing
 from tests.component.controllers import NS, RunningController, StartController, StartWorker
 from tests.component.toy_worker import GIB, SUCCEED, Plan, ToyWorker
 
+_THREADS_END_S = 5.0  # those that only have to notice that they are over
+
 ConnectBus = Callable[..., Awaitable[Bus]]
 
 
@@ -35,6 +39,18 @@ def freeze_server(server: EmbeddedServer) -> None:
     assert server.pid is not None
     os.kill(server.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, server.pid, os.WSTOPPED | os.WNOWAIT)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    """What a module's tests began has ended with the last of them, but for what a process keeps for all."""
+    before = set(threading.enumerate())
+    yield
+    begun = [each for each in threading.enumerate() if each not in before and each.name != "fluster-arenas"]
+    deadline = time.monotonic() + _THREADS_END_S
+    for thread in begun:
+        thread.join(max(deadline - time.monotonic(), 0))
+    assert not [thread.name for thread in begun if thread.is_alive()]
 
 
 @pytest.fixture(scope="session")

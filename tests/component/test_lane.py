@@ -8,6 +8,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -34,30 +35,21 @@ class Asker:
     def __init__(self, lane: Lane, inbox: str) -> None:
         self.lane = lane
         self._inbox = inbox
-        self._answers: dict[str, tuple[threading.Event, list[Delivery]]] = {}
+        self._answers: dict[str, Future[Delivery]] = {}
         self._lock = threading.Lock()
-        lane.subscribe(f"{inbox}.*", self._on_delivery)
-
-    def _on_delivery(self, delivery: Delivery) -> None:
-        event, answers = self._answers[delivery.subject]
-        answers.append(delivery)
-        event.set()
+        lane.subscribe(f"{inbox}.*", lambda answer: self._answers[answer.subject].set_result(answer))
 
     def ask(self, subject: str, data: bytes, timeout_s: float = TIMEOUT_S) -> Delivery | None:
         with self._lock:
             reply = f"{self._inbox}.{len(self._answers)}"
-            event, answers = self._answers[reply] = threading.Event(), []
+            answer = self._answers[reply] = Future()
         self.lane.publish(subject, data, reply=reply)
 
         def when_done(callback: Callable[[], object]) -> None:
-            self._watch(event, callback)
+            answer.add_done_callback(lambda _: callback())
 
-        self.lane.read_until(event.is_set, when_done, timeout_s)
-        return answers[0] if answers else None
-
-    @staticmethod
-    def _watch(event: threading.Event, callback: Callable[[], object]) -> None:
-        threading.Thread(target=lambda: event.wait(TIMEOUT_S) and callback()).start()
+        self.lane.read_until(answer.done, when_done, timeout_s)
+        return answer.result() if answer.done() else None
 
 
 @contextmanager
