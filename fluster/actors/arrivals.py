@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from fluster.actors.calls import Broadcast, Call
+from fluster.actors.futures import is_any_running
 from fluster.actors.loop_calls import tell, tell_soon
 from fluster.errors import MailboxFullError
 
 MAX_QUEUED = 100_000  # calls that have not been sent yet
+_HAND_OVER = 128  # calls that a thread gives one after the other, until it lets the loop come to them
+_HAND_OVER_FOR_S = 0.0004  # at most
 
 
 class Arrivals:
@@ -23,6 +27,7 @@ class Arrivals:
         self._items: deque[Call | Broadcast] = deque()
         self._awake = False
         self._wake = asyncio.Event()
+        self._taken = threading.Event()  # all that was there
         self.closed: Exception | None = None  # why nothing is taken any more
 
     def __len__(self) -> int:
@@ -46,6 +51,15 @@ class Arrivals:
             except BaseException:  # Ctrl-C: else nobody would wake the loop any more
                 self._awake = False
                 raise
+        elif len(self._items) % _HAND_OVER == 0:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Let the loop begin with what is there: Python's own turns, of 5 ms, would have the actors idle meanwhile."""
+        if not is_any_running():
+            self._taken.clear()
+            if self._items:
+                self._taken.wait(_HAND_OVER_FOR_S)
 
     def wake_soon(self) -> None:
         """Have the loop look, also from within the collector of garbage."""
@@ -81,6 +95,7 @@ class Arrivals:
         """All that is there, in order."""
         while self._items:
             yield self._items.popleft()
+        self._taken.set()
 
     def put_back(self, items: Iterable[Call]) -> None:
         """Calls that go before all that has arrived since."""

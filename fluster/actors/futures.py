@@ -198,3 +198,12 @@ def is_running(loop: asyncio.AbstractEventLoop) -> bool:
         return asyncio.get_running_loop() is loop
     except RuntimeError:
         return False
+
+
+def is_any_running() -> bool:
+    """True in a thread that runs an event loop, which must not be held up."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
