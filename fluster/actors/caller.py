@@ -151,8 +151,8 @@ class Caller:
         if member is None or member.takes_json_only or member.is_durable or is_running(self.loop):
             self.submit(call)
             return
-        if call.blocks is not None:
-            call.blocks.check(call, member)
+        if call.blocks is not None and (deadlock := call.blocks.deadlock(call, member)) is not None:
+            raise deadlock
         self._deadlines.take_declared(call, member)
         if not lane.send(call, member, now):
             self.submit(call)
@@ -397,8 +397,8 @@ class Caller:
         """A call is about to be stored. Raises ActorDeadlockError for one that would wait for itself."""
         for member in self._desk.members(call.pool)[:1]:
             self._deadlines.take_declared(call, member)
-        if call.blocks is not None:
-            call.blocks.check_stored(call)
+        if call.blocks is not None and (deadlock := call.blocks.stored_deadlock(call)) is not None:
+            raise deadlock
         self._deadlines.watch(call)
 
     def _close_pool(self, name: str, error: Exception) -> None:

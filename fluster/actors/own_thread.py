@@ -27,23 +27,27 @@ class OwnThread:
         OwnThread.in_use = True
         _thread.own = self
 
-    def check(self, call: Call, member: Member) -> None:
-        """Raise ActorDeadlockError for a call from here, which this thread waits for, to what only it could run."""
-        if member.endpoint_id == self.endpoint_id and call.method not in (member.timeouts or ()):
-            others = ", or give the class max_concurrency, or one of the two methods a concurrency_group of its own"
-            self._check(call, others)
+    def deadlock(self, call: Call, member: Member) -> ActorDeadlockError | None:
+        """Why a call to `member`, for which this thread waits, could never end; None when it may."""
+        if member.endpoint_id != self.endpoint_id or call.method in (member.timeouts or ()):
+            return None
+        return self._deadlock(
+            call, ", or give the class max_concurrency, or one of the two methods a concurrency_group of its own"
+        )
 
-    def check_stored(self, call: Call) -> None:
+    def stored_deadlock(self, call: Call) -> ActorDeadlockError | None:
         """The same for a call that is stored for the one actor of its name."""
-        if call.pool == self.name:
-            self._check(call, ", or submit() it, and do not wait for it here")
+        if call.pool != self.name:
+            return None
+        return self._deadlock(call, ", or submit() it, and do not wait for it here")
 
-    def _check(self, call: Call, other_remedies: str) -> None:
-        if call.method in self.methods and call.deadline is None:
-            raise ActorDeadlockError(
-                f"{call} was called by the actor itself, which runs one call at a time and would wait for its own end: "
-                f"write self.{call.method}(…){other_remedies}; it was not run"
-            )
+    def _deadlock(self, call: Call, other_remedies: str) -> ActorDeadlockError | None:
+        if call.method not in self.methods or call.deadline is not None:
+            return None
+        return ActorDeadlockError(
+            f"{call} was called by the actor itself, which runs one call at a time and would wait for its own end: "
+            f"write self.{call.method}(…){other_remedies}; it was not run"
+        )
 
 
 class _Thread(threading.local):

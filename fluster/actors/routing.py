@@ -10,7 +10,7 @@ from fluster.actors.desk_pools import DeskPool
 from fluster.actors.frames import Moment
 from fluster.actors.members import Member
 from fluster.actors.messages_out import MessagesOut
-from fluster.errors import ActorDeadlockError, ActorNotFoundError, MailboxFullError, NotRunError
+from fluster.errors import ActorNotFoundError, MailboxFullError, NotRunError
 
 MAX_TURNED_AWAY = 100_000  # calls of one pool that wait for room in mailboxes
 
@@ -91,13 +91,9 @@ class Routing:
             except Exception as error:  # a user's: it must not end the other calls of this client
                 self.refuse(call, error)
                 return
-        if call.blocks is not None:
-            try:
-                call.blocks.check(call, member)
-            except ActorDeadlockError as error:
-                self.refuse(call, error)
-                return
-        if call.begin():
+        if call.blocks is not None and (deadlock := call.blocks.deadlock(call, member)) is not None:
+            self.refuse(call, deadlock)
+        elif call.begin():
             self._joining.setdefault(member.endpoint_id, (pool, member, []))[2].append(call)
             # Counted at once, so that the policy sees it when it chooses for the next call.
             pool.out[member.endpoint_id] = pool.out.get(member.endpoint_id, 0) + 1
