@@ -36,8 +36,9 @@ from fluster.actors.members import (
 from fluster.actors.outbox import Outbox
 from fluster.actors.producer import Producer
 from fluster.actors.seats import Seat
+from fluster.actors.stored import StoredPayloads
 from fluster.cluster import AsyncCluster
-from fluster_bus import arenas, payloads, subjects
+from fluster_bus import arenas, subjects
 from fluster_bus.bus import Bus
 from fluster_bus.carrier import Carrier, Interest
 from fluster_bus.errors import BusError, NoRespondersError
@@ -82,8 +83,9 @@ class Host:
         self._loop = asyncio.get_running_loop()
         self._open: list[Served] = []
         self._lanes = 0
-        self._store = ObjectStore(self._bus, cluster.namespace, PAYLOADS)
-        self.outbox = Outbox(self._bus, self._loop, self._store)
+        store = ObjectStore(self._bus, cluster.namespace, PAYLOADS)
+        self.stored = StoredPayloads(store, self._loop)
+        self.outbox = Outbox(self._bus, self._loop, store)
         self._replies = asyncio.create_task(self.outbox.run(), name="replies of actors")
         self._questions = asyncio.create_task(self._ask_readers(), name="readers of streams")
         self._bus.on_disconnect(self._on_disconnect)
@@ -125,14 +127,10 @@ class Host:
             name,
             endpoint_id,
             outbox=self.outbox,
-            store=self._store,
+            store=self.stored.objects,
             loop=self._loop,
             has_hook=hasattr(instance, ON_RESTORE),
         )
-
-    def fetch(self, payload: bytes) -> bytes:
-        """A payload that was stored; for other threads. Raises as `payloads.fetched` does."""
-        return asyncio.run_coroutine_threadsafe(payloads.fetched(payload, self._store), self._loop).result()
 
     async def be_seated(self, served: Served) -> None:
         """Take the seat of an actor of which there is one, and what is kept of it. Raises ActorNameTakenError."""

@@ -27,6 +27,7 @@ from fluster.actors.outbox import Answers, Reply
 from fluster.actors.own_thread import OwnThread
 from fluster.actors.producer import Items, Producer
 from fluster.actors.seats import Seat
+from fluster.actors.stored import StoredPayloads
 from fluster.actors.streams import Streams
 from fluster.actors.supervision import Functions, Supervisor
 from fluster.actors.timers import Timer, timers_of
@@ -78,7 +79,7 @@ class HostedActor:
         *,
         outbox: Answers,
         max_reply: int,
-        fetch: Callable[[bytes], bytes],
+        stored: StoredPayloads,
         actor_loop: Callable[[], asyncio.AbstractEventLoop],
         factory: Callable[[], object] | None = None,
         clock: Clock = SYSTEM_CLOCK,
@@ -100,12 +101,14 @@ class HostedActor:
         self.takes_json_only = self._options.codec == json_frames.JSON
         self._outbox: Answers = outbox
         self._max_reply = max_reply - _FRAME_OVERHEAD  # in JSON: a pickle may be stored
-        self._fetch = fetch  # what is stored, called in the actor's threads
+        self._stored = stored
         self.kind = type(instance).__name__
         self.supervisor = Supervisor(
             instance, str(context.actor_name), self._options, factory=factory, actor_loop=actor_loop
         )
-        self.streams = Streams(context, outbox=outbox, max_item=self._max_reply, actor_loop=actor_loop)
+        self.streams = Streams(
+            context, outbox=outbox, max_item=self._max_reply, store=stored.store, actor_loop=actor_loop
+        )
         self._cancellable = {
             name
             for name, method in self.methods.items()
@@ -385,7 +388,7 @@ class HostedActor:
         self.streams.open(job, lanes, window, items, end)
 
     def _decode(self, payload: bytes) -> Any:
-        return payloads.decode(self._fetch(payload) if payloads.is_stored(payload) else payload)
+        return payloads.decode(self._stored.fetch(payload).result() if payloads.is_stored(payload) else payload)
 
     def _json_arguments(self, job: _Job) -> tuple[Sequence[Any], dict[str, Any]]:
         args, kwargs = codec.decode_json_call(job.payload)

@@ -13,6 +13,7 @@ from fluster.actors.futures import ActorFuture
 from fluster.actors.loop_calls import closed
 from fluster.actors.reader import ActorStream, StreamReader
 from fluster.actors.routing import NobodyServesError
+from fluster.actors.stored import StoredPayloads
 from fluster.actors.windows import Window
 from fluster_bus import payloads
 from fluster_bus.carrier import Carrier
@@ -40,6 +41,7 @@ class Outcomes:
     ) -> None:
         self._bus = bus
         self._store = store
+        self._stored = StoredPayloads(store, loop)
         self._explanations = explanations
         self._loop = loop
         self._retry = retry
@@ -82,6 +84,7 @@ class Outcomes:
                 loop=self._loop,
                 on_read=lambda: self._tell_read(call),
                 withdraw=lambda: self._withdraw(call),
+                fetch=self._stored.fetch,
             )
             call.ticket = reader
             ticket.set_result(ActorStream(reader))  # nobody else holds on to it: so it is closed when nobody wants it

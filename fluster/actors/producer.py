@@ -40,8 +40,8 @@ class StreamCall(Protocol):
 
 
 class Producer:
-    """One stream. `encode` makes bytes of an item, `announce` has the outbox come for them, and
-    `resume` asks for another turn.
+    """One stream. `encode` makes bytes of an item, and `store` what goes instead of them where no message can carry them.
+    `announce` has the outbox come for them, and `resume` asks for another turn.
     """
 
     ok = frames.ITEMS  # as a reply it is one with items
@@ -54,6 +54,7 @@ class Producer:
         call: StreamCall,
         endpoint_id: str,
         encode: Callable[[Any], bytes],
+        store: Callable[[bytes], concurrent.futures.Future[bytes] | None],
         announce: Callable[[Producer], None],
         resume: Callable[[Producer], None],
         on_end: Callable[[Producer], None],
@@ -69,7 +70,7 @@ class Producer:
         self.on_end = on_end
         self.processing_ns = 0
         self._cancellation = call.cancellation or Cancellation()
-        self._encode = encode
+        self._encode, self._store = encode, store
         self._announce = announce
         self._resume = resume
         self._ready: deque[bytes] = deque()
@@ -130,7 +131,7 @@ class Producer:
         try:
             if not self.is_cancelled:
                 for item in generator:
-                    if not self._put(item) and self._park():
+                    if not self._put(*self._carried(item)) and self._park():
                         return False  # and nothing else: the next turn may have begun
                     if self._cancellation.cancelled:
                         break
@@ -151,11 +152,22 @@ class Producer:
     def is_async(self) -> bool:
         return self._async is not None
 
-    def _put(self, item: Any) -> bool:
-        """Make an item ready; False when there is no room for the next."""
+    def _carried(self, item: Any) -> tuple[bytes, int]:
+        """An item as it travels, and its size."""
         data = self._encode(item)
+        stored = self._store(data)
+        return (data if stored is None else stored.result()), payloads.size_of(data)
+
+    async def _carried_later(self, item: Any) -> tuple[bytes, int]:
+        """As `_carried`, while others go on."""
+        data = self._encode(item)
+        stored = self._store(data)
+        return (data if stored is None else await asyncio.wrap_future(stored)), payloads.size_of(data)
+
+    def _put(self, data: bytes, size: int) -> bool:
+        """Make an item ready; False when there is no room for the next."""
         self._ready.append(data)
-        room = self._produced.send(payloads.size_of(data))
+        room = self._produced.send(size)
         if not self._announced:
             self._announced = True
             self._announce(self)
@@ -226,7 +238,7 @@ class _AsyncTurns:
             finally:
                 self._inside = False
             turn = self._turn  # of the time before the next one may begin
-            if not producer._put(item) and producer._park():  # noqa: SLF001
+            if not producer._put(*await producer._carried_later(item)) and producer._park():  # noqa: SLF001
                 turn.set_result(False)
                 await self._begins.wait()
                 self._begins.clear()

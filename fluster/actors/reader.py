@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import threading
 from collections import deque
@@ -11,6 +12,7 @@ from typing import Generic, NoReturn, Self, TypeVar
 
 from fluster.actors.failures import decode_failure
 from fluster.actors.futures import is_running
+from fluster.actors.loop_calls import closed
 from fluster.actors.windows import Read, Window
 from fluster.errors import ActorTimeoutError, ConnectionLostError
 from fluster_bus import payloads
@@ -37,7 +39,9 @@ class StreamReader:
         loop: asyncio.AbstractEventLoop,
         on_read: Callable[[], None],
         withdraw: Callable[[], None],
+        fetch: Callable[[bytes], concurrent.futures.Future[bytes]],
     ) -> None:
+        self.fetch = fetch  # an item that was stored
         self.call = call
         self.timeout_s = timeout_s
         self.loop = loop  # where items arrive
@@ -116,6 +120,11 @@ class StreamReader:
             raise _EndOfStream
         raise outcome if isinstance(outcome, BaseException) else decode_failure(outcome)
 
+    def check_loop(self) -> None:
+        """Raise RuntimeError where waiting would hold up what is waited for."""
+        if is_running(self.loop):
+            raise RuntimeError(f"the items of {self.call} arrive on this very event loop: read it with `async for`")
+
     def close(self) -> None:
         """Want no more. What has arrived is dropped, and the actor's generator closed. By any thread, at any moment."""
         with self._lock:
@@ -162,6 +171,8 @@ class ActorStream(Generic[T]):
                 self._items = deque(self._next_items())
             except _EndOfStream:
                 raise StopIteration from None
+        if payloads.is_stored(self._items[0]):
+            self._items[0] = self._fetched(self._items[0])
         return self._read()
 
     def _next_items(self) -> list[bytes]:
@@ -169,8 +180,7 @@ class ActorStream(Generic[T]):
         items = reader.next_items(None)
         if items is not None:
             return items
-        if is_running(reader.loop):
-            raise RuntimeError(f"the items of {reader.call} arrive on this very event loop: read it with `async for`")
+        reader.check_loop()
         arrived = threading.Event()
         items = reader.next_items(arrived.set)
         if items is None:
@@ -179,6 +189,13 @@ class ActorStream(Generic[T]):
             items = reader.next_items(None)
             assert items is not None  # noqa: S101 - it is woken when something has arrived, or by the end
         return items
+
+    def _fetched(self, data: bytes) -> bytes:
+        reader = self._reader
+        reader.check_loop()
+        fetched = reader.fetch(data)
+        concurrent.futures.wait([fetched], reader.timeout_s)
+        return self._outcome_of(fetched)
 
     def close(self) -> None:
         """Read no more: the generator at the actor is closed. Nothing happens the second time, or after the end."""
@@ -205,6 +222,8 @@ class ActorStream(Generic[T]):
                 self._items = deque(await self._await_items())
             except _EndOfStream:
                 raise StopAsyncIteration from None
+        if payloads.is_stored(self._items[0]):
+            self._items[0] = await self._await_fetched(self._items[0])
         return self._read()
 
     async def _await_items(self) -> list[bytes]:
@@ -221,11 +240,33 @@ class ActorStream(Generic[T]):
             assert items is not None  # noqa: S101 - it is woken when something has arrived, or by the end
         return items
 
+    async def _await_fetched(self, data: bytes) -> bytes:
+        fetched, arrived = self._reader.fetch(data), asyncio.Event()
+        wake = _setter(arrived, asyncio.get_running_loop())
+        fetched.add_done_callback(lambda _done: wake())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._reader.timeout_s):
+                await arrived.wait()
+        return self._outcome_of(fetched)
+
     async def aclose(self) -> None:
         """As `close`."""
         self.close()
 
     # ---- either -----------------------------------------------------------------------------------------
+
+    def _outcome_of(self, fetched: concurrent.futures.Future[bytes]) -> bytes:
+        """The item. When it cannot be had, its size is not known, by which the actor is told how far it is read: it ends."""
+        if not fetched.done():
+            fetched.cancel()
+            raise self._reader.late()
+        if fetched.cancelled():
+            raise closed()
+        try:
+            return fetched.result()
+        except Exception:
+            self.close()
+            raise
 
     def _read(self) -> T:
         data = self._items.popleft()

@@ -93,7 +93,7 @@ class ActorServer:
             context,
             outbox=self._host.outbox if durable is None else durable,
             max_reply=self._cluster.asynchronous.bus.max_payload,
-            fetch=self._host.fetch,
+            stored=self._host.stored,
             actor_loop=self._loop_of_actors,
             factory=factory,
             clock=self._clock,

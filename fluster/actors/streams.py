@@ -7,6 +7,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from fluster.actors import frames
@@ -16,7 +17,6 @@ from fluster.actors.outbox import Answers, Reply
 from fluster.actors.producer import Items, Producer, StreamCall
 from fluster.actors.windows import Window
 from fluster_bus import payloads
-from fluster_bus.errors import MessageTooLargeError
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +30,13 @@ class Streams:
         *,
         outbox: Answers,
         max_item: int,
+        store: Callable[[bytes], Future[bytes]],
         actor_loop: Callable[[], asyncio.AbstractEventLoop],
     ) -> None:
         self._context = context
         self.outbox = outbox
         self._max_item = max_item
+        self._store = store
         self._actor_loop = actor_loop
         self._open: dict[tuple[str, int], Producer] = {}  # {(reply subject, place): of those that have not ended}
 
@@ -47,7 +49,8 @@ class Streams:
             window,
             call=call,
             endpoint_id=str(self._context.endpoint_id),
-            encode=functools.partial(self._encode, inbox=call.reply),
+            encode=functools.partial(payloads.encode_for, inbox=call.reply),
+            store=self._stored,
             announce=self.outbox.add,
             resume=lanes.mailbox.put_back,
             on_end=on_end,
@@ -56,14 +59,9 @@ class Streams:
         self.outbox.add(Reply(call.reply, producer.endpoint_id, call.place, frames.OPENED, tuple(window)))
         self.take_turn(producer, lanes)
 
-    def _encode(self, item: Any, inbox: str) -> bytes:
-        data = payloads.encode_for(item, inbox)
-        if len(data) > self._max_item:
-            raise MessageTooLargeError(
-                f"an item that {self._context.actor_name} yields has {len(data):,} bytes, over the server's limit of "
-                f"{self._max_item:,}: yield less at a time, or the path of a file"
-            )
-        return data
+    def _stored(self, data: bytes) -> Future[bytes] | None:
+        """What goes instead of an item that no message can carry; None for one that goes as it is."""
+        return self._store(data) if len(data) > self._max_item else None
 
     def take_turn(self, producer: Producer, lanes: Lanes[Any]) -> None:
         """Run a generator as far as its reader has room."""

@@ -19,7 +19,7 @@ from fluster.actors import ActorContext, ActorPool, ActorStream, AsyncActorPool,
 from fluster.cluster import AsyncCluster, Cluster
 from fluster.errors import ActorDiedError, ActorTimeoutError, ConnectionLostError
 from fluster_bus import subjects
-from fluster_bus.errors import ClosedError, MessageTooLargeError
+from fluster_bus.errors import ClosedError, ObjectTooLargeError
 from fluster_bus.roles import Role
 from tests.component.test_actors import NAMESPACE, TIMEOUT_S, Env, sharing_nothing
 from tests.waiting import wait_until
@@ -110,10 +110,23 @@ class Source:
             yield number
         raise ZeroDivisionError("mine")
 
-    def odd(self, item: Any, size: int = 0) -> Iterator[Any]:
+    def odd(self) -> Iterator[Any]:
         try:
             yield 1
-            yield threading.Lock() if item is None else bytes(size)
+            yield threading.Lock()
+        finally:
+            self.ended.release()
+
+    def big(self, sizes: list[int]) -> Iterator[bytes]:
+        try:
+            yield from map(bytes, sizes)
+        finally:
+            self.ended.release()
+
+    async def big_later(self, sizes: list[int]) -> AsyncGenerator[bytes, None]:
+        try:
+            for size in sizes:
+                yield bytes(size)
         finally:
             self.ended.release()
 
@@ -222,12 +235,34 @@ def test_wrong_arguments_are_told_by_the_call(shared: Env) -> None:
 def test_an_item_that_cannot_travel_ends_the_stream(shared: Env) -> None:
     source, pool = serve(shared)
     with sharing_nothing():
-        for arguments, error in (((None,), TypeError), ((1, 9 << 20), MessageTooLargeError)):
-            stream = pool.call().odd(*arguments)
-            assert next(stream) == 1
-            with pytest.raises(error):
-                next(stream)
-            source.is_ended()
+        stream = pool.call().odd()
+        assert next(stream) == 1
+        with pytest.raises(TypeError):
+            next(stream)
+        source.is_ended()
+
+
+@pytest.mark.parametrize("big", ["big", "big_later"])
+def test_items_that_no_message_can_carry_are_stored(shared: Env, monkeypatch: pytest.MonkeyPatch, big: str) -> None:
+    source, pool = serve(shared)
+    sizes = [3, 9 << 20, 10 << 20, 5, 9 << 20]
+    with sharing_nothing():
+        assert [len(item) for item in getattr(pool.call(), big)(sizes)] == sizes
+        source.is_ended()
+
+        async def read() -> list[int]:
+            async with await AsyncCluster.connect(shared.server.credentials(Role.OPERATOR)) as cluster:
+                awaited: AsyncActorPool[Any] = AsyncActorPool(cluster, pool.name)
+                return [len(item) async for item in getattr(awaited.submit(), big)(sizes)]
+
+        assert asyncio.run(read()) == sizes
+        source.is_ended()
+        monkeypatch.setattr("fluster_bus.objects.MAX_OBJECT_BYTES", 9 << 20)
+        stream = getattr(pool.call(), big)([1, 10 << 20, 2])
+        assert len(next(stream)) == 1
+        with pytest.raises(ObjectTooLargeError):
+            next(stream)
+        source.is_ended()
 
 
 # ---- how far it is ahead --------------------------------------------------------------------------------

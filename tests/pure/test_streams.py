@@ -7,6 +7,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from fluster.actors.windows import Produced, Read, Window
 from fluster.errors import ActorTimeoutError, ConnectionLostError
 from fluster.testing import LocalActors
 from fluster_bus import codec
-from fluster_bus.errors import InvalidMessageError
+from fluster_bus.errors import ClosedError, InvalidMessageError, ObjectNotFoundError
 
 TIMEOUT_S = 10
 
@@ -124,6 +125,7 @@ class Stage:
             call=Job("inbox.1", 0, self.cancellation),
             endpoint_id="abc",
             encode=codec.encode,
+            store=lambda _data: None,
             announce=self._announce,
             resume=lambda _producer: self.resumed.release(),
             on_end=lambda _producer: None,
@@ -286,6 +288,7 @@ def test_turns_credits_and_a_cancel_of_several_threads_lose_nothing(lanes: int, 
         call=Job("inbox.1", 0, Cancellation()),
         endpoint_id="abc",
         encode=codec.encode,
+        store=lambda _data: None,
         announce=ready.put,
         resume=turns.put,
         on_end=lambda _producer: None,
@@ -328,6 +331,7 @@ class Ear:
     def __init__(self, *, window: int = 4, timeout_s: float | None = TIMEOUT_S) -> None:
         self.told: list[tuple[int, int]] = []
         self.withdrawn = 0
+        self.store: dict[bytes, Future[bytes]] = {}
         self.reader = StreamReader(
             "source.numbers",
             Window(window, 1_000),
@@ -335,6 +339,7 @@ class Ear:
             loop=asyncio.new_event_loop(),
             on_read=lambda: self.told.append((self.reader.progress.told_items, self.reader.progress.told_size)),
             withdraw=self._withdraw,
+            fetch=self._fetch,
         )
         self.reader.loop.close()
         self.stream: ActorStream[Any] | None = ActorStream(self.reader)
@@ -342,12 +347,61 @@ class Ear:
     def _withdraw(self) -> None:
         self.withdrawn += 1
 
+    def _fetch(self, data: bytes) -> Future[bytes]:
+        return self.store[data]
+
     def hear(self, first: int, *items: Any) -> bool:
         return self.reader.take(first, [codec.encode(item) for item in items])
 
     def read(self) -> Any:
         assert self.stream is not None
         return next(self.stream)
+
+
+def stored_at(ear: Ear, name: bytes) -> Future[bytes]:
+    """What is to be fetched for an item that has arrived."""
+    reference = b"\x03" + name
+    ear.reader.take(0, [reference])
+    ear.store[reference] = Future()
+    return ear.store[reference]
+
+
+def test_an_item_that_was_stored_is_fetched_and_counts_with_its_size() -> None:
+    ear = Ear(window=2)
+    big = codec.encode("x" * 600)
+    stored_at(ear, b"big").set_result(big)
+    assert ear.read() == "x" * 600
+    assert ear.told == [(1, len(big))]
+
+
+@pytest.mark.anyio
+async def test_it_is_awaited_too() -> None:
+    ear = Ear(window=2)
+    fetched = stored_at(ear, b"big")
+    assert ear.stream is not None
+    reading = asyncio.ensure_future(anext(ear.stream))
+    await asyncio.sleep(0)
+    fetched.set_result(codec.encode("big"))
+    assert await reading == "big"
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_item_that_cannot_be_fetched_ends_the_stream(is_async: bool) -> None:
+    def read(ear: Ear) -> Any:
+        assert ear.stream is not None
+        return asyncio.run(awaited(ear.stream)) if is_async else ear.read()
+
+    async def awaited(stream: ActorStream[Any]) -> Any:
+        return await anext(stream)
+
+    lost, late, closed = Ear(), Ear(timeout_s=0.01), Ear()
+    stored_at(lost, b"lost").set_exception(ObjectNotFoundError("gone"))
+    stored_at(late, b"late")
+    stored_at(closed, b"closed").cancel()
+    for ear, error in ((lost, ObjectNotFoundError), (late, ActorTimeoutError), (closed, ClosedError)):
+        with pytest.raises(error):
+            read(ear)
+    assert (lost.withdrawn, late.withdrawn) == (1, 1)
 
 
 def test_items_come_in_order_and_are_told_by_half_windows() -> None:
