@@ -2,51 +2,153 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
-from collections import defaultdict
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fluster.cli.exit_codes import CommandError, ExitCode
+from fluster.cli.exit_codes import CommandError, ExitCode, say
 from fluster.cli.options import MAX_SECONDS, Options
-from fluster.cli.output import write_json, write_table
+from fluster.cli.output import write, write_json, write_table
 
 if TYPE_CHECKING:
+    from fluster.actors import Member
+    from fluster.cluster import AsyncCluster
     from fluster_bus.messages import Endpoint
+
+_ASK_TIMEOUT_S = 5.0
 
 
 def actors(
     context: typer.Context,
     prefix: Annotated[str, typer.Argument(help="Only those whose name begins so.")] = "",
 ) -> None:
-    """List the names under which actors serve, and how many there are of each.
+    """List the names under which actors serve, how many there are of each, and how they are.
 
     Try:
       fluster actors
     """
     options = Options.of(context)
     with options.connect() as cluster:
-        found = [endpoint for endpoint in cluster.list_endpoints(prefix) if _is_actor(endpoint)]
+        names = {endpoint.name for endpoint in cluster.list_endpoints(prefix) if _is_actor(endpoint)}
+        pools = cluster.portal.run(_members, cluster.asynchronous, sorted(names))
     if options.json:
-        write_json([endpoint.model_dump(mode="json") for endpoint in found])
+        write_json([_shown(member) for members in pools.values() for member in members])
         return
-    pools: defaultdict[str, list[Endpoint]] = defaultdict(list)
-    for endpoint in found:
-        pools[endpoint.name].append(endpoint)
     write_table(
-        ["NAME", "MEMBERS", "WORKERS", "JOBS"],
+        ["NAME", "MEMBERS", "STATES", "RESTARTS", "WORKERS", "JOBS"],
         [
             [
                 name,
                 str(len(members)),
+                ", ".join(f"{count} {state}" for state, count in Counter(member.state for member in members).items()),
+                str(sum(member.restarts for member in members)),
                 ", ".join(sorted({member.worker_id or "-" for member in members})),
                 ", ".join(sorted({member.job_id or "-" for member in members})),
             ]
-            for name, members in sorted(pools.items())
+            for name, members in pools.items()
         ],
     )
+
+
+def actor(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Under which the actors serve.")],
+    *,
+    schemas: Annotated[
+        bool, typer.Option("--schemas", help="Show what each method takes and returns, as JSON schemas.")
+    ] = False,
+) -> None:
+    """Show how each actor of a name is, and what can be called.
+
+    Methods are told by the actors themselves, to operators only. With --output json the schemas are always there.
+
+    Try:
+      fluster actor counter
+      fluster actor counter --schemas
+    """
+    from fluster.errors import ActorNotFoundError
+
+    options = Options.of(context)
+    with options.connect() as cluster:
+        members = cluster.portal.run(_members, cluster.asynchronous, [name])[name]
+        if not members:
+            raise ActorNotFoundError(
+                f"no actor serves {name!r} in namespace {cluster.namespace!r}: `fluster actors` shows who does"
+            )
+        methods = cluster.portal.run(_methods, cluster.asynchronous, members)
+    if options.json:
+        write_json({"name": name, "members": [_shown(member) for member in members], "methods": methods})
+        return
+    write_table(
+        ["TASK", "STATE", "RESTARTS", "WORKER", "JOB", "ENDPOINT", "LAST ERROR"],
+        [
+            [
+                "-" if member.job_id is None else str(member.task),
+                member.state,
+                str(member.restarts),
+                member.worker_id or "-",
+                member.job_id or "-",
+                member.endpoint_id or "-",
+                member.last_error or "-",
+            ]
+            for member in members
+        ],
+    )
+    if methods is None:
+        say("what can be called is told to operators only, or none of them answers at the moment")
+        return
+    write("")
+    rows = [[method["signature"], method["doc"].partition("\n")[0] or "-"] for method in methods]
+    write_table(["METHOD", "WHAT IT DOES"], rows)
+    for method in methods if schemas else ():
+        write(f"\n{method['name']}")
+        for which in ("parameters", "returns"):
+            write(f"  {which:10} {json.dumps(method[which], ensure_ascii=False)}")
+
+
+async def _members(cluster: AsyncCluster, names: Sequence[str]) -> dict[str, list[Member]]:
+    """How the members of pools are."""
+    from fluster.actors import AsyncActorPool
+
+    pools: list[AsyncActorPool[Any]] = [AsyncActorPool(cluster, name) for name in names]
+    found = await asyncio.gather(*(pool.members() for pool in pools))
+    return dict(zip(names, found, strict=True))
+
+
+async def _methods(cluster: AsyncCluster, members: Sequence[Member]) -> list[dict[str, Any]] | None:
+    """What one of them says can be called, and how; None when none of them does."""
+    from fluster_bus import subjects
+    from fluster_bus.errors import BusError
+
+    for member in members:
+        if not member.endpoint_id:
+            continue
+        try:
+            question = subjects.service_verb("INFO", member.name, member.endpoint_id)
+            answer = await cluster.bus.request(question, b"", timeout_s=_ASK_TIMEOUT_S)
+        except BusError:
+            continue
+        told = [each for each in json.loads(answer.data)["endpoints"] if each["subject"]]  # the others are timers
+        return [
+            {
+                "name": each["name"],
+                "signature": each["metadata"].get("signature", each["name"]),
+                "doc": each["metadata"].get("doc", ""),
+                **{which: json.loads(each["metadata"].get(which, "null")) for which in ("parameters", "returns")},
+            }
+            for each in told
+        ]
+    return None
+
+
+def _shown(member: Member) -> dict[str, Any]:
+    fields = ("name", "endpoint_id", "address", "job_id", "task", "attempt", "worker_id", "metadata")
+    return {each: getattr(member, each) for each in (*fields, "state", "restarts", "last_error")}
 
 
 def _is_actor(endpoint: Endpoint) -> bool:

@@ -100,6 +100,7 @@ _add("logs", jobs.logs, "Jobs")
 _add("result", jobs.result, "Jobs")
 _add("cancel", jobs.cancel, "Jobs")
 _add("actors", actors.actors, "Actors")
+_add("actor", actors.actor, "Actors")
 _add("call", actors.call, "Actors", **_JSON)
 
 worker = typer.Typer(name="worker", help="Ask one worker, or send it away. For operators.", no_args_is_help=True)

@@ -16,7 +16,7 @@ from fluster_bus.messages import GpuConfig
 COMMANDS = [
     *("demo", "up", "workers", "worker"),
     *("submit", "ps", "status", "explain", "logs", "result", "cancel"),
-    *("actors", "call"),
+    *("actors", "actor", "call"),
 ]
 
 

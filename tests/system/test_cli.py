@@ -12,12 +12,13 @@ from typing import IO, Any
 
 import pytest
 
-from fluster.actors import ActorServer
+from fluster.actors import ActorServer, deploy
 from fluster.cluster import LocalCluster
 from fluster_bus.address import BusAddress
 from fluster_bus.messages import JobId, JobStatus
 from tests.system.job_requests import call
 from tests.system.processes import Family
+from tests.waiting import wait_until
 
 _COMMAND = [sys.executable, "-c", "from fluster.cli import main; main()"]
 _TIMEOUT_S = 60
@@ -184,11 +185,15 @@ class Counter:
         self.value = 0
 
     def add(self, amount: int, *, times: int = 1) -> dict[str, int]:
+        """Count."""
         self.value += amount * times
         return {"value": self.value}
 
     def fail(self, text: str) -> None:
         raise ValueError(text)
+
+    def pid(self) -> int:
+        return os.getpid()
 
 
 @pytest.fixture
@@ -201,7 +206,10 @@ def counter(cluster: LocalCluster) -> Iterator[str]:
 
 
 def test_actors_are_listed_and_called_in_json(cli: Cli, counter: str) -> None:
-    assert [line.split()[:2] for line in cli.ok("actors", "cli-").splitlines()] == [["NAME", "MEMBERS"], [counter, "1"]]
+    lines = [line.split()[:5] for line in cli.ok("actors", "cli-").splitlines()]
+    assert lines == [["NAME", "MEMBERS", "STATES", "RESTARTS", "WORKERS"], [counter, "1", "1", "ready", "0"]]
+    [member] = cli.json("actors", "cli-")
+    assert (member["name"], member["state"], member["restarts"]) == (counter, "ready", 0)
     assert cli.json("call", counter, "add", "-5", "--kw", "times=2") == {"value": -10}
 
     failed = cli.run("call", counter, "fail", '"no way"')
@@ -211,6 +219,36 @@ def test_actors_are_listed_and_called_in_json(cli: Cli, counter: str) -> None:
     nobody = cli.run("call", "nobody", "add", "1")
     assert nobody.returncode == 4
     assert "no actor serves 'nobody'" in _one_line(nobody)
+
+
+def test_an_actor_is_shown_with_its_methods(cli: Cli, counter: str) -> None:
+    lines = cli.ok("actor", counter, "--schemas").splitlines()
+    assert lines[0].split() == ["TASK", "STATE", "RESTARTS", "WORKER", "JOB", "ENDPOINT", "LAST", "ERROR"]
+    assert lines[1].split()[:3] == ["-", "ready", "0"]
+    assert any("add(amount: int, *, times: int = 1)" in line and "Count." in line for line in lines)
+    assert any(line.startswith("  parameters {") and '"amount": {"type": "integer"}' in line for line in lines)
+    shown = cli.json("actor", counter)
+    assert [member["state"] for member in shown["members"]] == ["ready"]
+    add, fail, _pid = shown["methods"]
+    assert (add["name"], add["doc"], fail["name"]) == ("add", "Count.", "fail")
+    assert add["parameters"]["required"] == ["amount"]
+    nobody = cli.run("actor", "nobody")
+    assert nobody.returncode == 4
+    assert "no actor serves 'nobody'" in _one_line(nobody)
+
+
+def test_how_actors_are_is_shown(cli: Cli) -> None:
+    pool = deploy(cli.cluster, Counter, name="cli-deployed", replicas=2)
+    try:
+        pids = pool.broadcast().pid().results()
+        os.kill(pids[0], signal.SIGKILL)
+        wait_until(lambda: any(member.last_error for member in pool.members()))
+        rows = {line.split()[0]: line for line in cli.ok("actor", "cli-deployed").splitlines()[1:3]}
+        assert sorted(rows) == ["0", "1"]
+        assert sum("killed by SIGKILL" in row and " dead " in row for row in rows.values()) == 1
+        assert "1 ready, 1 dead" in cli.ok("actors", "cli-deployed")
+    finally:
+        pool.shutdown()
 
 
 def test_workers_and_their_jobs_are_found_by_the_beginning_of_their_ids(cli: Cli) -> None:
