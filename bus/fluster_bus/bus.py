@@ -31,6 +31,7 @@ from fluster_bus.nats_client import NO_LIMIT, QuickClient
 from fluster_bus.replies import Replies
 from fluster_bus.retries import retried
 from fluster_bus.serving import Service
+from fluster_bus.spawned import SpawnedTasks
 from fluster_bus.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Bus:
         self._settled = asyncio.Event()  # there is a connection, or there will be none
         self._on_disconnect: list[Callable[[], None]] = []
         self._on_reconnect: list[Callable[[], None]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._spawned = SpawnedTasks(name)
 
     # ---- life -------------------------------------------------------------------------------------------
 
@@ -164,9 +165,7 @@ class Bus:
         except (nats.errors.Error, *_TRANSPORT_GONE) as error:
             log.info("the connection %s did not end cleanly: %s", self.name, error)
             await self._abandon()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._spawned.close()
 
     async def _drain(self) -> None:
         """Close when all is handled and sent; at once when the connection is lost: nats-py would wait for an answer."""
@@ -447,14 +446,7 @@ class Bus:
 
     def spawn(self, task: Coroutine[Any, Any, None], name: str) -> None:
         """Run `task` until it ends or this connection is closed; an error in it is logged."""
-        running = asyncio.create_task(task, name=name)
-        self._tasks.add(running)
-        running.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("%s: %s failed", self.name, task.get_name(), exc_info=task.exception())
+        self._spawned.spawn(task, name)
 
 
 def _is_refusal(error: Exception) -> bool:

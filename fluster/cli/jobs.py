@@ -15,7 +15,7 @@ import typer
 
 from fluster.cli.exit_codes import CommandError, ExitCode, one_line, say
 from fluster.cli.job_progress import wait_shown
-from fluster.cli.options import MAX_SECONDS, Options, check_pattern
+from fluster.cli.options import Grep, Options, Since
 from fluster.cli.output import age, duration, jsonable, write, write_json, write_table
 from fluster.cli.shortened_ids import find_job
 
@@ -281,16 +281,8 @@ def logs(
     task: Annotated[int | None, typer.Option(min=0, help="Only of this task.")] = None,
     attempt: Annotated[int | None, typer.Option(min=1, help="Only of this attempt.")] = None,
     tail: Annotated[int | None, typer.Option(min=0, help="Only the last lines of those that are there.")] = None,
-    since: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS", min=0, max=MAX_SECONDS, help="Only what was written in the last so many seconds."
-        ),
-    ] = None,
-    grep: Annotated[
-        str | None,
-        typer.Option(metavar="PATTERN", callback=check_pattern, help="Only lines in which this is found."),
-    ] = None,
+    since: Since = None,
+    grep: Grep = None,
 ) -> None:
     """Print what a job's tasks wrote; what went to stderr goes to stderr.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,26 @@ class Output(StrEnum):
 
     TABLE = "table"
     JSON = "json"
+
+
+def check_pattern(text: str | None) -> str | None:
+    """`text` if it is a regular expression; typer tells whoever wrote it otherwise."""
+    try:
+        re.compile(text or "")
+    except re.error as error:
+        raise typer.BadParameter(f"{text!r} is no regular expression: {error}") from error
+    return text
+
+
+# Of commands that print what tasks wrote.
+Since = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", min=0, max=MAX_SECONDS, help="Only what was written in the last so many seconds."),
+]
+Grep = Annotated[
+    str | None,
+    typer.Option(metavar="PATTERN", callback=check_pattern, help="Only lines in which this is found."),
+]
 
 
 @dataclass(frozen=True)
@@ -44,12 +64,3 @@ class Options:
         from fluster.cluster import Cluster
 
         return Cluster(self.address, self.namespace)
-
-
-def check_pattern(text: str | None) -> str | None:
-    """`text` if it is a regular expression; typer tells whoever wrote it otherwise."""
-    try:
-        re.compile(text or "")
-    except re.error as error:
-        raise typer.BadParameter(f"{text!r} is no regular expression: {error}") from error
-    return text

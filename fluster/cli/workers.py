@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from fluster.cli.exit_codes import ExitCode, one_line, say
-from fluster.cli.options import MAX_SECONDS, Options, check_pattern
+from fluster.cli.options import MAX_SECONDS, Grep, Options, Since
 from fluster.cli.output import age, duration, size, write, write_json, write_table
 from fluster.cli.shortened_ids import at_worker, find_job
 
@@ -191,16 +191,8 @@ def logs(
     task: Task = 0,
     attempt: Attempt = None,
     tail: Annotated[int, typer.Option(min=0, max=10_000, help="So many of the last lines.")] = 100,
-    since: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS", min=0, max=MAX_SECONDS, help="Only what was written in the last so many seconds."
-        ),
-    ] = None,
-    grep: Annotated[
-        str | None,
-        typer.Option(metavar="PATTERN", callback=check_pattern, help="Only lines in which this is found."),
-    ] = None,
+    since: Since = None,
+    grep: Grep = None,
 ) -> None:
     """Print the last lines of what an attempt that runs has written, from its worker's own disk.
 

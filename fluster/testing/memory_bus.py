@@ -13,6 +13,7 @@ from typing import Any
 from fluster_bus import subjects
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import ClosedError, NoRespondersError, RequestTimeoutError, ServiceError
+from fluster_bus.spawned import SpawnedTasks
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ class MemoryBus:
 
     def __init__(self) -> None:
         self._interests: list[MemoryInterest] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._spawned = SpawnedTasks(_NAME)
         self._closed = False
 
     async def close(self) -> None:
@@ -35,9 +36,7 @@ class MemoryBus:
         for interest in list(self._interests):
             await interest.drain()
         self._closed = True
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._spawned.close()
 
     @property
     def connected(self) -> bool:
@@ -114,14 +113,7 @@ class MemoryBus:
         """The same."""
 
     def spawn(self, task: Coroutine[Any, Any, None], name: str) -> None:
-        running = asyncio.create_task(task, name=name)
-        self._tasks.add(running)
-        running.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("%s: %s failed", _NAME, task.get_name(), exc_info=task.exception())
+        self._spawned.spawn(task, name)
 
 
 class MemoryInterest:
