@@ -18,6 +18,7 @@ from fluster.cluster.arguments import check_count
 from fluster.cluster.blocking import Cluster
 from fluster.cluster.client import DEFAULT_NAMESPACE
 from fluster.cluster.identity import NAMESPACE
+from fluster.cluster.portal import import_backend
 from fluster.errors import ClusterStartError
 from fluster.local_setup import (
     MAX_LOCAL_CONTROLLERS,
@@ -82,6 +83,7 @@ class LocalCluster(Cluster):
             python_path=tuple(str(Path(entry or ".").absolute()) for entry in sys.path),
         )
         self._supervisor = _Supervisor(setup)
+        import_backend()  # while that comes up
         started = self._supervisor.wait_started()
         self.store_dir = Path(started.store_dir)
         try:

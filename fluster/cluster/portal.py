@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import importlib
 import os
 import sys
 import threading
@@ -18,10 +19,23 @@ from anyio.from_thread import BlockingPortal
 from fluster.errors import ForkedError
 from fluster_bus.errors import ClosedError
 
+_WITH_UVLOOP = sys.platform != "win32"
+# What a loop, its threads and the name of the first server bring along.
+_BACKEND = (
+    *(("uvloop",) if _WITH_UVLOOP else ()),
+    *("anyio._backends._asyncio", "concurrent.futures.thread", "encodings.idna"),
+)
+
 T = TypeVar("T")
 P = ParamSpec("P")
 AsyncT_contra = TypeVar("AsyncT_contra", contravariant=True)
 AsyncT = TypeVar("AsyncT")
+
+
+def import_backend() -> None:
+    """Have in memory what the first portal would else import: for whoever has to wait anyway, or is about to be copied."""
+    for name in _BACKEND:
+        importlib.import_module(name)
 
 
 class Portal:
@@ -92,7 +106,7 @@ def _run(started: Future[tuple[BlockingPortal, asyncio.AbstractEventLoop]]) -> N
             await portal.sleep_until_stopped()
 
     try:
-        anyio.run(serve, backend_options={"use_uvloop": sys.platform != "win32"})
+        anyio.run(serve, backend_options={"use_uvloop": _WITH_UVLOOP})
     except BaseException as error:
         if started.done():
             raise

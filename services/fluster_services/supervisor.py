@@ -85,7 +85,7 @@ class Supervisor:
         _become_subreaper()
         self.server.start(meanwhile=lambda: _import(*_OF_CONTROLLERS))
         ready = self._fork_all(self._controller(number) for number in range(self.setup.controllers))
-        _import(*_OF_WORKERS, *_OF_TASKS)  # while controllers start
+        _import(*_OF_WORKERS)  # while controllers start
         ready += self._fork_all(self._worker(number) for number in range(self.setup.workers))
         deadline = time.monotonic() + _START_TIMEOUT_S
         for daemon, ready_fd in ready:
@@ -312,10 +312,8 @@ class Supervisor:
                 deadline = time.monotonic() + _LEAVE_TIMEOUT_S
 
 
-_OF_CONTROLLERS = ("fluster_services.controller.__main__",)
+_OF_CONTROLLERS = ("fluster_services.controller.__main__", "uvloop")
 _OF_WORKERS = ("fluster_services.worker.__main__",)
-# What a task whose first act is to serve an actor, to be a pool's worker or to call one would import, each task anew.
-_OF_TASKS = ("fluster.worker_pool", "uvloop", "anyio._backends._asyncio", "concurrent.futures.thread", "encodings.idna")
 
 
 def _import(*names: str) -> None:

@@ -29,6 +29,14 @@ from fluster_services.worker.processes import close_fds_except, handled_signals,
 from fluster_services.worker.runtime import AlreadyStartedError, LaunchError
 from fluster_services.worker.task_process import freshen_interpreter
 
+# What a task whose first act is to serve an actor, to be a pool's worker or to call one would import, each task anew.
+_PRELOADED = (
+    "fluster.worker_pool",
+    "uvloop",
+    "anyio._backends._asyncio",
+    "concurrent.futures.thread",
+    "encodings.idna",
+)
 # With more requests out than this, the socket's buffer could fill up and block the worker.
 _MAX_REQUESTS_OUT = 64
 
@@ -40,8 +48,8 @@ class TemplateDiedError(LaunchError):
 def start_template(*, owner_fd: int | None = None) -> TemplateHandle:
     """Fork the template and return the worker's end of it.
 
-    To be called early in a worker's main, with everything imported that tasks shall have, before any thread or event loop is
-    started and before secrets are read: a callable task runs in a copy of this process. `owner_fd` is the read end of a pipe whose
+    To be called early in a worker's main, before any thread or event loop is started and before secrets are read: a callable task
+    runs in a copy of this process, which has imported what tasks shall have. `owner_fd` is the read end of a pipe whose
     other end belongs to the cluster's owner; at its end of file keepers kill their tasks, delete what they wrote, and go.
     Raises RuntimeError if threads are running.
     """
@@ -174,6 +182,14 @@ class TemplateHandle:
                 )
 
 
+def _import_for_tasks() -> None:
+    """Have in memory what else each task would import that serves an actor, is a pool's worker or calls one."""
+    import fluster.worker_pool  # noqa: F401 - with the actors
+    from fluster.cluster.portal import import_backend
+
+    import_backend()
+
+
 class _Template:
     def __init__(self, connection: socket.socket, owner_fd: int | None) -> None:
         self._socket = connection
@@ -191,8 +207,9 @@ class _Template:
         close_fds_except({0, 1, 2, self._socket.fileno(), *(() if self._owner_fd is None else (self._owner_fd,))})
         umask = os.umask(0o077)
         os.chdir("/")
-        gc.collect()
         gc.disable()
+        _import_for_tasks()
+        gc.collect()
         gc.freeze()  # so that collections in the copies do not touch, and so copy, every page
         self._umask = umask
         wake_read, wake_write = os.pipe()
