@@ -70,6 +70,9 @@ class Counter:
         wait_until(Path(opened).exists, PATIENCE_S)
         return "slept"
 
+    def modules(self) -> set[str]:
+        return set(sys.modules)
+
     def exit(self, code: int) -> None:
         os._exit(code)
 
@@ -111,6 +114,31 @@ def test_each_actor_has_a_process_of_its_own_and_knows_its_task(counters: ActorP
     assert {context.job_id for context in contexts} == {counters.job_id}
     assert {context.task for context in contexts} == {0, 1}
     assert {member.task for member in counters.members()} == {0, 1}
+
+
+def test_an_actor_imports_nothing_of_what_is_the_same_for_all(
+    cluster: LocalCluster, counters: ActorPool[Counter]
+) -> None:
+    """It would cost each of them the time, and memory of its own."""
+
+    def modules() -> set[str]:
+        return set(sys.modules)
+
+    job_id = cluster.launch(call(modules))
+    cluster.wait(job_id, raise_on_failure=True)
+    imported = counters.call().modules() - cluster.result(job_id)
+    ours = (
+        "fluster",
+        "fluster_bus",
+        "fluster_services",
+        "nats",
+        "pydantic",
+        "anyio",
+        "uvloop",
+        "concurrent",
+        "encodings",
+    )
+    assert [name for name in sorted(imported) if name.partition(".")[0] in ours] == []
 
 
 def test_an_actor_asks_for_little_unless_told_otherwise(cluster: LocalCluster, name: str) -> None:
