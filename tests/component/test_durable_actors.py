@@ -260,6 +260,12 @@ def test_a_call_is_not_run_after_its_deadline(shared: Env) -> None:  # noqa: F81
     served.end()
 
 
+def wait_stored(pool: ActorPool[Any], calls: int) -> None:
+    """Return when so many calls of the pool's client are stored, and not answered."""
+    stored = pool.asynchronous._caller._stored
+    wait_until(lambda: len(stored._out) == calls and stored._storing is None)
+
+
 def change_stream(on: Env, **changes: Any) -> None:
     """Give the stream of calls other limits."""
 
@@ -587,7 +593,7 @@ def test_a_caller_that_was_cut_off_is_told_and_its_call_is_run(env: Env) -> None
         pool: ActorPool[Any] = ActorPool(cluster, "cut-off", actor_class=Ledger)
         running, behind = pool.submit().wait(), pool.submit().add(1)
         gate.is_entered()
-        wait_until(lambda: not pool.asynchronous._caller._stored._waiting)
+        wait_stored(pool, 2)
         env.portal.run(proxy.cut)
         for future in (running, behind):
             with pytest.raises(ConnectionLostError, match="stored"):
@@ -603,7 +609,7 @@ def test_calls_that_are_cancelled_or_whose_pool_is_closed_are_run(shared: Env) -
     pool = pool_of(shared, "left")
     running, cancelled, left = pool.submit().wait(), pool.submit().add(1), pool.submit().add(2)
     gate.is_entered()
-    wait_until(lambda: not pool.asynchronous._caller._stored._waiting)
+    wait_stored(pool, 3)
     assert cancelled.cancel()
     pool.shutdown()
     for future in (running, left):
