@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from fluster.errors import ActorNameTakenError, SupersededError
 from fluster_bus import subjects
 from fluster_bus.carrier import Carrier
-from fluster_bus.errors import BusError, ClosedError, RevisionConflictError
+from fluster_bus.errors import BusError, ClosedError, CredentialsError, RevisionConflictError, StreamNotFoundError
 from fluster_bus.feeds import CaughtUp
 from fluster_bus.leadership import Leadership, Standing
 from fluster_bus.messages import ActorSeat
@@ -65,6 +65,7 @@ class Seat:
         self._other: ActorSeat | None = None  # who was seen there last
         self._is_alive = False  # that one has written since it was looked at first
         self._caught_up = False
+        self._unseen: BusError | None = None  # why it could not be watched
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._over: SupersededError | None = None
@@ -75,12 +76,14 @@ class Seat:
         """Return when the seat is its own, and keep it from then on; `on_lost` is told when somebody else has it.
 
         One whose holder is silent for its lease is taken then. Raises ActorNameTakenError as soon as the holder is seen
-        alive, ClosedError.
+        alive, ClosedError, and CredentialsError or StreamNotFoundError where the cluster has no place for seats.
         """
         self._bus.on_reconnect(self._on_interruption)
         self._tasks.append(asyncio.create_task(self._watch(), name=f"seat of {self._name}"))
         try:
             while self._view.standing(self._clock()) is not Standing.LEADER:
+                if isinstance(self._unseen, CredentialsError | StreamNotFoundError) and not self._caught_up:
+                    raise self._unseen
                 if self._is_alive and self._view.standing(self._clock()) is Standing.FOLLOWER:
                     raise self._taken()
                 await self._step()
@@ -113,6 +116,8 @@ class Seat:
                 return
             except BusError as error:
                 log.warning("the seat of %s cannot be watched: %s", self._name, error)
+                self._unseen = error
+                self._tell()
             await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
     def _on_row(self, row: Row[ActorSeat]) -> None:

@@ -16,6 +16,7 @@ from fluster.errors import ActorNameTakenError, NotRunError, SupersededError
 from fluster.testing import LocalActors
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
+from fluster_bus.errors import CredentialsError
 from fluster_bus.messages import ActorSeat
 from fluster_bus.roles import Role
 from fluster_bus.streams import seats_table
@@ -238,3 +239,10 @@ def test_an_instance_that_is_made_anew_keeps_the_seat(shared: Env) -> None:  # n
         pool.call().fail()
     assert pool.call().say() == "again"
     server.shutdown()
+
+
+def test_who_may_not_take_seats_is_told(shared: Env) -> None:  # noqa: F811
+    server = ActorServer(shared.cluster(Role.CLIENT))
+    server.register("forbidden", Only(Gate()))
+    with pytest.raises(CredentialsError, match="client_default"):
+        server.serve_background()

@@ -98,6 +98,15 @@ def test_what_a_subclass_does_not_say_it_inherits() -> None:
     ("options", "error", "text"),
     [
         ({"max_concurency": 2}, TypeError, "no option 'max_concurency'; did you mean 'max_concurrency'"),
+        ({"durable": 1}, TypeError, "durable=1: give True or False"),
+        ({"singleton": "yes"}, TypeError, "singleton='yes': give True or False"),
+        (
+            {"durable": True, "max_concurrency": 2},
+            ValueError,
+            "durable=True with max_concurrency=2: its calls are handled",
+        ),
+        ({"durable": True, "concurrency_groups": {"io": 1}}, ValueError, "durable=True with concurrency_groups"),
+        ({"durable": True, "codec": "json"}, ValueError, "durable=True with codec='json': stored calls are pickled"),
         ({"max_concurrency": 0}, ValueError, "max_concurrency=0: give a number from 1"),
         ({"timeout": -1}, ValueError, "timeout=-1: give a number of seconds above 0"),
         ({"timeout": "3"}, TypeError, "timeout='3': give seconds as a number"),
@@ -151,3 +160,22 @@ def test_a_context_knows_its_job() -> None:
     context = ActorContext.from_environment(environment)
     assert (context.job_id, context.task, context.num_tasks, context.attempt) == ("train-1", 2, 4, 3)
     assert context.worker_id == "w1"
+
+
+def test_a_durable_actor_is_a_singleton_and_may_not_have_everything() -> None:
+    @actor(durable=True)
+    class Reader:
+        def read(self) -> Any:
+            yield 1
+
+    @actor(durable=True)
+    class Trier:
+        @method(retries=1)
+        def run(self) -> None: ...
+
+    assert options_of(Reader).has_seat
+    assert not options_of(Plain).has_seat
+    with pytest.raises(ValueError, match=r"Reader\.read is a generator, and its class is durable.*return a list"):
+        methods_of(Reader)
+    with pytest.raises(ValueError, match=r"Trier\.run has retries=1, and its class is durable"):
+        methods_of(Trier)
