@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         WorkspaceError,
     )
     from fluster.log_context import LogContext
-    from fluster.worker_pool import WorkerPool
+    from fluster.worker_pool import AsyncWorkerPool, WorkerPool
     from fluster_bus.messages import (
         CpuConfig,
         Endpoint,
@@ -94,6 +94,7 @@ __all__ = [
     "AsyncActorPool",
     "AsyncBroadcastResult",
     "AsyncCluster",
+    "AsyncWorkerPool",
     "BroadcastResult",
     "Cluster",
     "ClusterError",

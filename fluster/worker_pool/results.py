@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -42,10 +43,10 @@ class _ItemFuture(ActorFuture[Any]):
         return cast("BaseException", payload.error(self._place))  # there is one, else it had settled otherwise
 
 
-class MapResult(Sequence[ActorFuture[T]], Generic[T]):
-    """A future for each item, in the order of the items; `results()` has what they give, at once.
+class ItemFutures(Sequence[ActorFuture[T]], Generic[T]):
+    """A future for each item, in the order of the items.
 
-    The futures are made when they are looked at: who only wants the results does not pay for them.
+    They are made when they are looked at: who only wants the results does not pay for them.
     """
 
     def __init__(self, name: str, size: int, loop: asyncio.AbstractEventLoop) -> None:
@@ -56,9 +57,10 @@ class MapResult(Sequence[ActorFuture[T]], Generic[T]):
         self._outcomes: list[Outcome | None] = [None] * size  # one for each item
         self._futures: dict[int, _ItemFuture] = {}
         self._begun = 0  # all items before it, but for those that were cancelled
+        self._wakes: list[Callable[[], object]] = []  # called at the next outcome
 
     def __repr__(self) -> str:
-        return f"<MapResult of {self._size:,} items by {self._name}>"
+        return f"<{type(self).__name__} of {self._size:,} items by {self._name}>"
 
     # ---- on the loop ------------------------------------------------------------------------------------
 
@@ -81,6 +83,9 @@ class MapResult(Sequence[ActorFuture[T]], Generic[T]):
                 [self._futures.get(place) for place in range(outcome.start, outcome.stop)] if self._futures else []
             )
             self._arrival.notify_all()
+            wakes, self._wakes = self._wakes, []
+        for wake in wakes:
+            wake()
         for future in futures:
             if future is not None:
                 future.take(outcome)
@@ -115,6 +120,16 @@ class MapResult(Sequence[ActorFuture[T]], Generic[T]):
                 future.set_running_or_notify_cancel()
             return future
 
+    def _late(self, timeout: float | None) -> ActorTimeoutError:
+        return ActorTimeoutError(
+            f"{self._name}: not all of {self._size:,} items are done after {timeout:g} s; "
+            "they go on, and results() may be asked again"
+        )
+
+
+class MapResult(ItemFutures[T]):
+    """A future for each item, in the order of the items; `results()` has what they give, at once."""
+
     def results(self, timeout: float | None = None, *, return_exceptions: bool = False) -> list[T | Any]:
         """What all items give, in their order.
 
@@ -133,12 +148,36 @@ class MapResult(Sequence[ActorFuture[T]], Generic[T]):
             while (outcome := self._outcomes[place]) is None:
                 left_s = None if deadline is None else deadline - time.monotonic()
                 if left_s is not None and left_s <= 0:
-                    raise ActorTimeoutError(
-                        f"{self._name}: not all of {self._size:,} items are done after {timeout:g} s; "
-                        "they go on, and results() may be asked again"
-                    )
+                    raise self._late(timeout)
                 self._arrival.wait(left_s)
             return outcome
+
+
+class AsyncMapResult(ItemFutures[T]):
+    """As MapResult; `results()` is awaited."""
+
+    async def results(self, timeout: float | None = None, *, return_exceptions: bool = False) -> list[T | Any]:
+        """As MapResult.results."""
+        found: list[Any] = []
+        deadline = deadline_after(timeout)
+        while len(found) < self._size:
+            try:
+                async with asyncio.timeout(None if deadline is None else max(deadline - time.monotonic(), 0)):
+                    outcome = await self._wait(len(found))
+            except TimeoutError as error:
+                raise self._late(timeout) from error
+            found += _values(outcome, return_exceptions=return_exceptions)
+        return found
+
+    async def _wait(self, place: int) -> Outcome:
+        while True:
+            arrived = asyncio.Event()
+            with self._arrival:
+                outcome = self._outcomes[place]
+                if outcome is not None:
+                    return outcome
+                self._wakes.append(_setter(arrived, asyncio.get_running_loop()))
+            await arrived.wait()
 
 
 def _values(outcome: Outcome, *, return_exceptions: bool) -> list[Any]:
@@ -162,8 +201,8 @@ def _value(outcome: Outcome, place: int) -> Any:
     return outcome.values()[place - outcome.start]
 
 
-class UnorderedResults(Iterator[T]):
-    """What the items give, as it comes. What one of them raised is raised in its turn; then it goes on with the others.
+class UnorderedItems(Generic[T]):
+    """The items of one `imap_unordered` on their way, and what they give.
 
     Items are taken from where they come from as results are asked for: so many are under way that no worker waits.
     """
@@ -181,8 +220,7 @@ class UnorderedResults(Iterator[T]):
         self._items = iter(items)
         self._is_exhausted = False
         self._chunksize = chunksize
-        self._arrived: SimpleQueue[Outcome] = SimpleQueue()
-        self._batch = make_batch(self._arrived.put)
+        self._batch = make_batch(self._take)
         self._add = add
         self._workers = workers  # how many there are
         self._on_end = on_end
@@ -190,15 +228,23 @@ class UnorderedResults(Iterator[T]):
         self._place = 0  # in it
         self._taken = self._given = 0  # items
 
-    def __next__(self) -> T:
-        while self._outcome is None or self._place == self._outcome.stop:
-            self._take_items()
-            if self._given == self._taken:
-                self._on_end()
-                raise StopIteration
-            self._outcome = self._arrived.get()
-            self._place = self._outcome.start
-        outcome, place = self._outcome, self._place
+    def _take(self, outcome: Outcome) -> None:
+        """An outcome has arrived; called by any thread."""
+        raise NotImplementedError
+
+    def _has_more(self) -> bool:
+        """True when another outcome is to come; takes items first, as far as workers have room."""
+        self._take_items()
+        if self._given < self._taken:
+            return True
+        self._on_end()
+        return False
+
+    def _open(self, outcome: Outcome) -> None:
+        self._outcome, self._place = outcome, outcome.start
+
+    def _next_of(self, outcome: Outcome) -> T:
+        place = self._place
         self._place += 1
         self._given += 1
         if outcome.is_whole:
@@ -231,7 +277,7 @@ class UnorderedResults(Iterator[T]):
             try:
                 blocks += blocks_of([item], place, 1)
             except TypeError as error:
-                self._arrived.put(Outcome(place, place + 1, error=error))
+                self._take(Outcome(place, place + 1, error=error))
         return blocks
 
     def close(self) -> None:
@@ -241,3 +287,49 @@ class UnorderedResults(Iterator[T]):
         self._outcome = None
         self._batch.is_closed = True
         self._on_end()
+
+
+class UnorderedResults(UnorderedItems[T], Iterator[T]):
+    """What the items give, as it comes. What one of them raised is raised in its turn; then it goes on with the others."""
+
+    def __init__(self, *items: Any, **options: Any) -> None:
+        self._arrived: SimpleQueue[Outcome] = SimpleQueue()
+        super().__init__(*items, **options)
+
+    def _take(self, outcome: Outcome) -> None:
+        self._arrived.put(outcome)
+
+    def __next__(self) -> T:
+        while self._outcome is None or self._place == self._outcome.stop:
+            if not self._has_more():
+                raise StopIteration
+            self._open(self._arrived.get())
+        return self._next_of(self._outcome)
+
+
+class AsyncUnorderedResults(UnorderedItems[T], AsyncIterator[T]):
+    """As UnorderedResults, with `async for`, on the loop where it was made."""
+
+    def __init__(self, *items: Any, **options: Any) -> None:
+        self._arrived: asyncio.Queue[Outcome] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        super().__init__(*items, **options)
+
+    def _take(self, outcome: Outcome) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed, and nobody waits there any more
+            self._loop.call_soon_threadsafe(self._arrived.put_nowait, outcome)
+
+    async def __anext__(self) -> T:
+        while self._outcome is None or self._place == self._outcome.stop:
+            if not self._has_more():
+                raise StopAsyncIteration
+            self._open(await self._arrived.get())
+        return self._next_of(self._outcome)
+
+
+def _setter(event: asyncio.Event, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+    def set_soon() -> None:
+        with contextlib.suppress(RuntimeError):  # as above
+            loop.call_soon_threadsafe(event.set)
+
+    return set_soon

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from fluster.actors.failures import decode_failure, is_failure_of
 from fluster.actors.pool import AsyncActorPool
@@ -134,10 +134,6 @@ class Workers:
         self._ended = asyncio.Event()
         self._launch(count)
         self._watch = asyncio.create_task(self._follow(), name=f"workers of {plan.name}")
-
-    @classmethod
-    async def start(cls, cluster: AsyncCluster, plan: PoolPlan, count: int) -> Self:
-        return cls(cluster, plan, count)
 
     # ---- their jobs -------------------------------------------------------------------------------------
 

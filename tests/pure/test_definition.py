@@ -6,6 +6,7 @@ import pytest
 
 from fluster.actors import ActorContext, actor, method
 from fluster.actors.definition import check_class, methods_of, name_of, near, options_of
+from fluster.actors.deploy import Deployment
 from fluster_bus.errors import InvalidNameError
 from fluster_bus.messages import ResourceConfig
 
@@ -84,6 +85,13 @@ def test_options_stand_on_the_class_and_are_inherited_but_for_the_name() -> None
     assert name_of(Child) == "Child"
     assert options_of(Child).max_concurrency == 4
     assert {name: info.timeout for name, info in methods_of(Child).items()} == {"quick": 3, "usual": 9.0}
+
+
+@pytest.mark.parametrize("replicas", [0, -1, True, "3", 10_001])
+def test_so_many_actors_can_be_deployed(replicas: Any) -> None:
+    with pytest.raises(ValueError, match=f"replicas={replicas!r}: give the number of actors, from 1 to 10,000"):
+        Deployment.of(Plain, (), {}, replicas=replicas)
+    assert Deployment.of(Plain, (), {}, replicas=3).request.replicas == 3
 
 
 def test_what_a_subclass_does_not_say_it_inherits() -> None:

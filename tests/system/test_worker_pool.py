@@ -20,6 +20,8 @@ import pytest
 from fluster import (
     ActorDiedError,
     ActorTimeoutError,
+    AsyncCluster,
+    AsyncWorkerPool,
     JobStatus,
     LocalCluster,
     PoisonedTaskError,
@@ -460,6 +462,56 @@ def test_handles_are_arguments_of_tasks_and_jobs(cluster: LocalCluster, pool: Wo
     named.shutdown()
 
 
+# ---- awaited --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_a_pool_is_awaited(cluster: LocalCluster, tmp_path: Path) -> None:
+    async with await AsyncCluster.connect(cluster.address) as awaited:
+        async with AsyncWorkerPool(awaited, 2) as pool:
+            await pool.wait_for_workers()
+            assert pool.size == pool.num_workers == 2
+            assert await pool.submit(square, 7) == 49
+            with pytest.raises(ValueError, match="4"):
+                await pool.submit(odd_only, 4)
+            result = pool.map(square, range(500))
+            assert await result.results(PATIENCE_S) == [number * number for number in range(500)]
+            assert await result[3] == 9
+            failed = await pool.map(odd_only, range(4), chunksize=4).results(return_exceptions=True)
+            assert [type(each) for each in failed] == [ValueError, int, ValueError, int]
+            assert sorted([each async for each in pool.imap_unordered(square, range(300))]) == [
+                number * number for number in range(300)
+            ]
+            staying = pool.map(functools.partial(stay, str(tmp_path)), ["opened"])
+            with pytest.raises(ActorTimeoutError, match=r"not all of 1 items are done after 0\.01 s"):
+                await staying.results(0.01)
+            assert (await pool.status()).out == 1
+            (tmp_path / "opened").touch()
+            await staying.results(PATIENCE_S)
+            await pool.resize(1)
+            assert pool.num_workers == 1
+        with pytest.raises(RuntimeError, match="was shut down"):
+            await pool.submit(square, 1)
+        await pool.shutdown()
+        with pytest.raises(TypeError, match="for a Cluster take WorkerPool"):
+            AsyncWorkerPool(cluster, 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.anyio
+async def test_unordered_results_are_awaited_after_an_error_and_closed(cluster: LocalCluster) -> None:
+    async with await AsyncCluster.connect(cluster.address) as awaited, AsyncWorkerPool(awaited, 1) as pool:
+        results = pool.imap_unordered(odd_only, itertools.count(), chunksize=2)
+        found: list[Any] = []
+        while len(found) < 6:
+            try:
+                found.append(await anext(results))
+            except ValueError:
+                found.append(None)
+        assert found == [None, 1, None, 3, None, 5]
+        results.close()
+        assert [each async for each in results] == []
+
+
 def test_a_pool_outlives_its_cluster_without_a_hang() -> None:
     with LocalCluster() as other:
         pool = WorkerPool(other, 1)
@@ -468,7 +520,7 @@ def test_a_pool_outlives_its_cluster_without_a_hang() -> None:
     for future in waiting:
         with pytest.raises(ClosedError):
             future.result(PATIENCE_S)
-    pool.asynchronous.error = None  # as when the loop ended before the workers' end was seen
+    pool.asynchronous.workers.error = None  # as when the loop ended before the workers' end was seen
     for _ in range(3):
         with pytest.raises(ClosedError):
             executor.submit(square, 3).result(PATIENCE_S)

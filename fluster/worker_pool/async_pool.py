@@ -1,0 +1,252 @@
+"""Functions run side by side by workers on the cluster, with methods that are awaited."""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ParamSpec, Self, TypeVar
+
+from fluster.actors.definition import check_timeout
+from fluster.actors.futures import ActorFuture
+from fluster.actors.maps import iterated
+from fluster.cluster import AsyncCluster
+from fluster.cluster.arguments import check_count
+from fluster.cluster.portal import forked
+from fluster.worker_pool.pace import Pace
+from fluster.worker_pool.progress import ProgressBar
+from fluster.worker_pool.results import AsyncMapResult, AsyncUnorderedResults, ItemFutures, UnorderedItems
+from fluster.worker_pool.work import Batch, Block, Outcome, Task, blocks_of
+from fluster.worker_pool.workers import PoolPlan, PoolStatus, Workers
+from fluster_bus import codec, payloads
+from fluster_bus.messages import EnvironmentConfig, ResourceConfig
+from fluster_bus.messages.jobs import MAX_REPLICAS
+from fluster_bus.names import check_name, unique_name
+
+T = TypeVar("T")
+P = ParamSpec("P")
+Items = TypeVar("Items", bound=ItemFutures[Any])
+Unordered = TypeVar("Unordered", bound=UnorderedItems[Any])
+
+DEFAULT_RESOURCES = ResourceConfig()
+_TASK_MEMORY = (
+    0.98  # answers of short tasks come many at a time, and the first of them seems to have taken all the time
+)
+
+
+class AsyncWorkerPool:
+    """As WorkerPool, for an AsyncCluster: make it where its event loop runs, and await its methods there.
+
+    `submit` and `map` return at once, from any thread, with futures that can be awaited. As an asynchronous context
+    manager it shuts down at the end, after all tasks are done.
+    """
+
+    def __init__(
+        self,
+        cluster: AsyncCluster,
+        num_workers: int,
+        resources: ResourceConfig = DEFAULT_RESOURCES,
+        *,
+        environment: EnvironmentConfig | None = None,
+        name_prefix: str = "worker",
+        task_retries: int = 3,
+        task_timeout: float | None = None,
+    ) -> None:
+        if not isinstance(cluster, AsyncCluster):
+            raise TypeError(f"AsyncWorkerPool takes an AsyncCluster, not {cluster!r}: for a Cluster take WorkerPool")
+        check_count("num_workers", num_workers, 1, "the number of workers", most=MAX_REPLICAS)
+        check_count("task_retries", task_retries, 0, "how often a task that was lost is given to another worker")
+        if not isinstance(resources, ResourceConfig):
+            raise TypeError(f"resources={resources!r}: give a ResourceConfig, such as ResourceConfig.with_cpu(1)")
+        if environment is not None and not isinstance(environment, EnvironmentConfig):
+            raise TypeError(f"environment={environment!r}: give an EnvironmentConfig, as create_environment() makes it")
+        name = unique_name(check_name("name_prefix", name_prefix))
+        plan = PoolPlan(name, resources, environment, task_retries, check_timeout(task_timeout))
+        self.workers = Workers(cluster, plan, num_workers)
+        self._pace = Pace(_TASK_MEMORY)
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @classmethod
+    async def start(cls, *args: Any, **options: Any) -> Self:
+        """The pool, made on this loop."""
+        return cls(*args, **options)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    @property
+    def name(self) -> str:
+        return self.workers.plan.name
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers were asked for."""
+        return self.workers.wanted
+
+    @property
+    def size(self) -> int:
+        """How many workers are known to be there; right after the pool was made none are known yet."""
+        return self.workers.pool.size
+
+    async def wait_for_workers(self, min_workers: int | None = None, timeout: float | None = 60.0) -> None:
+        """Return as soon as `min_workers` are there, all unless told otherwise.
+
+        Raises ActorTimeoutError after `timeout` seconds, and why there are none any more when the workers ended.
+        """
+        await self.workers.wait_for_workers(min_workers, timeout)
+
+    async def status(self) -> PoolStatus:
+        """What the pool is doing."""
+        return await self.workers.status()
+
+    async def resize(self, workers: int) -> None:
+        """Have so many workers: more are launched, or the newest finish what they have and end."""
+        await self.workers.resize(workers)
+
+    # ---- tasks ------------------------------------------------------------------------------------------
+
+    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> ActorFuture[T]:
+        """Run `function(*args, **kwargs)` on a worker: its future. Raises TypeError for what cannot be pickled."""
+        self.check_open()
+        workers = self.workers
+        future = ActorFuture[T](self.name, workers.loop)
+        payload = (_pickled(function), payloads.encode_whole((args, kwargs)))
+        workers.add(Task(payload, future, self._pace, workers.count_cancelled))
+        return future
+
+    def map(
+        self,
+        function: Callable[..., T],
+        /,
+        *iterables: Iterable[Any],
+        chunksize: int | None = None,
+        progress: bool = False,
+    ) -> AsyncMapResult[T]:
+        """As WorkerPool.map: the futures are awaited, as is `results()`."""
+        return self.mapped(AsyncMapResult[T], function, iterables, chunksize, progress)
+
+    def mapped(
+        self,
+        kind: Callable[[str, int, Any], Items],
+        function: Callable[..., Any],
+        iterables: tuple[Iterable[Any], ...],
+        chunksize: int | None,
+        progress: bool,
+    ) -> Items:
+        """Run a function for items; `kind` holds what they give."""
+        self.check_open()
+        pickled = _pickled(function)
+        items = _arguments(iterables)
+        blocks = list(blocks_of(items, 0, _checked(chunksize)))
+        result = kind(self.name, len(items), self.workers.loop)
+        bar = ProgressBar(self.name, len(items)) if progress else None
+        on_outcome = self._counted(result.on_outcome, bar)
+        batch = Batch(pickled, on_outcome, chunksize=chunksize, futures=result, is_complete=True)
+        self.workers.add((batch, blocks))
+        return result
+
+    def imap_unordered(
+        self,
+        function: Callable[..., T],
+        items: Iterable[Any],
+        /,
+        *,
+        chunksize: int | None = None,
+        progress: bool = False,
+    ) -> AsyncUnorderedResults[T]:
+        """`async for result in pool.imap_unordered(function, items)`: as WorkerPool.imap_unordered."""
+        return self.mapped_unordered(AsyncUnorderedResults[T], function, items, chunksize, progress)
+
+    def mapped_unordered(
+        self,
+        kind: Callable[..., Unordered],
+        function: Callable[..., Any],
+        items: Iterable[Any],
+        chunksize: int | None,
+        progress: bool,
+    ) -> Unordered:
+        """Run a function for items as they are asked for; `kind` takes them and hands out what they give."""
+        self.check_open()
+        pickled = _pickled(function)
+        total = len(items) if isinstance(items, Sequence) else None
+        bar = ProgressBar(self.name, total) if progress else None
+
+        def make_batch(on_outcome: Callable[[Outcome], object]) -> Batch:
+            return Batch(pickled, self._counted(on_outcome, bar), chunksize=chunksize, is_complete=False)
+
+        def add(batch: Batch, blocks: list[Block]) -> None:
+            self.check_open()
+            self.workers.add((batch, blocks))
+
+        arguments = ((item,) for item in iterated(items))
+        on_end = bar.stop if bar is not None else lambda: None
+        return kind(
+            arguments,
+            _checked(chunksize),
+            make_batch=make_batch,
+            add=add,
+            workers=lambda: self.num_workers,
+            on_end=on_end,
+        )
+
+    def _counted(self, then: Callable[[Outcome], object], bar: ProgressBar | None) -> Callable[[Outcome], None]:
+        def on_outcome(outcome: Outcome) -> None:
+            self.workers.count_outcome(outcome)
+            if bar is not None:  # first, so that it is right once somebody has the last result
+                bar.advance(outcome.stop - outcome.start)
+            then(outcome)
+
+        return on_outcome
+
+    def check_open(self) -> None:
+        """Raise RuntimeError after `shutdown`, ForkedError in a forked child, and why the workers have ended."""
+        if self._closed:
+            raise RuntimeError(f"the worker pool {self.name!r} was shut down: make another")
+        if os.getpid() != self._pid:
+            raise forked()
+        error = self.workers.error
+        if error is not None:
+            raise copy.copy(error)
+
+    # ---- the end ----------------------------------------------------------------------------------------
+
+    async def shutdown(self, wait: bool = True) -> None:
+        """End the workers. With `wait` the tasks are finished first; else those not begun are cancelled.
+
+        Nothing happens the second time.
+        """
+        if self.close():
+            await self.workers.shutdown(wait=wait)
+
+    def close(self) -> bool:
+        """Take no more tasks, from any thread; False when that was so already."""
+        with self._lock:
+            was_open, self._closed = not self._closed, True
+            return was_open
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_error: object) -> None:
+        await self.shutdown(wait=kind is None)
+
+
+def _pickled(function: Callable[..., Any]) -> bytes:
+    if not callable(function):
+        raise TypeError(f"{function!r} cannot be called: pass the function itself, and its arguments behind it")
+    return codec.encode(function)
+
+
+def _arguments(iterables: tuple[Iterable[Any], ...]) -> list[tuple[Any, ...]]:
+    if not iterables:
+        raise TypeError("map() takes a function and the items for it: map(function, items)")
+    return list(zip(*map(iterated, iterables), strict=False))
+
+
+def _checked(chunksize: int | None) -> int | None:
+    if chunksize is not None:
+        check_count("chunksize", chunksize, 1, "the number of items for one call")
+    return chunksize
