@@ -19,6 +19,7 @@ import psutil
 from benchmarks.actor_work import ALL_THERE, MIB, REPLIED, Figures
 from benchmarks.hyperqueue_jobs import PEERS_VARIABLE
 
+FLUSTER = "Fluster"
 _ROOT = Path(__file__).parents[1]
 _SETTLE_S = 1.5  # in which those who have just started take, and give back, what they will
 _WORK_TIMEOUT_S, _END_TIMEOUT_S = 300, 30
@@ -98,7 +99,7 @@ def _environment() -> dict[str, str]:
 
 def fluster() -> Side:
     python = (sys.executable, "-m")
-    return Side("Fluster", (*python, "benchmarks.fluster_actors"), (*python, "benchmarks.first_reply"))
+    return Side(FLUSTER, (*python, "benchmarks.fluster_actors"), (*python, "benchmarks.first_reply"))
 
 
 def peers() -> list[Side]:
