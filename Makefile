@@ -54,17 +54,20 @@ $(UV): requirements/build.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/build.txt
 	@touch $@
 
+# Compiled now: where Python may not write bytecode itself, every process would compile all that it imports.
 # uv is told the environment, as one that is activated in the user's shell would go before .venv.
 $(SETUP): $(UV) pyproject.toml requirements/dev.txt
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.txt
+	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/dev.txt
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m compileall -q fluster bus services
 	@touch $@
 
 # The same, for the fast tests on another version of Python.
 .venv-%/.setup-done: $(UV) pyproject.toml requirements/dev.txt
 	@test -x .venv-$*/bin/python || $(BIN)/uv venv --quiet --clear --python '$(call find_python,$*)' .venv-$*
-	@$(BIN)/uv pip install --quiet --python .venv-$*/bin/python --require-hashes -r requirements/dev.txt
+	@$(BIN)/uv pip install --quiet --compile-bytecode --python .venv-$*/bin/python --require-hashes -r requirements/dev.txt
 	@$(BIN)/uv pip install --quiet --python .venv-$*/bin/python --no-deps --no-build-isolation --editable .
+	@.venv-$*/bin/python -m compileall -q fluster bus services
 	@touch $@
 
 .PHONY: demo
