@@ -138,9 +138,20 @@ class Host:
         if seat is None:
             return
         await seat.take(served.actor.supervisor.end)
+        if seat.predecessor is not None:
+            await self._unregister(served.endpoint.name, seat.predecessor)
         if durable is not None:
             served.actor.supervisor.saved = lambda: durable.saved
             await durable.take_over()
+
+    async def _unregister(self, name: str, endpoint_id: str) -> None:
+        """Have nobody wait for an instance that was superseded. It may be stopped, and not tell by itself."""
+        try:
+            for endpoint in await self._cluster.registry.lookup(name):
+                if endpoint.endpoint_id == endpoint_id:
+                    await self._cluster.registry.unregister(endpoint)
+        except BusError as error:
+            log.info("%s of %s stays registered for now: %s", endpoint_id, name, error)
 
     async def leave_seat(self, served: Served) -> None:
         """Have another take it."""

@@ -123,6 +123,7 @@ class Seat:
     def _on_row(self, row: Row[ActorSeat]) -> None:
         seat = row.value
         if not seat.instance:
+            self._other = None
             self._view.on_free(row.revision, now=self._clock())
             return
         self._view.on_seat(row.revision, instance=seat.instance, holder=seat.holder, now=self._clock())
@@ -189,6 +190,11 @@ class Seat:
     def _superseded(self) -> SupersededError:
         by = f": {self._other.who} has taken its place" if self._other is not None else ""
         return SupersededError(f"this instance of {self._name!r} did not tell in time that it is alive{by}")
+
+    @property
+    def predecessor(self) -> str | None:
+        """The instance that had the seat last, if it did not give it back."""
+        return self._other.instance if self._other is not None else None
 
     # ---- whether it still is its own --------------------------------------------------------------------
 

@@ -12,12 +12,12 @@ import pytest
 
 from fluster.actors import ActorPool, ActorServer, actor, deploy, seats
 from fluster.cluster import Cluster
-from fluster.errors import ActorNameTakenError, NotRunError, SupersededError
+from fluster.errors import ActorDiedError, ActorNameTakenError, SupersededError
 from fluster.testing import LocalActors
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
 from fluster_bus.errors import CredentialsError
-from fluster_bus.messages import ActorSeat
+from fluster_bus.messages import ActorSeat, EndpointId
 from fluster_bus.roles import Role
 from fluster_bus.streams import seats_table
 from tests.component.test_actors import (  # noqa: F401 - fixtures
@@ -40,12 +40,14 @@ LEASE_S = 0.6
 class Only:
     def __init__(self, gate: Gate | None = None) -> None:
         self.gate = gate
+        self.said = 0
 
     def on_start(self) -> None:
         if self.gate is None:
             raise ValueError("no gate")
 
     def say(self) -> str:
+        self.said += 1
         return "here"
 
     def wait(self) -> str:
@@ -148,6 +150,20 @@ def test_the_seat_of_one_that_is_silent_is_taken_after_its_lease(shared: Env) ->
     server.shutdown()
 
 
+def test_who_waits_for_one_that_is_silent_is_told_when_its_seat_is_taken(shared: Env) -> None:  # noqa: F811
+    take_seat(shared, "waited-for")
+    gone = shared.cluster()
+    endpoint = gone.asynchronous.new_endpoint("waited-for", "fluster.default.actors.waited-for.one.other")
+    endpoint = endpoint.model_copy(update={"endpoint_id": EndpointId("other")})
+    gone.portal.run(gone.asynchronous.registry.register, endpoint)
+    pool = shared.pool("waited-for")
+    server = server_of(shared, "waited-for")
+    server.serve_background()
+    wait_until(lambda: [member.endpoint_id != "other" for member in pool.members()] == [True])
+    assert pool.call().say() == "here"
+    server.shutdown()
+
+
 def test_a_seat_that_nobody_else_took_is_kept_after_an_interruption(env: Env) -> None:  # noqa: F811
     proxy = env.proxy()
     cluster = env.cluster()
@@ -175,7 +191,8 @@ def test_one_that_cannot_tell_that_it_lives_runs_and_answers_nothing(env: Env) -
     with Cluster(replace(address, url=f"nats://127.0.0.1:{proxy.port}")) as served:
         served.asynchronous.bus.address = address  # of the lanes
         server = ActorServer(served)
-        server.register("cut-off", Only(gate))
+        only = Only(gate)
+        server.register("cut-off", only)
         server.serve_background()
         (instance,) = server._actors
         assert instance.lane is not None
@@ -190,16 +207,14 @@ def test_one_that_cannot_tell_that_it_lives_runs_and_answers_nothing(env: Env) -
         late = pool.submit().say()
         successor = server_of(env, "cut-off")
         successor.serve_background()
-        assert not any(future.done() for future in (running, waiting, late))
-        env.portal.run(proxy.release)
-        with pytest.raises(SupersededError):
-            running.result(TIMEOUT_S)
-        with pytest.raises(SupersededError):
-            server.serve()
-        for future in (waiting, late):
-            with pytest.raises((SupersededError, NotRunError)):
+        for future in (running, waiting, late):
+            with pytest.raises(ActorDiedError, match="ended while the call was out"):
                 future.result(TIMEOUT_S)
         assert pool.call().say() == "here"
+        env.portal.run(proxy.release)
+        with pytest.raises(SupersededError):
+            server.serve()
+        assert only.said == 0
         successor.shutdown()
 
 
