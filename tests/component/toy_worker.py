@@ -125,14 +125,24 @@ class ToyWorker:
             return OfferReply(worker_id=self.worker_id, accepted=False)
         if not self.ledger.reserve(key, needed(row.value.resources)):
             return OfferReply(worker_id=self.worker_id, accepted=False)
-        claimed = await self.claims.claim(row, offer)
+        try:
+            claimed = await self.claims.claim(row, offer)
+        except BusError:  # claimed or not: the record tells when it can be read again
+            self.bus.spawn(self._settle(offer, key), f"claim of {key}")
+            raise
+        self._take_up(key, claimed)
+        return OfferReply(worker_id=self.worker_id, accepted=claimed is not None)
+
+    async def _settle(self, offer: Offer, key: str) -> None:
+        self._take_up(key, await self.claims.patiently(lambda: self.claims.settle(offer)))
+
+    def _take_up(self, key: str, claimed: Row[TaskRecord] | None) -> None:
         if claimed is None:
             self.ledger.release(key)
-            return OfferReply(worker_id=self.worker_id, accepted=False)
+            return
         self.claimed.append(key)
         self.held[key] = claimed
         self.bus.spawn(self._go(key, claimed), key)
-        return OfferReply(worker_id=self.worker_id, accepted=True)
 
     async def _go(self, key: str, row: Row[TaskRecord]) -> None:
         self.bus.spawn(self._cover(), f"{self.worker_id} listens")
