@@ -61,6 +61,16 @@ class Arrivals:
             if self._items:
                 self._taken.wait(_HAND_OVER_FOR_S)
 
+    def take_back(self, item: Call | Broadcast) -> bool:
+        """True when an item is given up again that was the only one here, and that the loop has not taken."""
+        try:
+            if len(self._items) != 1 or self._items[0] is not item:
+                return False
+            self._items.remove(item)
+        except (IndexError, ValueError):  # the loop was quicker
+            return False
+        return True
+
     def wake_soon(self) -> None:
         """Have the loop look, also from within the collector of garbage."""
         if not self._awake:

@@ -79,10 +79,20 @@ class Answers(Generic[T]):
 
 
 class BroadcastResult(Generic[T]):
-    """What the members of a pool answer. Iterate to have each answer as it comes."""
+    """What the members of a pool answer. Iterate to have each answer as it comes.
 
-    def __init__(self, answers: Answers[T]) -> None:
+    `take_over` gives what to wait with, where the thread that waits for all answers may read them itself.
+    """
+
+    def __init__(self, answers: Answers[T], take_over: Callable[[], Callable[[], None] | None] | None = None) -> None:
         self._answers = answers
+        self._take_over = take_over
+
+    def _carry(self, timeout: float | None) -> None:
+        take_over, self._take_over = self._take_over, None
+        wait = take_over() if take_over is not None and timeout is None else None
+        if wait is not None:
+            wait()
 
     def futures(self, timeout: float | None = None) -> list[ActorFuture[T]]:
         """One future for each member, in the order in which they joined the pool. Raises ActorNotFoundError.
@@ -102,6 +112,7 @@ class BroadcastResult(Generic[T]):
         The first exception of a member is raised, unless `return_exceptions` has them stand in the list.
         Raises ActorTimeoutError after `timeout` seconds, and may then be asked again.
         """
+        self._carry(timeout)
         deadline = deadline_after(timeout)
         found: list[Any] = []
         for future in self.futures(timeout):
@@ -117,6 +128,8 @@ class BroadcastResult(Generic[T]):
 
         Who has not answered after `timeout` seconds stands there with ActorTimeoutError. Raises ActorNotFoundError.
         """
+        self._carry(timeout)
+        self._carry(timeout)
         deadline = deadline_after(timeout)
         futures = self.futures(timeout)
         concurrent.futures.wait(futures, None if deadline is None else deadline - time.monotonic())

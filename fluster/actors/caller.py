@@ -7,6 +7,7 @@ threads ◄── outcomes ◄── desk ◄── replies, members, losses ─
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import threading
@@ -27,9 +28,10 @@ from fluster.actors.futures import is_running
 from fluster.actors.held_calls import HeldCalls
 from fluster.actors.inboxes import Inboxes
 from fluster.actors.json_frames import NoJsonError
-from fluster.actors.lane_calls import AloneCall, LaneCalls
+from fluster.actors.lane_calls import LaneCalls
 from fluster.actors.loop_calls import closed, tell, tell_soon
 from fluster.actors.members import Member
+from fluster.actors.messages_out import MessageOut
 from fluster.actors.notices import Notices
 from fluster.actors.outcomes import Outcomes, settle
 from fluster.actors.paused_calls import PausedCalls
@@ -44,7 +46,7 @@ from fluster.errors import ActorTimeoutError, MailboxFullError
 from fluster_bus.bus import Bus
 from fluster_bus.carrier import Carrier
 from fluster_bus.delivery import Delivery
-from fluster_bus.errors import BusError, DisconnectedError, MessageTooLargeError
+from fluster_bus.errors import BusError, ClosedError, DisconnectedError, MessageTooLargeError
 from fluster_bus.messages import JobId, JobInfo
 from fluster_bus.object_kinds import PAYLOADS
 from fluster_bus.objects import ObjectStore
@@ -72,6 +74,7 @@ class Caller:
         self.loop = loop
         self._clock = clock
         self._bus = bus
+        self._namespace = namespace
         self._desk = Desk()
         self._inboxes = Inboxes(
             bus,
@@ -132,6 +135,7 @@ class Caller:
             if self._lane is None and self._closed is None and isinstance(self._bus, Bus) and lanes_are_on():
                 self._lane = LaneCalls(
                     self._bus.address,
+                    self._namespace,
                     self._inboxes.open_alone(),
                     tell=lambda *callback: tell_soon(self.loop, *callback),
                     settle=lambda done: settle(done, None),
@@ -140,27 +144,62 @@ class Caller:
                     on_lost=self._on_lane_lost,
                 )
 
-    def submit_alone(self, call: Call) -> None:
-        """As `submit`, for a call whose thread waits for it next."""
+    def submit_alone(self, call: Call) -> Callable[[], None] | None:
+        """As `submit`, for a call whose thread waits for it next: with what it gives, if anything."""
+        lane = self._free_lane() if not self._arrivals else None
+        message = self._desk.choose_alone(call, self._clock.now()) if lane is not None else None
+        if message is not None and message.member is not None and call.blocks is not None:
+            deadlock = call.blocks.deadlock(call, message.member)
+            if deadlock is not None:
+                raise deadlock
+        wait = self._carry(message, lane) if message is not None and lane is not None else None
+        if wait is None:
+            self.submit(call)
+        return wait
+
+    def take_over(self, broadcast: Broadcast) -> Callable[[], None] | None:
+        """What the thread that submitted a broadcast waits with, if it waits next and the loop has not come to it yet."""
+        lane = self._free_lane()
+        if lane is None or not self._arrivals.take_back(broadcast):
+            return None
+        message = self._desk.choose_alone(broadcast, self._clock.now())
+        if message is None:
+            self._submit_again([broadcast])
+            return None
+        wait = self._carry(message, lane) if message.calls else None
+        if wait is None:
+            for endpoint_id, call in message.calls.items():
+                call.pinned = endpoint_id
+            self._submit_again(message.calls.values())
+        return wait
+
+    def _submit_again(self, items: Iterable[Call | Broadcast]) -> None:
+        for item in items:
+            try:
+                self.submit(item)
+            except (MailboxFullError, ClosedError) as error:
+                settle(Done(item, ok=False), error)
+
+    def _free_lane(self) -> LaneCalls | None:
+        """The lane, if a message that is sent there overtakes nothing that goes the other way."""
         lane = self._lane
-        if lane is None or not lane.connected or self.is_sending or self._held:
-            self.submit(call)
-            return
-        now = self._clock.now()
-        member = self._desk.choose_alone(call)
-        if member is None or member.takes_json_only or member.is_durable or is_running(self.loop):
-            self.submit(call)
-            return
-        if call.blocks is not None and (deadlock := call.blocks.deadlock(call, member)) is not None:
-            raise deadlock
-        self._deadlines.take_declared(call, member)
-        if not lane.send(call, member, now):
-            self.submit(call)
-            return
-        roster = self._rosters.get(call.pool)
-        if roster is not None and member.endpoint_id not in roster.members:
-            # It ended between the choice and the sending, and what ends its calls may have been here before this one.
-            lane.when_seen(lambda: self._end_calls(call.pool, Left(member.endpoint_id)))
+        is_free = lane is not None and lane.connected and not (self._flushing or self._held or is_running(self.loop))
+        return lane if is_free else None
+
+    def _carry(self, message: MessageOut, lane: LaneCalls) -> Callable[[], None] | None:
+        """Send a message by this very thread, which waits with what this gives; None when it cannot be."""
+        calls = [(message.endpoint_id(key), call) for key, call in message.calls.items()]
+        for endpoint_id, call in calls:
+            member = message.member or message.pool.members.get(endpoint_id)
+            if member is not None:
+                self._deadlines.take_declared(call, member)
+        wait = lane.send(message)
+        roster = self._rosters.get(message.pool.name)
+        for endpoint_id, _call in calls:
+            if wait is not None and roster is not None and endpoint_id not in roster.members:
+                # It ended between the choice and the sending, and what ends its calls may have been here before.
+                lane.when_seen(functools.partial(self._end_calls, message.pool.name, Left(endpoint_id)))
+        return wait
 
     def deadline_of(self, timeout_s: float | None) -> Moment | None:
         """The moment at which nobody waits any more."""
@@ -345,28 +384,28 @@ class Caller:
 
     # ---- calls that were sent alone ---------------------------------------------------------------------
 
-    def _adopt(self, number: int, alone: AloneCall | None = None) -> Call | None:
-        """Have the desk know a call that was sent alone; None when it has ended, or was adopted before."""
-        if alone is None:
-            alone = self._lane.take(number) if self._lane is not None else None
-        if alone is None:
-            return None
-        call = alone.call
-        self._finish(self._desk.adopt(number, call, alone.member, alone.sent_at))
-        self._deadlines.watch(call)
-        return call
+    def _adopt(self, number: int, message: MessageOut | None = None) -> list[Call]:
+        """Have the desk know a message that was sent alone; its calls, none when it has ended or was adopted before."""
+        if message is None:
+            message = self._lane.take(number) if self._lane is not None else None
+        if message is None:
+            return []
+        calls = list(message.calls.values())
+        self._finish(self._desk.adopt(number, message))
+        for call in calls:
+            self._deadlines.watch(call)
+        return calls
 
     def _adopt_all(self, pool: str | None = None) -> None:
         for number in self._lane.numbers(pool) if self._lane is not None else ():
             self._adopt(number)
 
-    def _on_lane_delivery(self, number: int, alone: AloneCall | None, delivery: Delivery) -> None:
-        self._adopt(number, alone)
+    def _on_lane_delivery(self, number: int, message: MessageOut | None, delivery: Delivery) -> None:
+        self._adopt(number, message)
         self._inboxes.on_delivery(delivery)
 
     def _on_lane_timeout(self, number: int) -> None:
-        call = self._adopt(number)
-        if call is not None:
+        for call in self._adopt(number):
             self._on_timeout(call)
 
     def _on_lane_lost(self, next_number: int) -> None:

@@ -89,8 +89,12 @@ class Broadcast:
     trace: Carrier | None = None
     order: int = 0
 
-    def call(self, ticket: Ticket) -> Call:
-        """The call to one of the members."""
+    def calls(self, members: Sequence[Member]) -> dict[Any, Call]:
+        """The calls to these members, by their endpoints; begun, as far as they are wanted."""
+        calls = zip(members, map(self._call, self.open(members)), strict=True)
+        return {member.endpoint_id: call for member, call in calls if call.begin()}
+
+    def _call(self, ticket: Ticket) -> Call:
         return Call(
             self.pool,
             self.method,

@@ -128,29 +128,40 @@ class Desk:
     def _routing(self, now: Moment) -> Routing:
         return Routing(self._messages, now, apart=self.in_grace(now))
 
-    def choose_alone(self, call: Call) -> Member | None:
-        """The member for a call that nothing comes before where it goes; None when that is not so, or when in doubt.
+    def choose_alone(self, item: Call | Broadcast, now: Moment) -> MessageOut | None:
+        """The message for an item that nothing comes before where it goes; None when that is not so, or when in doubt.
 
-        From any thread: it asks, and changes no books. The call is not out here until it is adopted.
+        From any thread: it asks, and changes no books. The message is not out here until it is adopted.
         """
-        pool = self._pools.get(call.pool)
-        if pool is None or not pool.is_idle(call.pinned):
+        pool = self._pools.get(item.pool)
+        if pool is None or not pool.is_idle(item.pinned if isinstance(item, Call) else None):
             return None
+        if isinstance(item, Broadcast):
+            return self._choose_alone_all(pool, item, now)
         member: Member | None
-        if call.pinned is not None:
-            member = pool.members.get(call.pinned)
+        if item.pinned is not None:
+            member = pool.members.get(item.pinned)
         else:
-            policy, choices = call.policy or pool.policy, pool.choices
+            policy, choices = item.policy or pool.policy, pool.choices
             member = policy.choose(choices, pool.out) if choices and isinstance(policy, UNCOUNTED) else None
-        return member if member is not None and call.begin() else None
+        if member is None or not member.hears_lanes or not item.begin():
+            return None
+        return MessageOut(pool, member, now, {0: item})
 
-    def adopt(self, number: int, call: Call, member: Member, sent_at: Moment) -> list[Done]:
-        """Take over a call that was sent alone, in a message of its own with a negative number."""
-        call.order = call.order or next(self._orders)
-        pool = self._pools.get(call.pool)
-        if pool is None:
-            return [failed(call, _was_shut_down(call))]
-        self._messages.put(number, MessageOut(pool, member, sent_at, {0: call}))
+    def _choose_alone_all(self, pool: DeskPool, broadcast: Broadcast, now: Moment) -> MessageOut | None:
+        members = pool.choices
+        for_all = pool.shares_subject and all(member.hears_lanes for member in members)
+        if not members or not for_all or self.in_grace(now):
+            return None
+        return MessageOut(pool, None, now, broadcast.calls(members))
+
+    def adopt(self, number: int, message: MessageOut) -> list[Done]:
+        """Take over a message that was sent alone, with a negative number."""
+        for call in message.calls.values():
+            call.order = call.order or next(self._orders)
+        if self._pools.get(message.pool.name) is not message.pool:
+            return [failed(call, _was_shut_down(call)) for call in message.calls.values()]
+        self._messages.put(number, message)
         return []
 
     def has_waiting(self, name: str) -> bool:

@@ -1,9 +1,9 @@
 """Calls whose callers wait for them, made by their own threads: the thread sends the call and reads its answer.
 
-This is for a call that nothing of its client's comes before: nothing that was sent to its pool over the client's other
-connection is unanswered. So it does not matter that two connections have no common order. And it is for what usually
-happens: on all else that becomes of a call (it fails, nobody listens, its member or its pool ends, its time is over)
-the desk takes it over, by `take`, with the number of its message.
+This is for a call, or a broadcast, that nothing of its client's comes before: nothing that was sent to its pool over the
+client's other connection is unanswered. So it does not matter that two connections have no common order. And it is for
+what usually happens: on all else that becomes of it (it fails, nobody listens, a member or its pool ends, its time is over)
+the desk takes its message over, by `take`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import threading
 from collections.abc import Callable
 from concurrent.futures import InvalidStateError
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from fluster.actors import frames
 from fluster.actors.calls import Call, Done
-from fluster.actors.frames import Moment
 from fluster.actors.futures import ActorFuture
-from fluster.actors.members import Member
+from fluster.actors.messages_out import MessageOut
 from fluster_bus import codec, subjects
 from fluster_bus.address import BusAddress
 from fluster_bus.delivery import Delivery
@@ -35,14 +35,6 @@ _TIMER_RESOLUTION_S = 0.001  # not a moment early: the actor must find the call 
 log = logging.getLogger(__name__)
 
 
-class AloneCall(NamedTuple):
-    """A call that is out in a message of its own."""
-
-    call: Call
-    member: Member
-    sent_at: Moment
-
-
 class LaneCalls:
     """Those of one client. `settle` is called in threads that read, all else by `tell`, which has it done on the loop.
 
@@ -52,19 +44,22 @@ class LaneCalls:
     def __init__(
         self,
         address: BusAddress,
+        namespace: str,
         inbox: str,
         *,
         tell: Callable[..., object],
         settle: Callable[[Done], object],
-        on_other: Callable[[int, AloneCall | None, Delivery], object],
+        on_other: Callable[[int, MessageOut | None, Delivery], object],
         on_timeout: Callable[[int], object],
         on_lost: Callable[[int], object],
     ) -> None:
+        self._namespace = namespace
         self._inbox = inbox
         self._tell = tell
         self._settle, self._on_other, self._on_timeout, self._on_lost = settle, on_other, on_timeout, on_lost
         self._numbers = itertools.count(-1, -1)  # the desk numbers its own messages upwards
-        self._out: dict[int, AloneCall] = {}  # {number of the message: its call}
+        self._out: dict[int, MessageOut] = {}
+        self._taking = threading.Lock()  # held where a message, or a call of one, leaves our books
         self._lane = Lane(address, "calls", on_disconnect=self._on_disconnect)
         self._lane.subscribe(f"{inbox}.{subjects.ANY_TOKEN}", self._on_delivery)
         self._lane.start()
@@ -75,63 +70,79 @@ class LaneCalls:
     def connected(self) -> bool:
         return self._lane.connected
 
-    def send(self, call: Call, member: Member, now: Moment) -> bool:
-        """False when it could not be sent."""
-        if type(call.payload) is not bytes or len(call.payload) > _MAX_BYTES:
-            return False
+    def send(self, message: MessageOut) -> Callable[[], None] | None:
+        """What waits until the message is answered, or is the desk's; None when it could not be sent."""
+        calls = list(message.calls.values())
+        first = calls[0]
+        if type(first.payload) is not bytes or len(first.payload) > _MAX_BYTES:
+            return None
         number = next(self._numbers)
-        call.number = number
-        self._out[number] = AloneCall(call, member, now)
-        body = frames.encode_calls([call.to_wire(call.payload)])
+        for call in calls:
+            call.number = number
+        self._out[number] = message
+        if message.member is None:
+            subject = subjects.actor_all(self._namespace, first.pool, first.method)
+        else:
+            subject = subjects.method_of_member(message.member.address, first.method)
+        body = frames.encode_calls([first.to_wire(first.payload)])
         try:
-            self._lane.publish(
-                subjects.method_of_member(member.address, call.method), body, reply=f"{self._inbox}.{number}"
-            )
+            self._lane.publish(subject, body, reply=f"{self._inbox}.{number}")
         except BusError as error:
-            log.debug("%s goes the other way: %s", call, error)
-            if self._out.pop(number, None) is None:
-                return True  # it has ended meanwhile
-            call.number = None
-            return False
-        if isinstance(call.ticket, LaneFuture):
-            call.ticket.wait_alone = lambda: self._wait(number, call)
-        return True
+            log.debug("%s goes the other way: %s", first, error)
+            if self.take(number) is not None:
+                for call in calls:
+                    call.number = None
+                return None
+        return lambda: self._wait(number, calls)
 
-    def _wait(self, number: int, call: Call) -> None:
-        """Return when the call is answered, or is alone no more: then its future tells."""
+    def _wait(self, number: int, calls: list[Call]) -> None:
+        """Return when all are answered, or the message is alone no more: then the futures tell."""
         left_s = None
-        if call.deadline is not None:
-            left_s = frames.seconds_between(frames.now(), call.deadline) + _TIMER_RESOLUTION_S
-        ticket: Any = call.ticket
+        deadline = calls[0].deadline
+        if deadline is not None:
+            left_s = frames.seconds_between(frames.now(), deadline) + _TIMER_RESOLUTION_S
         out = self._out
-        self._lane.read_until(
-            lambda: number not in out, lambda wake: ticket.add_done_callback(lambda _done: wake()), left_s
-        )
+
+        def when_done(wake: Callable[[], object]) -> None:
+            for call in calls:
+                ticket: Any = call.ticket
+                ticket.add_done_callback(lambda _done: wake())
+
+        self._lane.read_until(lambda: number not in out, when_done, left_s)
         if number in out and not self._lane.closed:
             self._tell(self._on_timeout, number)
 
     def _on_delivery(self, delivery: Delivery) -> None:
         number = int(subjects.last_token(delivery.subject))
-        if delivery.headers is None and number in self._out:
+        message = self._out.get(number)
+        if delivery.headers is None and message is not None:
             try:
-                _endpoint_id, replies = frames.decode_replies(delivery.data)
+                endpoint_id, replies = frames.decode_replies(delivery.data)
             except InvalidMessageError as error:
                 log.warning("an answer was dropped: %s", error)
                 return
             _place, ok, payload = replies[0]
-            if ok is True and codec.is_pickle(payload):  # else it lies elsewhere
-                self._on_result(number, payload)
+            is_plain = ok is True and codec.is_pickle(payload)  # else it lies elsewhere
+            if is_plain and self._is_settled(number, message, message.key(endpoint_id, 0), payload):
                 return
         # Out of our books at once: what follows, such as the end of a stream, must not pass for a plain result.
-        self._tell(self._on_other, number, self._out.pop(number, None), delivery)
+        self._tell(self._on_other, number, self._pop(number), delivery)
 
-    def _on_result(self, number: int, payload: bytes) -> None:
-        alone = self._out.get(number)
-        if alone is not None:
-            # It leaves our books last: whom Ctrl-C stops in between leaves it to be ended with the connection.
-            with contextlib.suppress(InvalidStateError):  # the desk was told something else of it
-                self._settle(Done(alone.call, ok=True, payload=payload))
-            self._out.pop(number, None)
+    def _is_settled(self, number: int, message: MessageOut, key: Any, payload: bytes) -> bool:
+        """Give a call its result; False when its message was taken meanwhile, so that the desk has to know."""
+        call = message.calls.get(key)
+        if call is None:
+            return True  # nobody waits for it, as for the answer of a member that is new
+        # It leaves our books last: whom Ctrl-C stops in between leaves it to be ended with the connection.
+        with contextlib.suppress(InvalidStateError):  # the desk was told something else of it
+            self._settle(Done(call, ok=True, payload=payload))
+        with self._taking:
+            if self._out.get(number) is not message:
+                return False
+            message.calls.pop(key, None)
+            if not message.calls:
+                del self._out[number]
+        return True
 
     def _on_disconnect(self) -> None:
         # By the time that the loop hears of it, others may be out on the next connection.
@@ -139,16 +150,20 @@ class LaneCalls:
 
     # ---- on the loop ------------------------------------------------------------------------------------
 
-    def take(self, number: int) -> AloneCall | None:
-        """The call of that message, whose thread reads for it no more; None when it was answered, or taken before."""
-        alone = self._out.pop(number, None)
-        if alone is not None:
+    def take(self, number: int) -> MessageOut | None:
+        """That message, whose thread reads for it no more; None when it was answered, or taken before."""
+        message = self._pop(number)
+        if message is not None:
             self._lane.interrupt()
-        return alone
+        return message
+
+    def _pop(self, number: int) -> MessageOut | None:
+        with self._taking:
+            return self._out.pop(number, None)
 
     def numbers(self, pool: str | None = None) -> list[int]:
-        """The messages of the calls that are out, or of those to one pool."""
-        return [number for number, alone in list(self._out.items()) if pool in (None, alone.call.pool)]
+        """The messages that are out, or those to one pool."""
+        return [number for number, message in list(self._out.items()) if pool in (None, message.pool.name)]
 
     def when_seen(self, callback: Callable[[], object]) -> None:
         """Have `callback` run on the loop once all answers that were on their way have been handed out."""
@@ -163,7 +178,7 @@ class LaneFuture(ActorFuture[T]):
 
     def __init__(self, call: str, loop: asyncio.AbstractEventLoop | None = None, *more: Any) -> None:
         super().__init__(call, loop, *more)
-        self.wait_alone: Callable[[], None] | None = None
+        self.wait_alone: Callable[[], None] | None = None  # if its call is carried
 
     def _wait(self, timeout: float | None) -> None:
         if self.wait_alone is not None and timeout is None:

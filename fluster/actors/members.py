@@ -98,6 +98,11 @@ class Member:
     def takes_json_only(self) -> bool:
         return self.codec == JSON
 
+    @property
+    def hears_lanes(self) -> bool:
+        """True when a call that a thread carries itself is heard and answered there."""
+        return not (self.takes_json_only or self.is_durable)
+
     @classmethod
     def at(cls, name: str, address: str) -> Self:
         """The member that listens at a fixed address."""

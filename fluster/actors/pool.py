@@ -137,7 +137,7 @@ class AsyncActorPool(Generic[T]):
     @property
     def broadcast(self) -> Verb[Any]:
         """`pool.broadcast().method(…)`: every member; an AsyncBroadcastResult."""
-        return Verb(self, "broadcast", lambda *call: AsyncBroadcastResult(self._broadcast(*call)))
+        return Verb(self, "broadcast", lambda *call: AsyncBroadcastResult(self._broadcast(*call)[0]))
 
     def map(self, *, max_out: int = MAX_OUT, timeout: float | None = None) -> Any:
         """`async for result in pool.map().method(items)`: results in the order of the items.
@@ -208,8 +208,8 @@ class AsyncActorPool(Generic[T]):
     ) -> ActorFuture[Any]:
         """As `submit_call`, with arguments that are pickled already."""
         timeout = self._timeout_of(method) if timeout is None else timeout
-        kind = LaneFuture if alone else ActorFuture
-        future: ActorFuture[Any] = kind(f"{self.name}.{method}", self._caller.loop, self._caller.withdraw)
+        kind: type[ActorFuture[Any]] = LaneFuture if alone else ActorFuture
+        future = kind(f"{self.name}.{method}", self._caller.loop, self._caller.withdraw)
         call = Call(
             self._key,
             method,
@@ -230,8 +230,8 @@ class AsyncActorPool(Generic[T]):
             span, call.trace = traced
             end_with(span, future)
         try:
-            if alone:
-                self._caller.submit_alone(call)
+            if isinstance(future, LaneFuture):
+                future.wait_alone = self._caller.submit_alone(call)
             else:
                 self._caller.submit(call)
         except BaseException:
@@ -249,26 +249,25 @@ class AsyncActorPool(Generic[T]):
 
     def _broadcast(
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float | None, wait: bool
-    ) -> Answers[Any]:
+    ) -> tuple[Answers[Any], Callable[[], Callable[[], None] | None]]:
         if wait:
             raise TypeError("broadcast(wait=True): a broadcast does not wait for room; send it again to who had none")
         timeout = self._timeout_of(method) if timeout is None else timeout
         answers = Answers[Any](f"{self.name}.{method}", self._caller.loop, self._caller.withdraw)
         payload = payloads.encode((args, kwargs))
-        self._caller.submit(
-            Broadcast(
-                self._key,
-                method,
-                payload,
-                answers.open,
-                answers.fail,
-                timeout,
-                self._caller.deadline_of(timeout),
-                owner=self,
-                trace=announce(self.name, method),
-            )
+        broadcast = Broadcast(
+            self._key,
+            method,
+            payload,
+            answers.open,
+            answers.fail,
+            timeout,
+            self._caller.deadline_of(timeout),
+            owner=self,
+            trace=announce(self.name, method),
         )
-        return answers
+        self._caller.submit(broadcast)
+        return answers, functools.partial(self._caller.take_over, broadcast)
 
     def _timeout_of(self, method: str) -> float | None:
         info = self._methods.get(method) if self._methods is not None else None
@@ -434,7 +433,7 @@ class ActorPool(Generic[T]):
         return Verb(
             self.asynchronous,
             "broadcast",
-            lambda *call: BroadcastResult(self.asynchronous._broadcast(*call)),  # noqa: SLF001
+            lambda *call: BroadcastResult(*self.asynchronous._broadcast(*call)),  # noqa: SLF001
         )
 
     def map(self, *, max_out: int = MAX_OUT, timeout: float | None = None) -> Any:

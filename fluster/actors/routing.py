@@ -103,11 +103,7 @@ class Routing:
         if not members:
             self.refuse(broadcast, nobody_listens(broadcast))
             return
-        calls = {}
-        for member, ticket in zip(members, broadcast.open(members), strict=True):
-            call = broadcast.call(ticket)
-            if call.begin():
-                calls[member.endpoint_id] = call
+        calls = broadcast.calls(members)
         in_json = any(member.takes_json_only for member in members)  # such a reply does not say whose it is
         if not pool.shares_subject or in_json or self._apart:
             for endpoint_id, call in calls.items():
@@ -115,7 +111,7 @@ class Routing:
                 self._place(pool, call)
         elif calls:
             self._flush(pool)
-            self._sends.append(self._messages.send(pool, None, dict(calls), self._now))
+            self._sends.append(self._messages.send(pool, None, calls, self._now))
 
     def _flush(self, of: DeskPool | None = None) -> None:
         for endpoint_id, (pool, member, calls) in list(self._joining.items()):

@@ -15,6 +15,7 @@ from fluster.actors.failures import FULL, encode_failure
 from fluster.actors.frames import ITEMS, MAX_BYTES, MAX_CALLS, MAX_CANCELS, Moment, WireReply
 from fluster.actors.futures import ActorFuture
 from fluster.actors.members import Member
+from fluster.actors.messages_out import MessageOut
 from fluster.actors.policies import LeastOutstanding, Policy, Random, RoundRobin
 from fluster.actors.routing import NobodyServesError
 from fluster.errors import (
@@ -68,6 +69,12 @@ def desk_with(*endpoint_ids: str) -> Desk:
 
 def targets(sends: list[Send]) -> list[tuple[str, list[str]]]:
     return [(send.member.endpoint_id if send.member else "all", [each.method for each in send.calls]) for send in sends]
+
+
+def to(message: MessageOut | None) -> str | None:
+    if message is None:
+        return None
+    return message.member.endpoint_id if message.member is not None else "all"
 
 
 def errors(done: Sequence[Done | Part]) -> list[type[Exception] | None]:
@@ -292,19 +299,21 @@ def test_a_call_that_timed_out_is_passed_over_and_its_answer_dropped() -> None:
 def test_a_call_is_alone_where_nothing_of_its_pool_is_unanswered() -> None:
     desk = desk_with("a", "b")
     desk.open_pool("other", RoundRobin())
-    chosen = [desk.choose_alone(call()) for _ in range(3)]
-    assert [each.endpoint_id for each in chosen if each is not None] == ["a", "b", "a"]
+    chosen = [desk.choose_alone(call(), START) for _ in range(3)]
+    assert [to(each) for each in chosen] == ["a", "b", "a"]
     ((send,), _) = desk.route([call()], START)
-    assert desk.choose_alone(call()) is None
-    assert desk.choose_alone(call(pinned="b")) is None
-    other = desk.choose_alone(call(pinned="a"))
-    assert other is not None
-    assert other.endpoint_id == "a"
+    assert desk.choose_alone(call(), START) is None
+    assert desk.choose_alone(call(pinned="b"), START) is None
+    assert to(desk.choose_alone(call(pinned="a"), START)) == "a"
+    assert desk.choose_alone(broadcast([]), START) is None
     desk.on_reply(send.number, "b", [(0, True, b"")])
-    pinned = desk.choose_alone(call(pinned="b"))
-    assert pinned is not None
-    assert pinned.endpoint_id == "b"
-    assert desk.choose_alone(Call("other", "m", b"", future("other.m"))) is None  # its members are not known yet
+    assert to(desk.choose_alone(call(pinned="b"), START)) == "b"
+    assert desk.choose_alone(Call("other", "m", b"", future("other.m")), START) is None  # its members are not known yet
+    all_ = desk.choose_alone(broadcast([]), START)
+    assert all_ is not None
+    assert (to(all_), list(all_.calls)) == ("all", ["a", "b"])
+    desk.on_reconnected(START)
+    assert desk.choose_alone(broadcast([]), START) is None  # one that is on its way back would not be noticed
 
 
 def test_a_call_that_was_alone_is_one_of_the_desks_once_it_is_adopted() -> None:
@@ -316,20 +325,39 @@ def test_a_call_that_was_alone_is_one_of_the_desks_once_it_is_adopted() -> None:
     for happens, error in ends:
         desk = desk_with("a", "b")
         alone = call()
-        chosen = desk.choose_alone(alone)
+        chosen = desk.choose_alone(alone, START)
         assert chosen is not None
-        assert desk.adopt(-1, alone, chosen, START) == []
+        assert desk.adopt(-1, chosen) == []
         assert desk.on_disconnected() == []
         assert errors(happens(desk)) == [error]
         desk.sanity_check()
     desk = desk_with("a", "b")
-    alone = Call("closed", "m", b"", future("closed.m"))
-    assert errors(desk.adopt(-2, alone, member("a"), START)) == [ActorNotFoundError]
+    chosen = desk.choose_alone(call(), START)
+    assert chosen is not None
+    desk.close_pool("pool", ActorNotFoundError("closed"))
+    desk.open_pool("pool", RoundRobin())
+    assert errors(desk.adopt(-2, chosen)) == [ActorNotFoundError]
+    desk = desk_with("a", "b")
     alone = call()
-    assert desk.adopt(-1, alone, member("a"), START) == []
+    chosen = desk.choose_alone(alone, START)
+    assert chosen is not None
+    assert desk.adopt(-1, chosen) == []
     again, done = desk.on_no_responders(-1, START)
     assert (again, done) == ([alone], [])
     assert targets(desk.route(again, START)[0]) == [("b", ["m"])]
+
+
+def test_a_broadcast_that_was_alone_is_one_of_the_desks_once_it_is_adopted() -> None:
+    desk = desk_with("a", "b", "c")
+    message = desk.choose_alone(broadcast([]), START)
+    assert message is not None
+    del message.calls["b"]  # it has answered
+    assert desk.adopt(-1, message) == []
+    desk.sanity_check()
+    assert errors(desk.on_member_gone("pool", "a")) == [ActorDiedError]
+    assert errors(desk.on_reply(-1, "c", [(0, True, b"")])) == [None]
+    assert desk.out() == []
+    desk.sanity_check()
 
 
 def test_a_closed_pool_ends_everything() -> None:
@@ -463,16 +491,17 @@ class Histories(RuleBasedStateMachine):
         """A thread sends a call by itself; anything but a plain result hands it over to the desk."""
         alone = call(pinned=pin)
         busy = [found[0].endpoint_id for each in self.desk.out() if (found := self.desk.where(each)) is not None]
-        chosen = self.desk.choose_alone(alone)
+        chosen = self.desk.choose_alone(alone, self.now)
         if chosen is None or is_plain:
             return
         assert pin not in busy if pin is not None else not busy  # nothing that it could overtake
+        assert chosen.member is not None
         if member_goes:
-            self.leave(chosen.endpoint_id)
+            self.leave(chosen.member.endpoint_id)
         self.issued.append(alone)
         number = -len(self.issued)
-        self.end(self.desk.adopt(number, alone, chosen, self.now))
-        self.messages[number] = Send(number, "pool", chosen, [alone])
+        self.end(self.desk.adopt(number, chosen))
+        self.messages[number] = Send(number, "pool", chosen.member, [alone])
 
     @rule()
     def lose_the_lane(self) -> None:
