@@ -138,8 +138,6 @@ class Host:
         if seat is None:
             return
         await seat.take(served.actor.supervisor.end)
-        if seat.predecessor is not None:
-            await self._unregister(served.endpoint.name, seat.predecessor)
         if durable is not None:
             served.actor.supervisor.saved = lambda: durable.saved
             await durable.take_over()
@@ -169,8 +167,11 @@ class Host:
                 await served.lane.close()
             raise
         self._open.append(served)
-        if served.actor.durable is not None and served.actor.seat is not None:
-            served.actor.durable.start(served.actor, served.actor.seat)
+        seat, durable = served.actor.seat, served.actor.durable
+        if seat is not None and seat.predecessor is not None:
+            await self._unregister(served.endpoint.name, seat.predecessor)
+        if seat is not None and durable is not None:
+            durable.start(served.actor, seat)
         if served.endpoint.lease_s is not None:
             served.renewals = asyncio.create_task(self._renew(served), name=f"lease of {served.endpoint.name}")
 

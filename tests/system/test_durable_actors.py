@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,12 +127,23 @@ class Scripts:
         self._environment = family.environment(FLUSTER_CLUSTER_ADDRESS=cluster.address)
         self._script = folder / "serve.py"
         self._script.write_text(_SCRIPT)
+        self._processes: list[subprocess.Popen[str]] = []
 
     def start(self, who: str) -> subprocess.Popen[str]:
         arguments = [sys.executable, str(self._script), self._kind, self.name, who, str(self.folder)]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             arguments, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
+        self._processes.append(process)
+        return process
+
+    def close(self) -> None:
+        """End what a test that failed left behind."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+            with process:  # closes its pipes
+                pass
 
     def start_serving(self, who: str) -> subprocess.Popen[str]:
         process = self.start(who)
@@ -155,8 +168,22 @@ class Scripts:
         assert not errors, errors
 
 
-def test_a_superseded_instance_neither_saves_nor_answers(cluster: LocalCluster, family: Family, tmp_path: Path) -> None:
-    scripts = Scripts(cluster, family, tmp_path, "durable")
+@pytest.fixture
+def scripts_of(cluster: LocalCluster, family: Family, tmp_path: Path) -> Iterator[Callable[[str], Scripts]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(kind: str) -> Scripts:
+            scripts = Scripts(cluster, family, tmp_path, kind)
+            stack.callback(scripts.close)
+            return scripts
+
+        yield make
+
+
+def test_a_superseded_instance_neither_saves_nor_answers(
+    cluster: LocalCluster, scripts_of: Callable[[str], Scripts], tmp_path: Path
+) -> None:
+    scripts = scripts_of("durable")
     pool: ActorPool[Any] = ActorPool(cluster, scripts.name)
     first = scripts.start_serving("first")
     pool.wait_for_size(1, PATIENCE_S)
@@ -177,10 +204,10 @@ def test_a_superseded_instance_neither_saves_nor_answers(cluster: LocalCluster, 
 
 
 def test_one_that_is_stopped_while_another_takes_its_seat_does_not_save(
-    cluster: LocalCluster, family: Family, tmp_path: Path
+    cluster: LocalCluster, scripts_of: Callable[[str], Scripts], tmp_path: Path
 ) -> None:
     """As before, but it has no time to learn of its successor: it goes on right at what it saves."""
-    scripts = Scripts(cluster, family, tmp_path, "durable")
+    scripts = scripts_of("durable")
     pool: ActorPool[Any] = ActorPool(cluster, scripts.name)
     first = scripts.start_serving("first")
     pool.wait_for_size(1, PATIENCE_S)
@@ -197,8 +224,8 @@ def test_one_that_is_stopped_while_another_takes_its_seat_does_not_save(
     scripts.end(second)
 
 
-def test_a_singleton_lives_once(cluster: LocalCluster, family: Family, tmp_path: Path) -> None:
-    scripts = Scripts(cluster, family, tmp_path, "singleton")
+def test_a_singleton_lives_once(cluster: LocalCluster, scripts_of: Callable[[str], Scripts], tmp_path: Path) -> None:
+    scripts = scripts_of("singleton")
     pool: ActorPool[Any] = ActorPool(cluster, scripts.name)
     first = scripts.start_serving("first")
     pool.wait_for_size(1, PATIENCE_S)
