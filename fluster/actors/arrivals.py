@@ -14,7 +14,7 @@ from fluster.actors.loop_calls import tell, tell_soon
 from fluster.errors import MailboxFullError
 
 MAX_QUEUED = 100_000  # calls that have not been sent yet
-_HAND_OVER = 128  # calls that a thread gives one after the other, until it lets the loop come to them
+_HAND_OVER = 256  # calls that a thread gives one after the other, until it lets the loop come to them
 _HAND_OVER_FOR_S = 0.0004  # at most
 
 

@@ -70,7 +70,7 @@ def test_what_a_thread_gives_is_taken_in_order_also_while_it_goes_on(
     loop.begin()
     for number in range(1_000):
         loop.arrivals.put(call(number))
-    assert loop.taken.qsize() >= 7  # it was let in before the thread was through
+    assert loop.taken.qsize() >= 3  # it was let in before the thread was through
     taken: list[int] = []
     while len(taken) < 1_000:
         taken += loop.taken.get(timeout=20)
@@ -87,11 +87,11 @@ def test_a_thread_with_a_loop_of_its_own_never_waits(loop: Loop, monkeypatch: py
     monkeypatch.setattr(arrivals_module, "_HAND_OVER_FOR_S", 1e6)
 
     async def put() -> None:
-        for number in range(300):
+        for number in range(600):
             loop.arrivals.put(call(number))
 
     asyncio.run(put())
-    assert len(loop.arrivals) == 300
+    assert len(loop.arrivals) == 600
 
 
 def test_more_than_may_wait_is_refused_and_so_is_all_that_comes_after_the_end(
