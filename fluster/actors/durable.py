@@ -337,9 +337,9 @@ class DurableActor:
 
     async def _save(self, data: bytes, reply: str) -> None:
         async with self._saving:
-            running = self._running
-            in_call = running is not None and running.reply == reply
-            sequence = running.sequence if running is not None and in_call else self._state.sequence
+            # Also of a call whose end is not waited for any more: what it did is in the state, so it must not be run again.
+            saved_by = int(subjects.last_token(reply)) if reply.startswith(_REPLIES) else 0
+            sequence = max(saved_by, self._state.sequence)
             state = SavedState(instance=self._instance, data=data, sequence=sequence)
             key = subjects.state_key(self._name)
             self._state_at = await self._put(self._states, key, state, self._state_at)

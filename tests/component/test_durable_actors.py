@@ -431,6 +431,43 @@ def test_a_call_that_runs_when_its_server_ends_is_run_again_by_the_next(shared: 
     again.end()
 
 
+def test_what_a_call_saves_that_its_server_does_not_wait_for_is_not_done_again(shared: Env) -> None:  # noqa: F811
+    gate, saved = Gate(), threading.Event()
+
+    @actor(durable=True)
+    class Slow:
+        def __init__(self) -> None:
+            self.count = 0
+
+        def on_restore(self, state: int) -> None:
+            self.count = state
+
+        def add(self, ctx: ActorContext) -> int:
+            gate.wait()
+            self.count += 1
+            ctx.save(self.count)
+            saved.set()
+            return self.count
+
+        def now(self) -> int:
+            return self.count
+
+        def on_stop(self) -> None:
+            gate.opened.set()
+            assert saved.wait(TIMEOUT_S)
+
+    server = shared.serve("slow", Slow())
+    pool: ActorPool[Any] = ActorPool(shared.cluster(), "slow", actor_class=Slow)
+    future = pool.submit().add()
+    gate.is_entered()
+    server.shutdown(0.05)
+    again = shared.serve("slow", Slow())
+    with pytest.raises(Exception, match="not run again"):
+        future.result(TIMEOUT_S)
+    assert pool.call().now() == 1
+    again.shutdown()
+
+
 def test_a_superseded_instance_saves_nothing_and_answers_nothing(shared: Env) -> None:  # noqa: F811
     ran, gate = list[Any](), Gate()
     served = Served(shared, "superseded", ran, gate)
