@@ -19,6 +19,7 @@ from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.streams import ensure_namespace
 from fluster_services.config import LOCAL_TIMING, Timing
+from tests.component.actor_env import either, env, in_memory, no_arenas, shared  # noqa: F401 - fixtures for all
 from tests.component.controllers import NS, RunningController, StartController, StartWorker
 from tests.component.toy_worker import GIB, SUCCEED, Plan, ToyWorker
 

@@ -17,7 +17,7 @@ from fluster_bus import subjects
 from fluster_bus.bus import Bus
 from fluster_bus.errors import ServiceError
 from fluster_bus.roles import Role
-from tests.component.test_actors import NAMESPACE, TIMEOUT_S, Calculator, Env
+from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Calculator, Env
 from tests.waiting import wait_until_async
 
 

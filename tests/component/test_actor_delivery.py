@@ -14,7 +14,7 @@ from fluster.cluster import AsyncCluster, Cluster
 from fluster.errors import ActorDiedError, ActorNotFoundError, ActorTimeoutError, ConnectionLostError
 from fluster_bus import codec
 from fluster_bus.roles import Role
-from tests.component.test_actors import TIMEOUT_S, Calculator, Env, Gate, env, shared  # noqa: F401 - fixtures
+from tests.component.actor_env import TIMEOUT_S, Calculator, Env, Gate
 from tests.waiting import wait_until
 
 
@@ -60,7 +60,7 @@ class Flaky(Gate):
         return self.runs
 
 
-def test_a_call_runs_once_unless_its_method_says_otherwise(shared: Env) -> None:  # noqa: F811
+def test_a_call_runs_once_unless_its_method_says_otherwise(shared: Env) -> None:
     flaky = Flaky(FlakyError("first"), FlakyError("second"))
     shared.serve("at-most-once", flaky)
     pool = shared.pool("at-most-once")
@@ -71,14 +71,14 @@ def test_a_call_runs_once_unless_its_method_says_otherwise(shared: Env) -> None:
     assert flaky.runs == 2
 
 
-def test_exceptions_that_the_method_names_are_retried_also_for_callers_without_its_class(shared: Env) -> None:  # noqa: F811
+def test_exceptions_that_the_method_names_are_retried_also_for_callers_without_its_class(shared: Env) -> None:
     flaky = Flaky(FlakyError("first"), WorseError("second"))
     shared.serve("named", flaky)
     assert shared.pool("named").call().retried() == 3
     assert shared.pool("named").submit().retried().result(TIMEOUT_S) == 4
 
 
-def test_other_exceptions_and_one_too_many_are_raised(shared: Env) -> None:  # noqa: F811
+def test_other_exceptions_and_one_too_many_are_raised(shared: Env) -> None:
     flaky = Flaky(ValueError("other"), *(FlakyError(str(number)) for number in range(4)))
     shared.serve("too-many", flaky)
     pool = shared.pool("too-many")
@@ -90,7 +90,7 @@ def test_other_exceptions_and_one_too_many_are_raised(shared: Env) -> None:  # n
 
 
 @pytest.mark.anyio
-async def test_the_awaited_pool_retries_as_well(shared: Env) -> None:  # noqa: F811
+async def test_the_awaited_pool_retries_as_well(shared: Env) -> None:
     shared.serve("awaited-retry", Flaky(FlakyError("first")))
     shared.pool("awaited-retry")
     async with await AsyncCluster.connect(shared.server.credentials(Role.OPERATOR)) as cluster:
@@ -98,7 +98,7 @@ async def test_the_awaited_pool_retries_as_well(shared: Env) -> None:  # noqa: F
         assert await pool.call().retried() == 2
 
 
-def test_a_retry_never_comes_after_the_deadline(shared: Env) -> None:  # noqa: F811
+def test_a_retry_never_comes_after_the_deadline(shared: Env) -> None:
     flaky = Flaky(*(FlakyError(str(number)) for number in range(9)))
     shared.serve("hurried", flaky)
     pool = shared.pool("hurried")
@@ -109,7 +109,7 @@ def test_a_retry_never_comes_after_the_deadline(shared: Env) -> None:  # noqa: F
     assert flaky.runs == 1
 
 
-def test_a_call_whose_actor_ends_is_run_by_another(shared: Env) -> None:  # noqa: F811
+def test_a_call_whose_actor_ends_is_run_by_another(shared: Env) -> None:
     first, second = Flaky(), Flaky()
     ending = shared.serve("successor", first)
     shared.serve("successor", second)
@@ -123,7 +123,7 @@ def test_a_call_whose_actor_ends_is_run_by_another(shared: Env) -> None:  # noqa
     first.opened.set()
 
 
-def test_a_call_that_finds_nobody_is_sent_to_who_comes_next(shared: Env) -> None:  # noqa: F811
+def test_a_call_that_finds_nobody_is_sent_to_who_comes_next(shared: Env) -> None:
     server = shared.serve("vacant", Flaky())
     pool = shared.pool("vacant")
     known = ActorPool(shared.cluster(), "vacant-from-the-beginning", actor_class=Flaky)
@@ -137,7 +137,7 @@ def test_a_call_that_finds_nobody_is_sent_to_who_comes_next(shared: Env) -> None
     assert [future.result(TIMEOUT_S) for future in futures] == [1, 1]
 
 
-def test_a_pool_that_is_shut_down_ends_the_calls_that_pause(shared: Env) -> None:  # noqa: F811
+def test_a_pool_that_is_shut_down_ends_the_calls_that_pause(shared: Env) -> None:
     shared.serve("pausing", Flaky(*(FlakyError("again") for _ in range(9))))
     pool = shared.pool("pausing")
     future = pool.submit().retried()
@@ -147,7 +147,7 @@ def test_a_pool_that_is_shut_down_ends_the_calls_that_pause(shared: Env) -> None
         future.result(TIMEOUT_S)
 
 
-def test_a_lost_connection_repeats_only_what_may_be_repeated(env: Env) -> None:  # noqa: F811
+def test_a_lost_connection_repeats_only_what_may_be_repeated(env: Env) -> None:
     gate, flaky = Gate(), Flaky()
     env.serve("lost-once", gate)
     env.serve("lost-again", flaky)
@@ -165,7 +165,7 @@ def test_a_lost_connection_repeats_only_what_may_be_repeated(env: Env) -> None: 
     assert flaky.runs == 2
 
 
-def test_what_a_slow_connection_delivers_after_its_deadline_is_not_run(env: Env) -> None:  # noqa: F811
+def test_what_a_slow_connection_delivers_after_its_deadline_is_not_run(env: Env) -> None:
     calculator, proxy = Calculator(), env.proxy()
     address = replace(env.server.credentials(Role.OPERATOR), url=f"nats://127.0.0.1:{proxy.port}")
     with Cluster(address) as slow:
@@ -180,7 +180,7 @@ def test_what_a_slow_connection_delivers_after_its_deadline_is_not_run(env: Env)
     assert calculator.seen == ["in time"]
 
 
-def test_what_a_client_sent_over_a_lost_connection_is_not_run_after_its_deadline(env: Env) -> None:  # noqa: F811
+def test_what_a_client_sent_over_a_lost_connection_is_not_run_after_its_deadline(env: Env) -> None:
     calculator, proxy = Calculator(), env.proxy()
     env.serve("reconnects", calculator)
     address = replace(env.server.credentials(Role.OPERATOR), url=f"nats://127.0.0.1:{proxy.port}")
@@ -206,7 +206,7 @@ def went_through(pool: ActorPool[Any]) -> bool:
     return True
 
 
-def test_a_broadcast_is_never_repeated(shared: Env) -> None:  # noqa: F811
+def test_a_broadcast_is_never_repeated(shared: Env) -> None:
     flaky = Flaky(FlakyError("broadcast"))
     shared.serve("not-repeated", flaky)
     pool = shared.pool("not-repeated")
@@ -215,7 +215,7 @@ def test_a_broadcast_is_never_repeated(shared: Env) -> None:  # noqa: F811
     assert flaky.runs == 1
 
 
-def test_threads_that_wait_for_retries_do_not_hold_up_others(shared: Env) -> None:  # noqa: F811
+def test_threads_that_wait_for_retries_do_not_hold_up_others(shared: Env) -> None:
     shared.serve("shared-retry", Flaky(*(FlakyError("again") for _ in range(2))))
     pool = shared.pool("shared-retry")
     results: list[Any] = []
@@ -226,7 +226,7 @@ def test_threads_that_wait_for_retries_do_not_hold_up_others(shared: Env) -> Non
     assert len(results) == 1
 
 
-def test_a_direct_call_to_an_actor_that_died_is_not_sent_to_another(shared: Env) -> None:  # noqa: F811
+def test_a_direct_call_to_an_actor_that_died_is_not_sent_to_another(shared: Env) -> None:
     ending = shared.serve("direct", Flaky())
     shared.serve("direct", Flaky())
     pool = shared.pool("direct", size=2)

@@ -11,7 +11,7 @@ from fluster.actors import AsyncActorPool, actor
 from fluster.cluster import AsyncCluster
 from fluster.errors import ActorNotFoundError, ActorTimeoutError, MailboxFullError, RemoteError
 from fluster_bus.roles import Role
-from tests.component.test_actors import TIMEOUT_S, Env, Gate, shared  # noqa: F401 - fixtures
+from tests.component.actor_env import TIMEOUT_S, Env, Gate
 
 
 @actor(mailbox_calls=3)
@@ -37,7 +37,7 @@ class Locked:
         raise LockedError("it holds a lock")
 
 
-def test_an_exception_that_cannot_be_pickled_arrives_as_text(shared: Env) -> None:  # noqa: F811
+def test_an_exception_that_cannot_be_pickled_arrives_as_text(shared: Env) -> None:
     shared.serve("locked", Locked())
     with pytest.raises(RemoteError, match="it holds a lock") as caught:
         shared.pool("locked").call().fail()
@@ -45,7 +45,7 @@ def test_an_exception_that_cannot_be_pickled_arrives_as_text(shared: Env) -> Non
     assert "in fail" in caught.value.traceback
 
 
-def test_calls_wait_for_room_where_that_is_asked_for(shared: Env) -> None:  # noqa: F811
+def test_calls_wait_for_room_where_that_is_asked_for(shared: Env) -> None:
     narrow = Narrow()
     shared.serve("waits", narrow)
     pool = shared.pool("waits")
@@ -62,7 +62,7 @@ def test_calls_wait_for_room_where_that_is_asked_for(shared: Env) -> None:  # no
     assert sorted(narrow.seen) == list(range(500))
 
 
-def test_the_room_that_other_clients_take_is_found_once_it_is_free(shared: Env) -> None:  # noqa: F811
+def test_the_room_that_other_clients_take_is_found_once_it_is_free(shared: Env) -> None:
     narrow = Narrow()
     shared.serve("others", narrow)
     theirs, ours = shared.pool("others"), shared.pool("others")
@@ -79,7 +79,7 @@ def test_the_room_that_other_clients_take_is_found_once_it_is_free(shared: Env) 
     assert narrow.seen == ["ours"]
 
 
-def test_a_call_waits_for_room_no_longer_than_its_deadline(shared: Env) -> None:  # noqa: F811
+def test_a_call_waits_for_room_no_longer_than_its_deadline(shared: Env) -> None:
     narrow = Narrow()
     shared.serve("impatient", narrow)
     pool = shared.pool("impatient")
@@ -93,7 +93,7 @@ def test_a_call_waits_for_room_no_longer_than_its_deadline(shared: Env) -> None:
     assert narrow.seen == ["then"]
 
 
-def test_a_call_that_waits_for_room_goes_to_whoever_has_some(shared: Env) -> None:  # noqa: F811
+def test_a_call_that_waits_for_room_goes_to_whoever_has_some(shared: Env) -> None:
     narrow, free = Narrow(), Narrow()
     shared.serve("either", narrow)
     shared.serve("either", free)
@@ -110,7 +110,7 @@ def test_a_call_that_waits_for_room_goes_to_whoever_has_some(shared: Env) -> Non
         future.result(TIMEOUT_S)
 
 
-def test_a_pool_that_is_shut_down_ends_the_calls_that_wait_for_room(shared: Env) -> None:  # noqa: F811
+def test_a_pool_that_is_shut_down_ends_the_calls_that_wait_for_room(shared: Env) -> None:
     narrow = Narrow()
     shared.serve("shut", narrow)
     pool = shared.pool("shut")
@@ -127,7 +127,7 @@ def test_a_pool_that_is_shut_down_ends_the_calls_that_wait_for_room(shared: Env)
 
 
 @pytest.mark.anyio
-async def test_the_awaited_pool_waits_for_room_as_well(shared: Env) -> None:  # noqa: F811
+async def test_the_awaited_pool_waits_for_room_as_well(shared: Env) -> None:
     narrow = Narrow()
     narrow.opened.set()
     shared.serve("awaited-room", narrow)

@@ -10,13 +10,13 @@ from fluster import ActorServer, Cluster
 from fluster_bus import subjects
 from fluster_bus.errors import NoRespondersError
 from fluster_bus.roles import Role
-from tests.component.test_actors import NAMESPACE, TIMEOUT_S, Calculator, Env, shared  # noqa: F401
+from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Calculator, Env
 from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize("lanes", ["on", "off"])
 def test_actors_end_with_the_cluster_over_which_they_are_served(
-    shared: Env,  # noqa: F811
+    shared: Env,
     monkeypatch: pytest.MonkeyPatch,
     lanes: str,
 ) -> None:

@@ -21,7 +21,7 @@ from fluster.errors import ActorDiedError, ActorTimeoutError, ConnectionLostErro
 from fluster_bus import subjects
 from fluster_bus.errors import ClosedError, ObjectTooLargeError
 from fluster_bus.roles import Role
-from tests.component.test_actors import NAMESPACE, TIMEOUT_S, Env, sharing_nothing
+from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Env, sharing_nothing
 from tests.waiting import wait_until
 
 WINDOW = 4

@@ -13,7 +13,7 @@ import pytest
 from fluster.actors import ActorServer, actor, every
 from fluster.actors.supervision import RestartBudget
 from fluster.errors import ActorDiedError, ActorFailedError, ActorGivenUpError
-from tests.component.test_actors import TIMEOUT_S, Env, Gate, shared  # noqa: F401 - fixtures
+from tests.component.actor_env import TIMEOUT_S, Env, Gate
 from tests.waiting import wait_until_async
 
 
@@ -118,7 +118,7 @@ KINDS = [Fragile, FragileAsync, FragileSideBySide]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_actor_starts_fails_is_made_anew_and_stops(shared: Env, kind: type[Fragile]) -> None:  # noqa: F811
+def test_an_actor_starts_fails_is_made_anew_and_stops(shared: Env, kind: type[Fragile]) -> None:
     served = Served(shared, f"life-of-{kind.__name__}", kind)
     pool, journal = served.pool, served.journal
     assert [pool.call().add(), pool.call().add()] == [1, 2]
@@ -133,7 +133,7 @@ def test_an_actor_starts_fails_is_made_anew_and_stops(shared: Env, kind: type[Fr
     assert journal.lines == [*again, "failed: bang", *again, "failed: no use", *again, "stopped"]
 
 
-def test_hooks_cannot_be_called_from_outside(shared: Env) -> None:  # noqa: F811
+def test_hooks_cannot_be_called_from_outside(shared: Env) -> None:
     served = Served(shared, "hooks")
     for hook in ("on_start", "on_stop", "on_failure"):
         with pytest.raises(AttributeError, match="no method"):
@@ -141,7 +141,7 @@ def test_hooks_cannot_be_called_from_outside(shared: Env) -> None:  # noqa: F811
     served.server.shutdown()
 
 
-def test_what_is_not_fatal_or_was_repaired_changes_nothing(shared: Env) -> None:  # noqa: F811
+def test_what_is_not_fatal_or_was_repaired_changes_nothing(shared: Env) -> None:
     served = Served(shared, "repaired")
     assert served.pool.call().add() == 1
     for _ in range(5):
@@ -154,7 +154,7 @@ def test_what_is_not_fatal_or_was_repaired_changes_nothing(shared: Env) -> None:
     served.server.shutdown()
 
 
-def test_calls_that_wait_run_on_the_next_instance(shared: Env) -> None:  # noqa: F811
+def test_calls_that_wait_run_on_the_next_instance(shared: Env) -> None:
     served = Served(shared, "waiting")
     assert served.pool.call().add() == 1
     failing = served.pool.submit().wait_and_fail()
@@ -167,7 +167,7 @@ def test_calls_that_wait_run_on_the_next_instance(shared: Env) -> None:  # noqa:
     served.server.shutdown()
 
 
-def test_two_failures_of_one_instance_are_one(shared: Env) -> None:  # noqa: F811
+def test_two_failures_of_one_instance_are_one(shared: Env) -> None:
     served = Served(shared, "two", FragileSideBySide)
     failing = [served.pool.submit().wait_and_fail() for _ in range(3)]
     for _ in failing:
@@ -180,7 +180,7 @@ def test_two_failures_of_one_instance_are_one(shared: Env) -> None:  # noqa: F81
     served.server.shutdown()
 
 
-def test_one_that_fails_too_often_is_given_up_and_tells_why(shared: Env) -> None:  # noqa: F811
+def test_one_that_fails_too_often_is_given_up_and_tells_why(shared: Env) -> None:
     served = Served(shared, "given-up")
     ended: list[Exception] = []
 
@@ -211,7 +211,7 @@ def test_one_that_fails_too_often_is_given_up_and_tells_why(shared: Env) -> None
     assert "stopped" not in served.journal.lines
 
 
-def test_without_a_factory_the_first_failure_is_the_last(shared: Env) -> None:  # noqa: F811
+def test_without_a_factory_the_first_failure_is_the_last(shared: Env) -> None:
     served = Served(shared, "no-factory", restartable=False)
     with pytest.raises(BrokenError):
         served.pool.call().fail("bang")
@@ -219,7 +219,7 @@ def test_without_a_factory_the_first_failure_is_the_last(shared: Env) -> None:  
         served.server.serve()
 
 
-def test_without_restarts_the_first_failure_is_the_last_too(shared: Env) -> None:  # noqa: F811
+def test_without_restarts_the_first_failure_is_the_last_too(shared: Env) -> None:
     class Plain:
         def fail(self) -> None:
             raise ActorFailedError("bang")
@@ -233,7 +233,7 @@ def test_without_restarts_the_first_failure_is_the_last_too(shared: Env) -> None
         server.serve()
 
 
-def test_a_constructor_that_fails_the_second_time_gives_the_actor_up(shared: Env) -> None:  # noqa: F811
+def test_a_constructor_that_fails_the_second_time_gives_the_actor_up(shared: Env) -> None:
     journal = Journal()
 
     @actor(max_restarts=5)
@@ -255,7 +255,7 @@ def test_a_constructor_that_fails_the_second_time_gives_the_actor_up(shared: Env
         server.serve()
 
 
-def test_what_on_start_raises_is_raised_where_it_is_served(shared: Env) -> None:  # noqa: F811
+def test_what_on_start_raises_is_raised_where_it_is_served(shared: Env) -> None:
     class Unwilling(Gate):
         def on_start(self) -> None:
             raise BrokenError("not today")
@@ -267,7 +267,7 @@ def test_what_on_start_raises_is_raised_where_it_is_served(shared: Env) -> None:
     server.shutdown()
 
 
-def test_a_timer_that_fails_has_the_actor_made_anew_and_goes_on_with_the_next(shared: Env) -> None:  # noqa: F811
+def test_a_timer_that_fails_has_the_actor_made_anew_and_goes_on_with_the_next(shared: Env) -> None:
     journal = Journal()
 
     @actor(max_restarts=1)
@@ -290,7 +290,7 @@ def test_a_timer_that_fails_has_the_actor_made_anew_and_goes_on_with_the_next(sh
     assert journal.lines[:4] == ["made", "tick of 1", "made", "tick of 2"]
 
 
-def test_hooks_that_fail_end_nothing_else(shared: Env, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
+def test_hooks_that_fail_end_nothing_else(shared: Env, caplog: pytest.LogCaptureFixture) -> None:
     class Careless(Fragile):
         def on_stop(self) -> None:
             raise BrokenError("stop")
@@ -307,7 +307,7 @@ def test_hooks_that_fail_end_nothing_else(shared: Env, caplog: pytest.LogCapture
     assert "on_stop of careless failed" in caplog.text
 
 
-def test_a_shutdown_does_not_wait_for_ever_for_on_stop(shared: Env, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_shutdown_does_not_wait_for_ever_for_on_stop(shared: Env, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fluster.actors.host.HOOK_TIMEOUT_S", 0.05)
     gate = Gate()
 
@@ -324,7 +324,7 @@ def test_a_shutdown_does_not_wait_for_ever_for_on_stop(shared: Env, monkeypatch:
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_an_on_failure_that_hangs_is_not_waited_for_for_ever(
-    shared: Env,  # noqa: F811
+    shared: Env,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     is_async: bool,

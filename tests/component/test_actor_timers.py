@@ -13,19 +13,9 @@ import pytest
 
 from fluster.actors import ActorContext, ActorServer, actor, every
 from fluster.errors import ActorFailedError
-from tests.component.test_actors import (
-    TIMEOUT_S,
-    Env,
-    Gate,
-    MemoryEnv,
-    either,
-    in_memory,
-    plain,
-    shared,
-)
+from tests.component.actor_env import TIMEOUT_S, Env, Gate, MemoryEnv
+from tests.component.test_actors import plain
 from tests.waiting import wait_until
-
-__all__ = ["either", "in_memory", "shared"]  # fixtures
 
 
 class Beating:

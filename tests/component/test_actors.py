@@ -10,9 +10,8 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import nats
@@ -20,7 +19,6 @@ import pytest
 from nats.aio.client import Client
 
 from fluster.actors import (
-    ActorContext,
     ActorPool,
     ActorServer,
     AsyncActorPool,
@@ -30,7 +28,6 @@ from fluster.actors import (
     method,
 )
 from fluster.cluster import AsyncCluster, Cluster
-from fluster.cluster.portal import Portal
 from fluster.errors import (
     ActorDiedError,
     ActorNotFoundError,
@@ -39,255 +36,12 @@ from fluster.errors import (
     MailboxFullError,
     RemoteError,
 )
-from fluster.testing import LocalActors
-from fluster_bus import arenas, codec, objects, payloads, subjects
-from fluster_bus.arena import Lent
+from fluster_bus import codec, subjects
 from fluster_bus.bus import Bus
-from fluster_bus.errors import ClosedError, ObjectTooLargeError, PayloadLostError, ServiceError
-from fluster_bus.messages import Done, Namespace
-from fluster_bus.references import Reference
+from fluster_bus.errors import ClosedError
 from fluster_bus.roles import Role
-from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import ensure_namespace
-from tests.component.arena_peer import Block
+from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Calculator, Env, Gate, MemoryEnv
 from tests.waiting import wait_until
-
-NAMESPACE = Namespace("default")
-TIMEOUT_S = 20.0
-
-
-class Proxy:
-    """A way to the server that can be cut, or held up, while others stay."""
-
-    def __init__(self, server_port: int) -> None:
-        self._server_port = server_port
-        self._listener: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._ways: set[asyncio.Task[None]] = set()
-        self._flows = asyncio.Event()
-        self._flows.set()
-
-    @classmethod
-    async def open(cls, server_port: int) -> Proxy:
-        proxy = cls(server_port)
-        proxy._listener = await asyncio.start_server(proxy._connect, "127.0.0.1")
-        return proxy
-
-    @property
-    def port(self) -> int:
-        assert self._listener is not None
-        port: int = self._listener.sockets[0].getsockname()[1]
-        return port
-
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
-        self._writers |= {writer, far_writer}
-        for way in (self._pass_on(reader, far_writer), self._pass_on(far_reader, writer)):
-            task = asyncio.create_task(way)
-            self._ways.add(task)
-            task.add_done_callback(self._ways.discard)
-
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
-            while data := await reader.read(65_536):
-                await self._flows.wait()
-                if writer.is_closing():  # it was cut meanwhile
-                    break
-                writer.write(data)
-        writer.close()
-
-    async def hold(self) -> None:
-        """Let nothing through until `release`; the connections stand."""
-        self._flows.clear()
-
-    async def release(self) -> None:
-        self._flows.set()
-
-    async def cut(self) -> None:
-        """End all connections; new ones are let through."""
-        for writer in self._writers:
-            writer.close()
-        self._writers.clear()
-
-    async def close(self) -> None:
-        assert self._listener is not None
-        self._flows.set()
-        self._listener.close()
-        await self.cut()
-        await asyncio.gather(*self._ways, return_exceptions=True)
-
-
-class Env:
-    """A server, somebody who makes the namespace, and clusters that are closed at the end."""
-
-    def __init__(self, store_dir: Path) -> None:
-        self._stack = contextlib.ExitStack()
-        self.server = self._stack.enter_context(EmbeddedServer(store_dir))
-        self.portal = Portal("controller")
-        self._stack.callback(self.portal.close)
-        bus = self.portal.run(self._controller)
-        self._stack.callback(self.portal.run, bus.close)
-
-    async def _controller(self) -> Bus:
-        bus = await Bus.connect(self.server.credentials(Role.SERVICE), name="controller")
-        await ensure_namespace(bus, NAMESPACE)
-
-        async def done(_request: Done, _subject: str) -> Done:
-            return Done()
-
-        await bus.serve(subjects.ensure_namespace(NAMESPACE), Done, done)
-        return bus
-
-    def cluster(self, role: Role = Role.OPERATOR) -> Cluster:
-        namespace = None if role is Role.OPERATOR else NAMESPACE
-        return self._stack.enter_context(Cluster(self.server.credentials(role, namespace)))
-
-    def proxy(self) -> Proxy:
-        proxy = self.portal.run(Proxy.open, self.server.port)
-        self._stack.callback(self.portal.run, proxy.close)
-        return proxy
-
-    def serve(self, name: str, *instances: object, cluster: Cluster | None = None) -> ActorServer:
-        server = ActorServer(cluster or self.cluster())
-        for instance in instances:
-            server.register(name, instance)
-        server.serve_background()
-        self._stack.callback(server.shutdown, 1.0)
-        return server
-
-    def pool(self, name: str, *, size: int = 1) -> ActorPool[Any]:
-        pool: ActorPool[Any] = ActorPool(self.cluster(), name)
-        pool.wait_for_size(size, timeout=TIMEOUT_S)
-        return pool
-
-    def pass_time(self, seconds: float) -> None:
-        """Let deadlines come, where somebody has to."""
-
-    def close(self) -> None:
-        self._stack.close()
-
-
-class MemoryEnv:
-    """The same in memory."""
-
-    def __init__(self) -> None:
-        self.actors = LocalActors()
-
-    def cluster(self) -> Cluster:
-        return self.actors.cluster
-
-    def serve(self, name: str, *instances: object) -> ActorServer:
-        server = ActorServer(self.actors.cluster, clock=self.actors.clock)
-        for instance in instances:
-            server.register(name, instance)
-        server.serve_background()
-        return server
-
-    def pool(self, name: str, *, size: int = 1) -> ActorPool[Any]:
-        pool = self.actors.pool(name)
-        pool.wait_for_size(size, timeout=TIMEOUT_S)
-        return pool
-
-    def pass_time(self, seconds: float) -> None:
-        self.actors.clock.advance(seconds, wait=False)
-
-    def close(self) -> None:
-        self.actors.close()
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Env]:
-    """For tests that leave the server alone; each uses names of its own."""
-    env = Env(tmp_path_factory.mktemp("store"))
-    yield env
-    env.close()
-
-
-@pytest.fixture(scope="module")
-def in_memory() -> Iterator[MemoryEnv]:
-    env = MemoryEnv()
-    yield env
-    env.close()
-
-
-@pytest.fixture(params=["shared", "in_memory"])
-def either(request: pytest.FixtureRequest) -> Env | MemoryEnv:
-    """For what holds for both."""
-    env: Env | MemoryEnv = request.getfixturevalue(request.param)
-    return env
-
-
-@pytest.fixture
-def env(tmp_path: Path) -> Iterator[Env]:
-    """For tests that stop the server."""
-    env = Env(tmp_path / "store")
-    yield env
-    env.close()
-
-
-class Calculator:
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    def add(self, a: int, b: int = 1) -> int:
-        """Add two numbers."""
-        return a + b
-
-    async def add_later(self, a: int, b: int) -> int:
-        await asyncio.sleep(0.001)
-        return a + b
-
-    def note(self, what: Any) -> None:
-        self.seen.append(what)
-
-    async def note_later(self, what: Any) -> None:
-        await asyncio.sleep(0)
-        self.seen.append(what)
-
-    def notes(self) -> list[Any]:
-        return self.seen
-
-    def where(self, ctx: ActorContext, what: str) -> tuple[str | None, str | None, float | None, str]:
-        return ctx.actor_name, ctx.method, ctx.deadline, what
-
-    def fail(self, error: BaseException) -> None:
-        raise error
-
-    def complain(self, text: Any) -> None:
-        raise ValueError(text)
-
-    def echo(self, data: Any) -> Any:
-        return data
-
-    def make(self, size: int) -> bytes:
-        return bytes(size)
-
-    def _hidden(self) -> None: ...
-
-
-class Gate:
-    """Its calls wait until the test lets them go."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Semaphore(0)
-        self.opened = threading.Event()
-        self.at_once = 0
-        self.most_at_once = 0
-        self._lock = threading.Lock()
-
-    def wait(self) -> str:
-        with self._lock:
-            self.at_once += 1
-            self.most_at_once = max(self.most_at_once, self.at_once)
-        self.entered.release()
-        assert self.opened.wait(TIMEOUT_S)
-        with self._lock:
-            self.at_once -= 1
-        return "went through"
-
-    def is_entered(self) -> None:
-        assert self.entered.acquire(timeout=TIMEOUT_S)
-
 
 # ---- what a call gives ----------------------------------------------------------------------------------
 
@@ -397,113 +151,6 @@ def test_a_fixed_resolver_goes_by_address(either: Env | MemoryEnv) -> None:
     assert FixedResolver({"there": [address]}, either.cluster()).lookup("there").size == 1
     with pytest.raises(ActorNotFoundError, match="no address was given for 'their'; did you mean 'there'"):
         resolver.lookup("their")
-
-
-@contextlib.contextmanager
-def sharing_nothing() -> Iterator[None]:
-    """As on another machine: what is made meanwhile can share no memory."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(arenas.SIZE_VARIABLE, "0")
-        patch.setattr(arenas, "_here", arenas._Here())
-        yield
-
-
-@pytest.fixture
-def no_arenas() -> Iterator[None]:
-    with sharing_nothing():
-        yield
-
-
-@pytest.mark.parametrize("size", [1_000_000, 20_000_000])
-def test_large_arguments_and_results_lie_in_memory_that_is_shared(either: Env | MemoryEnv, size: int) -> None:
-    name = f"roomy-{size}"
-    either.serve(name, Calculator(), Calculator())
-    pool = either.pool(name, size=2)
-    data = Block(b"x" * size)
-    results = [pool.call().echo(data), pool.submit().echo([data]).result(TIMEOUT_S)[0]]
-    results += pool.broadcast().echo(data).results(TIMEOUT_S)
-    assert [bytes(result.data) for result in results] == [data.data] * 4
-    assert all(result.data.readonly for result in results)
-    arena = arenas._here._own()
-    assert arena._lent
-    del results
-    wait_until(lambda: arena.tidy(time.monotonic()) and not arena._lent, describe=lambda: arena._lent)
-
-
-def test_receivers_elsewhere_get_the_bytes_themselves(shared: Env) -> None:
-    with sharing_nothing():
-        shared.serve("far", Calculator())
-    shared.serve("far", Calculator())
-    pool = shared.pool("far", size=2)
-    for size in (1_000_000, 20_000_000):
-        data = Block(b"x" * size)
-        results = [pool.call().echo(data) for _ in range(2)] + pool.broadcast().echo(data).results(TIMEOUT_S)
-        assert [bytes(result.data) for result in results] == [data.data] * 4
-    futures = [pool.submit().echo(bytes(1_000_000)) for _ in range(40)]  # joined they would be too large
-    assert [len(future.result(TIMEOUT_S)) for future in futures] == [1_000_000] * 40
-
-
-def test_callers_elsewhere_get_the_bytes_themselves(shared: Env) -> None:
-    shared.serve("near", Calculator())
-    with sharing_nothing():
-        pool = shared.pool("near")
-        for size in (1_000_000, 20_000_000):
-            assert len(pool.call().make(size)) == size
-
-
-def test_what_was_lost_with_its_sender_is_told(shared: Env) -> None:
-    shared.serve("losing", Calculator())
-    pool = shared.pool("losing")
-    lost = payloads.encode((bytes(1_000_000),))
-    assert isinstance(lost, Lent)
-    reference = Reference.decode(bytes(lost))
-    with pytest.raises(PayloadLostError, match=r"1,000,0\d\d bytes in the memory of process \d+ cannot be read"):
-        pool.asynchronous.submit_to(None, "echo", reference._replace(arena=bytes(16)).encode()).result(TIMEOUT_S)
-
-
-@pytest.mark.usefixtures("no_arenas")
-def test_what_no_message_can_carry_goes_by_the_object_store(shared: Env) -> None:
-    shared.serve("large", Calculator())
-    pool = ActorPool[Any](shared.cluster(Role.CLIENT), "large")
-    pool.wait_for_size(1)
-    assert pool.call().echo(b"x" * 4_000_000) == b"x" * 4_000_000
-    data = [b"a", b"x" * 9_000_000, b"b", b"y" * 20_000_000]
-    futures = [pool.submit().echo(each) for each in data]
-    assert [future.result(TIMEOUT_S) for future in futures] == data
-    assert pool.broadcast().echo(data[1]).results(TIMEOUT_S) == [data[1]]
-    assert len(pool.call().make(9_000_000)) == 9_000_000
-
-    async def awaited() -> bytes:  # on the very loop by which the answer arrives
-        result: bytes = await AsyncActorPool[Any](pool.asynchronous.cluster, "large").call().make(10_000_000)
-        return result
-
-    assert len(pool.portal.run(awaited)) == 10_000_000
-
-
-@pytest.mark.usefixtures("no_arenas")
-def test_what_is_too_large_to_be_stored_is_told(shared: Env, monkeypatch: pytest.MonkeyPatch) -> None:
-    shared.serve("enormous", Calculator())
-    pool = shared.pool("enormous")
-    monkeypatch.setattr(objects, "MAX_OBJECT_BYTES", 10_000_000)
-    futures = [pool.submit().echo(data) for data in (b"a", b"x" * 11_000_000, b"b")]
-    with pytest.raises(ObjectTooLargeError, match="over the limit of 10,000,000"):
-        futures[1].result(TIMEOUT_S)
-    assert [futures[0].result(TIMEOUT_S), futures[2].result(TIMEOUT_S)] == [b"a", b"b"]
-    with pytest.raises(ObjectTooLargeError) as caught:
-        pool.call().make(11_000_000)
-    assert any("the result has 11,0" in note for note in caught.value.__notes__)
-
-
-def test_a_json_result_is_told_when_it_is_too_large(shared: Env) -> None:
-    shared.serve("wordy", Calculator())
-    pool = shared.pool("wordy")
-
-    async def ask() -> None:
-        bus = pool.asynchronous.cluster.bus
-        await bus.request(subjects.actor_any(NAMESPACE, "wordy", "echo"), b'["%s"]' % (b"x" * 8_388_000))
-
-    with pytest.raises(ServiceError, match=r"the result of wordy\.echo has 8,388,014 bytes, over the server's limit"):
-        pool.portal.run(ask)
 
 
 # ---- one at a time, in order ----------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from fluster.actors.actor_lane import LANES_VARIABLE
-from tests.component.test_actors import *  # noqa: F403 - its tests and fixtures are this module's too
+from tests.component.test_actor_payloads import *  # noqa: F403 - its tests are this module's too
+from tests.component.test_actors import *  # noqa: F403
 
 
 @pytest.fixture(scope="module", autouse=True)

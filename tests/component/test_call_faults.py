@@ -13,9 +13,7 @@ from fluster.actors.calls import Broadcast, Call
 from fluster.actors.notices import Notices
 from fluster.actors.routing import Routing
 from fluster.errors import ActorError
-from tests.component.test_actors import TIMEOUT_S, Calculator, Env, Gate, MemoryEnv, either, in_memory, shared
-
-__all__ = ["either", "in_memory", "shared"]
+from tests.component.actor_env import TIMEOUT_S, Calculator, Env, Gate, MemoryEnv
 
 
 class FaultError(Exception):

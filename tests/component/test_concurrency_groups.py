@@ -12,7 +12,7 @@ import pytest
 from fluster.actors import actor, host, method
 from fluster.errors import MailboxFullError
 from fluster_bus import subjects
-from tests.component.test_actors import NAMESPACE, TIMEOUT_S, Env, Gate, shared  # noqa: F401 - fixtures
+from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Env, Gate
 
 
 @actor(concurrency_groups={"io": 2, "ordered": 1, "later": 3}, mailbox_calls=40)
@@ -61,7 +61,7 @@ class Grouped:
         return "usual"
 
 
-def test_a_group_runs_so_many_at_once_and_holds_up_no_other(shared: Env) -> None:  # noqa: F811
+def test_a_group_runs_so_many_at_once_and_holds_up_no_other(shared: Env) -> None:
     grouped = Grouped()
     shared.serve("grouped", grouped)
     pool = shared.pool("grouped")
@@ -81,7 +81,7 @@ def test_a_group_runs_so_many_at_once_and_holds_up_no_other(shared: Env) -> None
     assert grouped.io.most_at_once == 2
 
 
-def test_calls_of_a_group_of_one_run_in_the_order_sent(shared: Env) -> None:  # noqa: F811
+def test_calls_of_a_group_of_one_run_in_the_order_sent(shared: Env) -> None:
     grouped = Grouped()
     shared.serve("in-order", grouped)
     pool = shared.pool("in-order")
@@ -94,7 +94,7 @@ def test_calls_of_a_group_of_one_run_in_the_order_sent(shared: Env) -> None:  # 
     assert grouped.seen == list(range(300))
 
 
-def test_asynchronous_calls_of_a_group_are_bounded_as_well(shared: Env) -> None:  # noqa: F811
+def test_asynchronous_calls_of_a_group_are_bounded_as_well(shared: Env) -> None:
     grouped = Grouped()
     shared.serve("bounded", grouped)
     pool = shared.pool("bounded")
@@ -107,7 +107,7 @@ def test_asynchronous_calls_of_a_group_are_bounded_as_well(shared: Env) -> None:
     assert grouped.most_at_once == 3
 
 
-def test_each_group_has_a_mailbox_of_its_own(shared: Env) -> None:  # noqa: F811
+def test_each_group_has_a_mailbox_of_its_own(shared: Env) -> None:
     grouped = Grouped()
     shared.serve("mailboxes", grouped)
     pool = shared.pool("mailboxes")
@@ -119,7 +119,7 @@ def test_each_group_has_a_mailbox_of_its_own(shared: Env) -> None:  # noqa: F811
     assert {future.result(TIMEOUT_S) for future in filling} == {"went through"}
 
 
-def test_a_shutdown_finishes_all_groups(shared: Env) -> None:  # noqa: F811
+def test_a_shutdown_finishes_all_groups(shared: Env) -> None:
     grouped = Grouped()
     server = shared.serve("all-groups", grouped)
     pool = shared.pool("all-groups")
@@ -134,7 +134,7 @@ def test_a_shutdown_finishes_all_groups(shared: Env) -> None:  # noqa: F811
     assert [future.result(TIMEOUT_S) for future in futures] == ["went through", "went through", None]
 
 
-def test_a_group_that_the_class_does_not_have_is_refused(shared: Env) -> None:  # noqa: F811
+def test_a_group_that_the_class_does_not_have_is_refused(shared: Env) -> None:
     @actor(concurrency_groups={"io": 2})
     class Mistaken:
         @method(concurrency_group="oi")
@@ -172,7 +172,7 @@ class Blocking:
 
 
 def test_what_runs_holds_up_neither_the_connection_nor_the_lease(
-    shared: Env,  # noqa: F811
+    shared: Env,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(host, "LEASE_S", 0.15)

@@ -40,7 +40,7 @@ from fluster_bus.errors import DisconnectedError, MessageTooLargeError, ServiceE
 from fluster_bus.messages import HandledCalls
 from fluster_bus.roles import Role
 from fluster_bus.stored_calls import StoredCall, calls_feed, store_call
-from tests.component.test_actors import NAMESPACE, TIMEOUT_S, Env, Gate, env, shared  # noqa: F401 - fixtures
+from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Env, Gate
 from tests.waiting import wait_until, wait_until_async
 
 
@@ -159,7 +159,7 @@ def supersede(on: Env, name: str) -> None:
 # ---- calls ----------------------------------------------------------------------------------------------
 
 
-def test_calls_are_handled_in_order_by_blocking_and_awaited_callers(shared: Env) -> None:  # noqa: F811
+def test_calls_are_handled_in_order_by_blocking_and_awaited_callers(shared: Env) -> None:
     ran: list[Any] = []
     served = Served(shared, "ordered", ran)
     pool = pool_of(shared, "ordered")
@@ -179,7 +179,7 @@ def test_calls_are_handled_in_order_by_blocking_and_awaited_callers(shared: Env)
     served.end()
 
 
-def test_a_call_raises_what_its_method_raises_and_is_handled(shared: Env) -> None:  # noqa: F811
+def test_a_call_raises_what_its_method_raises_and_is_handled(shared: Env) -> None:
     served = Served(shared, "complaints", [])
     pool = pool_of(shared, "complaints")
     with pytest.raises(ValueError, match="as it pleases"):
@@ -188,7 +188,7 @@ def test_a_call_raises_what_its_method_raises_and_is_handled(shared: Env) -> Non
     served.end()
 
 
-def test_an_actor_that_would_wait_for_itself_is_told(shared: Env) -> None:  # noqa: F811
+def test_an_actor_that_would_wait_for_itself_is_told(shared: Env) -> None:
     @actor(durable=True)
     class Narcissus:
         def admire(self, ctx: ActorContext) -> str:
@@ -207,7 +207,7 @@ def test_an_actor_that_would_wait_for_itself_is_told(shared: Env) -> None:  # no
     server.shutdown()
 
 
-def test_a_method_s_timeout_holds_for_who_does_not_know_the_class(shared: Env) -> None:  # noqa: F811
+def test_a_method_s_timeout_holds_for_who_does_not_know_the_class(shared: Env) -> None:
     gate = Gate()
 
     @actor(durable=True)
@@ -224,7 +224,7 @@ def test_a_method_s_timeout_holds_for_who_does_not_know_the_class(shared: Env) -
 
 
 @pytest.mark.parametrize("knows_the_class", [True, False])
-def test_calls_wait_for_an_actor_that_is_away(shared: Env, knows_the_class: bool) -> None:  # noqa: F811
+def test_calls_wait_for_an_actor_that_is_away(shared: Env, knows_the_class: bool) -> None:
     name, ran = f"away-{knows_the_class}", list[Any]()
     Served(shared, name, ran).end()
     kind = Ledger if knows_the_class else None
@@ -236,7 +236,7 @@ def test_calls_wait_for_an_actor_that_is_away(shared: Env, knows_the_class: bool
     served.end()
 
 
-def test_a_pool_that_was_there_before_the_actor_stores_its_calls_too(shared: Env) -> None:  # noqa: F811
+def test_a_pool_that_was_there_before_the_actor_stores_its_calls_too(shared: Env) -> None:
     pool: ActorPool[Any] = ActorPool(shared.cluster(Role.CLIENT), "later")
     assert pool.size == 0
     served = Served(shared, "later", [])
@@ -247,7 +247,7 @@ def test_a_pool_that_was_there_before_the_actor_stores_its_calls_too(shared: Env
     served.end()
 
 
-def test_a_call_is_not_run_after_its_deadline(shared: Env) -> None:  # noqa: F811
+def test_a_call_is_not_run_after_its_deadline(shared: Env) -> None:
     ran: list[Any] = []
     Served(shared, "late", ran).end()
     pool = pool_of(shared, "late")
@@ -276,7 +276,7 @@ def change_stream(on: Env, **changes: Any) -> None:
     on_bus(on, change)
 
 
-def test_a_call_that_comes_twice_under_one_id_is_run_once(env: Env) -> None:  # noqa: F811
+def test_a_call_that_comes_twice_under_one_id_is_run_once(env: Env) -> None:
     change_stream(env, duplicate_window=0.1)  # of which the server remembers nothing when it comes again
     ran: list[Any] = []
     served = Served(env, "twice", ran)
@@ -302,7 +302,7 @@ def test_a_call_that_comes_twice_under_one_id_is_run_once(env: Env) -> None:  # 
     again.end()
 
 
-def test_a_message_that_is_no_call_is_passed_over(shared: Env) -> None:  # noqa: F811
+def test_a_message_that_is_no_call_is_passed_over(shared: Env) -> None:
     served = Served(shared, "garbled", [])
     pool = pool_of(shared, "garbled")
 
@@ -315,7 +315,7 @@ def test_a_message_that_is_no_call_is_passed_over(shared: Env) -> None:  # noqa:
     served.end()
 
 
-def test_what_a_durable_actor_refuses(shared: Env) -> None:  # noqa: F811
+def test_what_a_durable_actor_refuses(shared: Env) -> None:
     served = Served(shared, "refuses", [])
     pool = pool_of(shared, "refuses")
     with pytest.raises(TypeError, match="there is one of it"):
@@ -330,7 +330,7 @@ def test_what_a_durable_actor_refuses(shared: Env) -> None:  # noqa: F811
     served.end()
 
 
-def test_one_who_calls_it_directly_is_told(shared: Env) -> None:  # noqa: F811
+def test_one_who_calls_it_directly_is_told(shared: Env) -> None:
     served = Served(shared, "direct", [])
 
     async def ask(bus: Bus) -> None:
@@ -347,7 +347,7 @@ def test_one_who_calls_it_directly_is_told(shared: Env) -> None:  # noqa: F811
     served.end()
 
 
-def test_a_stream_that_is_full_refuses_calls(env: Env) -> None:  # noqa: F811
+def test_a_stream_that_is_full_refuses_calls(env: Env) -> None:
     Served(env, "full", []).end()
 
     change_stream(env, max_msgs_per_subject=2)
@@ -360,7 +360,7 @@ def test_a_stream_that_is_full_refuses_calls(env: Env) -> None:  # noqa: F811
     served.end()
 
 
-def test_large_answers_arrive(shared: Env) -> None:  # noqa: F811
+def test_large_answers_arrive(shared: Env) -> None:
     served = Served(shared, "large", [])
     assert pool_of(shared, "large").call().make(1 << 20) == bytes(1 << 20)
     served.end()
@@ -369,7 +369,7 @@ def test_large_answers_arrive(shared: Env) -> None:  # noqa: F811
 # ---- state ----------------------------------------------------------------------------------------------
 
 
-def test_state_goes_on_across_restarts(shared: Env) -> None:  # noqa: F811
+def test_state_goes_on_across_restarts(shared: Env) -> None:
     ran: list[Any] = []
     pool = pool_of(shared, "state")
     for number in range(3):
@@ -379,7 +379,7 @@ def test_state_goes_on_across_restarts(shared: Env) -> None:  # noqa: F811
     assert ran == ["started", 0, "restored", "started", 1, "restored", "started", 2]
 
 
-def test_an_instance_that_is_made_anew_is_restored(shared: Env) -> None:  # noqa: F811
+def test_an_instance_that_is_made_anew_is_restored(shared: Env) -> None:
     ran: list[Any] = []
     served = Served(shared, "anew", ran)
     pool = pool_of(shared, "anew")
@@ -391,7 +391,7 @@ def test_an_instance_that_is_made_anew_is_restored(shared: Env) -> None:  # noqa
     served.end()
 
 
-def test_asynchronous_methods_save_too(shared: Env) -> None:  # noqa: F811
+def test_asynchronous_methods_save_too(shared: Env) -> None:
     pool: ActorPool[Any] = ActorPool(shared.cluster(), "asynchronous", actor_class=AsyncLedger)
     for number in range(2):
         server = shared.serve("asynchronous", AsyncLedger())
@@ -399,7 +399,7 @@ def test_asynchronous_methods_save_too(shared: Env) -> None:  # noqa: F811
         server.shutdown()
 
 
-def test_a_call_that_saved_and_was_not_answered_is_told_and_not_run_again(shared: Env) -> None:  # noqa: F811
+def test_a_call_that_saved_and_was_not_answered_is_told_and_not_run_again(shared: Env) -> None:
     ran, gate = list[Any](), Gate()
     served = Served(shared, "unanswered", ran, gate)
     pool = pool_of(shared, "unanswered")
@@ -416,7 +416,7 @@ def test_a_call_that_saved_and_was_not_answered_is_told_and_not_run_again(shared
     again.end()
 
 
-def test_a_call_that_runs_when_its_server_ends_is_run_again_by_the_next(shared: Env) -> None:  # noqa: F811
+def test_a_call_that_runs_when_its_server_ends_is_run_again_by_the_next(shared: Env) -> None:
     ran, gate = list[Any](), Gate()
     served = Served(shared, "again", ran, gate)
     pool = pool_of(shared, "again")
@@ -431,7 +431,7 @@ def test_a_call_that_runs_when_its_server_ends_is_run_again_by_the_next(shared: 
     again.end()
 
 
-def test_what_a_call_saves_that_its_server_does_not_wait_for_is_not_done_again(shared: Env) -> None:  # noqa: F811
+def test_what_a_call_saves_that_its_server_does_not_wait_for_is_not_done_again(shared: Env) -> None:
     gate, saved = Gate(), threading.Event()
 
     @actor(durable=True)
@@ -468,7 +468,7 @@ def test_what_a_call_saves_that_its_server_does_not_wait_for_is_not_done_again(s
     again.shutdown()
 
 
-def test_a_superseded_instance_saves_nothing_and_answers_nothing(shared: Env) -> None:  # noqa: F811
+def test_a_superseded_instance_saves_nothing_and_answers_nothing(shared: Env) -> None:
     ran, gate = list[Any](), Gate()
     served = Served(shared, "superseded", ran, gate)
     pool = pool_of(shared, "superseded")
@@ -485,7 +485,7 @@ def test_a_superseded_instance_saves_nothing_and_answers_nothing(shared: Env) ->
     again.end()
 
 
-def test_saving_raises_in_a_superseded_instance(shared: Env) -> None:  # noqa: F811
+def test_saving_raises_in_a_superseded_instance(shared: Env) -> None:
     errors: list[Exception] = []
 
     @actor(durable=True)
@@ -509,7 +509,7 @@ def test_saving_raises_in_a_superseded_instance(shared: Env) -> None:  # noqa: F
     assert not future.done()
 
 
-def test_state_without_a_hook_to_take_it_is_told(shared: Env) -> None:  # noqa: F811
+def test_state_without_a_hook_to_take_it_is_told(shared: Env) -> None:
     @actor(durable=True)
     class Forgetful:
         def save(self, ctx: ActorContext) -> None:
@@ -522,7 +522,7 @@ def test_state_without_a_hook_to_take_it_is_told(shared: Env) -> None:  # noqa: 
     server.shutdown()
 
 
-def test_an_actor_that_is_not_durable_saves_nothing(shared: Env) -> None:  # noqa: F811
+def test_an_actor_that_is_not_durable_saves_nothing(shared: Env) -> None:
     class Plain:
         def save(self, ctx: ActorContext) -> None:
             ctx.save(1)
@@ -532,7 +532,7 @@ def test_an_actor_that_is_not_durable_saves_nothing(shared: Env) -> None:  # noq
         shared.pool("plain").call().save()
 
 
-def test_a_timer_may_save(shared: Env) -> None:  # noqa: F811
+def test_a_timer_may_save(shared: Env) -> None:
     saved = threading.Event()
 
     @actor(durable=True)
@@ -560,7 +560,7 @@ def test_a_timer_may_save(shared: Env) -> None:  # noqa: F811
 # ---- the stream -----------------------------------------------------------------------------------------
 
 
-def test_calls_go_on_when_the_server_was_away(env: Env) -> None:  # noqa: F811
+def test_calls_go_on_when_the_server_was_away(env: Env) -> None:
     served = Served(env, "restarted", [])
     pool = pool_of(env, "restarted")
     assert pool.call().add(1) == 1
@@ -571,7 +571,7 @@ def test_calls_go_on_when_the_server_was_away(env: Env) -> None:  # noqa: F811
     served.end()
 
 
-def test_a_call_whose_sending_was_lost_is_sent_again(env: Env) -> None:  # noqa: F811
+def test_a_call_whose_sending_was_lost_is_sent_again(env: Env) -> None:
     ran: list[Any] = []
     served, proxy = Served(env, "lost", ran), env.proxy()
     address = replace(env.cluster().asynchronous.bus.address, url=f"nats://127.0.0.1:{proxy.port}")
@@ -589,7 +589,7 @@ def test_a_call_whose_sending_was_lost_is_sent_again(env: Env) -> None:  # noqa:
 
 @pytest.mark.parametrize("cut", [True, False])
 def test_a_call_whose_acknowledgement_was_lost_is_run_once(
-    shared: Env,  # noqa: F811
+    shared: Env,
     monkeypatch: pytest.MonkeyPatch,
     cut: bool,
 ) -> None:
@@ -622,7 +622,7 @@ def test_a_call_whose_acknowledgement_was_lost_is_run_once(
     served.end()
 
 
-def test_a_caller_that_was_cut_off_is_told_and_its_call_is_run(env: Env) -> None:  # noqa: F811
+def test_a_caller_that_was_cut_off_is_told_and_its_call_is_run(env: Env) -> None:
     ran, gate = list[Any](), Gate()
     served, proxy = Served(env, "cut-off", ran, gate), env.proxy()
     address = replace(env.cluster().asynchronous.bus.address, url=f"nats://127.0.0.1:{proxy.port}")
@@ -640,7 +640,7 @@ def test_a_caller_that_was_cut_off_is_told_and_its_call_is_run(env: Env) -> None
     served.end()
 
 
-def test_calls_that_are_cancelled_or_whose_pool_is_closed_are_run(shared: Env) -> None:  # noqa: F811
+def test_calls_that_are_cancelled_or_whose_pool_is_closed_are_run(shared: Env) -> None:
     ran, gate = list[Any](), Gate()
     served = Served(shared, "left", ran, gate)
     pool = pool_of(shared, "left")
@@ -657,7 +657,7 @@ def test_calls_that_are_cancelled_or_whose_pool_is_closed_are_run(shared: Env) -
     served.end()
 
 
-def test_an_actor_that_is_given_up_leaves_its_calls_to_the_next(shared: Env) -> None:  # noqa: F811
+def test_an_actor_that_is_given_up_leaves_its_calls_to_the_next(shared: Env) -> None:
     ran: list[Any] = []
     cluster = shared.cluster(Role.JOB)
     server = ActorServer(cluster)
@@ -675,7 +675,7 @@ def test_an_actor_that_is_given_up_leaves_its_calls_to_the_next(shared: Env) -> 
     served.end()
 
 
-def test_a_call_is_run_once_when_the_bus_is_away_as_it_ends(env: Env) -> None:  # noqa: F811
+def test_a_call_is_run_once_when_the_bus_is_away_as_it_ends(env: Env) -> None:
     ran, gate = list[Any](), Gate()
     served = Served(env, "ends-alone", ran, gate)
     pool = pool_of(env, "ends-alone")

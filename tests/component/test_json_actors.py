@@ -26,7 +26,8 @@ from fluster_bus.delivery import Delivery
 from fluster_bus.errors import InvalidMessageError
 from fluster_bus.registry import Registry, new_endpoint_id
 from fluster_bus.roles import Role
-from tests.component.test_actors import NAMESPACE, TIMEOUT_S, Env, Gate, plain
+from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Env, Gate
+from tests.component.test_actors import plain
 
 exploded: list[str] = []
 

@@ -18,10 +18,8 @@ from fluster.cluster import Cluster
 from fluster.errors import ActorDiedError, ActorNotFoundError, ActorTimeoutError, ConnectionLostError, NotRunError
 from fluster_bus.errors import ClosedError
 from fluster_bus.roles import Role
-from tests.component.test_actors import TIMEOUT_S, Calculator, Env, Gate, env, shared
+from tests.component.actor_env import TIMEOUT_S, Calculator, Env, Gate
 from tests.waiting import wait_until
-
-__all__ = ["env", "shared"]
 
 
 class Both(Gate, Calculator):

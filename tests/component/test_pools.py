@@ -19,7 +19,7 @@ from fluster.errors import ActorNotFoundError, ActorTimeoutError, NotRunError
 from fluster.testing import LocalActors
 from fluster_bus.messages import EndpointId
 from fluster_bus.roles import Role
-from tests.component.test_actors import TIMEOUT_S, Env
+from tests.component.actor_env import TIMEOUT_S, Env
 
 
 class Number:

@@ -13,8 +13,8 @@ from fluster.cluster import Cluster, Ref
 from fluster.cluster import refs as refs_module
 from fluster_bus.errors import InvalidMessageError, PayloadLostError
 from fluster_bus.roles import Role
+from tests.component.actor_env import TIMEOUT_S, Env, sharing_nothing
 from tests.component.arena_peer import Block
-from tests.component.test_actors import TIMEOUT_S, Env, sharing_nothing
 from tests.waiting import wait_until
 
 SIZES = [10, 1_000_000, 20_000_000]  # in the Ref; in a message; by the object store, where no memory is shared

@@ -10,14 +10,7 @@ import pytest
 from fluster.actors import actor, method
 from fluster.actors.actor_lane import LANES_VARIABLE
 from fluster.errors import ActorDeadlockError, ActorTimeoutError
-from tests.component.test_actors import (  # noqa: F401 - fixtures
-    TIMEOUT_S,
-    Env,
-    MemoryEnv,
-    either,
-    in_memory,
-    shared,
-)
+from tests.component.actor_env import TIMEOUT_S, Env, MemoryEnv
 
 Either = Env | MemoryEnv
 
@@ -67,7 +60,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("use", CALLS.values(), ids=CALLS)
-def test_an_actor_that_would_wait_for_itself_is_told(either: Either, use: Callable[[Any], Any]) -> None:  # noqa: F811
+def test_an_actor_that_would_wait_for_itself_is_told(either: Either, use: Callable[[Any], Any]) -> None:
     pool = served(either, f"selfish-{[*CALLS.values()].index(use)}", Selfish())
     with pytest.raises(
         ActorDeadlockError, match=r"selfish-\d\.one was called by the actor itself, .*write self\.one\("
@@ -85,7 +78,7 @@ def test_also_without_lanes(tmp_path_factory: pytest.TempPathFactory, monkeypatc
     env.close()
 
 
-def test_calls_that_can_be_answered_are(either: Either) -> None:  # noqa: F811
+def test_calls_that_can_be_answered_are(either: Either) -> None:
     pool = served(either, "sociable", Selfish())
     assert pool.submit().ask(lambda own: own.call().beside()).result(TIMEOUT_S) == 3
     assert pool.submit().ask_beside(lambda own: own.call().one()).result(TIMEOUT_S) == 1
@@ -94,14 +87,14 @@ def test_calls_that_can_be_answered_are(either: Either) -> None:  # noqa: F811
     assert broad.submit().ask(CALLS["call"]).result(TIMEOUT_S) == 1
 
 
-def test_who_gave_a_timeout_gets_it(shared: Env) -> None:  # noqa: F811
+def test_who_gave_a_timeout_gets_it(shared: Env) -> None:
     pool = served(shared, "patient", Selfish())
     for use in (lambda own: own.call(timeout=0.2).one(), lambda own: own.call().limited()):
         with pytest.raises(ActorTimeoutError):
             pool.submit().ask(use).result(TIMEOUT_S)
 
 
-def test_others_of_the_pool_are_asked(shared: Env) -> None:  # noqa: F811
+def test_others_of_the_pool_are_asked(shared: Env) -> None:
     first, second = Selfish(), Selfish()
     shared.serve("two", first, second)
     first.pool = second.pool = shared.pool("two", size=2)

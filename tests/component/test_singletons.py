@@ -20,17 +20,7 @@ from fluster_bus.errors import CredentialsError
 from fluster_bus.messages import ActorSeat, EndpointId
 from fluster_bus.roles import Role
 from fluster_bus.streams import seats_table
-from tests.component.test_actors import (  # noqa: F401 - fixtures
-    NAMESPACE,
-    TIMEOUT_S,
-    Env,
-    Gate,
-    MemoryEnv,
-    either,
-    env,
-    in_memory,
-    shared,
-)
+from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Env, Gate, MemoryEnv
 from tests.waiting import wait_until
 
 LEASE_S = 0.6
@@ -66,7 +56,7 @@ def server_of(on: Env | MemoryEnv, name: str) -> ActorServer:
     return server
 
 
-def test_a_second_one_is_refused_and_told_who_is_the_first(either: Env | MemoryEnv) -> None:  # noqa: F811
+def test_a_second_one_is_refused_and_told_who_is_the_first(either: Env | MemoryEnv) -> None:
     first, second = server_of(either, "only"), server_of(either, "only")
     first.serve_background()
     with pytest.raises(ActorNameTakenError, match="'only' has one live instance only, and that is process"):
@@ -81,7 +71,7 @@ def test_a_second_one_is_refused_and_told_who_is_the_first(either: Env | MemoryE
     third.shutdown()
 
 
-def test_of_several_at_once_one_serves(shared: Env) -> None:  # noqa: F811
+def test_of_several_at_once_one_serves(shared: Env) -> None:
     servers = [server_of(shared, "rivals") for _ in range(4)]
     outcomes: list[object] = []
 
@@ -103,7 +93,7 @@ def test_of_several_at_once_one_serves(shared: Env) -> None:  # noqa: F811
         server.shutdown()
 
 
-def test_the_seat_of_one_that_did_not_start_is_free_again(shared: Env) -> None:  # noqa: F811
+def test_the_seat_of_one_that_did_not_start_is_free_again(shared: Env) -> None:
     server = ActorServer(shared.cluster())
     server.register("unstarted", Only())
     with pytest.raises(ValueError, match="no gate"):
@@ -132,7 +122,7 @@ def take_seat(on: Env, name: str, who: str = "somebody") -> None:
     _on_seats(on, take)
 
 
-def test_one_whose_seat_was_taken_ends_and_tells(shared: Env) -> None:  # noqa: F811
+def test_one_whose_seat_was_taken_ends_and_tells(shared: Env) -> None:
     server = server_of(shared, "taken")
     server.serve_background()
     pool = shared.pool("taken")
@@ -142,7 +132,7 @@ def test_one_whose_seat_was_taken_ends_and_tells(shared: Env) -> None:  # noqa: 
     wait_until(lambda: pool.size == 0)
 
 
-def test_the_seat_of_one_that_is_silent_is_taken_after_its_lease(shared: Env) -> None:  # noqa: F811
+def test_the_seat_of_one_that_is_silent_is_taken_after_its_lease(shared: Env) -> None:
     take_seat(shared, "silent")
     server = server_of(shared, "silent")
     server.serve_background()
@@ -150,7 +140,7 @@ def test_the_seat_of_one_that_is_silent_is_taken_after_its_lease(shared: Env) ->
     server.shutdown()
 
 
-def test_who_waits_for_one_that_is_silent_is_told_when_its_seat_is_taken(shared: Env) -> None:  # noqa: F811
+def test_who_waits_for_one_that_is_silent_is_told_when_its_seat_is_taken(shared: Env) -> None:
     take_seat(shared, "waited-for")
     gone = shared.cluster()
     endpoint = gone.asynchronous.new_endpoint("waited-for", "fluster.default.actors.waited-for.one.other")
@@ -164,7 +154,7 @@ def test_who_waits_for_one_that_is_silent_is_told_when_its_seat_is_taken(shared:
     server.shutdown()
 
 
-def test_a_seat_that_nobody_else_took_is_kept_after_an_interruption(env: Env) -> None:  # noqa: F811
+def test_a_seat_that_nobody_else_took_is_kept_after_an_interruption(env: Env) -> None:
     proxy = env.proxy()
     cluster = env.cluster()
     address = replace(cluster.asynchronous.bus.address, url=f"nats://127.0.0.1:{proxy.port}")
@@ -183,7 +173,7 @@ def test_a_seat_that_nobody_else_took_is_kept_after_an_interruption(env: Env) ->
         server.shutdown()
 
 
-def test_one_that_cannot_tell_that_it_lives_runs_and_answers_nothing(env: Env) -> None:  # noqa: F811
+def test_one_that_cannot_tell_that_it_lives_runs_and_answers_nothing(env: Env) -> None:
     """Its calls come over a lane, which stands; only the connection that renews its seat is held up."""
     proxy, gate = env.proxy(), Gate()
     cluster = env.cluster()
@@ -218,7 +208,7 @@ def test_one_that_cannot_tell_that_it_lives_runs_and_answers_nothing(env: Env) -
         successor.shutdown()
 
 
-def test_deploy_refuses_several(shared: Env) -> None:  # noqa: F811
+def test_deploy_refuses_several(shared: Env) -> None:
     with pytest.raises(ValueError, match="of which there is one"):
         deploy(shared.cluster(), Only, Gate(), replicas=2)
     with LocalActors() as actors, pytest.raises(ValueError, match="of which there is one"):
@@ -234,7 +224,7 @@ def test_one_in_memory_is_deployed(monkeypatch: pytest.MonkeyPatch) -> None:
             actors.deploy(Only, Gate())
 
 
-def test_an_instance_that_is_made_anew_keeps_the_seat(shared: Env) -> None:  # noqa: F811
+def test_an_instance_that_is_made_anew_keeps_the_seat(shared: Env) -> None:
     class BrokenError(Exception):
         pass
 
@@ -256,7 +246,7 @@ def test_an_instance_that_is_made_anew_keeps_the_seat(shared: Env) -> None:  # n
     server.shutdown()
 
 
-def test_who_may_not_take_seats_is_told(shared: Env) -> None:  # noqa: F811
+def test_who_may_not_take_seats_is_told(shared: Env) -> None:
     server = ActorServer(shared.cluster(Role.CLIENT))
     server.register("forbidden", Only(Gate()))
     with pytest.raises(CredentialsError, match="client_default"):
