@@ -3,6 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 from fluster.cluster import LocalCluster
+from tests.docker_engine import engine, own_engine  # noqa: F401 - fixtures
 from tests.system.processes import Family
 from tests.system.runtime_site import shared_template, site, templates  # noqa: F401 - fixtures
 

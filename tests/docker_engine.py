@@ -1,0 +1,214 @@
+"""A real Docker Engine for tests: one of our own on a socket of its own, or the one that FLUSTER_TEST_DOCKER_HOST names.
+
+Ours leaves the machine's network rules alone: its containers have the machine's network, or none.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import docker
+import psutil
+import pytest
+from docker.errors import DockerException
+
+from tests.docker_image import ImageError, cache_folder, image_name, root_tar
+from tests.waiting import wait_until
+
+HOST_VARIABLE = "FLUSTER_TEST_DOCKER_HOST"
+REQUIRE_VARIABLE = "FLUSTER_REQUIRE"  # names, divided by commas, of what must not be missing
+_PATIENCE_S = 30.0
+
+
+class EngineMissingError(RuntimeError):
+    """There is no engine here, and none can be started."""
+
+
+class Engine:
+    """An engine that answers at `host`, and the images that it has."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.client = docker.APIClient(host, version="auto", timeout=60)
+        self.image = image_name()
+        self.bare_image = f"{self.image}-bare"  # in which no python3 is found
+        self.other_python_image = f"{self.image}-other-python"  # Debian's own Python alone
+        self._import_images()
+
+    def _import_images(self) -> None:
+        have = {tag for image in self.client.images() for tag in image["RepoTags"] or ()}
+        if self.image not in have:
+            repository, _, tag = self.image.partition(":")
+            with root_tar().open("rb") as source:
+                self.client.import_image_from_data(
+                    source, repository=repository, tag=tag, changes=["ENV PATH=/usr/local/bin:/usr/bin:/bin"]
+                )
+        if self.bare_image not in have:
+            self._derive(self.bare_image, "ENV PATH=/usr/sbin")
+        if self.other_python_image not in have:
+            self._derive(self.other_python_image, "ENV PATH=/usr/bin:/bin")
+
+    def _derive(self, name: str, change: str) -> None:
+        repository, _, tag = name.partition(":")
+        made = self.client.create_container(self.image, "true")["Id"]
+        self.client.commit(made, repository, tag, changes=[change])
+        self.client.remove_container(made)
+
+    def containers(self, **labels: str) -> list[dict[str, Any]]:
+        """All with these labels, also those that have ended."""
+        wanted = [f"{name}={value}" for name, value in labels.items()]
+        found: list[dict[str, Any]] = self.client.containers(all=True, filters={"label": wanted})
+        return found
+
+
+class OwnEngine(Engine):
+    """One that this process has started, in `folder`, with its images in `data`; it can be stopped and started again."""
+
+    def __init__(self, folder: Path, data: Path) -> None:
+        self._folder = folder
+        self._data = data
+        self._log = (folder / "dockerd.log").open("ab")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket = folder / "s"
+        self.start()
+        try:
+            super().__init__(f"unix://{self._socket}")
+            self.remove_containers()  # of an earlier run that was killed
+        except BaseException:
+            self.stop()
+            raise
+
+    def start(self) -> None:
+        """Start it, and return when it answers. Raises EngineMissingError."""
+        folder = self._folder
+        words = ["dockerd", "--bridge=none", "--iptables=false", "--ip6tables=false", "--live-restore"]
+        words += [f"--data-root={self._data}", f"--exec-root={folder / 'exec'}", f"--pidfile={folder / 'pid'}"]
+        leash = ["setpriv", "--pdeathsig", "TERM", "--"]  # it ends with the tests, however they end
+        self._process = subprocess.Popen(
+            [*leash, *words, f"--host=unix://{self._socket}"],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        wait_until(self._answers_or_ended, _PATIENCE_S, self.last_words)
+        if self._process.poll() is not None:
+            raise EngineMissingError(f"dockerd ended: {self.last_words()}")
+
+    def _answers_or_ended(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            return True
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(5)
+            try:
+                connection.connect(str(self._socket))
+                connection.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
+                return b" 200 " in connection.recv(4096)
+            except OSError:
+                return False
+
+    def last_words(self) -> str:
+        return (self._folder / "dockerd.log").read_text(errors="replace")[-2_000:]
+
+    def stop(self) -> None:
+        """End it; containers go on."""
+        assert self._process is not None
+        self.client.close()  # or the connections that it keeps would be found unclosed one day
+        self._process.terminate()
+        self._process.wait(_PATIENCE_S)
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Have it stop answering."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
+    def remove_containers(self) -> None:
+        for container in self.client.containers(all=True):
+            self.client.remove_container(container["Id"], force=True)
+
+    def remove(self) -> None:
+        """End it and all that is left of it."""
+        self.remove_containers()
+        self.client.close()
+        self.stop()
+        self._log.close()
+        for mount in sorted((each.mountpoint for each in psutil.disk_partitions(all=True)), reverse=True):
+            if mount.startswith(f"{self._folder}/"):
+                subprocess.run(["umount", "--lazy", mount], check=False, capture_output=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def find_engine() -> Engine:
+    """An engine for tests; whoever asks calls `remove` of one that is our own. Raises EngineMissingError."""
+    host = os.environ.get(HOST_VARIABLE)
+    try:
+        if host:
+            return Engine(host)
+        missing = [name for name in ("dockerd", "containerd", "runc", "setpriv") if shutil.which(name) is None]
+        if missing:
+            raise EngineMissingError(f"no {missing[0]} here (`make docker` installs Debian's)")
+        if os.geteuid() != 0:
+            raise EngineMissingError(f"an engine of our own needs root; name one that runs: {HOST_VARIABLE}")
+        return _own_engine()
+    except (ImageError, DockerException, OSError) as error:
+        raise EngineMissingError(str(error)) from error
+
+
+def _kept_data() -> Path | None:
+    """Where an engine finds the images of the last time; None while another process uses that."""
+    lock = os.open(cache_folder() / "docker-data.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return cache_folder() / "docker-data"
+
+
+def _own_engine() -> OwnEngine:
+    folder = Path(tempfile.mkdtemp(prefix="fluster-engine-"))
+    try:
+        return OwnEngine(folder, _kept_data() or folder / "data")
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    """A Docker Engine; without one the test is skipped, or fails when FLUSTER_REQUIRE names docker."""
+    try:
+        found = find_engine()
+    except EngineMissingError as error:
+        if "docker" in os.environ.get(REQUIRE_VARIABLE, "").split(","):
+            pytest.fail(f"{REQUIRE_VARIABLE} wants docker: {error}", pytrace=False)
+        pytest.skip(f"CONTAINERS ARE NOT TESTED: {error}")
+    try:
+        yield found
+    finally:
+        if isinstance(found, OwnEngine):
+            found.remove()
+
+
+@pytest.fixture
+def own_engine(engine: Engine) -> OwnEngine:
+    """An engine that the test may stop and start."""
+    if not isinstance(engine, OwnEngine):
+        pytest.skip(f"the engine that {HOST_VARIABLE} names is not ours to stop")
+    return engine
