@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
+
+RuntimeName = Literal["process", "docker", "auto"]
 
 SUPERVISOR_MODULE = "fluster_services.supervisor"  # started by name: the services build on this package
 MAX_LOCAL_WORKERS, MAX_LOCAL_CONTROLLERS, MAX_PORT = 256, 16, 65_535
@@ -27,6 +29,9 @@ class LocalSetup:
     working_dir: str
     python_path: tuple[str, ...] = ()
     enforce_limits: bool = False
+    runtime: RuntimeName = "process"  # "auto": containers where a Docker engine answers
+    docker_host: str | None = None  # None: the machine's own
+    image: str | None = None  # of jobs that name none
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -54,6 +54,14 @@ def up(
     enforce_limits: Annotated[
         bool, typer.Option("--enforce-limits", help="Hold tasks to their CPUs and memory; needs cgroups.")
     ] = False,
+    runtime: Annotated[
+        Literal["process", "docker", "auto"],
+        typer.Option(help="Tasks run as processes, in containers, or in containers where a Docker engine answers."),
+    ] = "process",
+    docker_host: Annotated[
+        str | None, typer.Option(metavar="URL", help="Of the Docker engine; else DOCKER_HOST, or the machine's.")
+    ] = None,
+    image: Annotated[str | None, typer.Option(metavar="IMAGE", help="For tasks in containers that name none.")] = None,
     show_url: Annotated[
         bool, typer.Option("--show-url", help="Print the URL with its password, as the nats tool wants it.")
     ] = False,
@@ -82,6 +90,9 @@ def up(
             port=port,
             namespaces=namespaces[1:],
             enforce_limits=enforce_limits,
+            runtime=runtime,
+            docker_host=docker_host,
+            image=image,
         ) as cluster,
     ):
         file = cluster.store_dir / _ADDRESS_FILE

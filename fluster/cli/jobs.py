@@ -46,6 +46,10 @@ def submit(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="For the task's environment; may be given several times."),
     ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(metavar="IMAGE", help="The container image that it runs in, where workers have containers."),
+    ] = None,
     replicas: Annotated[int, typer.Option(min=1, help="How many tasks run the command.")] = 1,
     gang: Annotated[bool, typer.Option("--gang", help="Start all tasks together, or none.")] = False,
     retries: Annotated[int, typer.Option(min=0, help="How often a task that fails is tried again.")] = 0,
@@ -86,6 +90,7 @@ def submit(
         name,
         _resources(cpu, memory, gpu, label or []),
         env or [],
+        image,
         replicas=replicas,
         gang=gang,
         max_retries_failure=retries,
@@ -118,7 +123,12 @@ def submit(
 
 
 def _request(
-    command: list[str], name: str | None, resources: ResourceConfig, env: list[str], **fields: Any
+    command: list[str],
+    name: str | None,
+    resources: ResourceConfig,
+    env: list[str],
+    image: str | None = None,
+    **fields: Any,
 ) -> JobRequest:
     from fluster_bus.messages import Entrypoint, EnvironmentConfig, JobRequest
 
@@ -129,7 +139,7 @@ def _request(
         name=name or _name_of(command),
         entrypoint=Entrypoint(command=tuple(command)),
         resources=resources,
-        environment=EnvironmentConfig(env_vars=dict(assignment.split("=", 1) for assignment in env)),
+        environment=EnvironmentConfig(env_vars=dict(assignment.split("=", 1) for assignment in env), image=image),
         **fields,
     )
 

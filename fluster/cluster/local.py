@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from fluster.cluster.arguments import check_count
 from fluster.cluster.blocking import Cluster
@@ -27,6 +28,7 @@ from fluster.local_setup import (
     SUPERVISOR_MODULE,
     LocalSetup,
     LocalStarted,
+    RuntimeName,
 )
 from fluster_bus.messages import parse_size
 from fluster_bus.names import check_namespace
@@ -46,6 +48,10 @@ class LocalCluster(Cluster):
     and registry stay there, and the next LocalCluster with the same folder goes on with them. Of several `controllers` one
     leads and the others stand by.
 
+    With `runtime="docker"` each task runs in a container of the Docker engine at `docker_host` (`unix:///…`, by default
+    DOCKER_HOST, or the machine's own), in the `image` that its job names, or else in this one, by default
+    `python:3.12-slim` of the client's version of Python; "auto" does so where an engine answers.
+
     Raises ClusterStartError with the reason when it does not come up.
     """
 
@@ -61,6 +67,9 @@ class LocalCluster(Cluster):
         namespaces: Sequence[str] = (),
         controllers: int = 1,
         enforce_limits: bool = False,
+        runtime: RuntimeName = "process",
+        docker_host: str | None = None,
+        image: str | None = None,
     ) -> None:
         chosen = namespace or os.environ.get(NAMESPACE) or DEFAULT_NAMESPACE
         for name in (chosen, *namespaces):
@@ -70,6 +79,8 @@ class LocalCluster(Cluster):
         check_count("port", port, 0, "a port, or 0 for a free one", most=MAX_PORT)
         if cpu is not None and (isinstance(cpu, bool) or not isinstance(cpu, int | float) or not 0 < cpu < math.inf):
             raise ValueError(f"cpu={cpu!r}: give a number of CPUs above 0, which all workers have together")
+        if runtime not in get_args(RuntimeName):
+            raise ValueError(f"runtime={runtime!r} is not known: choose {', '.join(get_args(RuntimeName))}")
         setup = LocalSetup(
             namespaces=tuple(dict.fromkeys((chosen, *namespaces))),
             workers=workers,
@@ -79,6 +90,9 @@ class LocalCluster(Cluster):
             store_dir=str(Path(store_dir).absolute()) if store_dir is not None else None,
             port=port,
             enforce_limits=enforce_limits,
+            runtime=runtime,
+            docker_host=docker_host or os.environ.get("DOCKER_HOST"),
+            image=image,
             working_dir=str(Path.cwd()),
             python_path=tuple(str(Path(entry or ".").absolute()) for entry in sys.path),
         )

@@ -37,6 +37,7 @@ from fluster_services.worker.processes import set_process_name
 
 if TYPE_CHECKING:
     from fluster_bus.messages import Capacity, Namespace
+    from fluster_services.worker.container import ContainerSettings
 
 _START_TIMEOUT_S = 45.0
 _LEAVE_TIMEOUT_S = 5.0
@@ -194,6 +195,7 @@ class Supervisor:
         def body(ready_fd: int | None, owner_fd: int) -> None:
             from fluster_bus.messages import WorkerId
             from fluster_services.worker.__main__ import run_worker
+            from fluster_services.worker.chosen_runtime import choose_containers
             from fluster_services.worker.config import WorkerConfig
 
             config = WorkerConfig(
@@ -208,10 +210,19 @@ class Supervisor:
                 working_dir=Path(self.setup.working_dir),
                 python_path=self.setup.python_path,
                 enforce_limits="always" if self.setup.enforce_limits else "never",
+                containers=choose_containers(self.setup.runtime, self._containers()),
             )
             run_worker(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=self.store_dir / f"logs/{name}.log")
 
         return Daemon(name, body, may_leave=True)
+
+    def _containers(self) -> ContainerSettings:
+        from fluster_services.worker.container import ContainerSettings
+
+        default = ContainerSettings()
+        return ContainerSettings(
+            engine=self.setup.docker_host or default.engine, image=self.setup.image or default.image
+        )
 
     def _share(self) -> Capacity:
         from fluster_bus.messages import Capacity

@@ -355,6 +355,17 @@ def test_environments_are_checked(fields: dict[str, Any], message: str) -> None:
         EnvironmentConfig(**fields)
 
 
+@pytest.mark.parametrize("image", ["", " ", "a b", "-it", "x;y", "a\nb", "x" * 1_025])
+def test_what_names_no_image_is_refused(image: str) -> None:
+    with pytest.raises(ValidationError, match="image"):
+        EnvironmentConfig(image=image)
+
+
+@pytest.mark.parametrize("image", ["python:3.12-slim", "registry.example:5000/team/job@sha256:" + "0" * 64])
+def test_an_image_is_named_as_for_docker(image: str) -> None:
+    assert EnvironmentConfig(image=image).image == image
+
+
 def test_a_callable_tells_by_which_python_it_was_pickled() -> None:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert Entrypoint(callable=len, args=("x",)).python == version
@@ -363,13 +374,20 @@ def test_a_callable_tells_by_which_python_it_was_pickled() -> None:
 
 def test_create_environment_takes_what_environments_have() -> None:
     environment = create_environment(
-        workspace=".", pip_packages=["a", "b"], requirements="c", uv_lock=True, python="3.12", env_vars={"A": "1"}
+        workspace=".",
+        pip_packages=["a", "b"],
+        requirements="c",
+        uv_lock=True,
+        python="3.12",
+        image="debian:12",
+        env_vars={"A": "1"},
     )
     assert environment.model_dump(exclude={"env_vars"}) == {
         "workspace": ".",
         "bundle": None,
         "pip_packages": ("a", "b"),
         "requirements": "c",
+        "image": "debian:12",
         "uv_lock": True,
         "python": "3.12",
     }

@@ -5,7 +5,14 @@ import pytest
 from fluster.cluster import LocalCluster
 from tests.docker_engine import engine, own_engine  # noqa: F401 - fixtures
 from tests.system.processes import Family
-from tests.system.runtime_site import shared_template, site, templates  # noqa: F401 - fixtures
+from tests.system.runtime_site import (  # noqa: F401 - fixtures
+    any_site,
+    docker_site,
+    docker_template,
+    shared_template,
+    site,
+    templates,
+)
 
 
 @pytest.fixture(scope="session")

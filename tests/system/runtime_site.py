@@ -1,12 +1,13 @@
 """A place to run attempts in tests: a state folder, a template, a runtime over them, and the means to see that nothing is left."""
 
+import dataclasses
 import json
 import os
 import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,11 +19,15 @@ import pytest
 from anyio.abc import Process
 
 from fluster_services.worker.attempt_directory import ExitRecord, LaunchSpec, to_json
+from fluster_services.worker.container import STATE_LABEL, ContainerSettings
+from fluster_services.worker.docker_runtime import DockerRuntime
+from fluster_services.worker.engine import find_api_version
 from fluster_services.worker.process_runtime import ProcessRuntime
 from fluster_services.worker.process_task import ProcessTask
 from fluster_services.worker.runtime import Exited
 from fluster_services.worker.spool import SpoolRecord
 from fluster_services.worker.template import TemplateHandle
+from tests.docker_engine import Engine
 from tests.waiting import wait_until_async
 
 MARK = "FLUSTER_TEST_MARK"
@@ -30,22 +35,27 @@ PATIENCE_S = 30
 
 # An executed template, where a worker forks one: the test process may have threads.
 TEMPLATE = """
-import socket, sys
+import importlib, socket, sys
 import cloudpickle
+for name in sys.argv[3:]:
+    importlib.import_module(name)
 from fluster_services.worker.template import _Template
-_Template(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]) if len(sys.argv) > 2 else None).run()
+owner_fd = int(sys.argv[2])
+_Template(socket.socket(fileno=int(sys.argv[1])), owner_fd if owner_fd >= 0 else None).run()
 """
 
 WORKER = """
 import asyncio, json, sys
 from pathlib import Path
-from fluster_services.worker.attempt_directory import LaunchSpec
-from fluster_services.worker.process_runtime import ProcessRuntime
+from fluster_services.worker.attempt_directory import LaunchSpec, from_json
+from fluster_services.worker.container import ContainerSettings
 from fluster_services.worker.template import start_template
+from tests.system.runtime_site import make_runtime
 
 async def main(template):
-    runtime = ProcessRuntime(Path(sys.argv[1]), template)
-    spec = LaunchSpec(**json.loads(sys.argv[2]))
+    containers = json.loads(sys.argv[3])
+    runtime = make_runtime(Path(sys.argv[1]), template, containers and ContainerSettings(**containers))
+    spec = from_json(LaunchSpec, json.loads(sys.argv[2]))
     task = await runtime.start(spec)
     print(task.pid, flush=True)
     while True:
@@ -68,6 +78,15 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
+def make_runtime(
+    state_dir: Path, template: TemplateHandle, containers: ContainerSettings | None
+) -> ProcessRuntime | DockerRuntime:
+    processes = ProcessRuntime(state_dir, template)
+    if containers is None:
+        return processes
+    return DockerRuntime(processes, containers, find_api_version(containers.engine))
+
+
 class Worker(NamedTuple):
     process: Process
     spec: LaunchSpec
@@ -85,7 +104,8 @@ class Site:
     state_dir: Path
     mark: str
     template: TemplateHandle
-    runtime: ProcessRuntime
+    runtime: ProcessRuntime | DockerRuntime
+    containers: ContainerSettings | None = None
     workers: list[Process] = field(default_factory=list)
 
     def spec(self, key: str = "ns.job.0.1", **fields: Any) -> LaunchSpec:
@@ -108,7 +128,7 @@ class Site:
         await self.runtime.close()
         spec = self.spec(command=["sh", "-c", script], **fields)
         process = await anyio.open_process(
-            [sys.executable, "-c", WORKER, str(self.state_dir), json.dumps(to_json(spec))],
+            [sys.executable, "-c", WORKER, str(self.state_dir), json.dumps(to_json(spec)), self._containers_json()],
             env={**os.environ, MARK: self.mark, "PYTHONPATH": os.pathsep.join(sys.path)},
             stderr=None,
         )
@@ -117,9 +137,12 @@ class Site:
         with anyio.fail_after(PATIENCE_S):
             return Worker(process, spec, int(await process.stdout.receive()))
 
+    def _containers_json(self) -> str:
+        return json.dumps(self.containers and dataclasses.asdict(self.containers))
+
     async def adopt(self) -> ProcessTask:
         """The one task that the worker before left."""
-        self.runtime = ProcessRuntime(self.state_dir, self.template)
+        self.runtime = make_runtime(self.state_dir, self.template, self.containers)
         (task,) = await self.runtime.adopt()
         return task
 
@@ -133,10 +156,11 @@ class Templates:
     def __init__(self) -> None:
         self._started: list[tuple[TemplateHandle, subprocess.Popen[bytes]]] = []
 
-    def start(self, mark: str, owner_fd: int | None = None) -> TemplateHandle:
+    def start(self, mark: str, owner_fd: int | None = None, imports: Sequence[str] = ()) -> TemplateHandle:
         ours, theirs = socket.socketpair()
         fds = [theirs.fileno(), *([] if owner_fd is None else [owner_fd])]
-        command = [sys.executable, "-c", TEMPLATE, *map(str, fds)]
+        numbers = [theirs.fileno(), -1 if owner_fd is None else owner_fd]
+        command = [sys.executable, "-c", TEMPLATE, *map(str, numbers), *imports]
         environment = {**os.environ, MARK: mark, "PYTHONPATH": os.pathsep.join(sys.path)}
         process = subprocess.Popen(command, pass_fds=fds, env=environment)
         theirs.close()
@@ -168,9 +192,41 @@ async def site(tmp_path: Path, shared_template: tuple[TemplateHandle, str]) -> A
     template, mark = shared_template
     site = Site(tmp_path / "state", mark, template, ProcessRuntime(tmp_path / "state", template))
     yield site
+    await _close(site)
+
+
+@pytest.fixture(scope="module")
+def docker_template(templates: Templates) -> tuple[TemplateHandle, str]:
+    mark = uuid.uuid4().hex
+    return templates.start(mark, imports=["docker"]), mark
+
+
+@pytest.fixture
+async def docker_site(
+    tmp_path: Path, docker_template: tuple[TemplateHandle, str], engine: Engine
+) -> AsyncIterator[Site]:
+    """The same with containers."""
+    template, mark = docker_template
+    containers = ContainerSettings(engine=engine.host, image=engine.image)
+    state_dir = tmp_path / "state"
+    site = Site(state_dir, mark, template, make_runtime(state_dir, template, containers), containers)
+    yield site
+    await _close(site)
+    assert engine.containers(**{STATE_LABEL: str(state_dir)}) == []
+
+
+@pytest.fixture(params=["process", "docker"])
+def any_site(request: pytest.FixtureRequest) -> Site:
+    """A site of either kind: what is shown with it holds for every runtime."""
+    site: Site = request.getfixturevalue("site" if request.param == "process" else "docker_site")
+    return site
+
+
+async def _close(site: Site) -> None:
     for worker in site.workers:
         await worker.aclose()
-    for task in tuple(site.runtime._tasks):
+    processes = site.runtime if isinstance(site.runtime, ProcessRuntime) else site.runtime._processes
+    for task in tuple(processes._tasks):
         task.kill(0, "the test is over")
         await end_of(task)
         await task.forget()

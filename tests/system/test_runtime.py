@@ -53,8 +53,8 @@ class OddError(Exception):
         super().__init__(f"{one} is odd")
 
 
-async def test_a_callable_runs_and_its_output_is_there_when_its_end_is_told(site: Site) -> None:
-    task = await site.call(say, "one", "two")
+async def test_a_callable_runs_and_its_output_is_there_when_its_end_is_told(any_site: Site) -> None:
+    task = await any_site.call(say, "one", "two")
     record = await end_of(task)
     assert (record.exit_code, record.signal, record.reason, record.error) == (0, None, "exited", None)
     assert record.started_at is not None
@@ -64,16 +64,16 @@ async def test_a_callable_runs_and_its_output_is_there_when_its_end_is_told(site
     assert task.read_log()[1] == record.log_end
 
 
-async def test_an_exception_is_printed_and_can_be_raised_again(site: Site) -> None:
+async def test_an_exception_is_printed_and_can_be_raised_again(any_site: Site) -> None:
     def fail() -> None:
         raise ValueError("no such luck")
 
-    task = await site.call(fail)
+    task = await any_site.call(fail)
     record = await end_of(task)
     assert (record.exit_code, record.reason) == (1, "exited")
     assert record.error is not None
     assert (record.error.type, record.error.message) == ("ValueError", "no such luck")
-    assert 'raise ValueError("no such luck")' in record.error.traceback
+    assert "in fail\n" in record.error.traceback
     assert "task_process.py" not in record.error.traceback
     assert record.log_tail[-1] == "ValueError: no such luck"
     assert texts(task, "stderr") == record.log_tail
@@ -81,11 +81,11 @@ async def test_an_exception_is_printed_and_can_be_raised_again(site: Site) -> No
     assert isinstance(pickle.loads(base64.b64decode(record.error.pickled)), ValueError)
 
 
-async def test_an_exception_that_cannot_be_made_again_comes_as_text(site: Site) -> None:
+async def test_an_exception_that_cannot_be_made_again_comes_as_text(any_site: Site) -> None:
     def fail() -> None:
         raise OddError(1, 2)
 
-    record = await end_of(await site.call(fail))
+    record = await end_of(await any_site.call(fail))
     assert record.error is not None
     assert record.error.message == "1 is odd"
     assert record.error.pickled is None
@@ -95,21 +95,21 @@ async def test_an_exception_that_cannot_be_made_again_comes_as_text(site: Site) 
     ("argument", "exit_code", "stderr"), [(3, 3, []), (None, 0, []), ("good bye", 1, ["good bye"]), (-2, 254, [])]
 )
 async def test_sys_exit_means_what_it_means_in_a_program(
-    site: Site, argument: object, exit_code: int, stderr: list[str]
+    any_site: Site, argument: object, exit_code: int, stderr: list[str]
 ) -> None:
-    task = await site.call(sys.exit, argument)
+    task = await any_site.call(sys.exit, argument)
     record = await end_of(task)
     assert (record.exit_code, record.error) == (exit_code, None)
     assert texts(task, "stderr") == stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV, signal.SIGTERM, signal.SIGINT])
-async def test_death_by_signal_is_told_as_such(site: Site, number: signal.Signals) -> None:
+async def test_death_by_signal_is_told_as_such(any_site: Site, number: signal.Signals) -> None:
     def die(number: int) -> None:
         print("before")
         os.kill(os.getpid(), number)
 
-    task = await site.call(die, int(number))
+    task = await any_site.call(die, int(number))
     record = await end_of(task)
     assert (record.exit_code, record.signal, record.reason) == (None, number, "exited")
     assert texts(task) == ["before"]
@@ -149,19 +149,19 @@ async def test_a_callable_finds_a_fresh_process(site: Site, tmp_path: Path) -> N
     ]
 
 
-async def test_random_numbers_differ_from_task_to_task(site: Site) -> None:
+async def test_random_numbers_differ_from_task_to_task(any_site: Site) -> None:
     def draw() -> None:
         import random
 
         print(random.random())
 
-    tasks = [await site.call(draw, key=f"ns.job.{index}.1") for index in range(3)]
+    tasks = [await any_site.call(draw, key=f"ns.job.{index}.1") for index in range(3)]
     for task in tasks:
         await end_of(task)
     assert len({texts(task)[0] for task in tasks}) == 3
 
 
-async def test_threads_are_waited_for_and_exit_handlers_run(site: Site) -> None:
+async def test_threads_are_waited_for_and_exit_handlers_run(any_site: Site) -> None:
     def leave_a_thread() -> None:
         import atexit
 
@@ -176,14 +176,14 @@ async def test_threads_are_waited_for_and_exit_handlers_run(site: Site) -> None:
         print("main")
         gate.set()
 
-    task = await site.call(leave_a_thread)
+    task = await any_site.call(leave_a_thread)
     assert (await end_of(task)).exit_code == 0
     assert sorted(texts(task)) == ["handler", "main", "thread"]
     assert texts(task)[-1] == "handler"
 
 
-async def test_a_payload_that_cannot_be_unpickled_fails_like_the_callable(site: Site) -> None:
-    task = await site.runtime.start(site.spec(), b"nonsense")
+async def test_a_payload_that_cannot_be_unpickled_fails_like_the_callable(any_site: Site) -> None:
+    task = await any_site.runtime.start(any_site.spec(), b"nonsense")
     record = await end_of(task)
     assert record.exit_code == 1
     assert record.error is not None
@@ -261,32 +261,34 @@ async def test_a_command_that_cannot_be_started_says_why(
     assert message in record.log_tail[0]
 
 
-async def test_the_last_lines_of_the_log_are_in_the_record(site: Site) -> None:
-    task = await site.command("sh", "-c", "for n in $(seq 100); do echo line $n >&2; done; exit 5")
+async def test_the_last_lines_of_the_log_are_in_the_record(any_site: Site) -> None:
+    task = await any_site.command("sh", "-c", "for n in $(seq 100); do echo line $n >&2; done; exit 5")
     record = await end_of(task)
     assert record.exit_code == 5
     assert record.log_tail == [f"line {number}" for number in range(81, 101)]
     assert len(texts(task, "stderr")) == 100
 
 
-async def test_a_spec_that_names_nothing_to_run_is_refused(site: Site) -> None:
+async def test_a_spec_that_names_nothing_to_run_is_refused(any_site: Site) -> None:
     with pytest.raises(LaunchError, match=r"ns\.job\.0\.1 has nothing to run"):
-        await site.runtime.start(site.spec())
+        await any_site.runtime.start(any_site.spec())
 
 
 # Ends that are asked for
 
 
-async def test_who_ignores_sigterm_is_killed_after_the_grace(site: Site) -> None:
-    task = await site.command("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done")
+async def test_who_ignores_sigterm_is_killed_after_the_grace(any_site: Site) -> None:
+    task = await any_site.command("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done")
     await wait_for_line(task, "ready")
     task.kill(0.3, "enough")
     record = await end_of(task)
     assert (record.exit_code, record.signal, record.reason, record.kill_reason) == (None, 9, "killed", "enough")
 
 
-async def test_who_heeds_sigterm_has_the_time_it_needs(site: Site) -> None:
-    task = await site.command("sh", "-c", "trap 'echo saving; exit 7' TERM; echo ready; while :; do sleep 0.1; done")
+async def test_who_heeds_sigterm_has_the_time_it_needs(any_site: Site) -> None:
+    task = await any_site.command(
+        "sh", "-c", "trap 'echo saving; exit 7' TERM; echo ready; while :; do sleep 0.1; done"
+    )
     await wait_for_line(task, "ready")
     task.kill(PATIENCE_S, "enough")
     record = await end_of(task)
@@ -304,16 +306,16 @@ async def test_the_grace_is_for_the_children_too(site: Site) -> None:
     assert texts(task) == ["ready", "saved"]
 
 
-async def test_a_kill_right_after_the_start_is_not_lost(site: Site) -> None:
+async def test_a_kill_right_after_the_start_is_not_lost(any_site: Site) -> None:
     for number in range(10):
-        task = await site.command("sleep", "1000", key=f"ns.job.{number}.1")
+        task = await any_site.command("sleep", "1000", key=f"ns.job.{number}.1")
         task.kill(PATIENCE_S, "changed my mind")
         record = await end_of(task)
         assert (record.signal, record.reason) == (signal.SIGTERM, "killed")
 
 
-async def test_a_stopped_task_can_be_killed(site: Site) -> None:
-    task = await site.command("sh", "-c", "echo ready; kill -STOP $$; sleep 1000")
+async def test_a_stopped_task_can_be_killed(any_site: Site) -> None:
+    task = await any_site.command("sh", "-c", "echo ready; kill -STOP $$; sleep 1000")
     await wait_for_line(task, "ready")
     task.kill(PATIENCE_S, "stuck")
     assert (await end_of(task)).signal == signal.SIGTERM
@@ -355,8 +357,8 @@ async def test_a_grandchild_in_its_own_session_ends_with_the_task(site: Site, is
 # Fences
 
 
-async def test_a_lease_that_is_not_renewed_ends_the_task(site: Site) -> None:
-    record = await end_of(await site.command("sleep", "1000", fence_after_s=0.3))
+async def test_a_lease_that_is_not_renewed_ends_the_task(any_site: Site) -> None:
+    record = await end_of(await any_site.command("sleep", "1000", fence_after_s=0.3))
     assert (record.signal, record.reason) == (signal.SIGTERM, "fenced")
 
 
@@ -370,21 +372,21 @@ async def test_what_is_started_after_its_lease_does_not_run(site: Site, tmp_path
     assert (await end_of(task)).reason == "fenced"
 
 
-async def test_a_renewed_lease_lets_it_run(site: Site) -> None:
-    task = await site.command("sleep", "0.8", fence_after_s=0.5)
+async def test_a_renewed_lease_lets_it_run(any_site: Site) -> None:
+    task = await any_site.command("sleep", "0.8", fence_after_s=0.5)
     task.renew(PATIENCE_S)
     record = await end_of(task)
     assert (record.exit_code, record.reason) == (0, "exited")
 
 
-async def test_a_lease_can_be_lifted(site: Site) -> None:
-    task = await site.command("sleep", "0.8", fence_after_s=0.5)
+async def test_a_lease_can_be_lifted(any_site: Site) -> None:
+    task = await any_site.command("sleep", "0.8", fence_after_s=0.5)
     task.renew(None)
     assert (await end_of(task)).reason == "exited"
 
 
-async def test_a_renewal_that_lay_about_renews_nothing(site: Site) -> None:
-    task = await site.command("sleep", "1000", fence_after_s=PATIENCE_S)
+async def test_a_renewal_that_lay_about_renews_nothing(any_site: Site) -> None:
+    task = await any_site.command("sleep", "1000", fence_after_s=PATIENCE_S)
     task._send({"renew": 5, "sent_at": time.monotonic() - 6})
     assert (await end_of(task)).reason == "fenced"
 
@@ -392,12 +394,12 @@ async def test_a_renewal_that_lay_about_renews_nothing(site: Site) -> None:
 # The output
 
 
-async def test_a_line_without_end_is_cut_and_does_not_pile_up(site: Site) -> None:
+async def test_a_line_without_end_is_cut_and_does_not_pile_up(any_site: Site) -> None:
     def flood() -> None:
         for _ in range(50):
             os.write(1, b"x" * 1_000_000)
 
-    task = await site.call(flood)
+    task = await any_site.call(flood)
     assert task.pid is not None
     keeper = psutil.Process(task.pid).parent()
     assert keeper is not None
@@ -409,31 +411,31 @@ async def test_a_line_without_end_is_cut_and_does_not_pile_up(site: Site) -> Non
     assert max(len(each.text) for each in records) == 64 * 1024
     assert record.dropped_bytes == 0
     peak_kib = peak_memory_kib(keeper.pid)
-    template_kib = psutil.Process(site.template.pid).memory_info().rss // 1024
+    template_kib = psutil.Process(any_site.template.pid).memory_info().rss // 1024
     assert peak_kib < template_kib + 8 * 1024
 
 
-async def test_200_000_lines(site: Site) -> None:
+async def test_200_000_lines(any_site: Site) -> None:
     def count() -> None:
         sys.stdout.write("".join(f"line {number} of a chatty program\n" for number in range(200_000)))
 
-    task = await site.call(count)
+    task = await any_site.call(count)
     record = await end_of(task)
     assert texts(task) == [f"line {number} of a chatty program" for number in range(200_000)]
     assert record.dropped_bytes == 0
 
 
-async def test_odd_bytes_do_no_harm(site: Site) -> None:
+async def test_odd_bytes_do_no_harm(any_site: Site) -> None:
     def mumble() -> None:
         os.write(1, b"\xff\xfe broken\n\x1b[2J\x00\nno newline at the end")
 
-    task = await site.call(mumble)
+    task = await any_site.call(mumble)
     await end_of(task)
     assert texts(task) == ["\ufffd\ufffd broken", "\x1b[2J\x00", "no newline at the end"]
 
 
-async def test_what_is_above_the_cap_is_dropped_and_said(site: Site) -> None:
-    task = await site.command(
+async def test_what_is_above_the_cap_is_dropped_and_said(any_site: Site) -> None:
+    task = await any_site.command(
         "sh", "-c", "for n in $(seq 1000); do echo line $n; done; echo fine >&2", max_log_bytes=999
     )
     record = await end_of(task)
@@ -455,12 +457,12 @@ async def test_a_worker_that_does_not_read_holds_nothing_up(site: Site) -> None:
 # The bookkeeping
 
 
-async def test_a_key_is_started_once(site: Site) -> None:
+async def test_a_key_is_started_once(any_site: Site) -> None:
     results: list[str] = []
 
     async def start() -> None:
         try:
-            await site.command("sleep", "1000")
+            await any_site.command("sleep", "1000")
             results.append("started")
         except AlreadyStartedError as error:
             results.append(str(error))
@@ -472,28 +474,28 @@ async def test_a_key_is_started_once(site: Site) -> None:
     assert results.count("started") == 1
 
 
-async def test_a_forgotten_key_can_be_started_again(site: Site) -> None:
+async def test_a_forgotten_key_can_be_started_again(any_site: Site) -> None:
     for _ in range(2):
-        task = await site.command("true")
+        task = await any_site.command("true")
         await end_of(task)
         await task.forget()
         with pytest.raises(FileNotFoundError):
             task.read_log()
 
 
-async def test_what_runs_is_not_forgotten(site: Site) -> None:
-    task = await site.command("sleep", "1000")
+async def test_what_runs_is_not_forgotten(any_site: Site) -> None:
+    task = await any_site.command("sleep", "1000")
     with pytest.raises(RuntimeError, match="cannot be forgotten yet"):
         await task.forget()
 
 
-async def test_files_are_private(site: Site) -> None:
-    task = await site.call(say, "secret")
+async def test_files_are_private(any_site: Site) -> None:
+    task = await any_site.call(say, "secret")
     await end_of(task)
-    (directory,) = (path for path in site.state_dir.iterdir() if path.is_dir())
+    (directory,) = (path for path in any_site.state_dir.iterdir() if path.is_dir())
     assert directory.stat().st_mode & 0o777 == 0o700
     assert {path.name for path in directory.iterdir() if path.is_file() and path.stat().st_mode & 0o077} == set()
-    assert site.state_dir.stat().st_mode & 0o777 == 0o700
+    assert any_site.state_dir.stat().st_mode & 0o777 == 0o700
 
 
 async def test_a_second_runtime_over_the_same_state_is_refused(site: Site) -> None:

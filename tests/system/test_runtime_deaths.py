@@ -21,8 +21,8 @@ from tests.waiting import wait_until_async
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_killed_keeper_takes_its_task_along(site: Site) -> None:
-    task = await site.command("sh", "-c", "sleep 1000 & setsid sleep 1000 & echo ready; wait", env={"A": "1"})
+async def test_a_killed_keeper_takes_its_task_along(any_site: Site) -> None:
+    task = await any_site.command("sh", "-c", "sleep 1000 & setsid sleep 1000 & echo ready; wait", env={"A": "1"})
     await wait_for_line(task, "ready")
     assert task.pid is not None
     keeper = psutil.Process(task.pid).parent()
@@ -33,7 +33,7 @@ async def test_a_killed_keeper_takes_its_task_along(site: Site) -> None:
     assert record.error is not None
     assert "the keeper of this attempt died" in record.error.message
     assert texts(task) == ["ready"]
-    assert site.processes() == []
+    await any_site.wait_all_gone()
 
 
 async def test_a_dead_template_is_named_with_the_remedy(tmp_path: Path, templates: Templates) -> None:
@@ -93,48 +93,48 @@ async def test_a_restarted_worker_adopts_what_runs(site: Site, tmp_path: Path) -
     assert (tmp_path / "runs").read_text() == "one\n"
 
 
-async def test_a_restarted_worker_hears_what_ended_meanwhile(site: Site) -> None:
-    worker = await site.start_worker("echo done; sleep 0.2; exit 4", keep_s=0)
+async def test_a_restarted_worker_hears_what_ended_meanwhile(any_site: Site) -> None:
+    worker = await any_site.start_worker("echo done; sleep 0.2; exit 4", keep_s=0)
     await worker.kill()
-    await wait_until_async(lambda: not site.processes(), PATIENCE_S)  # its keeper is gone, too
-    task = await site.adopt()
+    await wait_until_async(lambda: not any_site.processes(), PATIENCE_S)  # its keeper is gone, too
+    task = await any_site.adopt()
     record = await end_of(task)
     assert (record.exit_code, record.reason) == (4, "exited")
     assert texts(task) == ["done"]
 
 
-async def test_a_restarted_worker_hears_it_from_the_keeper_that_waits(site: Site) -> None:
-    worker = await site.start_worker("exit 4")
+async def test_a_restarted_worker_hears_it_from_the_keeper_that_waits(any_site: Site) -> None:
+    worker = await any_site.start_worker("exit 4")
     await worker.kill()
-    task = await site.adopt()
+    task = await any_site.adopt()
     assert (await end_of(task)).exit_code == 4
 
 
-async def test_a_restarted_worker_finds_the_keeper_dead(site: Site) -> None:
-    worker = await site.start_worker("setsid sleep 1000 & echo ready; wait")
+async def test_a_restarted_worker_finds_the_keeper_dead(any_site: Site) -> None:
+    worker = await any_site.start_worker("setsid sleep 1000 & echo ready; wait")
     keeper = psutil.Process(worker.task_pid).parent()
     assert keeper is not None
     await worker.kill()
     keeper.kill()
-    task = await site.adopt()
+    task = await any_site.adopt()
     assert (await end_of(task)).reason == "keeper_died"
-    await wait_until_async(lambda: "fluster-templ" not in [each.name() for each in site.processes()], PATIENCE_S)
-    assert site.processes() == []
+    await wait_until_async(lambda: "fluster-templ" not in [each.name() for each in any_site.processes()], PATIENCE_S)
+    await any_site.wait_all_gone()
 
 
-async def test_a_killed_worker_does_not_keep_the_fence_from_falling(site: Site) -> None:
-    worker = await site.start_worker("sleep 1000", fence_after_s=0.5)
+async def test_a_killed_worker_does_not_keep_the_fence_from_falling(any_site: Site) -> None:
+    worker = await any_site.start_worker("sleep 1000", fence_after_s=0.5)
     await worker.kill()
-    task = await site.adopt()
+    task = await any_site.adopt()
     assert (await end_of(task)).reason == "fenced"
 
 
-async def test_a_stopped_worker_does_not_keep_the_fence_from_falling(site: Site) -> None:
-    worker = await site.start_worker("sleep 1000", fence_after_s=0.5)
+async def test_a_stopped_worker_does_not_keep_the_fence_from_falling(any_site: Site) -> None:
+    worker = await any_site.start_worker("sleep 1000", fence_after_s=0.5)
     worker.process.send_signal(signal.SIGSTOP)
     await wait_until_async(lambda: not psutil.pid_exists(worker.task_pid), PATIENCE_S)
     await worker.kill()
-    task = await site.adopt()
+    task = await any_site.adopt()
     assert (await end_of(task)).reason == "fenced"
 
 
@@ -148,13 +148,13 @@ async def test_what_was_being_prepared_was_never_started(site: Site, tmp_path: P
     assert not draft.exists()
 
 
-async def test_a_closed_runtime_leaves_its_tasks_alone(site: Site) -> None:
-    first = await site.command("sleep", "1000")
-    await site.runtime.close()
+async def test_a_closed_runtime_leaves_its_tasks_alone(any_site: Site) -> None:
+    first = await any_site.command("sleep", "1000")
+    await any_site.runtime.close()
     assert [event async for event in first.events()] == []
     with pytest.raises(RuntimeError, match="is closed"):
-        await site.command("true", key="ns.job.1.1")
-    task = await site.adopt()
+        await any_site.command("true", key="ns.job.1.1")
+    task = await any_site.adopt()
     assert task.pid == first.pid
     assert task.spec == first.spec
     assert first.pid is not None

@@ -96,7 +96,8 @@ class EnvironmentConfig(Message):
     `workspace` is a folder of the client: packed when the job is launched, without .git and what .gitignore names, and
     each task runs in a copy of its own. `pip_packages`, `requirements` (the text of a requirements file) and `uv_lock`
     (the uv.lock in the workspace) are installed into a virtual environment on top of what the worker has. `python` is
-    another interpreter for that: a version or a path, found on the worker.
+    another interpreter for that: a version or a path, found on the worker. `image` names the container image to run in,
+    at workers that run jobs in containers; it has to bring the packages, and for a callable the client's version of Python.
     """
 
     workspace: str | Path | None = None
@@ -106,6 +107,7 @@ class EnvironmentConfig(Message):
     uv_lock: bool = False
     python: str | None = Field(default=None, min_length=1, max_length=4_096)
     env_vars: Mapping[str, str] = Field(default_factory=dict)
+    image: str | None = Field(default=None, pattern=r"\A[A-Za-z0-9][\w.:/@-]*\z", max_length=1_024)
 
     @field_validator("pip_packages", mode="before")
     @classmethod
@@ -160,6 +162,7 @@ def create_environment(
     requirements: str | None = None,
     uv_lock: bool = False,
     python: str | None = None,
+    image: str | None = None,
 ) -> EnvironmentConfig:
     """An environment with `env_vars`, and the tokens and defaults that training code usually expects.
 
@@ -173,6 +176,7 @@ def create_environment(
             "requirements": requirements,
             "uv_lock": uv_lock,
             "python": python,
+            "image": image,
             "env_vars": {"TOKENIZERS_PARALLELISM": "false", **forwarded, **(env_vars or {})},
         }
     )

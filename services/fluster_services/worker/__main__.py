@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
+from fluster.local_setup import RuntimeName
 from fluster_bus.address import BusAddress
+from fluster_bus.bus import Bus
 from fluster_bus.messages import Namespace, WorkerId, parse_size
 from fluster_bus.messages.labels import parse_labels
 from fluster_bus.roles import Role, User
 from fluster_services.config import CacheLimits
 from fluster_services.daemon import run_daemon
 from fluster_services.worker.cgroups import Enforcement, LimitsError, find_enforcer
+from fluster_services.worker.chosen_runtime import choose_containers, make_runtime
 from fluster_services.worker.config import WorkerConfig
+from fluster_services.worker.container import ContainerSettings, Profile, parse_ulimits
 from fluster_services.worker.detection import VISIBLE_DEVICES, Given, detect, detect_host, parse_gpus
 from fluster_services.worker.draining import Draining
-from fluster_services.worker.process_runtime import ProcessRuntime
+from fluster_services.worker.engine import EngineError, find_api_version
 from fluster_services.worker.processes import raise_descriptor_limit
 from fluster_services.worker.template import start_template
 from fluster_services.worker.worker import Worker
@@ -40,7 +45,8 @@ def main() -> None:
         device_ids=device_ids,
         caches=caches,
         job_credentials=credentials,
-        enforce_limits=_enforcement(os.environ.get("FLUSTER_ENFORCE_LIMITS", "auto")),
+        enforce_limits=_one_of("FLUSTER_ENFORCE_LIMITS", "auto", get_args(Enforcement)),
+        containers=choose_containers(_one_of("FLUSTER_RUNTIME", "process", get_args(RuntimeName)), _containers()),
         drain_timeout_s=_seconds("FLUSTER_DRAIN_TIMEOUT_S", WorkerConfig.drain_timeout_s),
         advertised_host=os.environ.get("FLUSTER_ADVERTISED_HOST") or detect_host(address),
     )
@@ -73,10 +79,30 @@ def _cpus(text: str) -> float:
     return value
 
 
-def _enforcement(text: str) -> Enforcement:
-    if text not in get_args(Enforcement):
-        sys.exit(f"FLUSTER_ENFORCE_LIMITS={text!r} is not known: choose {', '.join(get_args(Enforcement))}")
-    return cast("Enforcement", text)
+def _containers() -> ContainerSettings:
+    known: dict[str, Any] = {}
+    for variable, name in (
+        ("DOCKER_HOST", "engine"),
+        ("FLUSTER_DOCKER_HOST", "engine"),
+        ("FLUSTER_IMAGE", "image"),
+        ("FLUSTER_CONTAINER_NETWORK", "network"),
+    ):
+        if os.environ.get(variable):
+            known[name] = os.environ[variable]
+    ulimits = os.environ.get("FLUSTER_CONTAINER_ULIMITS")
+    if ulimits:
+        try:
+            known["ulimits"] = parse_ulimits(ulimits)
+        except ValueError as error:
+            sys.exit(f"FLUSTER_CONTAINER_ULIMITS: {error}")
+    return ContainerSettings(profile=_one_of("FLUSTER_CONTAINER_PROFILE", "default", get_args(Profile)), **known)
+
+
+def _one_of(variable: str, default: str, known: Sequence[str]) -> Any:
+    text = os.environ.get(variable) or default
+    if text not in known:
+        sys.exit(f"{variable}={text!r} is not known: choose {', '.join(known)}")
+    return text
 
 
 def _seconds(variable: str, default: float) -> float:
@@ -107,16 +133,20 @@ def run_worker(
     draining = Draining()
     config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        enforcer = find_enforcer(config.enforce_limits)
-    except LimitsError as error:
+        api_version = find_api_version(config.containers.engine) if config.containers is not None else None
+        enforcer = find_enforcer(config.enforce_limits) if config.containers is None else None
+    except (EngineError, LimitsError) as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(1)
     template = start_template(owner_fd=owner_fd)  # before there is an event loop or a connection to inherit
     raise_descriptor_limit()  # after the template is forked, so that tasks have the limit that they would have elsewhere
+
+    async def serve(bus: Bus, ready: Callable[[], None]) -> None:
+        runtime, images = make_runtime(config, template, enforcer, api_version)
+        await Worker(bus, config, runtime, draining, images).run(ready)
+
     run_daemon(
-        lambda bus, ready: Worker(
-            bus, config, ProcessRuntime(config.state_dir / "attempts", template, enforcer), draining
-        ).run(ready),
+        serve,
         address=config.address,
         name=config.worker_id,
         ready_fd=ready_fd,

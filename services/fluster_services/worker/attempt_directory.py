@@ -13,6 +13,8 @@
     result.json               why it could not be kept
     progress, progress.pipe   how far the task is by its own word (fluster/progress_file.py)
     work/                     the working directory, unless the spec names another
+    task/                     with a container, its view of this: payload, error, result, progress and work are in here
+    container.json            with a container, how it ended
 <state>/<name>.gone           being deleted
 """
 
@@ -24,11 +26,13 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from fluster_services.worker.container import Container
 from fluster_services.worker.limits import Limits
 
 SPEC_FILE = "spec.json"
@@ -41,6 +45,10 @@ ERROR_FILE = "error.json"
 RESULT_FILE = "result.pickle"
 RESULT_ERROR_FILE = "result.json"
 WORK_FOLDER = "work"
+TASK_FOLDER = "task"
+CONTAINER_FILE = "container.json"
+
+_MAX_TASK_JSON_BYTES = 4 << 20
 
 NEW_SUFFIX = ".new"
 GONE_SUFFIX = ".gone"
@@ -73,6 +81,8 @@ class LaunchSpec:
     devices: list[str] = field(default_factory=list)  # ids of those that are its own
     limits: Limits = field(default_factory=Limits)  # those asked for
     groups: dict[str, dict[str, str]] = field(default_factory=dict)  # those enforced, as in limits.py
+    image: str | None = None  # that it is to run in
+    container: Container | None = None  # that it runs in
     keep_s: float = 3600.0  # how long the keeper waits for somebody to ask how it ended
 
     def __post_init__(self) -> None:
@@ -132,6 +142,8 @@ def from_json(kind: type[_Data], data: Mapping[str, Any]) -> _Data:
         values["error"] = from_json(TaskError, values["error"])
     if kind is LaunchSpec and "limits" in values:
         values["limits"] = Limits(**values["limits"])
+    if kind is LaunchSpec and values.get("container") is not None:
+        values["container"] = Container(**values["container"])
     return kind(**values)
 
 
@@ -156,6 +168,38 @@ def read_json(path: str | Path) -> dict[str, Any] | None:
     except (FileNotFoundError, ValueError):
         return None
     return data if isinstance(data, dict) else None
+
+
+def read_task_json(path: Path) -> dict[str, Any] | None:
+    """Return what a task has written there with `write_json`; it could also have put anything else there."""
+    try:
+        # No link, which might lead to what the task must not read, and no pipe, which might never end.
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        try:
+            data = json.loads(file.read(_MAX_TASK_JSON_BYTES))
+        except (OSError, ValueError, RecursionError):
+            return None
+    return data if isinstance(data, dict) else None
+
+
+def read_task_error(directory: Path) -> TaskError | None:
+    """Return what ended the task that has `directory`, if it has left that there."""
+    data = read_task_json(directory / ERROR_FILE)
+    try:
+        error = None if data is None else from_json(TaskError, data)
+    except TypeError:  # something is missing
+        return None
+    return error if error is not None and _is_sound(error) else None
+
+
+def _is_sound(error: TaskError) -> bool:
+    texts = (error.type, error.message, error.traceback, error.pickled or "")
+    return all(isinstance(text, str) for text in texts) and isinstance(error.is_final, bool)
 
 
 def append_json(path: str | Path, data: Mapping[str, Any]) -> None:
@@ -191,6 +235,11 @@ def read_json_lines(path: str | Path) -> dict[str, Any]:
     return found
 
 
+def task_folder(spec: LaunchSpec, directory: Path) -> Path:
+    """Return where the task itself reads and writes, of what is in the attempt's directory."""
+    return directory if spec.container is None else directory / TASK_FOLDER
+
+
 def directory_name(key: str) -> str:
     """Return the name of the directory of `key`: short, since a socket's path may have 107 bytes only."""
     return hashlib.blake2s(key.encode(), digest_size=8).hexdigest()
@@ -204,11 +253,12 @@ def discard(directory: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        for entry in os.scandir(gone):
-            if entry.is_dir(follow_symlinks=False):
-                Path(entry).rmdir()
-            else:
-                Path(entry).unlink()
+        with os.scandir(gone) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    Path(entry).rmdir()
+                else:
+                    Path(entry).unlink()
         gone.rmdir()
     except OSError:  # the task has left more than usual
         delete_tree(gone)

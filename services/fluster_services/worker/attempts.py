@@ -21,6 +21,7 @@ from fluster_services.capacity import needed
 from fluster_services.worker.claims import Claims
 from fluster_services.worker.config import WorkerConfig
 from fluster_services.worker.holds import Holds
+from fluster_services.worker.images import Images
 from fluster_services.worker.launch import Launcher
 from fluster_services.worker.ledger import Ledger
 from fluster_services.worker.log_pump import LogPump, publish_preparation
@@ -57,6 +58,7 @@ class Attempts:
         presence: Presence,
         progress: ProgressPump,
         cover: Callable[[], Awaitable[None]],
+        images: Images | None = None,
     ) -> None:
         self._bus = bus
         self._config = config
@@ -84,8 +86,9 @@ class Attempts:
             working_dir=config.working_dir,
             python_path=config.python_path,
             device_kind=config.total.device,
+            in_containers=images is not None,
         )
-        self._preparation = Preparation(config.state_dir, functools.partial(ObjectStore, bus), config.caches)
+        self._preparation = Preparation(config.state_dir, functools.partial(ObjectStore, bus), config.caches, images)
         # {attempt key: when the last heartbeat before the record was seen to be this worker's was sent}. A later one proves
         # nothing about it: the task may have been given away between the two.
         self._fence_since: dict[str, float] = {}

@@ -10,6 +10,7 @@ from fluster_bus.address import BusAddress
 from fluster_bus.messages import Capacity, Namespace, WorkerId
 from fluster_services.config import CacheLimits, Timing
 from fluster_services.worker.cgroups import Enforcement
+from fluster_services.worker.container import ContainerSettings
 
 
 @dataclass(frozen=True)
@@ -27,5 +28,6 @@ class WorkerConfig:
     caches: CacheLimits = field(default_factory=CacheLimits)
     device_ids: tuple[str, ...] = ()  # of the devices in `total`; 0, 1, … unless given
     enforce_limits: Enforcement = "never"  # "auto": as far as the machine lets it; "always": or it does not start
+    containers: ContainerSettings | None = None  # None: tasks are plain processes
     drain_timeout_s: float = 60.0  # after SIGTERM, before what still runs is handed back
     advertised_host: str = "127.0.0.1"  # where tasks on other workers reach what listens on this machine

@@ -22,7 +22,7 @@ from typing import Any
 
 from fluster_services.worker import cgroups
 from fluster_services.worker.attempt_directory import (
-    ERROR_FILE,
+    CONTAINER_FILE,
     KEEPER_FILE,
     KEEPER_LOG_FILE,
     SOCKET_FILE,
@@ -30,13 +30,15 @@ from fluster_services.worker.attempt_directory import (
     ExitReason,
     ExitRecord,
     LaunchSpec,
-    TaskError,
     append_json,
     discard,
     from_json,
     read_json,
+    read_task_error,
+    task_folder,
     to_json,
 )
+from fluster_services.worker.container_task import run_container
 from fluster_services.worker.killing import Killing, kill_descendants
 from fluster_services.worker.processes import (
     KEEPER_SIGNALS,
@@ -142,6 +144,8 @@ class _Keeper:
         self._is_abandoned = False
         self._record: ExitRecord | None = None
 
+        self._task_folder = task_folder(spec, Path())
+        self._task_folder.mkdir(mode=0o700, exist_ok=True)
         self._output = TaskOutput(self._selector, max_line_bytes=spec.max_line_bytes, max_log_bytes=spec.max_log_bytes)
         self._progress = self._watch_progress()
         self._start_task(self._umask)
@@ -195,7 +199,8 @@ class _Keeper:
         started_since_boot_s = seconds_since_boot()
         how = {"stdout_fd": stdout_fd, "stderr_fd": stderr_fd, "umask": umask}
         own_pid = os.getpid()
-        pid = None if is_too_late else spawn_task(self._spec, self._directory, **how)
+        in_container = self._spec.container is not None
+        pid = None if is_too_late or in_container else spawn_task(self._spec, self._directory, **how)
         if pid is None:
             # Blocked, so that a SIGTERM to the young task waits until it no longer has this process's handlers.
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -203,10 +208,11 @@ class _Keeper:
             if pid == 0:
                 if is_too_late:
                     os._exit(1)
-                run_task(self._spec, self._directory, keeper_pid=own_pid, **how)
+                run = run_container if in_container else run_task
+                run(self._spec, self._directory, keeper_pid=own_pid, **how)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._task_pid = pid
-        self._killing = Killing(self._timers, pid, self._on_give_up)
+        self._killing = Killing(self._timers, pid, self._on_give_up, in_container=in_container)
         for fd in (stdout_fd, stderr_fd):
             os.close(fd)
         known = {
@@ -224,7 +230,7 @@ class _Keeper:
 
     def _watch_progress(self) -> ProgressWatch | None:
         try:
-            return ProgressWatch(self._selector, self._timers, self._directory)
+            return ProgressWatch(self._selector, self._timers, self._task_folder)
         except OSError as error:  # a full disk, or one without pipes: the task runs all the same
             self._complain(f"no progress can be told: {error}")
             return None
@@ -311,22 +317,23 @@ class _Keeper:
             self._progress.close()
         survivors = descendants(os.getpid()) if self._has_children else []
         self._output.close()
-        code = os.waitstatus_to_exitcode(status)
+        container = read_json(CONTAINER_FILE) or {}
+        code = container.get("code", os.waitstatus_to_exitcode(status))
         number = -code if code < 0 else None
-        error = read_json(ERROR_FILE)
+        error = read_task_error(Path()) or read_task_error(self._task_folder)
         has_returned = code == 0 and self._reason == "exited" and self._spec.command is None
-        result_bytes, result_error = find_result() if has_returned else (None, None)
+        result_bytes, result_error = find_result(self._task_folder) if has_returned else (None, None)
         self._record = ExitRecord(
             exit_code=code if code >= 0 else None,
             signal=number,
             reason=self._reason,
             kill_reason=self._kill_reason,
-            error=None if error is None else from_json(TaskError, error),
+            error=error,
             log_tail=self._output.tail(),
             started_at=self._started_at,
             finished_at=time.time(),
             oom=self._was_out_of_memory(number),
-            memory_limit=self._exceeded_memory_limit(),
+            memory_limit=self._spec.limits.memory if container.get("oom") else self._exceeded_memory_limit(),
             log_end=self._output.spool.end,
             dropped_bytes=self._output.spool.dropped_bytes,
             surviving_pids=survivors,

@@ -15,6 +15,7 @@ _FIRST_SWEEP_INTERVAL_S = 0.01
 _LAST_SWEEP_INTERVAL_S = 1.0
 _GIVE_UP_AFTER_S = 30.0  # a process that SIGKILL does not end by then hangs in the kernel
 _TIMERS = ("sigkill", "sweep", "give_up")
+BY_FORCE = signal.SIGUSR1  # has whoever attends a container end it by force
 
 
 def kill_descendants() -> None:
@@ -27,14 +28,20 @@ def kill_descendants() -> None:
 
 
 class Killing:
-    """The end of the task whose main process is `task_pid`, by force."""
+    """The end of the task whose main process is `task_pid`, by force.
 
-    def __init__(self, timers: Timers, task_pid: int, on_give_up: Callable[[], None]) -> None:
+    When that only attends a container, it is told to end that by force: killed itself, it could not.
+    """
+
+    def __init__(
+        self, timers: Timers, task_pid: int, on_give_up: Callable[[], None], *, in_container: bool = False
+    ) -> None:
         self.has_given_up = False
         self.is_main_over = False
         self._timers = timers
         self._task_pid = task_pid
         self._on_give_up = on_give_up
+        self._in_container = in_container
         self._has_terminated = False  # SIGTERM was sent
         self._sweep_interval_s: float | None = None  # set once SIGKILL was sent
 
@@ -65,12 +72,19 @@ class Killing:
         if self._sweep_interval_s is None:
             self._sweep_interval_s = _FIRST_SWEEP_INTERVAL_S
             self._timers.set("give_up", now + _GIVE_UP_AFTER_S, self._give_up)
+        if self._in_container:
+            if not self.is_main_over:
+                os.kill(self._task_pid, BY_FORCE)
+        else:
+            self._kill_all()
+        self._timers.set("sweep", now + self._sweep_interval_s, self.sweep)
+        self._sweep_interval_s = min(2 * self._sweep_interval_s, _LAST_SWEEP_INTERVAL_S)
+
+    def _kill_all(self) -> None:
         # With the main process reaped its group's number may be another's, but where nobody is a subreaper there is nothing better.
         if not self.is_main_over or not sys.platform.startswith("linux"):
             self._signal_group(signal.SIGKILL)
         kill_descendants()
-        self._timers.set("sweep", now + self._sweep_interval_s, self.sweep)
-        self._sweep_interval_s = min(2 * self._sweep_interval_s, _LAST_SWEEP_INTERVAL_S)
 
     def end(self) -> None:
         """Nothing is left to kill, or that was given up."""

@@ -36,6 +36,7 @@ class Launcher:
     working_dir: Path | None = None  # None: a fresh folder for each attempt
     python_path: tuple[str, ...] = ()
     device_kind: str = "cpu"  # of those that tasks are given
+    in_containers: bool = False
 
     def prepare(self) -> None:
         """Write each namespace's credentials where its tasks, and nobody else, find them."""
@@ -49,6 +50,8 @@ class Launcher:
     def _visible(self, devices: Sequence[str]) -> dict[str, str]:
         """How a task is told which devices are its own; one without any sees none."""
         variable = VISIBLE_DEVICES.get(self.device_kind)
+        if self.in_containers:  # which has no others, and counts its own from 0
+            devices = [str(number) for number in range(len(devices))]
         return {variable: ",".join(devices)} if variable is not None else {}
 
     def spec(
@@ -68,7 +71,7 @@ class Launcher:
         own = prepared.environment
         bus_url = ",".join(self.credentials[task.namespace].servers)
         environment = {
-            **_interpreter(own),
+            **({} if self.in_containers else _interpreter(own)),
             "PYTHONUNBUFFERED": "1",  # what a program prints is in its log when it prints it
             **_rendezvous(task, job),
             **request.environment.env_vars,
@@ -94,6 +97,7 @@ class Launcher:
             timeout_s=request.timeout_s,
             fence_after_s=self.timing.fence_after_s,
             devices=list(devices),
+            image=prepared.image,
             limits=Limits(memory=request.resources.memory, cpu=request.resources.cpu, pids=MAX_PIDS),
         )
         return spec, request.entrypoint.pickled

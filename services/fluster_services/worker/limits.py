@@ -15,8 +15,8 @@ from typing import Literal
 CONTROLLERS = ("memory", "cpu", "pids")
 MAX_PIDS = 16_384  # processes and threads of one task
 
-_PERIOD_US = 100_000
-_MIN_QUOTA_US = 1_000  # the kernel takes no less
+PERIOD_US = 100_000
+MIN_QUOTA_US = 1_000  # the kernel takes no less
 
 Version = Literal[1, 2]
 Groups = dict[str, dict[str, str]]  # {folder of a group: {file: what is written there, in this order}}
@@ -103,10 +103,10 @@ def _files(limits: Limits, controller: str, version: Version) -> dict[str, str]:
                 return {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes?": memory}
             return {"memory.max": memory, "memory.swap.max?": "0", "memory.oom.group?": "1"}
         case "cpu" if limits.cpu:
-            quota = max(_MIN_QUOTA_US, round(limits.cpu * _PERIOD_US))
+            quota = max(MIN_QUOTA_US, round(limits.cpu * PERIOD_US))
             if version == 1:
-                return {"cpu.cfs_period_us": str(_PERIOD_US), "cpu.cfs_quota_us": str(quota)}
-            return {"cpu.max": f"{quota} {_PERIOD_US}"}
+                return {"cpu.cfs_period_us": str(PERIOD_US), "cpu.cfs_quota_us": str(quota)}
+            return {"cpu.max": f"{quota} {PERIOD_US}"}
         case "pids" if limits.pids:
             return {"pids.max": str(limits.pids)}
         case _:

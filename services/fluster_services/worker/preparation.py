@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from fluster_bus.messages import JobRequest, Namespace
+from fluster_bus.messages import EnvironmentConfig, JobRequest, Namespace
 from fluster_bus.objects import ObjectStore
 from fluster_services.config import CacheLimits
 from fluster_services.worker.attempt_directory import LaunchSpec
@@ -17,6 +17,7 @@ from fluster_services.worker.environments import (
     wants_environment,
 )
 from fluster_services.worker.folder_cache import FolderCache
+from fluster_services.worker.images import Images
 from fluster_services.worker.runtime import LaunchError
 from fluster_services.worker.workspaces import Workspaces
 
@@ -31,12 +32,20 @@ class Prepared:
 
     workspace: Path | None = None  # to be copied
     environment: VirtualEnvironment | None = None
+    image: str | None = field(default=None, compare=False)  # None: no container; usually it is there, and costs no time
 
 
 class Preparation:
-    """The caches of one worker, below `folder`."""
+    """The caches of one worker, below `folder`; with `images`, its tasks run in containers."""
 
-    def __init__(self, folder: Path, store: Callable[[Namespace], ObjectStore], limits: CacheLimits) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        store: Callable[[Namespace], ObjectStore],
+        limits: CacheLimits,
+        images: Images | None = None,
+    ) -> None:
+        self._images = images
         self._caches = (
             FolderCache(folder / "workspaces", limits.workspaces_bytes),
             FolderCache(folder / "environments", limits.environments_bytes),
@@ -60,13 +69,16 @@ class Preparation:
                 f"workspace={str(config.workspace)!r} is a folder of the client, which was not packed: launch the job "
                 "with Cluster.launch, or give bundle=<the SHA-256 of a packed folder that is stored>"
             )
-        workspace = environment = None
+        _check_image(config, in_containers=self._images is not None)
+        workspace = environment = image = None
         if config.bundle is not None:
             workspace = await self._workspaces.use(namespace, config.bundle, key)
         if wants_environment(config):
             environment = await self._environments.use(config, workspace, key)
         _check_python(request, environment)
-        return Prepared(workspace, environment)
+        if self._images is not None:
+            image = await self._images.use(config.image)
+        return Prepared(workspace, environment, image)
 
     def hold(self, key: str, spec: LaunchSpec) -> None:
         """Keep what a task that runs already uses."""
@@ -83,6 +95,19 @@ class Preparation:
         """Stop what is being prepared."""
         for cache in self._caches:
             await cache.close()
+
+
+def _check_image(config: EnvironmentConfig, *, in_containers: bool) -> None:
+    if config.image is not None and not in_containers:
+        raise LaunchError(
+            f"image={config.image!r} needs a worker that runs jobs in containers, and this one runs them as processes: "
+            "start it with runtime docker, or leave the image out"
+        )
+    if in_containers and wants_environment(config):
+        raise LaunchError(
+            "pip_packages, requirements, uv_lock and python are for jobs that run as processes, and this worker runs them "
+            "in containers: give an image=… that has what the job needs"
+        )
 
 
 def _check_python(request: JobRequest, environment: VirtualEnvironment | None) -> None:

@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from fluster_services.worker.attempt_directory import (
@@ -86,6 +87,15 @@ class ProcessRuntime:
         directories = [path for path in sorted(self._state_dir.iterdir()) if path.is_dir() and "." not in path.name]
         adopted = await asyncio.gather(*map(self._adopt, directories))
         return [task for task in adopted if task is not None]
+
+    @property
+    def state_dir(self) -> Path:
+        return self._state_dir
+
+    @property
+    def tasks(self) -> Collection[ProcessTask]:
+        """Those that are not forgotten."""
+        return self._tasks
 
     def trouble(self) -> str | None:
         return None if self._template.is_alive() else f"its template process {self._template.pid} is gone: restart it"

@@ -28,7 +28,10 @@ from fluster_services.worker.attempt_directory import (
     discard,
     from_json,
     read_json_lines,
+    task_folder,
 )
+from fluster_services.worker.container import Container
+from fluster_services.worker.engine import EngineError, remove_container
 from fluster_services.worker.idle_keepers import IdleKeepers
 from fluster_services.worker.processes import boot_id, leftovers
 from fluster_services.worker.runtime import AlreadyStartedError, Exited, LaunchError, Progressed, Spooled
@@ -103,7 +106,7 @@ class ProcessTask:
 
     def read_result(self, start: int, max_bytes: int) -> bytes:
         # The task could have put a link there, and this process may read more than it.
-        fd = os.open(self._directory / RESULT_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(task_folder(self.spec, self._directory) / RESULT_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
             file.seek(start)
             return file.read(max_bytes)
@@ -251,7 +254,10 @@ class ProcessTask:
         data = read_json_lines(self._directory / KEEPER_FILE).get("exited")
         if data is not None:
             return from_json(ExitRecord, data)
-        await self._kill_leftovers()
+        if self.spec.container is not None:
+            await asyncio.to_thread(_remove_container, self.spec.container)
+        else:
+            await self._kill_leftovers()
         message = "the keeper of this attempt died, and its processes with it"
         complaint = _tail(self._directory / KEEPER_LOG_FILE)
         if complaint:
@@ -292,6 +298,13 @@ class ProcessTask:
                 await writer.wait_closed()
             except (BrokenPipeError, ConnectionResetError):
                 return
+
+
+def _remove_container(container: Container) -> None:
+    try:
+        remove_container(container)
+    except EngineError as error:
+        _log.error("container %s is left: %s", container.name, error)  # until the next start of this worker
 
 
 def _is_taken(draft: Path) -> bool:

@@ -101,7 +101,7 @@ def run_task(
             os._exit(1)
         set_process_name("fluster-task")
         _take_limits(spec)
-        _take_descriptors(stdout_fd, stderr_fd)
+        take_descriptors(stdout_fd, stderr_fd)
         command = _command(spec, directory)
         reset_signals(KEEPER_SIGNALS if command is None else handled_signals(), is_python=command is None)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -111,8 +111,8 @@ def run_task(
         if command is not None:
             _execute(command, environment)
         exit_code = _run_callable(spec, directory, environment)
-    except _CannotStartError as error:
-        _complain(directory, error)
+    except CannotStartError as error:
+        complain(directory, error)
         exit_code = error.exit_code
     except BaseException:
         # Ours, not the user's: it must be seen, and must not climb into the keeper's own stack.
@@ -133,7 +133,7 @@ def spawn_task(spec: LaunchSpec, directory: Path, *, stdout_fd: int, stderr_fd: 
         _enter_folder(spec, directory)
         environment = _environment(spec, directory)
         return spawn(command, environment, stdout_fd=stdout_fd, stderr_fd=stderr_fd, umask=umask)
-    except (_CannotStartError, OSError):
+    except (CannotStartError, OSError):
         return None  # `run_task` meets the same, and tells of it
     finally:
         os.chdir(directory)
@@ -158,8 +158,8 @@ def run_executed(directory: str) -> NoReturn:
     try:
         spec = from_json(LaunchSpec, json.loads((place / SPEC_FILE).read_bytes()))
         exit_code = _run_callable(spec, place, environment)
-    except _CannotStartError as error:
-        _complain(place, error)
+    except CannotStartError as error:
+        complain(place, error)
         exit_code = error.exit_code
     except BaseException:
         os.write(2, traceback.format_exc().encode(errors="replace"))  # ours, as in `run_task`
@@ -167,7 +167,7 @@ def run_executed(directory: str) -> NoReturn:
         os._exit(exit_code)
 
 
-class _CannotStartError(Exception):
+class CannotStartError(Exception):
     """The task's code was never reached."""
 
     def __init__(self, kind: str, message: str, exit_code: int) -> None:
@@ -176,7 +176,7 @@ class _CannotStartError(Exception):
         self.exit_code = exit_code
 
 
-def _complain(directory: Path, error: _CannotStartError) -> None:
+def complain(directory: Path, error: CannotStartError) -> None:
     os.write(2, f"fluster: {error}\n".encode(errors="replace"))
     write_json(directory / ERROR_FILE, to_json(TaskError(type=error.kind, message=str(error))))
 
@@ -187,10 +187,10 @@ def _take_limits(spec: LaunchSpec) -> None:
         cgroups.enter(spec.groups)
     except OSError as cause:
         message = f"its limits cannot be set: {cause.filename}: {cause.strerror}"
-        raise _CannotStartError("LimitsError", message, EXIT_NOT_EXECUTABLE) from cause
+        raise CannotStartError("LimitsError", message, EXIT_NOT_EXECUTABLE) from cause
 
 
-def _take_descriptors(stdout_fd: int, stderr_fd: int) -> None:
+def take_descriptors(stdout_fd: int, stderr_fd: int) -> None:
     stdin_fd = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((stdin_fd, 0), (stdout_fd, 1), (stderr_fd, 2)):
         os.dup2(source, target)
@@ -230,9 +230,9 @@ def _enter_folder(spec: LaunchSpec, directory: Path) -> None:
         os.chdir(folder)
     except shutil.Error as cause:
         message = f"the workspace could not be copied to {str(folder)!r}: {cause}"
-        raise _CannotStartError("OSError", message[:_MAX_MESSAGE_CHARACTERS], EXIT_NOT_EXECUTABLE) from cause
+        raise CannotStartError("OSError", message[:_MAX_MESSAGE_CHARACTERS], EXIT_NOT_EXECUTABLE) from cause
     except OSError as cause:
-        raise _CannotStartError(
+        raise CannotStartError(
             type(cause).__name__,
             f"the working directory {str(folder)!r} cannot be entered: {cause.strerror}",
             EXIT_NOT_EXECUTABLE,
@@ -247,11 +247,11 @@ def _execute(command: list[str], environment: dict[str, str]) -> NoReturn:
             message = f"command {command[0]!r} is there, but the interpreter that its first line names is not"
         else:
             message = f"command {command[0]!r} was not found (PATH is {environment['PATH']!r})"
-        raise _CannotStartError(type(cause).__name__, message, EXIT_NOT_FOUND) from cause
+        raise CannotStartError(type(cause).__name__, message, EXIT_NOT_FOUND) from cause
     except (OSError, ValueError) as cause:
         reason = getattr(cause, "strerror", None) or str(cause)
         message = f"command {command[0]!r} cannot be executed: {reason}"
-        raise _CannotStartError(type(cause).__name__, message, EXIT_NOT_EXECUTABLE) from cause
+        raise CannotStartError(type(cause).__name__, message, EXIT_NOT_EXECUTABLE) from cause
 
 
 def _read_payload(spec: LaunchSpec, directory: Path) -> bytes:
@@ -260,7 +260,7 @@ def _read_payload(spec: LaunchSpec, directory: Path) -> bytes:
         return path.read_bytes()
     except OSError as cause:
         message = f"the payload {str(path)!r} cannot be read: {cause.strerror}"
-        raise _CannotStartError(type(cause).__name__, message, EXIT_NOT_EXECUTABLE) from cause
+        raise CannotStartError(type(cause).__name__, message, EXIT_NOT_EXECUTABLE) from cause
 
 
 def _run_callable(spec: LaunchSpec, directory: Path, environment: dict[str, str]) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped, unused-ignore]
 
 from fluster_bus.codec import mentions_own_modules
-from fluster_services.worker.attempt_directory import RESULT_ERROR_FILE, RESULT_FILE, read_json, write_json
+from fluster_services.worker.attempt_directory import RESULT_ERROR_FILE, RESULT_FILE, read_task_json, write_json
 
 MAX_RESULT_BYTES = 64 << 20
 _MAX_REASON_CHARACTERS = 1_000
@@ -46,13 +46,13 @@ def keep_result(value: Any, directory: Path) -> None:
     write_json(directory / RESULT_ERROR_FILE, {"reason": reason})
 
 
-def find_result() -> tuple[int | None, str | None]:
-    """The size of what the task of the attempt in the working directory returned, and why it was not kept."""
-    problem = read_json(RESULT_ERROR_FILE)
-    if problem is not None:
-        return None, str(problem.get("reason"))
+def find_result(directory: Path = Path()) -> tuple[int | None, str | None]:
+    """The size of what the task that has `directory` returned, and why it was not kept."""
+    if os.path.lexists(directory / RESULT_ERROR_FILE):
+        problem = read_task_json(directory / RESULT_ERROR_FILE) or {}
+        return None, str(problem.get("reason"))[:_MAX_REASON_CHARACTERS]
     try:
-        found = os.lstat(RESULT_FILE)
+        found = os.lstat(directory / RESULT_FILE)
     except FileNotFoundError:
         return None, None
     if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_RESULT_BYTES:

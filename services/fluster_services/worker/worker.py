@@ -31,6 +31,7 @@ from fluster_services.worker.claims import Claims
 from fluster_services.worker.class_offers import ClassOffers
 from fluster_services.worker.config import WorkerConfig
 from fluster_services.worker.draining import Draining
+from fluster_services.worker.images import Images
 from fluster_services.worker.ledger import Ledger
 from fluster_services.worker.presence import Presence
 from fluster_services.worker.progress_pump import ProgressPump
@@ -47,7 +48,9 @@ _HAND_BACK_S = 5.0  # beyond the grace: for the ends to be written
 class Worker:
     """One worker on one connection; `run` serves until it is cancelled, or has drained. Cancelled, its tasks outlive it."""
 
-    def __init__(self, bus: Bus, config: WorkerConfig, runtime: Runtime, draining: Draining) -> None:
+    def __init__(
+        self, bus: Bus, config: WorkerConfig, runtime: Runtime, draining: Draining, images: Images | None = None
+    ) -> None:
         self._bus = bus
         self._config = config
         self._runtime = runtime
@@ -73,6 +76,7 @@ class Worker:
             presence=self._presence,
             progress=self._progress,
             cover=self._cover_when_possible,
+            images=images,
         )
         self._service = WorkerService(
             bus,

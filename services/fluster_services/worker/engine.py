@@ -1,0 +1,91 @@
+"""A Docker Engine, as workers and keepers reach it: by the `docker` SDK, which is imported where it is asked for."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from fluster_services.worker.container import Container
+from fluster_services.worker.runtime import LaunchError
+
+if TYPE_CHECKING:
+    import docker
+
+_HANDSHAKE_TIMEOUT_S = 5.0
+
+
+class EngineError(LaunchError):
+    """The engine did not do what it was asked for; the text tells which one, and why."""
+
+
+class NotThereError(EngineError):
+    """It knows no such container, or image."""
+
+
+def connect(url: str, *, timeout_s: float, api_version: str) -> docker.APIClient:
+    """A client of the engine at `url`; connects when it is used. Raises EngineError."""
+    import docker
+
+    with told(url):
+        return docker.APIClient(url, version=api_version, timeout=timeout_s)
+
+
+def find_api_version(url: str) -> str:
+    """What the engine at `url` and the SDK both speak. Raises EngineError when there is none that answers, or no SDK."""
+    if not url.startswith("unix://"):
+        raise EngineError(
+            f"the Docker engine {url!r} cannot be used: give one of this machine, as unix:///path/to/its.sock"
+        )
+    try:
+        import docker
+    except ImportError as cause:
+        raise EngineError("containers need the docker SDK: pip install 'fluster[docker]'") from cause
+    with told(url), socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_HANDSHAKE_TIMEOUT_S)
+        connection.connect(url.removeprefix("unix://"))
+        client = docker.APIClient(url, version="auto", timeout=_HANDSHAKE_TIMEOUT_S)
+        try:
+            return str(client.api_version)
+        finally:
+            client.close()
+
+
+def remove_container(container: Container) -> None:
+    """Have a container gone, whether it runs or is over, or was never there. Raises EngineError."""
+    client = connect(container.engine, timeout_s=container.timeout_s, api_version=container.api_version)
+    try:
+        with suppress(NotThereError), told(container.engine):
+            client.remove_container(container.name, force=True, v=True)
+    finally:
+        client.close()
+
+
+@contextmanager
+def told(url: str) -> Iterator[None]:
+    """Failures of the SDK as an EngineError that says whose they are."""
+    import requests
+    import urllib3
+    from docker import errors
+
+    try:
+        yield
+    except errors.NotFound as cause:
+        raise NotThereError(f"the Docker engine at {url}: {cause.explanation}") from cause
+    except errors.APIError as cause:
+        raise EngineError(f"the Docker engine at {url}: {cause.explanation or cause}") from cause
+    except (requests.Timeout, TimeoutError, urllib3.exceptions.TimeoutError) as cause:
+        raise EngineError(f"the Docker engine at {url} did not answer in time") from cause
+    except (errors.DockerException, requests.RequestException, urllib3.exceptions.HTTPError, OSError) as cause:
+        raise EngineError(f"the Docker engine at {url} cannot be reached: {_innermost(cause)}") from cause
+
+
+def _innermost(error: BaseException) -> str:
+    """What lies below the layers of the SDK: the reason that the system gave."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, OSError) and found.strerror:
+            return found.strerror
+        found = found.__cause__ or found.__context__
+    return str(error)

@@ -1,0 +1,65 @@
+"""The images that jobs run in, at one worker's engine: those that are missing are pulled, each once."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+
+from fluster_services.worker.container import ContainerSettings
+from fluster_services.worker.engine import EngineError, NotThereError, connect, told
+
+_log = logging.getLogger(__name__)
+
+
+class Images:
+    """Has images ready before what needs them starts."""
+
+    def __init__(self, settings: ContainerSettings, api_version: str) -> None:
+        self._settings = settings
+        self._api_version = api_version
+        self._pulls: dict[str, asyncio.Task[None]] = {}  # {image: what brings it}
+
+    async def use(self, image: str | None) -> str:
+        """The name of an image that is there: `image`, or the default one. Raises EngineError."""
+        name = image or self._settings.image
+        if not await asyncio.to_thread(self._is_there, name):
+            pull = self._pulls.get(name)
+            if pull is None:
+                pull = self._pulls[name] = asyncio.create_task(asyncio.to_thread(self._pull, name))
+                pull.add_done_callback(functools.partial(self._on_pulled, name))
+            await asyncio.shield(pull)  # others may wait for it, too
+        return name
+
+    def _on_pulled(self, name: str, pull: asyncio.Task[None]) -> None:
+        del self._pulls[name]
+        if not pull.cancelled():
+            pull.exception()  # whoever waited is told; nobody may have
+
+    def _is_there(self, name: str) -> bool:
+        client = connect(self._settings.engine, timeout_s=self._settings.timeout_s, api_version=self._api_version)
+        try:
+            with told(self._settings.engine):
+                client.inspect_image(name)
+            return True
+        except NotThereError:
+            return False
+        finally:
+            client.close()
+
+    def _pull(self, name: str) -> None:
+        from docker.utils import parse_repository_tag
+
+        settings = self._settings
+        client = connect(settings.engine, timeout_s=settings.pull_timeout_s, api_version=self._api_version)
+        try:
+            _log.info("image %s is pulled", name)
+            with told(settings.engine):
+                repository, tag = parse_repository_tag(name)
+                for step in client.pull(repository, tag or "latest", stream=True, decode=True):
+                    if "error" in step:
+                        raise EngineError(f"the Docker engine at {settings.engine}: {step['error']}")
+        except EngineError as cause:
+            raise EngineError(f"there is no image {name!r} here, and it cannot be pulled: {cause}") from cause
+        finally:
+            client.close()

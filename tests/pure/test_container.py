@@ -1,0 +1,138 @@
+"""What an engine is asked for, decided without one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fluster_services.worker.container import (
+    ContainerSettings,
+    Libraries,
+    Profile,
+    Wanted,
+    create_body,
+    own_libraries,
+    parse_ulimits,
+)
+from fluster_services.worker.limits import Limits
+
+NONE = Libraries({}, ())
+OWN = Libraries({"/venv/site-packages": "/opt/fluster/packages/0"}, ("/opt/fluster/packages/0",))
+GIVEN = Libraries({"/home/me/project": "/opt/fluster/given/0"}, ("/opt/fluster/given/0",))
+
+
+def body(
+    command: list[str] | None = None, *, profile: Profile = "default", given: Libraries = NONE, **fields: Any
+) -> dict[str, Any]:
+    wanted = Wanted(
+        key="ns.job.0.1",
+        image="image",
+        command=command,
+        env=fields.pop("env", {}),
+        limits=fields.pop("limits", Limits()),
+        devices=fields.pop("devices", ()),
+    )
+    return create_body(
+        wanted,
+        ContainerSettings(profile=profile),
+        state=Path("/state"),
+        task_folder=Path("/state/attempt/task"),
+        user=(65_534, 65_534),
+        own=OWN,
+        given=given,
+    )
+
+
+def environment(body: dict[str, Any]) -> dict[str, str]:
+    return dict(each.split("=", 1) for each in body["Env"])
+
+
+def sources(body: dict[str, Any]) -> dict[str, bool]:
+    """{what of the machine is in the container: whether it can be written to}."""
+    return {each["Source"]: not each["ReadOnly"] for each in body["HostConfig"]["Mounts"]}
+
+
+def test_a_command_has_its_folder_and_what_the_worker_gives_to_all() -> None:
+    assert sources(body(["true"])) == {"/state/attempt/task": True}
+    assert sources(body(["true"], given=GIVEN)) == {"/state/attempt/task": True, "/home/me/project": False}
+    assert environment(body(["true"], given=GIVEN))["PYTHONPATH"].endswith(":/opt/fluster/given/0")
+
+
+def test_a_callable_has_fluster_too_behind_what_the_image_has() -> None:
+    made = body(None, given=GIVEN)
+    assert sources(made) == {"/state/attempt/task": True, "/venv/site-packages": False, "/home/me/project": False}
+    assert made["Entrypoint"][0] == "python3"
+    assert made["Entrypoint"][-1] == "/opt/fluster/packages/0"
+    assert "PYTHONPATH" not in environment(made)
+
+
+def test_the_jobs_own_variables_go_first() -> None:
+    found = environment(body(["true"], env={"HOME": "/mine", "OTHER": "a=b"}))
+    assert (found["HOME"], found["OTHER"], found["PYTHONUNBUFFERED"]) == ("/mine", "a=b", "1")
+
+
+def test_the_default_profile_takes_all_that_can_be_taken() -> None:
+    made = body(["true"])
+    host = made["HostConfig"]
+    assert made["User"] == "65534:65534"
+    assert (host["ReadonlyRootfs"], host["CapDrop"], host["SecurityOpt"]) == (True, ["ALL"], ["no-new-privileges"])
+    assert host["Init"] is True
+    assert "Privileged" not in host
+    assert "DeviceRequests" not in host
+
+
+def test_the_trusted_profile_leaves_what_the_image_has_and_still_holds_to_limits() -> None:
+    made = body(["true"], profile="trusted", limits=Limits(memory=1 << 30))
+    assert "User" not in made
+    assert not {"ReadonlyRootfs", "CapDrop", "SecurityOpt", "Privileged"} & set(made["HostConfig"])
+    assert made["HostConfig"]["Memory"] == 1 << 30
+
+
+def test_gpus_are_the_tasks_own() -> None:
+    made = body(["true"], devices=["1", "3"])
+    assert made["HostConfig"]["DeviceRequests"] == [
+        {"Driver": "nvidia", "DeviceIDs": ["1", "3"], "Capabilities": [["gpu"]]}
+    ]
+    assert environment(made)["NVIDIA_VISIBLE_DEVICES"] == "1,3"
+    assert environment(body(["true"]))["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+
+def test_cpus_may_be_more_than_the_machine_has_and_next_to_none() -> None:
+    assert body(["true"], limits=Limits(cpu=256))["HostConfig"]["CpuQuota"] == 25_600_000
+    assert body(["true"], limits=Limits(cpu=1e-6))["HostConfig"]["CpuQuota"] == 1_000
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits(memory=0, cpu=0.0)])
+def test_no_limit_is_none_but_of_processes(limits: Limits) -> None:
+    host = body(["true"], limits=limits)["HostConfig"]
+    assert not {"Memory", "MemorySwap", "CpuQuota"} & set(host)
+    assert host["PidsLimit"] > 0
+
+
+def test_a_request_is_json() -> None:
+    assert json.loads(json.dumps(body(None, given=GIVEN, devices=["0"]))) == body(None, given=GIVEN, devices=["0"])
+
+
+def test_of_what_the_worker_imports_only_packages_are_shown() -> None:
+    found = own_libraries(["/somewhere", "/usr/lib/python3.12", "/venv/lib/python3.12/site-packages"])
+    assert found.mounts["/venv/lib/python3.12/site-packages"] == "/opt/fluster/packages/0"
+    assert not {"/somewhere", "/usr/lib/python3.12"} & set(found.mounts)
+    assert {Path(source).name for source in found.mounts} == {
+        "site-packages",
+        *("fluster", "fluster_bus", "fluster_services"),  # of this checkout
+    }
+
+
+def test_ulimits_are_read_as_they_are_written_for_docker() -> None:
+    assert parse_ulimits("nofile=1024:65536, core=0,memlock=-1") == {
+        "nofile": (1_024, 65_536),
+        "core": (0, 0),
+        "memlock": (-1, -1),
+    }
+
+
+@pytest.mark.parametrize("text", ["nofile", "nofile=", "nofile=many", "=1", "nofile=1:2:3"])
+def test_a_ulimit_that_is_none_is_quoted(text: str) -> None:
+    with pytest.raises(ValueError, match=f"'{text}' is no limit"):
+        parse_ulimits(text)

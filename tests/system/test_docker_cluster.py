@@ -1,0 +1,163 @@
+"""Jobs, actors and a cluster's deaths, with tasks in containers."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from fluster import ActorPool, ClusterStartError, deploy
+from fluster.cluster import LocalCluster
+from fluster_bus.messages import EnvironmentConfig, JobStatus
+from fluster_services.worker.container import STATE_LABEL, ContainerSettings
+from tests.docker_engine import Engine
+from tests.system.daemons import PATIENT, Daemons
+from tests.system.job_requests import call, command
+from tests.system.processes import Family
+from tests.waiting import wait_until
+
+PATIENCE_S = 60
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _pickled_by_value() -> Iterator[None]:
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture(scope="module")
+def contained(engine: Engine) -> Iterator[LocalCluster]:
+    """A cluster whose tasks run in containers."""
+    with LocalCluster(runtime="docker", docker_host=engine.host, image=engine.image) as cluster:
+        yield cluster
+        left = _all(engine, cluster.store_dir)
+    assert left == []
+
+
+def _all(engine: Engine, folder: Path) -> list[str]:
+    """The containers of workers whose state lies in a folder."""
+    return [each["Id"] for each in engine.containers() if each["Labels"].get(STATE_LABEL, "").startswith(f"{folder}/")]
+
+
+def test_what_a_callable_returns_and_tells_comes_back(contained: LocalCluster) -> None:
+    def work(number: int) -> dict[str, Any]:
+        from fluster import current_task
+
+        current_task().progress(0.5, "half")
+        print("working")
+        return {"twice": 2 * number, "where": os.getcwd(), "in container": os.path.exists("/.dockerenv")}  # noqa: PTH109, PTH110
+
+    job_id = contained.launch(call(work, 21))
+    assert contained.result(job_id, timeout=PATIENCE_S) == {"twice": 42, "where": "/fluster/work", "in container": True}
+    task = contained.poll(job_id).tasks[0]
+    assert task.progress is not None
+    assert (task.progress.fraction, task.progress.message) == (0.5, "half")
+    assert [line.text for line in contained.logs(job_id)] == ["working"]
+
+
+class Summer:
+    def __init__(self) -> None:
+        self.sum = 0
+
+    def add(self, data: bytes) -> int:
+        self.sum += len(data)
+        return self.sum
+
+
+def test_a_job_in_one_container_calls_an_actor_in_another(contained: LocalCluster) -> None:
+    def use(pool: ActorPool[Summer]) -> list[int]:
+        return [pool.call().add(b"x" * size) for size in (1, 100_000, 20_000_000)]
+
+    pool = deploy(contained, Summer, name="summer")
+    try:
+        assert pool.call().add(b"x") == 1
+        job_id = contained.launch(call(use, pool))
+        assert contained.result(job_id, timeout=PATIENCE_S) == [2, 100_002, 20_100_002]
+    finally:
+        pool.shutdown()
+
+
+def test_what_cannot_run_here_fails_and_says_why(contained: LocalCluster, engine: Engine) -> None:
+    environments = {
+        "there is no image 'no.such.registry.invalid/image:1' here, and it cannot be pulled": EnvironmentConfig(
+            image="no.such.registry.invalid/image:1"
+        ),
+        "has no python3 to run a callable with": EnvironmentConfig(image=engine.bare_image),
+        "a callable needs the worker's own minor version": EnvironmentConfig(image=engine.other_python_image),
+        "give an image=… that has what the job needs": EnvironmentConfig(pip_packages=("rich",)),
+    }
+    jobs = {
+        reason: contained.launch(call(print, "never", environment=environment))
+        for reason, environment in environments.items()
+    }
+    for reason, job_id in jobs.items():
+        info = contained.wait(job_id, timeout=PATIENCE_S)
+        assert info.status is JobStatus.FAILED
+        assert reason in info.error_message
+        assert "never" not in [line.text for line in contained.logs(job_id)]
+    assert contained.wait(contained.launch(command("true")), timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+
+
+def test_a_worker_without_containers_refuses_an_image(cluster: LocalCluster) -> None:
+    job_id = cluster.launch(call(print, "never", environment=EnvironmentConfig(image="debian:12")))
+    info = cluster.wait(job_id, timeout=PATIENCE_S)
+    assert info.status is JobStatus.FAILED
+    assert "needs a worker that runs jobs in containers" in info.error_message
+
+
+def test_a_job_that_is_cancelled_leaves_nothing(contained: LocalCluster, engine: Engine) -> None:
+    script = "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done"
+    job_id = contained.launch(command("sh", "-c", script))
+    wait_until(lambda: [line.text for line in contained.logs(job_id)] == ["up"], PATIENCE_S)
+    contained.terminate(job_id)
+    assert contained.wait(job_id, timeout=PATIENCE_S).status is JobStatus.KILLED
+    assert [line.text for line in contained.logs(job_id)] == ["up", "saved"]
+    assert _all(engine, contained.store_dir) == []
+
+
+def test_ten_deaths_of_the_worker_lose_nothing_and_leave_nothing(
+    family: Family, engine: Engine, tmp_path: Path
+) -> None:
+    script = "n=0; while [ $n -lt 200 ]; do n=$((n+1)); echo $n; sleep 0.05; done"
+    with Daemons(tmp_path, family, timing=PATIENT) as daemons:
+        daemons.start_controller()
+        settings = ContainerSettings(engine=engine.host, image=engine.image)
+        daemons.start_worker(containers=settings)
+        with daemons.connect() as cluster:
+            jobs = [cluster.launch(command("sh", "-c", script)) for _ in range(2)]
+            wait_until(lambda: len(_all(engine, tmp_path)) == 2, PATIENCE_S)
+            for _ in range(10):
+                daemons.kill("w1")
+                daemons.start_worker(containers=settings)
+            for job_id in jobs:
+                assert cluster.wait(job_id, timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+                assert [line.text for line in cluster.logs(job_id)] == [str(number) for number in range(1, 201)]
+            cancelled = cluster.launch(command("sleep", "1000"))
+            wait_until(lambda: _all(engine, tmp_path), PATIENCE_S)
+            daemons.kill("w1")
+            cluster.terminate(cancelled)
+            daemons.start_worker(containers=settings)
+            assert cluster.wait(cancelled, timeout=PATIENCE_S).status is JobStatus.KILLED
+        assert _all(engine, tmp_path) == []
+
+
+def test_with_the_cluster_gone_its_containers_are(engine: Engine, tmp_path: Path) -> None:
+    with LocalCluster(runtime="docker", docker_host=engine.host, image=engine.image, store_dir=tmp_path) as cluster:
+        cluster.launch(command("sh", "-c", "trap '' TERM; while :; do sleep 1; done"))
+        wait_until(lambda: _all(engine, tmp_path), PATIENCE_S)
+    wait_until(lambda: not _all(engine, tmp_path), PATIENCE_S)
+
+
+def test_auto_takes_processes_where_no_engine_answers(tmp_path: Path) -> None:
+    with LocalCluster(runtime="auto", docker_host=f"unix://{tmp_path}/none") as cluster:
+        assert cluster.wait(cluster.launch(command("true")), timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+
+
+def test_without_an_engine_a_cluster_of_containers_does_not_start(tmp_path: Path) -> None:
+    with pytest.raises(ClusterStartError, match=rf"the Docker engine at unix://{tmp_path}/none cannot be reached"):
+        LocalCluster(runtime="docker", docker_host=f"unix://{tmp_path}/none")
