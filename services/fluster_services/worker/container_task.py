@@ -236,13 +236,13 @@ class _Attendant:
                 return code
             except NotThereError as cause:
                 raise CannotStartError("ContainerGone", "somebody removed its container", EXIT_NO_CONTAINER) from cause
-            except EngineError as lost:
+            except EngineError:
                 has_lost = True
-                self._wait_engine(lost)
+                self._wait_engine()
                 self._carry_rest(follow=True)
 
-    def _wait_engine(self, lost: EngineError) -> None:
-        deadline = time.monotonic() + self._container.timeout_s
+    def _wait_engine(self) -> None:
+        """Return when the engine answers: until then nobody knows how the task is, and it may well run."""
         while True:
             try:
                 self._inspect()
@@ -250,8 +250,6 @@ class _Attendant:
             except NotThereError:
                 return
             except EngineError:
-                if time.monotonic() > deadline:
-                    raise lost from None
                 time.sleep(_LOOK_S)
 
     def _carry_rest(self, *, follow: bool) -> None:
