@@ -99,6 +99,22 @@ test-fast-%: $(UV)
 		$(MAKE) .venv-$*/.setup-done && .venv-$*/bin/python -m pytest -m 'not slow' $(PYTEST_FLAGS) $(FAST_TESTS); \
 	fi
 
+.PHONY: docker
+docker: ## Install what the tests of containers need (Debian's packages), unless it is there
+	@if ! command -v dockerd >/dev/null || ! command -v debootstrap >/dev/null; then \
+		if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \
+			export DEBIAN_FRONTEND=noninteractive; \
+			apt-get update --quiet=2 && apt-get install --quiet=2 --yes --no-install-recommends docker.io debootstrap >/dev/null; \
+		else \
+			echo 'make: dockerd and debootstrap are missing, and are installed by root with apt-get; or name an engine: FLUSTER_TEST_DOCKER_HOST' >&2; exit 1; \
+		fi; \
+	fi
+
+.PHONY: test-docker
+test-docker: $(SETUP) ## Run the tests of containers, which `make test` skips where there is no Docker engine
+	@test -n "$$FLUSTER_TEST_DOCKER_HOST" || $(MAKE) docker
+	FLUSTER_REQUIRE=docker $(BIN)/python -m pytest -k 'docker or containers' $(PYTEST_FLAGS) tests/system
+
 .PHONY: check
 check: $(SETUP) ## Check format, lint, types and imports
 	$(BIN)/ruff format --check .

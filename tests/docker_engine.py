@@ -22,6 +22,7 @@ import psutil
 import pytest
 from docker.errors import DockerException
 
+from fluster_services.worker.engine import EngineError, find_api_version
 from tests.docker_image import ImageError, cache_folder, image_name, root_tar
 from tests.waiting import wait_until
 
@@ -159,6 +160,7 @@ def find_engine() -> Engine:
     host = os.environ.get(HOST_VARIABLE)
     try:
         if host:
+            find_api_version(host)  # or the SDK would leave open what did not lead anywhere
             return Engine(host)
         missing = [name for name in ("dockerd", "containerd", "runc", "setpriv") if shutil.which(name) is None]
         if missing:
@@ -166,7 +168,7 @@ def find_engine() -> Engine:
         if os.geteuid() != 0:
             raise EngineMissingError(f"an engine of our own needs root; name one that runs: {HOST_VARIABLE}")
         return _own_engine()
-    except (ImageError, DockerException, OSError) as error:
+    except (ImageError, EngineError, DockerException, OSError) as error:
         raise EngineMissingError(str(error)) from error
 
 
