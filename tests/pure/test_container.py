@@ -12,6 +12,7 @@ from fluster_services.worker.container import (
     Profile,
     Wanted,
     create_body,
+    given_libraries,
     own_libraries,
     parse_ulimits,
 )
@@ -122,6 +123,16 @@ def test_of_what_the_worker_imports_only_packages_are_shown() -> None:
         "site-packages",
         *("fluster", "fluster_bus", "fluster_services"),  # of this checkout
     }
+
+
+def test_folders_that_hold_what_tasks_must_not_reach_are_not_theirs(tmp_path: Path) -> None:
+    modules, home = tmp_path / "home" / "modules", tmp_path / "home"
+    for folder in (modules, home / "state"):
+        folder.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(home)
+    paths = ["/", str(home), str(tmp_path / "link"), str(modules), str(tmp_path / "none")]
+    assert list(given_libraries(paths, secret=[home / "state"]).mounts) == [str(modules)]
+    assert list(given_libraries(paths, secret=[Path("/run/docker.sock")]).mounts) == [*paths[1:4]]
 
 
 def test_ulimits_are_read_as_they_are_written_for_docker() -> None:

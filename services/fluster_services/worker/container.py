@@ -91,9 +91,14 @@ def own_libraries(python_path: Sequence[str]) -> Libraries:
     return Libraries(mounts, tuple(found))
 
 
-def given_libraries(python_path: Sequence[str]) -> Libraries:
-    """The folders that the worker's configuration gives to all tasks."""
-    folders = [path for path in python_path if Path(path).is_dir()]
+def given_libraries(python_path: Sequence[str], *, secret: Sequence[Path]) -> Libraries:
+    """The folders that the worker's configuration gives to all tasks, but none that has one of the `secret` places in it."""
+    places = [place.resolve() for place in secret]
+    folders = [
+        path
+        for path in python_path
+        if Path(path).is_dir() and not any(place.is_relative_to(Path(path).resolve()) for place in places)
+    ]
     mounts = {path: f"{_LIBRARIES}/given/{number}" for number, path in enumerate(folders)}
     return Libraries(mounts, tuple(mounts.values()))
 
@@ -150,6 +155,7 @@ def create_body(
         "Cmd": [],
         "Env": [f"{name}={value}" for name, value in environment.items()],
         "WorkingDir": WORKING_FOLDER,
+        "Healthcheck": {"Test": ["NONE"]},  # the image's own is for what the image would run
         "Labels": labels(wanted.key, state),
         **({} if settings.profile == "trusted" else {"User": f"{user[0]}:{user[1]}"}),
         "HostConfig": {

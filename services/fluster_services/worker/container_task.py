@@ -47,6 +47,7 @@ _KEEPER_GONE = signal.SIGHUP
 _OVER = signal.SIGUSR2
 _WAITED_FOR = {signal.SIGTERM, BY_FORCE, _KEEPER_GONE, _OVER}
 _KILL_TIMEOUT_S = 3.0
+_ALONE_S = 30.0  # without a keeper, for the container to be gone; else the worker finds it by its labels
 _LOOK_S = 0.2  # between two looks at an engine that is away
 _INIT_S, _INIT_LOOK_S = 0.3, 0.002  # for process 1 of a container to listen to signals
 _STREAMS = {1: 1, 2: 2}  # {number in the engine's frames: descriptor}
@@ -90,6 +91,7 @@ class _Attendant:
         self._asked: signal.Signals | None = None  # by which the container shall end
         self._pid: int | None = None  # of process 1 in the container, once it runs
         self._exit_code = EXIT_NO_CONTAINER
+        self._is_over = threading.Event()
         self._written = dict.fromkeys(_STREAMS, 0)
         self._tail = b""  # of stderr
 
@@ -100,6 +102,9 @@ class _Attendant:
         threading.Thread(target=self._attend, daemon=True).start()
         while (number := signal.sigwait(_WAITED_FOR)) != _OVER:
             self._end(signal.SIGTERM if number == signal.SIGTERM else signal.SIGKILL)
+            if number == _KEEPER_GONE:
+                self._is_over.wait(_ALONE_S)
+                break
         return self._exit_code
 
     # Its end, from outside
@@ -148,6 +153,7 @@ class _Attendant:
         except BaseException as error:
             complain(self._directory, CannotStartError(type(error).__name__, str(error), EXIT_NO_CONTAINER))
         finally:
+            self._is_over.set()
             os.kill(os.getpid(), _OVER)
 
     def _live(self) -> int:
@@ -156,13 +162,20 @@ class _Attendant:
             self._id = self._create()
             stream = self._attach()
             if not self._start():
-                return self._ended(128 + int(self._asked or signal.SIGTERM), is_over_memory=False)
-            self._carry(stream.read)
-            code = self._wait()
-            is_over_memory = code != 0 and self._inspect()["OOMKilled"]
-            return self._ended(code, is_over_memory=is_over_memory)
-        finally:
-            self._remove()
+                exit_code = self._ended(128 + int(self._asked or signal.SIGTERM), is_over_memory=False)
+            else:
+                self._carry(stream.read)
+                code = self._wait()
+                is_over_memory = code != 0 and self._inspect()["OOMKilled"]
+                exit_code = self._ended(code, is_over_memory=is_over_memory)
+        except EngineError:
+            self._remove(self._connect(_KILL_TIMEOUT_S))  # which may be in trouble
+            raise
+        except BaseException:
+            self._remove(self._client)
+            raise
+        self._remove(self._client)
+        return exit_code
 
     def _create(self) -> str:
         name = self._container.name
@@ -273,11 +286,11 @@ class _Attendant:
         write_json(self._directory / CONTAINER_FILE, {"code": code, "oom": is_over_memory})
         return max(code, 0)
 
-    def _remove(self) -> None:
+    def _remove(self, client: docker.APIClient) -> None:
         try:
             with told(self._container.engine):
-                self._client.remove_container(self._container.name, force=True, v=True)
-        except EngineError:  # the next start of the worker finds it by its labels
+                client.remove_container(self._container.name, force=True, v=True)
+        except EngineError:  # the worker finds it by its labels
             return
 
 

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fluster.progress_file import DIRECTORY_VARIABLE
@@ -89,7 +90,8 @@ class DockerRuntime:
         # As the worker itself, unless that may do everything.
         user = (os.getuid(), os.getgid()) if os.getuid() else (NOBODY, NOBODY)
         is_trusted = settings.profile == "trusted"
-        given = given_libraries(without_interpreters_own(spec.python_path))
+        secret = [self._processes.state_dir, Path(settings.engine.removeprefix("unix://"))]
+        given = given_libraries(without_interpreters_own(spec.python_path), secret=secret)
         credentials = spec.env.get(CREDENTIALS_VARIABLE)
         inner = {DIRECTORY_VARIABLE: INNER_FOLDER}
         if credentials is not None:

@@ -145,7 +145,8 @@ class _Keeper:
         self._record: ExitRecord | None = None
 
         self._task_folder = task_folder(spec, Path())
-        self._task_folder.mkdir(mode=0o700, exist_ok=True)
+        if spec.container is not None:
+            self._task_folder.mkdir(mode=0o700)
         self._output = TaskOutput(self._selector, max_line_bytes=spec.max_line_bytes, max_log_bytes=spec.max_log_bytes)
         self._progress = self._watch_progress()
         self._start_task(self._umask)
@@ -317,7 +318,7 @@ class _Keeper:
             self._progress.close()
         survivors = descendants(os.getpid()) if self._has_children else []
         self._output.close()
-        container = read_json(CONTAINER_FILE) or {}
+        container = (read_json(CONTAINER_FILE) or {}) if self._spec.container is not None else {}
         code = container.get("code", os.waitstatus_to_exitcode(status))
         number = -code if code < 0 else None
         error = read_task_error(Path()) or read_task_error(self._task_folder)
