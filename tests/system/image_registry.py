@@ -1,0 +1,102 @@
+"""A registry that engines pull one tiny image from (https://distribution.github.io/distribution/spec/api/)."""
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+_CONFIG = "application/vnd.docker.container.image.v1+json"
+_LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
+_UNKNOWN = json.dumps({"errors": [{"code": "MANIFEST_UNKNOWN", "message": "manifest unknown"}]}).encode()
+
+
+class Registry:
+    """What is served, and how often it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []  # the paths, in order
+        self._blobs: dict[str, bytes] = {}  # {digest: content}
+        files = _tar("word", b"pulled")
+        layer = gzip.compress(files, mtime=0)
+        config = json.dumps(
+            {
+                "architecture": "amd64",
+                "os": "linux",
+                "config": {},
+                "rootfs": {"type": "layers", "diff_ids": [_digest(files)]},
+            }
+        ).encode()
+        described = [
+            {"mediaType": kind, "size": len(data), "digest": self._add(data)}
+            for kind, data in ((_CONFIG, config), (_LAYER, layer))
+        ]
+        manifest = {"schemaVersion": 2, "mediaType": _MANIFEST, "config": described[0], "layers": described[1:]}
+        self._manifest = json.dumps(manifest).encode()
+
+    def _add(self, data: bytes) -> str:
+        self._blobs[_digest(data)] = data
+        return _digest(data)
+
+    def answer(self, path: str) -> tuple[str, bytes] | None:
+        """The type and content of what lies at a path."""
+        self.asked.append(path)
+        if path == "/v2/":
+            return "application/json", b"{}"
+        if path.endswith(tuple(f"/manifests/{name}" for name in ("latest", "1", _digest(self._manifest)))):
+            return _MANIFEST, self._manifest
+        data = self._blobs.get(path.rpartition("/")[2])
+        return None if data is None else ("application/octet-stream", data)
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _tar(name: str, content: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        entry = tarfile.TarInfo(name)
+        entry.size = len(content)
+        archive.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@contextmanager
+def running_registry() -> Iterator[tuple[str, Registry]]:
+    """Its address, which engines take for one that needs no TLS since it is the machine's own, and the registry."""
+    registry = Registry()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = registry.answer(self.path)
+            self.send_response(404 if found is None else 200)
+            kind, data = found or ("application/json", _UNKNOWN)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(data)))
+            if kind == _MANIFEST:
+                self.send_header("Docker-Content-Digest", _digest(data))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(data)
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}", registry
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

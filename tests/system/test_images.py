@@ -1,0 +1,61 @@
+"""Images, brought before what needs them starts, by a real Docker Engine and a small registry."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from fluster_services.worker.container import ContainerSettings
+from fluster_services.worker.engine import EngineError, find_api_version
+from fluster_services.worker.images import Images
+from tests.docker_engine import Engine
+from tests.system.image_registry import running_registry
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.anyio
+
+
+def _images(engine: Engine, **fields: object) -> Images:
+    settings = dataclasses.replace(ContainerSettings(engine=engine.host, image=engine.image), **fields)  # type: ignore[arg-type]
+    return Images(settings, find_api_version(engine.host))
+
+
+async def test_an_image_is_pulled_once_for_all_who_wait_for_it(engine: Engine) -> None:
+    images = _images(engine)
+    with running_registry() as (address, registry):
+        name = f"{address}/tiny"  # without a tag it is the latest, not all that there are
+        try:
+            assert await asyncio.gather(*(images.use(name) for _ in range(5))) == [name] * 5
+            pulled = len(registry.asked)
+            assert len([path for path in registry.asked if "/blobs/" in path]) == 2
+            assert await images.use(name) == name
+            assert len(registry.asked) == pulled
+        finally:
+            engine.client.remove_image(name)
+
+
+async def test_a_waiter_that_gives_up_does_not_end_the_pull(engine: Engine) -> None:
+    images = _images(engine)
+    with running_registry() as (address, _):
+        name = f"{address}/tiny:1"
+        first, second = (asyncio.create_task(images.use(name)) for _ in range(2))
+        await wait_until_async(lambda: images._pulls)
+        first.cancel()
+        try:
+            assert await second == name
+        finally:
+            engine.client.remove_image(name)
+
+
+async def test_what_cannot_be_pulled_is_named_with_the_reason(engine: Engine) -> None:
+    images = _images(engine)
+    with running_registry() as (address, _):
+        for name in (f"{address}/tiny:2", "no.such.registry.invalid/image:1"):
+            with pytest.raises(
+                EngineError, match=f"there is no image '{name}' here, and it cannot be pulled: the Docker engine"
+            ):
+                await images.use(name)
+
+
+async def test_the_default_image_needs_no_name(engine: Engine) -> None:
+    assert await _images(engine).use(None) == engine.image
