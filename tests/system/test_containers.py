@@ -111,6 +111,17 @@ async def test_the_workspace_is_copied_and_the_tasks_own(docker_site: Site, tmp_
 # How it ends
 
 
+async def test_what_a_task_leaves_for_its_keeper_to_stumble_over_is_passed_by(docker_site: Site) -> None:
+    script = (
+        "cd ..; rm -f *; mkfifo error.json progress result.json; ln -s /etc/shadow result.pickle; echo done; exit 1"
+    )
+    task = await docker_site.command("sh", "-c", script)
+    record = await end_of(task)
+    assert (record.exit_code, record.error, record.result_bytes) == (1, None, None)
+    with pytest.raises(OSError, match="symbolic links"):
+        task.read_result(0, 100)
+
+
 @pytest.mark.parametrize(
     ("script", "reason"),
     [

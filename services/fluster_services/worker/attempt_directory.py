@@ -177,13 +177,13 @@ def read_task_json(path: Path) -> dict[str, Any] | None:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
-    with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return None
-        try:
-            data = json.loads(file.read(_MAX_TASK_JSON_BYTES))
-        except (OSError, ValueError, RecursionError):
-            return None
+    try:
+        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+        data = json.loads(os.read(fd, _MAX_TASK_JSON_BYTES)) if is_file else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    finally:
+        os.close(fd)
     return data if isinstance(data, dict) else None
 
 
