@@ -85,6 +85,7 @@ class OwnEngine(Engine):
         try:
             super().__init__(f"unix://{self._socket}")
             self.remove_containers()  # of an earlier run that was killed
+            self._remove_old_images()
         except BaseException:
             self.stop()
             raise
@@ -138,6 +139,13 @@ class OwnEngine(Engine):
             yield
         finally:
             self._process.send_signal(signal.SIGCONT)
+
+    def _remove_old_images(self) -> None:
+        """Those of a Python, or a way to make them, that was before."""
+        for image in self.client.images():
+            for tag in image["RepoTags"] or ():
+                if tag.startswith("fluster-test:") and not tag.startswith(self.image):
+                    self.client.remove_image(tag, force=True)
 
     def remove_containers(self) -> None:
         for container in self.client.containers(all=True):
