@@ -8,7 +8,7 @@ import pytest
 from fluster_services.worker.container import ContainerSettings
 from fluster_services.worker.engine import EngineError, find_api_version
 from fluster_services.worker.images import Images
-from tests.docker_engine import Engine
+from tests.docker_engine import Engine, OwnEngine
 from tests.system.image_registry import running_registry
 from tests.waiting import wait_until_async
 
@@ -36,10 +36,10 @@ async def test_an_image_is_pulled_once_for_all_who_wait_for_it(engine: Engine) -
 
 async def test_a_waiter_that_gives_up_does_not_end_the_pull(engine: Engine) -> None:
     images = _images(engine)
-    with running_registry() as (address, _):
+    with running_registry() as (address, registry):
         name = f"{address}/tiny:1"
         first, second = (asyncio.create_task(images.use(name)) for _ in range(2))
-        await wait_until_async(lambda: images._pulls)
+        await wait_until_async(lambda: registry.asked)
         first.cancel()
         try:
             assert await second == name
@@ -59,3 +59,14 @@ async def test_what_cannot_be_pulled_is_named_with_the_reason(engine: Engine) ->
 
 async def test_the_default_image_needs_no_name(engine: Engine) -> None:
     assert await _images(engine).use(None) == engine.image
+
+
+async def test_an_engine_that_does_not_answer_takes_no_thread_that_others_need(own_engine: OwnEngine) -> None:
+    images = _images(own_engine, timeout_s=1.0)
+    with own_engine.silent():
+        waiting = [asyncio.create_task(images.use(f"image:{number}")) for number in range(50)]
+        waiting += [asyncio.create_task(images.use(None)) for _ in range(50)]
+        await asyncio.sleep(0)
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 0.9) == "free"
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {str(outcome) for outcome in outcomes} == {f"the Docker engine at {own_engine.host} did not answer in time"}

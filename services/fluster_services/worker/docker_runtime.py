@@ -26,7 +26,7 @@ from fluster_services.worker.container import (
     given_libraries,
     own_libraries,
 )
-from fluster_services.worker.engine import EngineError, NotThereError, connect, told
+from fluster_services.worker.engine import EngineError, NotThereError, asked, connect, told
 from fluster_services.worker.environments import without_interpreters_own
 from fluster_services.worker.limits import Limits, group_name
 from fluster_services.worker.process_runtime import ProcessRuntime
@@ -133,12 +133,12 @@ class DockerRuntime:
     async def _remove_strays(self) -> None:
         """Remove what was left when neither its keeper nor this worker lived to do it, or the engine did not answer."""
         try:
-            found = await asyncio.to_thread(self._list)
+            found = await asked(self._list)
             # Known before its container is made: one that is not known by now has nobody.
             known = {task.spec.container.name for task in self._processes.tasks if task.spec.container is not None}
             strays = [name for name in found if name not in known]
             if strays:
-                await asyncio.to_thread(self._remove, strays)
+                await asked(self._remove, strays)
         except EngineError as error:
             _log.warning("containers of earlier attempts may be left: %s", error)
 

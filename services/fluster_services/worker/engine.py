@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from fluster_services.worker.container import Container
 from fluster_services.worker.runtime import LaunchError
 
 if TYPE_CHECKING:
     import docker
+
+Result = TypeVar("Result")
 
 _HANDSHAKE_TIMEOUT_S = 5.0
 
@@ -60,6 +64,35 @@ def remove_container(container: Container) -> None:
             client.remove_container(container.name, force=True, v=True)
     finally:
         client.close()
+
+
+async def asked(function: Callable[..., Result], *arguments: object) -> Result:
+    """What `function` returns, which asks an engine, and may wait for it: in a thread of its own, which nobody waits for.
+
+    An engine that does not answer takes no thread that others need, and does not keep this process from ending.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Result] = loop.create_future()
+
+    def settle(result: Result | None, error: BaseException | None) -> None:
+        if answer.done():  # nobody waits any more
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(result)  # type: ignore[arg-type]  # it is one when there is no error
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = function(*arguments)
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="fluster-engine", daemon=True).start()
+    return await answer
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import functools
 import logging
 
 from fluster_services.worker.container import ContainerSettings
-from fluster_services.worker.engine import EngineError, NotThereError, connect, told
+from fluster_services.worker.engine import EngineError, NotThereError, asked, connect, told
 
 _log = logging.getLogger(__name__)
 
@@ -18,23 +18,26 @@ class Images:
     def __init__(self, settings: ContainerSettings, api_version: str) -> None:
         self._settings = settings
         self._api_version = api_version
-        self._pulls: dict[str, asyncio.Task[None]] = {}  # {image: what brings it}
+        self._coming: dict[str, asyncio.Task[None]] = {}  # {image: what finds or brings it}
 
     async def use(self, image: str | None) -> str:
         """The name of an image that is there: `image`, or the default one. Raises EngineError."""
         name = image or self._settings.image
-        if not await asyncio.to_thread(self._is_there, name):
-            pull = self._pulls.get(name)
-            if pull is None:
-                pull = self._pulls[name] = asyncio.create_task(asyncio.to_thread(self._pull, name))
-                pull.add_done_callback(functools.partial(self._on_pulled, name))
-            await asyncio.shield(pull)  # others may wait for it, too
+        coming = self._coming.get(name)
+        if coming is None:
+            coming = self._coming[name] = asyncio.create_task(self._bring(name))
+            coming.add_done_callback(functools.partial(self._on_over, name))
+        await asyncio.shield(coming)  # others may wait for it, too
         return name
 
-    def _on_pulled(self, name: str, pull: asyncio.Task[None]) -> None:
-        del self._pulls[name]
-        if not pull.cancelled():
-            pull.exception()  # whoever waited is told; nobody may have
+    async def _bring(self, name: str) -> None:
+        if not await asked(self._is_there, name):
+            await asked(self._pull, name)
+
+    def _on_over(self, name: str, coming: asyncio.Task[None]) -> None:
+        del self._coming[name]
+        if not coming.cancelled():
+            coming.exception()  # whoever waited is told; nobody may have
 
     def _is_there(self, name: str) -> bool:
         client = connect(self._settings.engine, timeout_s=self._settings.timeout_s, api_version=self._api_version)

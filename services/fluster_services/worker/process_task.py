@@ -31,7 +31,7 @@ from fluster_services.worker.attempt_directory import (
     task_folder,
 )
 from fluster_services.worker.container import Container
-from fluster_services.worker.engine import EngineError, remove_container
+from fluster_services.worker.engine import EngineError, asked, remove_container
 from fluster_services.worker.idle_keepers import IdleKeepers
 from fluster_services.worker.processes import boot_id, leftovers
 from fluster_services.worker.runtime import AlreadyStartedError, Exited, LaunchError, Progressed, Spooled
@@ -255,7 +255,7 @@ class ProcessTask:
         if data is not None:
             return from_json(ExitRecord, data)
         if self.spec.container is not None:
-            await asyncio.to_thread(_remove_container, self.spec.container)
+            await asked(_remove_container, self.spec.container)
         else:
             await self._kill_leftovers()
         message = "the keeper of this attempt died, and its processes with it"
