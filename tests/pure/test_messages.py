@@ -361,6 +361,13 @@ def test_what_names_no_image_is_refused(image: str) -> None:
         EnvironmentConfig(image=image)
 
 
+@pytest.mark.parametrize("path", ["", "/", "data", "/data/", "/data/../etc", "//data", "/da\nta"])
+def test_what_is_no_whole_path_is_not_mounted(path: str) -> None:
+    for mounts in ({path: "/srv"}, {"/data": path}):
+        with pytest.raises(ValidationError, match="write whole paths"):
+            EnvironmentConfig(mounts=mounts)
+
+
 @pytest.mark.parametrize("image", ["python:3.12-slim", "registry.example:5000/team/job@sha256:" + "0" * 64])
 def test_an_image_is_named_as_for_docker(image: str) -> None:
     assert EnvironmentConfig(image=image).image == image
@@ -380,6 +387,7 @@ def test_create_environment_takes_what_environments_have() -> None:
         uv_lock=True,
         python="3.12",
         image="debian:12",
+        mounts={"/data": "/srv/data"},
         env_vars={"A": "1"},
     )
     assert environment.model_dump(exclude={"env_vars"}) == {
@@ -388,6 +396,7 @@ def test_create_environment_takes_what_environments_have() -> None:
         "pip_packages": ("a", "b"),
         "requirements": "c",
         "image": "debian:12",
+        "mounts": {"/data": "/srv/data"},
         "uv_lock": True,
         "python": "3.12",
     }

@@ -13,6 +13,7 @@ from fluster_services.worker.container import STATE_LABEL
 from fluster_services.worker.limits import Limits
 from fluster_services.worker.outcome import outcome
 from fluster_services.worker.process_task import ProcessTask
+from fluster_services.worker.runtime import LaunchError
 from tests.docker_engine import Engine, OwnEngine
 from tests.system.runtime_site import PATIENCE_S, Site, end_of, make_runtime, read_all, texts, wait_for_line
 from tests.waiting import wait_until_async
@@ -106,6 +107,22 @@ async def test_the_workspace_is_copied_and_the_tasks_own(docker_site: Site, tmp_
     assert (await end_of(task)).exit_code == 0
     assert texts(task) == ["found"]
     assert [path.name for path in (workspace / "src").iterdir()] == ["theirs.py"]
+
+
+async def test_folders_are_seen_below_the_roots_of_the_worker_and_not_written_to(
+    docker_site: Site, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "word").write_text("seen\n")
+    _use(docker_site, mount_roots=(str(data),))
+    script = "cat /data/word; echo new > /data/new"
+    task = await docker_site.command("sh", "-c", script, mounts={"/data": str(data)})
+    assert (await end_of(task)).exit_code == 2
+    assert texts(task) == ["seen"]
+    assert "Read-only file system" in texts(task, "stderr")[0]
+    with pytest.raises(LaunchError, match="this worker mounts"):
+        await docker_site.command("true", mounts={"/data": "/etc"}, key="ns.job.0.2")
 
 
 # How it ends

@@ -103,9 +103,11 @@ def test_what_cannot_run_here_fails_and_says_why(contained: LocalCluster, engine
     assert contained.wait(contained.launch(command("true")), timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
 
 
-def test_a_worker_without_containers_refuses_an_image(cluster: LocalCluster) -> None:
-    job_id = cluster.launch(call(print, "never", environment=EnvironmentConfig(image="debian:12")))
-    info = cluster.wait(job_id, timeout=PATIENCE_S)
+@pytest.mark.parametrize("environment", [EnvironmentConfig(image="debian:12"), EnvironmentConfig(mounts={"/d": "/d"})])
+def test_a_worker_without_containers_refuses_what_needs_them(
+    cluster: LocalCluster, environment: EnvironmentConfig
+) -> None:
+    info = cluster.wait(cluster.launch(call(print, "never", environment=environment)), timeout=PATIENCE_S)
     assert info.status is JobStatus.FAILED
     assert "needs a worker that runs jobs in containers" in info.error_message
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
@@ -98,6 +99,8 @@ class EnvironmentConfig(Message):
     (the uv.lock in the workspace) are installed into a virtual environment on top of what the worker has. `python` is
     another interpreter for that: a version or a path, found on the worker. `image` names the container image to run in,
     at workers that run jobs in containers; it has to bring the packages, and for a callable the client's version of Python.
+    `mounts` are folders of the worker that the task shall see there: {path in the container: path at the worker}. They can be
+    read only, and lie below those that the worker's configuration names.
     """
 
     workspace: str | Path | None = None
@@ -108,6 +111,7 @@ class EnvironmentConfig(Message):
     python: str | None = Field(default=None, min_length=1, max_length=4_096)
     env_vars: Mapping[str, str] = Field(default_factory=dict)
     image: str | None = Field(default=None, pattern=r"\A[A-Za-z0-9][\w.:/@-]*\z", max_length=1_024)
+    mounts: Mapping[str, str] = Field(default_factory=dict)
 
     @field_validator("pip_packages", mode="before")
     @classmethod
@@ -131,6 +135,21 @@ class EnvironmentConfig(Message):
     def _check_python(cls, value: str | None) -> str | None:
         if value is not None and (value.startswith("-") or not value.isprintable()):
             raise ValueError(f"python={value!r} is neither a version, such as '3.12', nor the path of an interpreter")
+        return value
+
+    @field_validator("mounts")
+    @classmethod
+    def _check_mounts(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        for path in (*value, *value.values()):
+            if (
+                not path.isprintable()
+                or not path.startswith("/")
+                or posixpath.normpath(path) != path
+                or path[:2] in ("/", "//")
+            ):
+                raise ValueError(
+                    f"mounts has {path!r}: write whole paths, such as '/data/set', without '..' or a '/' at the end"
+                )
         return value
 
     @model_validator(mode="after")
@@ -163,6 +182,7 @@ def create_environment(
     uv_lock: bool = False,
     python: str | None = None,
     image: str | None = None,
+    mounts: Mapping[str, str] | None = None,
 ) -> EnvironmentConfig:
     """An environment with `env_vars`, and the tokens and defaults that training code usually expects.
 
@@ -177,6 +197,7 @@ def create_environment(
             "uv_lock": uv_lock,
             "python": python,
             "image": image,
+            "mounts": mounts or {},
             "env_vars": {"TOKENIZERS_PARALLELISM": "false", **forwarded, **(env_vars or {})},
         }
     )

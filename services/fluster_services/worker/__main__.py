@@ -89,6 +89,8 @@ def _containers() -> ContainerSettings:
     ):
         if os.environ.get(variable):
             known[name] = os.environ[variable]
+    roots = os.environ.get("FLUSTER_MOUNT_ROOTS", "")
+    known["mount_roots"] = tuple(root.strip() for root in roots.split(",") if root.strip())
     ulimits = os.environ.get("FLUSTER_CONTAINER_ULIMITS")
     if ulimits:
         try:

@@ -82,6 +82,7 @@ class LaunchSpec:
     limits: Limits = field(default_factory=Limits)  # those asked for
     groups: dict[str, dict[str, str]] = field(default_factory=dict)  # those enforced, as in limits.py
     image: str | None = None  # that it is to run in
+    mounts: dict[str, str] = field(default_factory=dict)  # {path in its container: path here} of those asked for
     container: Container | None = None  # that it runs in
     keep_s: float = 3600.0  # how long the keeper waits for somebody to ask how it ended
 

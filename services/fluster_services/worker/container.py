@@ -19,7 +19,7 @@ OWN_MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
 INNER_FOLDER = "/fluster"  # in the container: what an attempt's directory is to a task without one
 WORKING_FOLDER = f"{INNER_FOLDER}/work"
 _WORKSPACE_PATH = (WORKING_FOLDER, f"{WORKING_FOLDER}/src")
-_LIBRARIES = "/opt/fluster"
+LIBRARIES_FOLDER = "/opt/fluster"
 _LABEL = "fluster"
 STATE_LABEL = f"{_LABEL}.state"
 NOBODY = 65_534
@@ -41,6 +41,7 @@ class ContainerSettings:
     profile: Profile = "default"
     # {name: (soft, hard)}; what is not named is as the engine has it, whose own limits are the most that it can give.
     ulimits: Mapping[str, tuple[int, int]] = field(default_factory=lambda: {"core": (0, 0)})
+    mount_roots: tuple[str, ...] = ()  # below which jobs may have folders of this machine mounted
     timeout_s: float = 60.0  # for an answer of the engine
     pull_timeout_s: float = 900.0
 
@@ -80,14 +81,16 @@ class Libraries:
 
 def own_libraries(python_path: Sequence[str]) -> Libraries:
     """Fluster and the packages that this process has; nothing else that it could import."""
-    mounts = {path: f"{_LIBRARIES}/packages/{number}" for number, path in enumerate(filter(_SITE.search, python_path))}
+    mounts = {
+        path: f"{LIBRARIES_FOLDER}/packages/{number}" for number, path in enumerate(filter(_SITE.search, python_path))
+    }
     found = [*mounts.values()]
     for name in _PACKAGES:
         folder = Path(importlib.import_module(name).__path__[0])
         if str(folder.parent) not in mounts:  # a checkout
-            mounts[str(folder)] = f"{_LIBRARIES}/own/{name}"
-            if f"{_LIBRARIES}/own" not in found:
-                found.append(f"{_LIBRARIES}/own")
+            mounts[str(folder)] = f"{LIBRARIES_FOLDER}/own/{name}"
+            if f"{LIBRARIES_FOLDER}/own" not in found:
+                found.append(f"{LIBRARIES_FOLDER}/own")
     return Libraries(mounts, tuple(found))
 
 
@@ -99,7 +102,7 @@ def given_libraries(python_path: Sequence[str], *, secret: Sequence[Path]) -> Li
         for path in python_path
         if Path(path).is_dir() and not any(place.is_relative_to(Path(path).resolve()) for place in places)
     ]
-    mounts = {path: f"{_LIBRARIES}/given/{number}" for number, path in enumerate(folders)}
+    mounts = {path: f"{LIBRARIES_FOLDER}/given/{number}" for number, path in enumerate(folders)}
     return Libraries(mounts, tuple(mounts.values()))
 
 
@@ -113,6 +116,7 @@ class Wanted:
     env: Mapping[str, str]
     limits: Limits
     devices: Sequence[str] = ()  # GPUs
+    mounts: Mapping[str, str] = field(default_factory=dict)  # {path in the container: path here}, checked
 
 
 def labels(key: str, state: Path) -> dict[str, str]:
@@ -141,6 +145,7 @@ def create_body(
     libraries = {**own.mounts, **given.mounts} if is_callable else dict(given.mounts)
     mounts = [_bind(str(task_folder), INNER_FOLDER, is_writable=True)]
     mounts += [_bind(source, target) for source, target in libraries.items()]
+    mounts += [_bind(source, target) for target, source in wanted.mounts.items()]
     environment = {
         "PYTHONUNBUFFERED": "1",
         "HOME": _SCRATCH[0],  # the image's own user may have none, or one that cannot be written to

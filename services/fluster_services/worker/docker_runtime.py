@@ -29,6 +29,7 @@ from fluster_services.worker.container import (
 from fluster_services.worker.engine import EngineError, NotThereError, asked, connect, told
 from fluster_services.worker.environments import without_interpreters_own
 from fluster_services.worker.limits import Limits, group_name
+from fluster_services.worker.mounts import checked_mounts
 from fluster_services.worker.process_runtime import ProcessRuntime
 from fluster_services.worker.process_task import ProcessTask
 
@@ -103,6 +104,7 @@ class DockerRuntime:
             env={**spec.env, **inner},
             limits=spec.limits if self._enforces_limits else Limits(pids=spec.limits.pids),
             devices=spec.devices,
+            mounts=checked_mounts(spec.mounts, settings.mount_roots, secret=secret),
         )
         container = Container(
             engine=settings.engine,

@@ -98,6 +98,7 @@ class Launcher:
             fence_after_s=self.timing.fence_after_s,
             devices=list(devices),
             image=prepared.image,
+            mounts=dict(request.environment.mounts),
             limits=Limits(memory=request.resources.memory, cpu=request.resources.cpu, pids=MAX_PIDS),
         )
         return spec, request.entrypoint.pickled

@@ -98,10 +98,11 @@ class Preparation:
 
 
 def _check_image(config: EnvironmentConfig, *, in_containers: bool) -> None:
-    if config.image is not None and not in_containers:
+    given = f"image={config.image!r}" if config.image is not None else f"mounts={dict(config.mounts)!r}"
+    if (config.image is not None or config.mounts) and not in_containers:
         raise LaunchError(
-            f"image={config.image!r} needs a worker that runs jobs in containers, and this one runs them as processes: "
-            "start it with runtime docker, or leave the image out"
+            f"{given} needs a worker that runs jobs in containers, and this one runs them as processes: "
+            "start it with runtime docker, or leave that out"
         )
     if in_containers and wants_environment(config):
         raise LaunchError(
