@@ -363,7 +363,8 @@ class _Keeper:
         sys.stderr.write(f"{self._spec.key}: {what}\n")
 
     def _was_out_of_memory(self, number: int | None) -> bool | None:
-        if number != signal.SIGKILL or self._reason != "exited":
+        # The machine's count has the kills of all: of a container, the engine itself tells why it ended.
+        if number != signal.SIGKILL or self._reason != "exited" or self._spec.container is not None:
             return False
         count = oom_kill_count()
         return None if count is None or self._oom_kills is None else count > self._oom_kills
