@@ -97,7 +97,7 @@ def test_what_belongs_to_an_interpreter_is_told_from_the_users_own() -> None:
 @pytest.mark.parametrize(
     ("source", "lies_there"),
     [
-        ('{ registry = "https://pypi.org/simple" }', False),
+        ('{ registry = "https://packages.example/simple" }', False),
         ('{ virtual = "." }', False),
         ('{ editable = "." }', False),
         ('{ editable = "packages/one" }', True),
