@@ -159,6 +159,16 @@ async def test_an_exit_code_a_signal_and_want_of_memory_are_told_apart(
     assert await reason_of(task) == reason
 
 
+async def test_want_of_memory_in_one_is_not_told_of_another(docker_site: Site) -> None:
+    other = await docker_site.command("sh", "-c", "echo up; until [ -e gate ]; do sleep 0.05; done; kill -KILL $$")
+    await wait_for_line(other, "up")
+    script = "exec python3 -c 'bytearray(400 << 20)'"
+    greedy = await docker_site.command("sh", "-c", script, limits=Limits(memory=64 * MIB), key="ns.job.1.1")
+    assert await reason_of(greedy) == "killed: over its memory limit of 64 MiB"
+    (_work_folder(other) / "gate").touch()
+    assert await reason_of(other) == "killed by SIGKILL"
+
+
 async def test_one_that_forks_without_end_is_held(docker_site: Site) -> None:
     script = "import os, time\ntry:\n for _ in range(100):\n  if os.fork() == 0: time.sleep(100)\nexcept OSError: print('held')"
     task = await docker_site.command("python3", "-c", script, limits=Limits(pids=20))
