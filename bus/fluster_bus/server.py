@@ -43,7 +43,7 @@ _INSTALL = "run `pip install 'fluster[local]'`"
 # server on one of those will one day be given the very port as its own, connect to itself, and keep the server out.
 _PORTS = range(20_000, 32_768)
 _PORT_ATTEMPTS = 20
-_MIN_FREE_BYTES = 32 << 20
+MIN_FREE_BYTES = 32 << 20
 _MEMORY_LIMIT_BYTES = 256 << 20
 _LOG_LIMIT_BYTES, _LOGS_KEPT = 4 << 20, 2
 _START_TIMEOUT_S = 30.0  # a large store takes a while to read
@@ -146,6 +146,10 @@ class EmbeddedServer:
     def log_file(self) -> Path:
         return self.store_dir / "nats-server.log"
 
+    def free_bytes(self) -> int:
+        """The room on the disk of its folder. Raises OSError when somebody removed that."""
+        return shutil.disk_usage(self.store_dir).free
+
     @property
     def port(self) -> int:
         """Where it listens. Known once it was started, and then for good."""
@@ -201,8 +205,8 @@ class EmbeddedServer:
             else:
                 self._given_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._store_dir = self._given_dir.resolve()
-        free_bytes = shutil.disk_usage(self._store_dir).free
-        if free_bytes < _MIN_FREE_BYTES:
+        free_bytes = self.free_bytes()
+        if free_bytes < MIN_FREE_BYTES:
             raise ServerStartError(
                 f"the disk of the store folder {self._store_dir} is full ({free_bytes >> 20} MiB free): "
                 "make room, or choose another folder"

@@ -2,7 +2,8 @@
 
 The owner writes a LocalSetup as one line to standard input and reads a LocalStarted as one line from standard output.
 Standard input is the leash: when it ends, because the owner closed it or died in whatever way, everything ends. A daemon
-that dies is started again, on the same port and the same store, so that clients and actors go on without being told.
+that dies is started again, on the same port and the same store, so that clients and actors go on without being told. So is
+a server whose disk was full, once there is room.
 Only a worker that was told to drain stays away.
 
 Single-threaded, without an event loop: the daemons are forked from here with everything imported. That takes most of the
@@ -33,6 +34,7 @@ from fluster_bus.errors import FlusterError, InvalidMessageError
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_services.config import LOCAL_TIMING
+from fluster_services.store_room import StoreRoom
 from fluster_services.worker.processes import set_process_name
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 _START_TIMEOUT_S = 45.0
 _LEAVE_TIMEOUT_S = 5.0
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 5.0  # before a daemon that died is started again
+_LOOK_AT_DISK_S = 2.0
 _SETTLED_S = 10.0  # one that ran for so long may be started again at once
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
@@ -68,6 +71,7 @@ class Supervisor:
     server: EmbeddedServer
     daemons: list[Daemon] = field(default_factory=list)
     server_restart_at: float | None = None
+    room: StoreRoom = field(default_factory=StoreRoom)
 
     def __post_init__(self) -> None:
         self.life_end, self._life = os.pipe()  # whoever holds the first reads the end of this process
@@ -246,13 +250,26 @@ class Supervisor:
                 if key.data == "server":
                     self._selector.unregister(key.fileobj)
                     self.server_restart_at = time.monotonic()
+            self._look_at_disk()
             self._restart_due()
 
-    def _pause(self) -> float | None:
+    def _look_at_disk(self) -> None:
+        try:
+            free_bytes = self.server.free_bytes()
+        except OSError as error:
+            sys.stderr.write(f"the server's folder cannot be looked at: {error}\n")
+            return
+        if self.room.see(free_bytes) and self.server_restart_at is None:
+            sys.stderr.write("nats-server is started again, now that its disk has room\n")
+            self._selector.unregister(self.server)
+            self.server.stop()
+            self.server_restart_at = time.monotonic()
+
+    def _pause(self) -> float:
         times = [daemon.restart_at for daemon in self.daemons if daemon.restart_at is not None]
         if self.server_restart_at is not None:
             times.append(self.server_restart_at)
-        return max(0.0, min(times) - time.monotonic()) if times else None
+        return max(0.0, min([_LOOK_AT_DISK_S, *(moment - time.monotonic() for moment in times)]))
 
     def _on_signal(self) -> bool:
         """Take in who ended; True when this process is asked to leave."""
