@@ -8,10 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fluster import ActorContext, ActorTimeoutError, LocalCluster, actor, deploy
+from fluster import ActorContext, ActorPool, ActorTimeoutError, LocalCluster, actor, deploy
 
 PATIENCE_S = 40.0
 
@@ -37,7 +38,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     mount = shutil.which("mount")
     if sys.platform != "linux" or mount is None:
         pytest.skip("a small disk needs Linux and mount")
-    program = [mount, "-t", "tmpfs", "-o", "size=128m", "tmpfs", disk]
+    program = [mount, "-t", "tmpfs", "-o", "size=128m", "tmpfs", str(disk)]
     made = subprocess.run(program, capture_output=True, text=True, check=False)
     if made.returncode != 0:
         pytest.skip(f"a small disk needs the right to mount one: {made.stderr.strip()}")
@@ -53,7 +54,7 @@ def fill(file: Path) -> None:
 
 def test_calls_go_on_once_there_is_room_again(small_disk: Path) -> None:
     with LocalCluster(store_dir=small_disk) as cluster:
-        pool = deploy(cluster, Ledger, name="ledger")
+        pool: ActorPool[Any] = deploy(cluster, Ledger, name="ledger")
         assert pool.call(timeout=PATIENCE_S).keep(0) == [0]
         fill(small_disk / "ballast")
         # Large enough to need room that the server does not have yet; from here on it writes nothing.
