@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
+from fluster_bus.bus import DEFAULT_TIMEOUT_S
 from fluster_bus.errors import MessageTooLargeError, NoRespondersError, StorageError, StreamNotFoundError
 from fluster_bus.feeds import Entry, Feed
 from fluster_bus.streams import MAX_CALL_BYTES
@@ -38,7 +39,16 @@ class StoredCall:
         return StoredCall(entry.sequence, call_id, reply if subjects.is_inbox(reply) else "", entry.data)
 
 
-async def store_call(bus: Bus, namespace: str, name: str, data: bytes, *, call_id: str, reply: str) -> bool:
+async def store_call(
+    bus: Bus,
+    namespace: str,
+    name: str,
+    data: bytes,
+    *,
+    call_id: str,
+    reply: str,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> bool:
     """Store a call; False when it was there already, by its id.
 
     Raises MessageTooLargeError, StreamNotFoundError, StorageError when there is no room, and what `Bus.request` raises.
@@ -50,7 +60,7 @@ async def store_call(bus: Bus, namespace: str, name: str, data: bytes, *, call_i
         )
     headers = {_ID_HEADER: call_id, _REPLY_HEADER: reply}
     try:
-        answer = await bus.request(subjects.durable_calls(namespace, name), data, headers=headers)
+        answer = await bus.request(subjects.durable_calls(namespace, name), data, timeout_s=timeout_s, headers=headers)
     except NoRespondersError as error:
         raise StreamNotFoundError(f"no stream takes calls to {name}: does the namespace {namespace} exist?") from error
     sequence_of_ack(answer, f"the call to {name}")

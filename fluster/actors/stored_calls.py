@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable
 from fluster.actors import frames
 from fluster.actors.calls import Broadcast, Call, Done
 from fluster.actors.futures import ActorFuture
-from fluster.errors import ActorDeadlockError, ConnectionLostError, MailboxFullError
+from fluster.errors import ActorDeadlockError, ActorTimeoutError, ConnectionLostError, MailboxFullError
 from fluster_bus import payloads, subjects
-from fluster_bus.bus import Bus
+from fluster_bus.bus import DEFAULT_TIMEOUT_S, Bus
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import (
     DisconnectedError,
@@ -136,19 +136,29 @@ class StoredCalls:
             self._finish([Done(call, ok=False, error=error)])
 
     async def _error_of_storing(self, call: Call, number: int) -> Exception | None:
-        call_id, attempts = secrets.token_urlsafe(12), 0
+        call_id, attempts, left_s = secrets.token_urlsafe(12), 0, _time_to_store(call)
 
-        async def store(_left_s: float) -> bool:
+        async def store(attempt_s: float) -> bool:
             nonlocal attempts
             attempts += 1
-            reply = f"{self._inbox}.{number}"
-            return await store_call(self._bus, self._namespace, call.pool, body, call_id=call_id, reply=reply)
+            return await store_call(
+                self._bus,
+                self._namespace,
+                call.pool,
+                body,
+                call_id=call_id,
+                reply=f"{self._inbox}.{number}",
+                timeout_s=min(attempt_s, DEFAULT_TIMEOUT_S),
+            )
 
         try:
             body = frames.encode_calls([call.to_wire(bytes(payloads.spelled_out(call.payload)))])
-            is_first = await retried(store, on=_NOT_YET, timeout_s=_STORE_TIMEOUT_S)
-        except (DisconnectedError, RequestTimeoutError):
-            return ConnectionLostError(f"{call}: it was sent {attempts} times, and may be stored: then it is run")
+            is_first = await retried(store, on=_NOT_YET, timeout_s=left_s)
+        except (DisconnectedError, RequestTimeoutError) as error:
+            lost = isinstance(error, DisconnectedError)
+            heard = "the connection is lost" if lost else "nobody acknowledged it: is the server's disk full?"
+            text = f"{call}: it was sent {attempts} times, and may be stored: then it is run; {heard}"
+            return ConnectionLostError(text) if left_s == _STORE_TIMEOUT_S else ActorTimeoutError(text)
         except StreamNotFoundError as error:
             return error
         except StorageError as error:
@@ -202,3 +212,10 @@ class StoredCalls:
         self._bytes -= sum(len(call.payload) for call in taken)
         out = [number for number, call in list(self._out.items()) if concerns(call)]
         return taken + [call for number in out if (call := self._out.pop(number, None)) is not None]
+
+
+def _time_to_store(call: Call) -> float:
+    """In seconds. Those behind it wait; after its deadline it would not be run anyhow."""
+    if call.deadline is None:
+        return _STORE_TIMEOUT_S
+    return min(_STORE_TIMEOUT_S, frames.seconds_between(frames.now(), call.deadline))

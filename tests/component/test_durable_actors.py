@@ -36,7 +36,7 @@ from fluster.errors import (
 from fluster.testing import LocalActors
 from fluster_bus import streams, subjects
 from fluster_bus.bus import Bus
-from fluster_bus.errors import DisconnectedError, MessageTooLargeError, ServiceError
+from fluster_bus.errors import DisconnectedError, MessageTooLargeError, RequestTimeoutError, ServiceError
 from fluster_bus.messages import HandledCalls
 from fluster_bus.roles import Role
 from fluster_bus.stored_calls import StoredCall, calls_feed, store_call
@@ -619,6 +619,34 @@ def test_a_call_whose_acknowledgement_was_lost_is_run_once(
     assert tries == [True, False]
     assert pool.call().add(2) == 2
     assert ran == ["started", "waits", 1, 2]
+    served.end()
+
+
+def test_a_call_that_cannot_be_stored_holds_up_no_other_beyond_its_deadline(
+    shared: Env,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served, pool = Served(shared, "held-up", []), pool_of(shared, "held-up")
+    assert pool.call().add(1) == 1
+    answers = asyncio.Event()
+
+    async def store(*args: Any, timeout_s: float, **more: Any) -> bool:
+        if args[3].find(b"complain") < 0:
+            return await store_call(*args, timeout_s=timeout_s, **more)
+        try:
+            await asyncio.wait_for(answers.wait(), timeout_s)
+        except TimeoutError as error:
+            raise RequestTimeoutError("nobody answered") from error
+        raise AssertionError("nobody answers")
+
+    monkeypatch.setattr(stored_calls, "store_call", store)
+    refused, taken = pool.submit(timeout=0.2).complain(), pool.submit(timeout=TIMEOUT_S).add(2)
+    with pytest.raises(ActorTimeoutError):
+        refused.result(TIMEOUT_S)
+    assert taken.result(TIMEOUT_S) == 2
+    monkeypatch.setattr(stored_calls, "_STORE_TIMEOUT_S", 0.2)
+    with pytest.raises(ConnectionLostError, match="is the server's disk full"):
+        pool.call().complain()
     served.end()
 
 
