@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -666,6 +667,68 @@ def test_a_caller_that_was_cut_off_is_told_and_its_call_is_run(env: Env) -> None
         gate.opened.set()
         assert pool.call().all() == [1]
     served.end()
+
+
+def purge_calls(on: Env, name: str, **which: int) -> None:
+    """As `nats stream purge --subject` does it."""
+
+    async def purge(bus: Bus) -> None:
+        request = {"filter": subjects.durable_calls(NAMESPACE, name), **which}
+        answer = await bus.request(
+            subjects.stream_purge(subjects.calls_stream(NAMESPACE)), json.dumps(request).encode()
+        )
+        assert json.loads(answer.data)["success"]
+
+    on_bus(on, purge, Role.OPERATOR)
+
+
+def test_an_operator_removes_the_call_of_which_processes_die(shared: Env) -> None:
+    ran, gate = list[Any](), Gate()
+    served = Served(shared, "poisoned", ran, gate)
+    pool = pool_of(shared, "poisoned")
+    assert pool.call().add(1) == 1
+    pool.submit().wait()
+    behind = pool.submit().add(2)
+    gate.is_entered()
+    wait_stored(pool, 2)
+    served.server.shutdown(0.05)
+    sequences: list[int] = []
+
+    async def look(bus: Bus) -> None:
+        row = await streams.handled_table(bus, NAMESPACE).get(subjects.handled_key("poisoned"))
+        assert row is not None
+        question = {"seq": row.value.sequence + 1, "next_by_subj": subjects.durable_calls(NAMESPACE, "poisoned")}
+        stream = subjects.direct_get(subjects.calls_stream(NAMESPACE))
+        answer = await bus.request(stream, json.dumps(question).encode())
+        sequences.append(int(answer.headers["Nats-Sequence"]))
+
+    on_bus(shared, look, Role.OPERATOR)
+    purge_calls(shared, "poisoned", seq=sequences[0] + 1)
+    again = Served(shared, "poisoned", ran, gate)
+    assert behind.result(TIMEOUT_S) == 2
+    assert ran == ["started", 1, "waits", "restored", "started", 2]
+    gate.opened.set()
+    again.end()
+
+
+def test_whom_an_operator_removed_leaves_nothing_to_the_next(shared: Env) -> None:
+    served = Served(shared, "removed", [])
+    pool = pool_of(shared, "removed")
+    assert [pool.call().add(number) for number in range(3)] == [1, 2, 3]
+    served.end()
+    purge_calls(shared, "removed")
+
+    async def remove(bus: Bus) -> None:
+        await streams.handled_table(bus, NAMESPACE).delete(subjects.handled_key("removed"))
+        await streams.states_table(bus, NAMESPACE).delete(subjects.state_key("removed"))
+        await streams.seats_table(bus, NAMESPACE).delete(subjects.seat_key("removed"))
+
+    on_bus(shared, remove, Role.OPERATOR)
+    ran: list[Any] = []
+    again = Served(shared, "removed", ran)
+    assert pool.call().add(4) == 1
+    assert ran == ["started", 4]
+    again.end()
 
 
 def test_calls_that_are_cancelled_or_whose_pool_is_closed_are_run(shared: Env) -> None:
