@@ -700,6 +700,7 @@ def test_an_operator_removes_the_call_of_which_processes_die(shared: Env) -> Non
         question = {"seq": row.value.sequence + 1, "next_by_subj": subjects.durable_calls(NAMESPACE, "poisoned")}
         stream = subjects.direct_get(subjects.calls_stream(NAMESPACE))
         answer = await bus.request(stream, json.dumps(question).encode())
+        assert answer.headers is not None
         sequences.append(int(answer.headers["Nats-Sequence"]))
 
     on_bus(shared, look, Role.OPERATOR)
