@@ -186,8 +186,8 @@ class HostedActor:
             return
         is_json = not codec.is_pickle(delivery.data)
         error: Exception = TypeError(
-            f"{self.context.actor_name} is durable: its calls are stored first, as those of a Fluster pool are, and not "
-            "sent to it directly or broadcast"
+            f"{self.context.actor_name} is durable: its calls are stored first, not sent to it directly or broadcast: "
+            f"call it from Python, ActorPool(cluster, {str(self.context.actor_name)!r}).call()"
         )
         try:
             count = 1 if is_json else len(frames.decode_calls(delivery.data))

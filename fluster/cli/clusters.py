@@ -45,7 +45,10 @@ def up(
     cpu: Annotated[float | None, typer.Option(help="CPUs that it offers; at least 16, 4 for each core.")] = None,
     memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory that it offers, such as 8GB.")] = None,
     namespace: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A namespace it shall have; may be given several times.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="A namespace it shall have, instead of 'default'; may be given several times."
+        ),
     ] = None,
     store_dir: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Keep records and logs here, and go on with what is there.")
