@@ -71,8 +71,9 @@ def tracer(provider: TracerProvider) -> trace.Tracer:
 
 
 class Calculator:
-    def __init__(self, gate: threading.Event | None = None) -> None:
+    def __init__(self, gate: threading.Event | None = None, waits: threading.Event | None = None) -> None:
         self.gate = gate
+        self.waits = waits  # set when `wait` has begun
 
     def add(self, a: int, b: int) -> int:
         with trace.get_tracer("test").start_as_current_span("adding"):
@@ -93,6 +94,8 @@ class Calculator:
 
     def wait(self) -> None:
         assert self.gate is not None
+        assert self.waits is not None
+        self.waits.set()
         assert self.gate.wait(TIMEOUT_S)
 
     def current(self) -> bool:
@@ -168,10 +171,11 @@ def test_errors_stand_in_both_spans(actors: LocalActors, ended: Ended, tracer: t
 def test_calls_that_are_not_answered_end_their_spans_too(
     actors: LocalActors, ended: Ended, tracer: trace.Tracer
 ) -> None:
-    gate = threading.Event()
-    pool = actors.deploy(Calculator, gate)
+    gate, waits = threading.Event(), threading.Event()
+    pool = actors.deploy(Calculator, gate, waits)
     with tracer.start_as_current_span("mine"):
         late = pool.submit(timeout=5).wait()
+    assert waits.wait(TIMEOUT_S)  # one whose time is over before it begins is never run
     actors.clock.advance(5)
     with pytest.raises(ActorTimeoutError):
         late.result(TIMEOUT_S)
