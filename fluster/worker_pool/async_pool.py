@@ -30,9 +30,8 @@ Items = TypeVar("Items", bound=ItemFutures[Any])
 Unordered = TypeVar("Unordered", bound=UnorderedItems[Any])
 
 DEFAULT_RESOURCES = ResourceConfig()
-_TASK_MEMORY = (
-    0.98  # answers of short tasks come many at a time, and the first of them seems to have taken all the time
-)
+# Long: answers of short tasks come many at a time, and the first of them seems to have taken all the time.
+_TASK_MEMORY = 0.98
 
 
 class AsyncWorkerPool:

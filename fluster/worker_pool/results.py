@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, cast, overload
@@ -201,7 +202,7 @@ def _value(outcome: Outcome, place: int) -> Any:
     return outcome.values()[place - outcome.start]
 
 
-class UnorderedItems(Generic[T]):
+class UnorderedItems(ABC, Generic[T]):
     """The items of one `imap_unordered` on their way, and what they give.
 
     Items are taken from where they come from as results are asked for: so many are under way that no worker waits.
@@ -228,9 +229,9 @@ class UnorderedItems(Generic[T]):
         self._place = 0  # in it
         self._taken = self._given = 0  # items
 
+    @abstractmethod
     def _take(self, outcome: Outcome) -> None:
         """An outcome has arrived; called by any thread."""
-        raise NotImplementedError
 
     def _has_more(self) -> bool:
         """True when another outcome is to come; takes items first, as far as workers have room."""
