@@ -10,7 +10,8 @@ import dataclasses
 import json
 import pickle
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -33,16 +34,28 @@ copyreg.pickle(type(dataclasses.MISSING), _name_of_missing)
 
 def encode(value: Any) -> bytes:
     """A pickle of `value`. Raises TypeError, naming what cannot be pickled."""
-    try:
-        data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-        if not mentions_own_modules(data):
-            return data
-    except Exception:  # noqa: S110 - any failure means the same: cloudpickle is asked, and raises if it can't
-        pass
+    plain = _plain_pickle(value)
+    if plain is not None:
+        return plain
     try:
         return bytes(cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
     except Exception as error:
         raise cannot_be_pickled(value, error) from error
+
+
+def _plain_pickle(value: Any) -> bytes | None:
+    """What pickle itself makes of it, if that means the same everywhere."""
+    try:
+        data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception:  # any failure means the same: cloudpickle is asked, and raises if it can't
+        return None
+    return None if mentions_own_modules(data) else data
+
+
+def reference_to(function: Callable[..., Any]) -> bytes | None:
+    """The pickle of a function that tells no more than its name, and so stays the same; None for others."""
+    is_builtin = isinstance(function, BuiltinFunctionType) and isinstance(function.__self__, ModuleType)
+    return _plain_pickle(function) if is_builtin or isinstance(function, FunctionType) else None
 
 
 def cannot_be_pickled(value: Any, error: Exception) -> TypeError:

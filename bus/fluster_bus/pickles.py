@@ -72,7 +72,10 @@ def dump(value: Any) -> bytes | Pickled:
     """A pickle of `value`, as `codec.encode` makes it, in pieces when it is large. Raises TypeError."""
     try:
         pickled = _dump(value)
-        if not _mentions_own_modules(pickled):
+        if isinstance(pickled, bytes):
+            if not codec.mentions_own_modules(pickled):
+                return pickled
+        elif not _mention_own_modules(pickled):
             return pickled
     except Exception:  # noqa: S110 - any failure means the same: cloudpickle is asked, and raises if it can't
         pass
@@ -108,9 +111,7 @@ def _dump_with(pickler: Callable[..., Any], value: Any) -> bytes | Pickled:
     return pickled if buffers or len(parts) > 1 else pickled.joined()
 
 
-def _mentions_own_modules(pickled: bytes | Pickled) -> bool:
-    if isinstance(pickled, bytes):
-        return codec.mentions_own_modules(pickled)
+def _mention_own_modules(pickled: Pickled) -> bool:
     before = b""
     for part in pickled.parts:
         if not _is_raw(before, part) and codec.mentions_own_modules(part):

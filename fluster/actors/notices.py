@@ -13,7 +13,7 @@ from fluster.actors.desk import Desk
 from fluster.actors.frames import WireReply
 from fluster.actors.inboxes import Inboxes
 from fluster.actors.members import Member
-from fluster.actors.reader import StreamReader
+from fluster.actors.reader import ItemsTicket
 from fluster_bus import subjects
 from fluster_bus.carrier import Carrier
 from fluster_bus.errors import BusError
@@ -68,7 +68,7 @@ class Notices:
         reads: dict[str, tuple[Member, list[tuple[int, int, int, int]]]] = {}  # {address: of its streams}
         for call in {self.read.popleft() for _ in range(len(self.read))}:
             found, reader = self._desk.where(call), call.ticket
-            if found is not None and isinstance(reader, StreamReader):
+            if found is not None and isinstance(reader, ItemsTicket):
                 member, place = found
                 progress = reader.progress
                 of_member = reads.setdefault(member.address, (member, []))[1]

@@ -11,7 +11,7 @@ from fluster.actors.calls import Broadcast, Call, Done, Part
 from fluster.actors.explanations import Explanations
 from fluster.actors.futures import ActorFuture
 from fluster.actors.loop_calls import closed
-from fluster.actors.reader import ActorStream, StreamReader
+from fluster.actors.reader import ActorStream, ItemsTicket, StreamReader
 from fluster.actors.routing import NobodyServesError
 from fluster.actors.stored import StoredPayloads
 from fluster.actors.windows import Window
@@ -88,7 +88,7 @@ class Outcomes:
             )
             call.ticket = reader
             ticket.set_result(ActorStream(reader))  # nobody else holds on to it: so it is closed when nobody wants it
-        elif part.kind == frames.ITEMS and isinstance(ticket, StreamReader) and not ticket.take(*part.payload):
+        elif part.kind == frames.ITEMS and isinstance(ticket, ItemsTicket) and not ticket.take(*part.payload):
             self._withdraw(call)
 
     async def _fetch(self, done: Done) -> None:

@@ -239,9 +239,11 @@ class AsyncActorPool(Generic[T]):
             raise
         return future
 
-    def send(self, endpoint_id: str, method: str, payload: bytes, ticket: Ticket) -> None:
-        """As `submit_to`, for one who keeps a ticket of his own."""
-        self._caller.submit(Call(self._key, method, payload, ticket, pinned=endpoint_id, owner=self))
+    def send(self, endpoint_id: str, method: str, payload: bytes, ticket: Ticket) -> Callable[[], None]:
+        """As `submit_to`, for one who keeps a ticket of his own: what tells the actor how far its items were taken."""
+        call = Call(self._key, method, payload, ticket, pinned=endpoint_id, owner=self)
+        self._caller.submit(call)
+        return functools.partial(self._caller.tell_read, call)
 
     async def roster(self) -> Roster:
         """The members, and when they change."""

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Generic, NoReturn, Self, TypeVar
@@ -24,7 +25,17 @@ class _EndOfStream(Exception):  # noqa: N818 - no error; a StopIteration cannot 
     pass
 
 
-class StreamReader:
+class ItemsTicket(ABC):
+    """What takes the items of a call that is a stream."""
+
+    progress: Read  # of which the actor is told
+
+    @abstractmethod
+    def take(self, first: int, items: list[bytes]) -> bool:
+        """Items have arrived, of which the first has that number; False when they are of no use, and the call is withdrawn."""
+
+
+class StreamReader(ItemsTicket):
     """What has arrived of a stream; stands in the place of its call's future from the moment it is opened.
 
     `on_read` and `withdraw` tell the actor, by way of the client's connection, and may be called by any thread.

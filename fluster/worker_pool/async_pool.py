@@ -14,10 +14,10 @@ from fluster.actors.maps import iterated
 from fluster.cluster import AsyncCluster
 from fluster.cluster.arguments import check_count
 from fluster.cluster.portal import forked
-from fluster.worker_pool.pace import Pace
 from fluster.worker_pool.progress import ProgressBar
 from fluster.worker_pool.results import AsyncMapResult, AsyncUnorderedResults, ItemFutures, UnorderedItems
-from fluster.worker_pool.work import Batch, Block, Outcome, Task, blocks_of
+from fluster.worker_pool.tasks import Task
+from fluster.worker_pool.work import Batch, Block, Outcome, blocks_of
 from fluster.worker_pool.workers import PoolPlan, PoolStatus, Workers
 from fluster_bus import codec, payloads
 from fluster_bus.messages import EnvironmentConfig, ResourceConfig
@@ -30,8 +30,6 @@ Items = TypeVar("Items", bound=ItemFutures[Any])
 Unordered = TypeVar("Unordered", bound=UnorderedItems[Any])
 
 DEFAULT_RESOURCES = ResourceConfig()
-# Long: answers of short tasks come many at a time, and the first of them seems to have taken all the time.
-_TASK_MEMORY = 0.98
 
 
 class AsyncWorkerPool:
@@ -63,7 +61,7 @@ class AsyncWorkerPool:
         name = unique_name(check_name("name_prefix", name_prefix))
         plan = PoolPlan(name, resources, environment, task_retries, check_timeout(task_timeout))
         self.workers = Workers(cluster, plan, num_workers)
-        self._pace = Pace(_TASK_MEMORY)
+        self._last_function: tuple[object, bytes] = (self, b"")  # of those that travel by their name
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._closed = False
@@ -112,8 +110,8 @@ class AsyncWorkerPool:
         self.check_open()
         workers = self.workers
         future = ActorFuture[T](self.name, workers.loop)
-        payload = (_pickled(function), payloads.encode_whole((args, kwargs)))
-        workers.add(Task(payload, future, self._pace, workers.count_cancelled))
+        payload = (self._pickled(function), payloads.encode_whole((args, kwargs)))
+        workers.add(Task(payload, future, workers.pace))
         return future
 
     def map(
@@ -137,7 +135,7 @@ class AsyncWorkerPool:
     ) -> Items:
         """Run a function for items; `kind` holds what they give."""
         self.check_open()
-        pickled = _pickled(function)
+        pickled = self._pickled(function)
         items = _arguments(iterables)
         blocks = list(blocks_of(items, 0, _checked(chunksize)))
         result = kind(self.name, len(items), self.workers.loop)
@@ -169,7 +167,7 @@ class AsyncWorkerPool:
     ) -> Unordered:
         """Run a function for items as they are asked for; `kind` takes them and hands out what they give."""
         self.check_open()
-        pickled = _pickled(function)
+        pickled = self._pickled(function)
         total = len(items) if isinstance(items, Sequence) else None
         bar = ProgressBar(self.name, total) if progress else None
 
@@ -190,6 +188,18 @@ class AsyncWorkerPool:
             workers=lambda: self.num_workers,
             on_end=on_end,
         )
+
+    def _pickled(self, function: Callable[..., Any]) -> bytes:
+        known, pickle = self._last_function
+        if function is known:
+            return pickle
+        if not callable(function):
+            raise TypeError(f"{function!r} cannot be called: pass the function itself, and its arguments behind it")
+        reference = codec.reference_to(function)
+        if reference is None:  # it travels by value, which may be another the next time
+            return codec.encode(function)
+        self._last_function = function, reference
+        return reference
 
     def _counted(self, then: Callable[[Outcome], object], bar: ProgressBar | None) -> Callable[[Outcome], None]:
         def on_outcome(outcome: Outcome) -> None:
@@ -231,12 +241,6 @@ class AsyncWorkerPool:
 
     async def __aexit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         await self.shutdown(wait=kind is None)
-
-
-def _pickled(function: Callable[..., Any]) -> bytes:
-    if not callable(function):
-        raise TypeError(f"{function!r} cannot be called: pass the function itself, and its arguments behind it")
-    return codec.encode(function)
 
 
 def _arguments(iterables: tuple[Iterable[Any], ...]) -> list[tuple[Any, ...]]:

@@ -10,26 +10,30 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Protocol, Self
+from typing import Protocol
 
 from fluster.worker_pool.pace import Pace
 
 AHEAD_S = 0.04  # of work that a worker has at a time; a unit that takes longer it has alone
 MAX_AHEAD = 1_024  # units
+_SUPPLIED = 2  # units: one to run while the answer to the other travels
 
 
 class Unit(Protocol):
     """What one call to a worker carries."""
 
-    size: int  # items
     deaths: int  # workers that it was lost with
     losses: int  # those, and the times that the connection was lost
     pace: Pace
 
-    def parts(self) -> list[Self]:
+    @property
+    def size(self) -> int:
+        """How many items it has that are not answered."""
+
+    def parts(self) -> Sequence[Unit]:
         """The same work, each item by itself."""
 
 
@@ -81,6 +85,7 @@ class Dispatch:
         self._suspects: deque[Unit] = deque()  # lost with a worker that died
         self._workers: dict[str, _Worker] = {}
         self._place: dict[Unit, _Worker] = {}
+        self._supplied = 0  # of those who take work now
 
     # ---- what happens -----------------------------------------------------------------------------------
 
@@ -88,10 +93,16 @@ class Dispatch:
         """Take work from a source, until it has none."""
         self._sources.append(source)
 
+    @property
+    def last(self) -> Source | None:
+        """The source behind which there is no other."""
+        return self._sources[-1] if self._sources else None
+
     def on_workers(self, names: Collection[str]) -> None:
         """Who takes work now. What the others have may still be answered, or is told to be lost."""
         if names != self._workers.keys():
             self._workers = {name: self._workers.get(name) or _Worker(name) for name in names}
+            self._supplied = sum(len(worker.out) >= _SUPPLIED for worker in self._workers.values())
 
     def on_answered(self, unit: Unit, now: float, ran: int | None = None) -> None:
         """A worker has run a unit, or the first `ran` items of it, or said why it can't."""
@@ -122,6 +133,8 @@ class Dispatch:
     def _take(self, unit: Unit) -> _Worker:
         worker = self._place.pop(unit)
         worker.backlog_s -= worker.out.pop(unit)
+        if len(worker.out) == _SUPPLIED - 1 and self._workers.get(worker.name) is worker:
+            self._supplied -= 1
         if not worker.out:
             worker.backlog_s, worker.alone = 0.0, False
         return worker
@@ -176,6 +189,7 @@ class Dispatch:
         if not worker.out:
             worker.busy_since = now
         worker.out[unit] = expected_s
+        self._supplied += len(worker.out) == _SUPPLIED
         worker.backlog_s += expected_s
         self._place[unit] = worker
 
@@ -188,6 +202,11 @@ class Dispatch:
         return sources, units
 
     # ---- what is where ----------------------------------------------------------------------------------
+
+    @property
+    def is_supplied(self) -> bool:
+        """True when every worker has something to go on with once it has answered."""
+        return 0 < self._supplied == len(self._workers)
 
     @property
     def out(self) -> int:
@@ -209,6 +228,9 @@ class Dispatch:
         for unit, worker in self._place.items():
             if unit not in worker.out:
                 raise AssertionError(f"{unit} is out, but not with {worker.name}")
+        supplied = [worker for worker in self._workers.values() if len(worker.out) >= _SUPPLIED]
+        if len(supplied) != self._supplied:
+            raise AssertionError(f"{self._supplied} workers are supplied by the books, and {len(supplied)} are")
         for worker in self._workers.values():
             if worker.alone and len(worker.out) != 1:
                 raise AssertionError(f"{worker.name} has {len(worker.out)} units, of which one is to be alone")

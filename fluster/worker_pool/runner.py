@@ -6,11 +6,11 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from fluster.actors.definition import actor
+from fluster.actors.definition import actor, method
 from fluster.actors.failures import encode_failure
 from fluster.actors.server import ActorServer
 from fluster.cluster.refs import Ref, resolved
@@ -22,6 +22,8 @@ _STUCK_EXIT_CODE = 75
 _SMALL = (int, float, bool, type(None))  # to look at the clock takes longer than these
 _PART_S = 0.001  # of results that are pickled together
 _ENOUGH_BYTES = 64 << 20  # in one answer: what is left of its chunk is given back
+BUNDLE_WINDOW = (1_024, 4 << 20)  # (answers, their bytes) that may be on their way to the pool
+FAILED = 0x00  # begins what is no result but a failure; no payload begins with it
 # Longer than any task: who leaves finishes what it has.
 _FINISH_S = 10 * 365 * 86_400.0
 
@@ -54,6 +56,20 @@ class TaskRunner:
         if Ref.in_use:
             args, kwargs = resolved(args, kwargs)
         return self._call(_function(function), args, kwargs, limit_s)
+
+    @method(stream_window=BUNDLE_WINDOW[0], stream_window_bytes=BUNDLE_WINDOW[1])
+    def run_bundle(self, tasks: list[tuple[bytes, bytes]], limit_s: float | None) -> Iterator[Any]:
+        """What `run` gives for each of them; for one that fails, FAILED and its failure."""
+        self._check_alive()
+        for function, arguments in tasks:
+            try:
+                result = self.run(function, arguments, limit_s)
+            except BaseException as error:
+                yield payloads.Encoded(bytes((FAILED,)) + encode_failure(error, skipped_frames=2))
+            else:
+                yield result
+            if self.is_stuck:
+                return
 
     def run_slice(
         self, function: bytes, items: bytes, start: int, size: int, limit_s: float | None

@@ -1,4 +1,4 @@
-"""The work of a pool: single tasks, and batches whose items travel in chunks."""
+"""The items of one `map`, which travel in chunks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from fluster.actors.failures import decode_failure
-from fluster.actors.futures import ActorFuture
 from fluster.worker_pool.pace import MAX_ITEMS, Pace
 from fluster_bus import codec, payloads
 from fluster_bus.objects import MAX_OBJECT_BYTES
@@ -16,57 +15,6 @@ from fluster_bus.objects import MAX_OBJECT_BYTES
 _MAX_BLOCK = 128 << 10  # bytes, unless one item has more
 _MAX_CHUNK = MAX_OBJECT_BYTES // 2  # the same where `chunksize` was given: more could not be carried with the function
 _BATCH_MEMORY = 0.7  # a few chunks tell how long the items take
-
-
-class Task:
-    """One call of a function, and its future. It is its own source."""
-
-    __slots__ = ("_begun", "_on_cancelled", "deaths", "future", "losses", "pace", "payload")
-
-    size = 1
-
-    def __init__(
-        self, payload: tuple[bytes, bytes], future: ActorFuture[Any], pace: Pace, on_cancelled: Callable[[], object]
-    ) -> None:
-        self.payload = payload  # (the function, its arguments)
-        self._on_cancelled = on_cancelled
-        self.future = future
-        self.pace = pace
-        self.losses = self.deaths = 0
-        self._begun = False
-
-    def __str__(self) -> str:
-        return "the task"
-
-    @property
-    def items(self) -> int:
-        return 0 if self._begun else 1
-
-    def next_size(self, workers: int) -> int:  # noqa: ARG002
-        return 0 if self._begun else 1
-
-    def take(self, size: int) -> Task | None:  # noqa: ARG002
-        self._begun = True
-        if self.future.set_running_or_notify_cancel():
-            return self
-        self._on_cancelled()
-        return None
-
-    def parts(self) -> list[Task]:
-        return [self]
-
-    def fail(self, error: BaseException) -> bool:
-        """End it; False when it had been cancelled."""
-        if not self._begun and self.take(1) is None:
-            return False
-        self.future.set_exception(error)
-        return True
-
-    def cancel(self) -> None:
-        """Take it back before it has begun."""
-        if not self._begun:
-            self.future.cancel()
-            self.take(1)
 
 
 class Block:
@@ -188,10 +136,10 @@ class Slice:
     def _part(self, offset: int, size: int) -> Slice:
         return Slice(self.batch, self.block, self.start + offset, size, losses=self.losses, deaths=self.deaths)
 
-    def fail(self, error: BaseException) -> bool:
+    def fail(self, error: BaseException) -> int:
         """End its items; they count with the batch."""
         self.batch.on_outcome(Outcome(self.first, self.stop, error=error))
-        return False
+        return 0
 
 
 class Futures(Protocol):
@@ -262,10 +210,10 @@ class Batch:
         """Take back what has not begun."""
         self._drop(lambda start, stop: Outcome(start, stop, cancelled=True))
 
-    def fail(self, error: BaseException) -> bool:
-        """End what has not begun."""
+    def fail(self, error: BaseException) -> int:
+        """End what has not begun; it counts as it is told."""
         self._drop(lambda start, stop: Outcome(start, stop, error=error))
-        return False
+        return 0
 
     def _drop(self, outcome: Callable[[int, int], Outcome]) -> None:
         blocks, self._blocks = self._blocks, deque()

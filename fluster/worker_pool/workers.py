@@ -8,19 +8,25 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any, cast
 
 from fluster.actors.failures import decode_failure, is_failure_of
+from fluster.actors.loop_calls import closed
 from fluster.actors.pool import AsyncActorPool
 from fluster.actors.rosters import Roster
+from fluster.actors.stored import StoredPayloads
 from fluster.cluster import AsyncCluster
 from fluster.cluster.arguments import check_count
 from fluster.errors import ActorDiedError, ConnectionLostError, NotRunError, PoisonedTaskError
 from fluster.worker_pool.dispatch import Dispatch, Loss
-from fluster.worker_pool.runner import TaskRunner, work
-from fluster.worker_pool.work import Batch, Block, Outcome, Slice, Task
+from fluster.worker_pool.pace import Pace
+from fluster.worker_pool.runner import FAILED, TaskRunner, work
+from fluster.worker_pool.tasks import Bundle, Task, TaskQueue
+from fluster.worker_pool.tickets import BundleTicket, UnitTicket
+from fluster.worker_pool.work import Batch, Block, Outcome, Slice
 from fluster_bus import codec, payloads, subjects
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import BusError, ClosedError, ObjectTooLargeError
@@ -34,6 +40,8 @@ from fluster_bus.messages import (
     TaskRecord,
 )
 from fluster_bus.messages.jobs import MAX_REPLICAS
+from fluster_bus.object_kinds import PAYLOADS
+from fluster_bus.objects import ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +50,8 @@ _MOST_AT_ONCE = 10_000  # units, before the connection sends them: it keeps no m
 # A worker that died is begun anew, since tasks may kill it; one that never gets up must not be begun for ever.
 _RESTARTS = 20
 _RESTART_BACKOFF_S = 0.1
+# Long: answers of short tasks come many at a time, and the first of them seems to have taken all the time.
+_TASK_MEMORY = 0.98
 _START_FAILURES = 3  # of one worker, before any was there: then something is wrong with all of them
 
 
@@ -82,35 +92,6 @@ class PoolPlan:
         )
 
 
-class _Ticket:
-    """Told how the call ends that carries a unit."""
-
-    __slots__ = ("_over", "_unit", "_worker", "_workers")
-
-    def __init__(self, workers: Workers, worker: str, unit: Task | Slice) -> None:
-        self._workers = workers
-        self._worker = worker
-        self._unit = unit
-        self._over = False
-
-    def done(self) -> bool:
-        return self._over
-
-    def cancelled(self) -> bool:
-        return False  # it is the unit's own future that can be
-
-    def begin(self, _call: object) -> bool:
-        return True
-
-    def settle(self, ok: bool, payload: bytes) -> None:
-        self._over = True
-        self._workers.on_answered(self._worker, self._unit, ok, payload)
-
-    def set_exception(self, exception: BaseException) -> None:
-        self._over = True
-        self._workers.on_error(self._worker, self._unit, exception)
-
-
 class Workers:
     """Launches the workers, hands out the work and counts it."""
 
@@ -122,8 +103,12 @@ class Workers:
         self.loop = asyncio.get_running_loop()
         self._cluster = cluster
         self._dispatch = Dispatch(task_retries=plan.task_retries)
+        self.pace = Pace(_TASK_MEMORY)  # of single tasks
+        self._tasks = TaskQueue(self.pace, self._count_cancelled)
+        self._stored = StoredPayloads(ObjectStore(cluster.bus, cluster.namespace, PAYLOADS), self.loop)
         self._arrived: deque[Task | tuple[Batch, Sequence[Block]]] = deque()  # by any thread
         self._awake = False
+        self._calm = False  # what arrives has time until the next answer
         self._counts = {"added": 0, "done": 0, "failed": 0}  # tasks, and items of batches
         self._idle: list[asyncio.Future[None]] = []
         self._leaving: set[str] = set()  # workers that were sent away
@@ -271,7 +256,7 @@ class Workers:
         """Take work, from any thread. Raises ClosedError."""
         self._arrived.append(work)
         # One wake-up for all that comes until the loop looks, which a closed one never does.
-        if not self._awake or self.loop.is_closed():
+        if not (self._awake or self._calm) or self.loop.is_closed():
             self._awake = True
             try:
                 self.loop.call_soon_threadsafe(self._pump)
@@ -285,7 +270,7 @@ class Workers:
 
     def _pump(self) -> None:
         """Take what arrived and send what there is room for."""
-        self._awake = False  # before looking: who adds from here on wakes the loop again
+        self._awake = self._calm = False  # before looking: who adds from here on wakes the loop again
         while self._arrived:
             self._take_in(self._arrived.popleft())
         if self.error is not None:
@@ -299,12 +284,16 @@ class Workers:
                 sent += 1
             if sent == _MOST_AT_ONCE:
                 self._wake()
+            self._calm = self._dispatch.is_supplied
         self._tell_idle()
 
     def _take_in(self, work: Task | tuple[Batch, Sequence[Block]]) -> None:
         if isinstance(work, Task):
             self._counts["added"] += 1
-            self._dispatch.add(work)
+            if self._dispatch.last is not self._tasks:  # it comes behind the items of others
+                self._tasks = TaskQueue(self.pace, self._count_cancelled)
+                self._dispatch.add(self._tasks)
+            self._tasks.add(work)
             return
         batch, blocks = work
         is_in = batch.items > 0
@@ -313,33 +302,67 @@ class Workers:
             self._dispatch.add(batch)
 
     def _send(self, worker: str, unit: Any) -> None:
-        limit_s = self.plan.task_timeout
-        ticket = _Ticket(self, worker, unit)
+        method, args = _call_of(unit)
+        ticket = (
+            BundleTicket(self, worker, unit, self._on_result)
+            if isinstance(unit, Bundle)
+            else UnitTicket(self, worker, unit)
+        )
         try:
-            args: tuple[Any, ...] = (*unit.payload, limit_s) if isinstance(unit, Task) else ()
-            method = TaskRunner.run.__name__
-            if isinstance(unit, Slice):
-                method = TaskRunner.run_slice.__name__
-                args = (unit.batch.function, unit.block.payload, unit.start, unit.size, limit_s)
-            self.pool.send(worker, method, payloads.encode((args, {})), ticket)
+            payload = payloads.encode(((*args, self.plan.task_timeout), {}))
+            tell_read = self.pool.send(worker, method.__name__, payload, ticket)
         except (BusError, ConnectionLostError) as error:
             ticket.set_exception(error)
+        else:
+            if isinstance(ticket, BundleTicket):
+                ticket.tell_read = tell_read
 
     # ---- answers ----------------------------------------------------------------------------------------
 
-    def on_answered(self, worker: str, unit: Task | Slice, ok: bool, payload: bytes) -> None:
+    def on_answered(self, worker: str, unit: Task | Bundle | Slice, ok: bool, payload: bytes) -> None:
         if not ok and is_failure_of(payload, NotRunError):
             self._deaf.add(worker)
             self._dispatch.on_lost(unit, Loss.NOT_RUN)
         elif isinstance(unit, Task):
             self._dispatch.on_answered(unit, time.monotonic())
-            self._counts["done" if ok else "failed"] += 1
-            unit.future.settle(ok, payload)
+            self._settle(unit, ok, payload)
+        elif isinstance(unit, Bundle):
+            self._on_bundle(unit, ok, payload)
         elif not ok:
             self._on_failed_slice(unit, payload)
         else:
             self._on_slice(unit, payload)
         self._wake()
+
+    def _settle(self, task: Task, ok: bool, payload: bytes) -> None:
+        self._counts["done" if ok else "failed"] += 1
+        task.future.settle(ok, payload)
+
+    def _on_result(self, task: Task, item: bytes) -> None:
+        """One task of a bundle is answered."""
+        if payloads.is_stored(item):
+            self._stored.fetch(item).add_done_callback(lambda fetched: self._on_fetched(task, fetched))
+        elif item[0] == FAILED:
+            self._settle(task, False, item[1:])
+        else:
+            self._settle(task, True, item)
+
+    def _on_fetched(self, task: Task, fetched: Future[bytes]) -> None:
+        try:
+            item = fetched.result()
+        except (Exception, CancelledError) as error:
+            self._fail(task, error if isinstance(error, Exception) else closed())
+        else:
+            self._on_result(task, item)
+        self._wake()
+
+    def _on_bundle(self, bundle: Bundle, ok: bool, payload: bytes) -> None:
+        """A bundle has ended. If some of its tasks are left, the first of them failed in a way that ended the others too."""
+        self._dispatch.on_answered(bundle, time.monotonic(), bundle.answered)
+        if not ok and bundle.size:
+            self._settle(bundle.tasks.popleft(), False, payload)
+        if bundle.size:
+            self._dispatch.on_unfinished(bundle)
 
     def _on_slice(self, unit: Slice, payload: bytes) -> None:
         try:
@@ -367,17 +390,19 @@ class Workers:
                 ObjectTooLargeError(f"{self.plan.name}: what {unit} gave cannot be sent: {decode_failure(payload)}")
             )
 
-    def on_error(self, worker: str, unit: Task | Slice, error: BaseException) -> None:
+    def on_error(self, worker: str, unit: Task | Bundle | Slice, error: BaseException) -> None:
         loss = _loss_of(error)
         if loss is Loss.NOT_RUN:
             self._deaf.add(worker)
+        if unit.size == 0:  # all but the end of a bundle had come
+            loss = None
         if loss is None or not self._dispatch.on_lost(unit, loss):
             if loss is None:
                 self._dispatch.on_answered(unit, time.monotonic())
             self._fail(unit, self._last_error(unit, error))
         self._wake()
 
-    def _last_error(self, unit: Task | Slice, error: BaseException) -> BaseException:
+    def _last_error(self, unit: Task | Bundle | Slice, error: BaseException) -> BaseException:
         if isinstance(error, ObjectTooLargeError):
             return ObjectTooLargeError(
                 f"{self.plan.name}: {unit} cannot be sent to a worker: {error}; pass a Ref (cluster.put gives one) or a path"
@@ -389,12 +414,11 @@ class Workers:
             f"it, so it is not given to another: `fluster logs` shows what they wrote (last: {error})"
         )
 
-    def _fail(self, unit: Task | Slice | Batch, error: BaseException) -> None:
-        if unit.fail(error):
-            self._counts["failed"] += 1
+    def _fail(self, unit: Task | Bundle | Slice | TaskQueue | Batch, error: BaseException) -> None:
+        failed = unit.fail(error)  # which counts what it tells by itself
+        self._counts["failed"] += failed
 
-    def count_cancelled(self) -> None:
-        """Note that a task was cancelled."""
+    def _count_cancelled(self) -> None:
         self._counts["failed"] += 1
 
     def count_outcome(self, outcome: Outcome) -> None:
@@ -408,15 +432,15 @@ class Workers:
     def _fail_waiting(self, error: Exception) -> None:
         sources, units = self._dispatch.give_up()
         for each in (*units, *sources):
-            self._fail(cast("Task | Slice | Batch", each), copy.copy(error))
+            self._fail(cast("Task | Bundle | Slice | TaskQueue | Batch", each), copy.copy(error))
 
     def _cancel_waiting(self, error: Exception) -> None:
         """Cancel what has not begun; what was lost and waits for another worker ends with `error`."""
         sources, units = self._dispatch.give_up()
         for source in sources:
-            cast("Task | Batch", source).cancel()
+            cast("TaskQueue | Batch", source).cancel()
         for unit in units:
-            self._fail(cast("Task | Slice", unit), copy.copy(error))
+            self._fail(cast("Task | Bundle | Slice", unit), copy.copy(error))
 
     def _tell_idle(self) -> None:
         if self._idle and self._counts["added"] == self._counts["done"] + self._counts["failed"]:
@@ -463,6 +487,15 @@ class Workers:
                 life.cancel()
             self._watch.cancel()
             self.pool.give_up(ended)
+
+
+def _call_of(unit: Task | Bundle | Slice) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """What a worker is to do with a unit: the method, and its arguments but for the limit of time."""
+    if isinstance(unit, Task):
+        return TaskRunner.run, unit.payload
+    if isinstance(unit, Bundle):
+        return TaskRunner.run_bundle, ([task.payload for task in unit.tasks],)
+    return TaskRunner.run_slice, (unit.batch.function, unit.block.payload, unit.start, unit.size)
 
 
 def _reason_of(info: JobInfo) -> str:

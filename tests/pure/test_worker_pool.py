@@ -13,7 +13,8 @@ from fluster.actors.failures import decode_failure
 from fluster.worker_pool.dispatch import AHEAD_S, MAX_AHEAD, Dispatch, Loss
 from fluster.worker_pool.pace import CHUNK_S, MAX_ITEMS, Pace
 from fluster.worker_pool.runner import TaskRunner
-from fluster.worker_pool.work import Batch, Outcome, Slice, Task, blocks_of
+from fluster.worker_pool.tasks import Bundle, Task, TaskQueue
+from fluster.worker_pool.work import Batch, Outcome, Slice, blocks_of
 from fluster_bus import codec, payloads
 
 
@@ -29,10 +30,18 @@ class World:
         self.done: list[Any] = []
         self.given_up: list[Any] = []
         self.pace = Pace(0.98)
+        self.cancelled = 0
+        self.queue = TaskQueue(self.pace, self._count_cancelled)
 
-    def task(self) -> Task:
-        one = Task((b"", b""), ActorFuture("f"), self.pace, lambda: None)
-        self.dispatch.add(one)
+    def _count_cancelled(self) -> None:
+        self.cancelled += 1
+
+    def task(self, *, size: int = 0) -> Task:
+        one = Task((b"", bytes(size)), ActorFuture("f"), self.pace)
+        if self.dispatch.last is not self.queue:
+            self.queue = TaskQueue(self.pace, self._count_cancelled)
+            self.dispatch.add(self.queue)
+        self.queue.add(one)
         return one
 
     def join(self, *workers: str) -> None:
@@ -51,14 +60,23 @@ class World:
     def answer(self, worker: str, seconds: float = 0.0) -> None:
         self.now += seconds
         unit = self.out[worker].pop(0)
-        self.dispatch.on_answered(unit, self.now)
-        self.done.append(unit)
+        ran = unit.size
+        if isinstance(unit, Bundle):
+            self.answer_some(unit, ran)
+        else:
+            self.done.append(unit)
+        self.dispatch.on_answered(unit, self.now, ran)
 
-    def die(self, worker: str) -> None:
+    def answer_some(self, bundle: Bundle, count: int) -> None:
+        self.done += [bundle.tasks.popleft() for _ in range(count)]
+
+    def die(self, worker: str, *, answers: bool = True) -> None:
         self.workers.remove(worker)
         for unit in self.out.pop(worker, []):
+            if isinstance(unit, Bundle) and answers:
+                self.answer_some(unit, self.random.randrange(unit.size))
             if not self.dispatch.on_lost(unit, Loss.DEATH):
-                self.given_up.append(unit)
+                self.given_up += unit.parts() if isinstance(unit, Bundle) else [unit]
         self.dispatch.on_workers(self.workers)
 
 
@@ -123,16 +141,73 @@ def test_of_short_tasks_enough_are_on_their_way(world: World) -> None:
     world.answer("a", seconds=AHEAD_S / 10)
     world.answer("b")
     world.assign()
-    assert len(world.out["a"]) in (9, 10)
-    assert len(world.out["b"]) in (9, 10)
+    for worker in ("a", "b"):
+        assert sum(unit.size for unit in world.out[worker]) in (9, 10)
+        assert max(unit.size for unit in world.out[worker]) == 2  # at most double what is known to go well
 
 
 def test_no_worker_gets_more_than_it_can_keep(world: World) -> None:
-    for _ in range(3 * MAX_AHEAD):
+    world.join("a")
+    world.pace.observe(1, 0.0)
+    for _ in range(2 * MAX_AHEAD):
         world.task()
+        world.assign()
+    assert len(world.out["a"]) == MAX_AHEAD
+
+
+def test_short_tasks_travel_together(world: World) -> None:
+    tasks = [world.task() for _ in range(100)]
+    world.join("a", "b")
+    world.pace.observe(1_000, 0.0)
+    given = world.assign()
+    assert [unit.size for unit in given["a"]][:3] == [25, 14, 8]  # each worker has something to do towards the end
+    assert sum(unit.size for units in given.values() for unit in units) == 100
+    firsts = [unit.tasks[0] if isinstance(unit, Bundle) else unit for units in given.values() for unit in units]
+    assert tasks[0] in firsts
+
+
+def test_a_bundle_is_no_larger_than_a_message(world: World) -> None:
+    for size in (100_000, 20_000, 20_000, 500_000, 10):
+        world.task(size=size)
     world.join("a")
     world.pace.observe(1_000, 0.0)
-    assert len(world.assign()["a"]) == MAX_AHEAD
+    queue, sizes = world.queue, []
+    while queue.items:
+        unit = queue.take(10)
+        assert unit is not None
+        sizes.append(unit.size)
+    assert sizes == [2, 1, 1, 1]
+
+
+def test_workers_are_supplied_when_each_has_something_to_go_on_with(world: World) -> None:
+    assert not world.dispatch.is_supplied
+    world.join("a", "b")
+    world.pace.observe(1, 0.0)
+    supplied = []
+    for _ in range(5):
+        world.task()
+        world.assign()
+        supplied.append(world.dispatch.is_supplied)
+    assert supplied == [False, False, False, True, True]
+    world.join("c")
+    assert not world.dispatch.is_supplied
+    world.die("c")
+    assert world.dispatch.is_supplied
+    world.answer("b")
+    assert not world.dispatch.is_supplied
+
+
+def test_what_waits_in_a_queue_is_cancelled_or_failed_once(world: World) -> None:
+    first, second, third = (world.task() for _ in range(3))
+    first.future.cancel()
+    assert world.queue.fail(ValueError("late")) == 2
+    assert world.cancelled == 1
+    assert isinstance(second.future.exception(0), ValueError)
+    fourth = world.task()
+    world.queue.cancel()
+    assert fourth.future.cancelled()
+    assert (world.queue.items, world.cancelled) == (0, 2)
+    assert third.future.done()
 
 
 def test_a_cancelled_task_is_passed_over(world: World) -> None:
@@ -146,12 +221,17 @@ def test_a_cancelled_task_is_passed_over(world: World) -> None:
 # ---- what is lost ---------------------------------------------------------------------------------------
 
 
-def test_what_was_with_a_dead_worker_is_tried_alone(world: World) -> None:
-    world.pace.observe(1_000, 0.0)
+@pytest.mark.parametrize("together", [1, 1_000])
+def test_what_was_with_a_dead_worker_is_tried_alone(world: World, together: int) -> None:
     tasks = [world.task() for _ in range(3)]
     world.join("a")
-    world.assign()
-    world.die("a")
+    if together > 1:
+        world.pace.observe(together, 0.0)
+        assert [unit.size for unit in world.assign()["a"]] == [2, 1]
+    else:
+        world.pace.observe(1, 0.0)
+        world.assign()
+    world.die("a", answers=False)
     later = world.task()
     world.join("b", "c")
     assert world.assign() == {"b": [tasks[0]], "c": [tasks[1]]}
@@ -168,12 +248,12 @@ def test_what_kills_all_its_workers_is_given_up_and_nothing_else(world: World) -
         worker = f"w{number}"
         world.join(worker)
         world.assign()
-        while world.out.get(worker) and world.out[worker][0] is not poison:
+        while world.out.get(worker) and poison not in world.out[worker][0].parts():
             world.answer(worker)
             world.assign()
         if not world.out.get(worker):
             break
-        world.die(worker)
+        world.die(worker, answers=False)
     assert world.given_up == [poison]
     assert poison.deaths == 4
     assert set(world.done) == set(others)
@@ -184,10 +264,12 @@ def test_a_lost_connection_blames_nobody(world: World) -> None:
     tasks = [world.task() for _ in range(3)]
     world.join("a")
     world.assign()
-    for unit in world.out.pop("a"):
+    lost = world.out.pop("a")
+    for unit in lost:
         assert world.dispatch.on_lost(unit, Loss.CONNECTION)
-    assert world.assign() == {"a": tasks}
-    assert [each.deaths for each in tasks] == [0, 0, 0]
+    assert world.assign() == {"a": lost}
+    assert [task for unit in lost for task in unit.parts()] == tasks
+    assert [unit.deaths for unit in lost] == [0, 0]
 
 
 def test_what_was_never_run_is_not_charged(world: World) -> None:

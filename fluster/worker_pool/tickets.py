@@ -1,0 +1,80 @@
+"""What is told how a call ends that carries work to a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from fluster.actors.reader import ItemsTicket
+from fluster.actors.windows import Read, Window
+from fluster.errors import ConnectionLostError
+from fluster.worker_pool.runner import BUNDLE_WINDOW
+from fluster.worker_pool.tasks import Bundle, Task
+from fluster_bus import payloads
+
+UnitT_contra = TypeVar("UnitT_contra", contravariant=True)
+
+
+class Answered(Protocol[UnitT_contra]):
+    """Who is to know what became of a unit."""
+
+    def on_answered(self, worker: str, unit: UnitT_contra, ok: bool, payload: bytes) -> None: ...
+    def on_error(self, worker: str, unit: UnitT_contra, error: BaseException) -> None: ...
+
+
+class UnitTicket(Generic[UnitT_contra]):
+    """Told how the call ends that carries a unit."""
+
+    def __init__(self, owner: Answered[UnitT_contra], worker: str, unit: UnitT_contra) -> None:
+        self._owner = owner
+        self._worker = worker
+        self._unit = unit
+        self._over = False
+
+    def done(self) -> bool:
+        return self._over
+
+    def cancelled(self) -> bool:
+        return False  # it is the future of a task, or of an item, that can be
+
+    def begin(self, _call: object) -> bool:
+        return True
+
+    def settle(self, ok: bool, payload: bytes) -> None:
+        self._over = True
+        self._owner.on_answered(self._worker, self._unit, ok, payload)
+
+    def set_exception(self, exception: BaseException) -> None:
+        self._over = True
+        self._owner.on_error(self._worker, self._unit, exception)
+
+
+class BundleTicket(UnitTicket[Bundle], ItemsTicket):
+    """The same of a bundle, whose tasks are answered one by one."""
+
+    def __init__(
+        self,
+        owner: Answered[Bundle],
+        worker: str,
+        bundle: Bundle,
+        on_result: Callable[[Task, bytes], object],
+    ) -> None:
+        super().__init__(owner, worker, bundle)
+        self._on_result = on_result
+        bundle.answered = 0
+        self.progress = Read(Window(*BUNDLE_WINDOW))
+        self.tell_read: Callable[[], object] = lambda: None  # given once the call is sent
+
+    def take(self, first: int, items: list[bytes]) -> bool:
+        if first != self._unit.answered or len(items) > self._unit.size:
+            self.set_exception(ConnectionLostError(f"{self._unit}: answers were lost on their way"))
+            return False
+        self._unit.answered += len(items)
+        tasks = self._unit.tasks
+        tells = False
+        for item in items:
+            tells = self.progress.read(payloads.size_of(item)) or tells
+            self._on_result(tasks.popleft(), item)
+        if tells:
+            self.tell_read()
+        return True

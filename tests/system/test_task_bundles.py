@@ -1,0 +1,183 @@
+"""Single tasks of a worker pool that travel together: each is answered, fails and is lost by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fluster import ActorTimeoutError, LocalCluster, PoisonedTaskError, WorkerPool, create_environment
+from fluster.actors import ActorFuture
+from fluster.worker_pool.pace import MAX_ITEMS
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def pool(cluster: LocalCluster) -> Iterator[WorkerPool]:
+    with WorkerPool(cluster, 1) as pool:
+        yield pool
+
+
+def submit_together(pool: WorkerPool, function: Callable[[Any], Any], items: list[Any]) -> list[ActorFuture[Any]]:
+    """Submit one task for each item, before the first of them is given to a worker; the pool expects short ones."""
+
+    async def submit() -> list[ActorFuture[Any]]:
+        pool.asynchronous.workers.pace.observe(MAX_ITEMS, 0.0)
+        return [pool.submit(function, item) for item in items]
+
+    return pool.portal.run(submit)
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def test_a_task_is_answered_while_a_later_one_of_its_bundle_runs(pool: WorkerPool, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    def pass_gate(number: int) -> int:
+        if number == 10:
+            gate.read_text()  # until somebody writes
+        return number
+
+    futures = submit_together(pool, pass_gate, list(range(40)))
+    assert [future.result(PATIENCE_S) for future in futures[:10]] == list(range(10))
+    assert not any(future.done() for future in futures[10:])
+    gate.write_text("open")
+    assert [future.result(PATIENCE_S) for future in futures[10:]] == list(range(10, 40))
+    pool.shutdown()
+    assert pool.status().done == 40
+
+
+def test_what_a_task_of_a_bundle_raises_is_its_own(pool: WorkerPool) -> None:
+    def odd_only(number: int) -> int:
+        if number % 2 == 0:
+            raise ValueError(number)
+        return number
+
+    futures = submit_together(pool, odd_only, list(range(100)))
+    assert [future.exception(PATIENCE_S) is None for future in futures] == [bool(number % 2) for number in range(100)]
+    error = futures[4].exception(PATIENCE_S)
+    assert isinstance(error, ValueError)
+    assert error.args == (4,)
+    assert "odd_only" in str(error.__notes__)
+    assert "run_bundle" not in str(error.__notes__)
+    assert [future.result(PATIENCE_S) for future in futures[1::2]] == list(range(1, 100, 2))
+    status = pool.status()
+    assert (status.done, status.failed, status.out, status.queued) == (50, 50, 0, 0)
+
+
+def test_a_result_that_cannot_be_pickled_fails_alone(pool: WorkerPool) -> None:
+    def lock_for(number: int) -> Any:
+        return threading.Lock() if number in (3, 4, 11) else number
+
+    futures = submit_together(pool, lock_for, list(range(30)))
+    failed = [number for number, future in enumerate(futures) if future.exception(PATIENCE_S) is not None]
+    assert failed == [3, 4, 11]
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        futures[3].result(PATIENCE_S)
+
+
+def test_a_task_is_cancelled_until_its_bundle_is_sent(pool: WorkerPool) -> None:
+    async def submit() -> list[ActorFuture[int]]:
+        pool.asynchronous.workers.pace.observe(MAX_ITEMS, 0.0)
+        futures = [pool.submit(square, number) for number in range(20)]
+        assert futures[7].cancel()
+        return futures
+
+    futures = pool.portal.run(submit)
+    assert [future.result(PATIENCE_S) for future in futures if not future.cancelled()] == [
+        number * number for number in range(20) if number != 7
+    ]
+
+
+@pytest.mark.parametrize("shares_memory", [True, False])
+def test_large_results_of_a_bundle(cluster: LocalCluster, *, shares_memory: bool) -> None:
+    environment = None if shares_memory else create_environment({"FLUSTER_ARENA_BYTES": "0"})
+    with WorkerPool(cluster, 1, environment=environment) as pool:
+        sizes = [10, 100_000, 3 << 20, 3 << 20, 5, 1 << 20, 100_000, 1]
+        futures = submit_together(pool, bytes, sizes)
+        assert [len(future.result(PATIENCE_S)) for future in futures] == sizes
+
+
+def test_answers_of_a_bundle_are_taken_as_far_as_there_is_room(cluster: LocalCluster) -> None:
+    environment = create_environment({"FLUSTER_ARENA_BYTES": "0"})
+    with WorkerPool(cluster, 1, environment=environment) as pool:
+        futures = submit_together(pool, bytes, [500_000] * 60)  # several windows of them
+        assert {len(future.result(PATIENCE_S)) for future in futures} == {500_000}
+
+
+# ---- lost workers ---------------------------------------------------------------------------------------
+
+
+def test_what_is_left_of_a_bundle_is_done_by_another(cluster: LocalCluster, tmp_path: Path) -> None:
+    def die_once(number: int) -> int:
+        ran = tmp_path / str(number)
+        ran.write_text(str(int(ran.read_text()) + 1) if ran.exists() else "1")
+        if number == 10 and ran.read_text() == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number
+
+    with WorkerPool(cluster, 2) as pool:
+        futures = submit_together(pool, die_once, list(range(60)))
+        assert [future.result(PATIENCE_S) for future in futures] == list(range(60))
+    assert int((tmp_path / "10").read_text()) == 2
+    assert all(int((tmp_path / str(number)).read_text()) <= 2 for number in range(60))
+
+
+def test_of_a_bundle_only_what_kills_workers_is_set_aside(cluster: LocalCluster) -> None:
+    def poisonous(number: int) -> int:
+        if number == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number
+
+    with WorkerPool(cluster, 2, task_retries=1) as pool:
+        futures = submit_together(pool, poisonous, list(range(30)))
+        with pytest.raises(PoisonedTaskError, match="the task was given to 2 workers"):
+            futures[7].result(PATIENCE_S)
+        assert [future.result(PATIENCE_S) for future in futures[:7] + futures[8:]] == [*range(7), *range(8, 30)]
+
+
+def test_the_limit_is_of_each_task(cluster: LocalCluster) -> None:
+    def slow_at_7(number: int) -> int:
+        threading.Event().wait(60 if number == 7 else 0.01)
+        return number
+
+    with WorkerPool(cluster, 1, task_timeout=0.5) as pool:
+        futures = submit_together(pool, slow_at_7, list(range(40)))
+        with pytest.raises(ActorTimeoutError, match=r"has run for 0\.5 s"):
+            futures[7].result(PATIENCE_S)
+        assert [future.result(PATIENCE_S) for future in futures[:7] + futures[8:]] == [*range(7), *range(8, 40)]
+
+
+def test_tasks_in_bundles_do_not_wait_for_a_slow_worker(cluster: LocalCluster, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    def pass_gate(number: int) -> int:
+        if number == 0:
+            gate.read_text()
+        return number
+
+    with WorkerPool(cluster, 2) as pool:
+        pool.wait_for_workers()
+        held = pool.submit(pass_gate, 0)
+        for number in range(1, 200):  # as soon as it is known that the first takes long, no other stands behind it
+            if pool.submit(pass_gate, number).result(PATIENCE_S) != number:
+                pytest.fail(f"the task of {number} gave another's result")
+        assert not held.done()
+        gate.write_text("open")
+        assert held.result(PATIENCE_S) == 0
