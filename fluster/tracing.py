@@ -52,7 +52,7 @@ def _attributes(actor: str, method: str) -> dict[str, str]:
 
 def begin_call(actor: str, method: str) -> tuple[Span, Carrier] | None:
     """A client's span for a call, and what tells the actor of it; None when the caller is not tracing."""
-    if not _is_recording():
+    if _API not in sys.modules or not _is_recording():
         return None
     from opentelemetry import trace
 

@@ -20,6 +20,7 @@ from fluster_bus.errors import InvalidMessageError
 
 _PICKLE_MARK = 0x80
 _MAIN_MODULE = b"__main__"
+_modules_by_value = cloudpickle.list_registry_pickle_by_value
 _SHOWN = reprlib.Repr()  # bounded, and survives values that cannot show themselves
 _SHOWN.maxother = 80
 
@@ -76,7 +77,7 @@ def mentions_own_modules(pickled: bytes | memoryview) -> bool:
     data = bytes(pickled)
     if _MAIN_MODULE in data:
         return True
-    names = cloudpickle.list_registry_pickle_by_value()
+    names = _modules_by_value()
     return bool(names) and any(name.encode() in data for name in names)  # asked for each argument and result
 
 

@@ -72,10 +72,8 @@ def dump(value: Any) -> bytes | Pickled:
     """A pickle of `value`, as `codec.encode` makes it, in pieces when it is large. Raises TypeError."""
     try:
         pickled = _dump(value)
-        if isinstance(pickled, bytes):
-            if not codec.mentions_own_modules(pickled):
-                return pickled
-        elif not _mention_own_modules(pickled):
+        mentions = codec.mentions_own_modules if type(pickled) is bytes else _mention_own_modules
+        if not mentions(pickled):  # type: ignore[arg-type]  # each is given what it takes
             return pickled
     except Exception:  # noqa: S110 - any failure means the same: cloudpickle is asked, and raises if it can't
         pass

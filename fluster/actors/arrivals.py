@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from fluster.actors.calls import Broadcast, Call
 from fluster.actors.futures import is_any_running
@@ -101,11 +102,14 @@ class Arrivals:
         """Look again."""
         self._wake.set()
 
-    def take(self) -> Iterator[Call | Broadcast]:
+    def take(self) -> list[Call | Broadcast]:
         """All that is there, in order."""
-        while self._items:
-            yield self._items.popleft()
+        taken: list[Call | Broadcast] = []
+        with contextlib.suppress(IndexError):  # another thread may take its item back
+            for _ in range(len(self._items)):
+                taken.append(self._items.popleft())  # noqa: PERF401 - what was taken must not get lost by an IndexError
         self._taken.set()
+        return taken
 
     def put_back(self, items: Iterable[Call]) -> None:
         """Calls that go before all that has arrived since."""

@@ -309,20 +309,19 @@ class Caller:
             log.exception("actors could not be told what became of calls")
 
     def _take_arrived(self) -> list[Call | Broadcast]:
-        arrived = []
-        for item in self._arrivals.take():
-            if self._desk.bytes_out + self._desk.bytes_turned_away > _MAX_BYTES_OUT:
-                self._finish([_too_much_out(item)])
-                continue
+        arrived = self._arrivals.take()
+        if self._desk.bytes_out + self._desk.bytes_turned_away > _MAX_BYTES_OUT:
+            self._finish(map(_too_much_out, arrived))
+            return []
+        for item in arrived:
             if item.deadline is not None and isinstance(item, Call):
                 self._deadlines.watch(item)
-            arrived.append(item)
         return arrived
 
     async def _publish(self, send: Send) -> None:
         members = [send.member] if send.member is not None else self._desk.members(send.pool)
         for call in send.calls:
-            if members:
+            if members and members[0].timeouts:
                 self._deadlines.take_declared(call, members[0])
             if call.deadline is not None:
                 self._deadlines.watch(call)

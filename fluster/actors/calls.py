@@ -65,7 +65,7 @@ class Call:
         return self.begun
 
     def to_wire(self, payload: bytes) -> WireCall:
-        deadline = frames.plain(self.deadline)
+        deadline = None if self.deadline is None else frames.plain(self.deadline)
         if self.trace is None:
             return self.method, deadline, payload
         return self.method, deadline, payload, dict(self.trace)

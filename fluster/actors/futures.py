@@ -113,7 +113,8 @@ class ActorFuture(LazyFuture[T]):
 
         Raises ActorTimeoutError (a TimeoutError) after `timeout` seconds, and CancelledError.
         """
-        self._wait(check_patience(timeout))
+        if timeout is not None or self._state != _FINISHED:
+            self._wait(check_patience(timeout))
         if self._payload is not None:
             self._read()
         return super().result(0)
@@ -188,7 +189,7 @@ class _Unread(Exception):  # noqa: N818 - stands in for an exception that has no
 
 
 _UNREAD: Any = object()
-_RUNNING, _CANCELLED = "RUNNING", "CANCELLED"  # as concurrent.futures spells them
+_RUNNING, _CANCELLED, _FINISHED = "RUNNING", "CANCELLED", "FINISHED"  # as concurrent.futures spells them
 _reading = threading.Lock()  # held for moments only, never while user code runs
 
 

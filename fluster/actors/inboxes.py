@@ -74,9 +74,11 @@ class Inboxes:
                 return
             log.warning("an answer was dropped: %s", error)
             return
-        if any(kind == frames.ITEMS or (kind is True and payloads.is_lent(each)) for _index, kind, each in replies):
-            # Also what nobody waits for any more: so its sender knows that it is dropped.
-            replies = [_held(reply) for reply in replies]
+        for _index, kind, payload in replies:
+            if kind == frames.ITEMS or (kind is True and payloads.is_lent(payload)):
+                # Also what nobody waits for any more: so its sender knows that it is dropped.
+                replies = [_held(reply) for reply in replies]
+                break
         if delivery.reply:
             self._on_question(delivery.reply, number, endpoint_id, replies)
             return

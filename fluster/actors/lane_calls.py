@@ -18,11 +18,14 @@ from concurrent.futures import InvalidStateError
 from typing import Any, TypeVar
 
 from fluster.actors import frames
-from fluster.actors.calls import Call, Done
+from fluster.actors.calls import Done
+from fluster.actors.frames import Moment
 from fluster.actors.futures import ActorFuture
+from fluster.actors.members import share_memory
 from fluster.actors.messages_out import MessageOut
-from fluster_bus import codec, subjects
+from fluster_bus import payloads, subjects
 from fluster_bus.address import BusAddress
+from fluster_bus.arena import Lent
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import BusError, InvalidMessageError
 from fluster_bus.lane import Lane
@@ -74,7 +77,8 @@ class LaneCalls:
         """What waits until the message is answered, or is the desk's; None when it could not be sent."""
         calls = list(message.calls.values())
         first = calls[0]
-        if type(first.payload) is not bytes or len(first.payload) > _MAX_BYTES:
+        payload = _carried(message, first.payload)
+        if payload is None:
             return None
         number = next(self._numbers)
         for call in calls:
@@ -84,7 +88,7 @@ class LaneCalls:
             subject = subjects.actor_all(self._namespace, first.pool, first.method)
         else:
             subject = subjects.method_of_member(message.member.address, first.method)
-        body = frames.encode_calls([first.to_wire(first.payload)])
+        body = frames.encode_calls([first.to_wire(payload)])
         try:
             self._lane.publish(subject, body, reply=f"{self._inbox}.{number}")
         except BusError as error:
@@ -93,20 +97,19 @@ class LaneCalls:
                 for call in calls:
                     call.number = None
                 return None
-        return lambda: self._wait(number, calls)
+        futures: list[Any] = [call.ticket for call in calls]  # now: one that is found to be a stream gets another
+        return lambda: self._wait(number, futures, first.deadline)
 
-    def _wait(self, number: int, calls: list[Call]) -> None:
+    def _wait(self, number: int, futures: list[ActorFuture[Any]], deadline: Moment | None) -> None:
         """Return when all are answered, or the message is alone no more: then the futures tell."""
         left_s = None
-        deadline = calls[0].deadline
         if deadline is not None:
             left_s = frames.seconds_between(frames.now(), deadline) + _TIMER_RESOLUTION_S
         out = self._out
 
         def when_done(wake: Callable[[], object]) -> None:
-            for call in calls:
-                ticket: Any = call.ticket
-                ticket.add_done_callback(lambda _done: wake())
+            for future in futures:
+                future.add_done_callback(lambda _done: wake())
 
         self._lane.read_until(lambda: number not in out, when_done, left_s)
         if number in out and not self._lane.closed:
@@ -122,9 +125,10 @@ class LaneCalls:
                 log.warning("an answer was dropped: %s", error)
                 return
             _place, ok, payload = replies[0]
-            is_plain = ok is True and codec.is_pickle(payload)  # else it lies elsewhere
-            if is_plain and self._is_settled(number, message, message.key(endpoint_id, 0), payload):
-                return
+            if ok is True and not payloads.is_stored(payload):
+                held = payloads.held(payload)
+                if self._is_settled(number, message, message.key(endpoint_id, 0), held):
+                    return
         # Out of our books at once: what follows, such as the end of a stream, must not pass for a plain result.
         self._tell(self._on_other, number, self._pop(number), delivery)
 
@@ -173,6 +177,16 @@ class LaneCalls:
         self._lane.close(join=False)
 
 
+def _carried(message: MessageOut, payload: bytes) -> bytes | None:
+    """A payload as it travels; None when it would have to be stored first, or its receivers cannot read what is lent."""
+    if isinstance(payload, Lent):
+        members = message.pool.members
+        receivers = [message.member] if message.member is not None else [members.get(key) for key in message.calls]
+        if not share_memory(each for each in receivers if each is not None):
+            return None
+    return bytes(payload) if len(payload) <= _MAX_BYTES else None
+
+
 class LaneFuture(ActorFuture[T]):
     """The future of a call whose caller waits for it at once, and may read its answer himself."""
 
@@ -180,7 +194,8 @@ class LaneFuture(ActorFuture[T]):
         super().__init__(call, loop, *more)
         self.wait_alone: Callable[[], None] | None = None  # if its call is carried
 
-    def _wait(self, timeout: float | None) -> None:
-        if self.wait_alone is not None and timeout is None:
-            self.wait_alone()
-        super()._wait(timeout)
+    def result(self, timeout: float | None = None) -> T:
+        wait_alone, self.wait_alone = self.wait_alone, None  # it knows the call, which knows this future
+        if wait_alone is not None and timeout is None and not self.done():
+            wait_alone()
+        return super().result(timeout)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
 from fluster.actors.frames import Moment
 from fluster.actors.json_frames import JSON, PICKLE
-from fluster_bus import subjects
+from fluster_bus import arenas, subjects
 from fluster_bus.messages import Endpoint, EndpointId, JobId, WorkerId
 
 # What an actor's server tells pools in its endpoint's metadata, beside what the user put there.
@@ -107,3 +107,9 @@ class Member:
     def at(cls, name: str, address: str) -> Self:
         """The member that listens at a fixed address."""
         return cls(endpoint_id=EndpointId(subjects.last_token(address)), name=name, address=address)
+
+
+def share_memory(members: Iterable[Member]) -> bool:
+    """Whether all of them can read what this process lends."""
+    here = arenas.place()
+    return here is not None and all(member.place == here for member in members)

@@ -53,12 +53,18 @@ class MessagesOut:
 
     def put(self, number: int, message: MessageOut) -> None:
         self._out[number] = message
-        counts = message.pool.out
-        for key, call in message.calls.items():
+        size = 0
+        for call in message.calls.values():
             call.number = number
-            self.bytes += len(call.payload)
-            endpoint_id = message.endpoint_id(key)
-            counts[endpoint_id] = counts.get(endpoint_id, 0) + 1
+            size += len(call.payload)
+        self.bytes += size
+        counts = message.pool.out
+        if message.member is not None:
+            endpoint_id = message.member.endpoint_id
+            counts[endpoint_id] = counts.get(endpoint_id, 0) + len(message.calls)
+        else:
+            for endpoint_id in message.calls:
+                counts[endpoint_id] = counts.get(endpoint_id, 0) + 1
 
     def get(self, number: int | None) -> MessageOut | None:
         return None if number is None else self._out.get(number)

@@ -207,7 +207,9 @@ class AsyncActorPool(Generic[T]):
         alone: bool = False,
     ) -> ActorFuture[Any]:
         """As `submit_call`, with arguments that are pickled already."""
-        timeout = self._timeout_of(method) if timeout is None else timeout
+        info = self._methods.get(method) if self._methods is not None else None
+        if timeout is None and info is not None:
+            timeout = info.timeout
         kind: type[ActorFuture[Any]] = LaneFuture if alone else ActorFuture
         future = kind(f"{self.name}.{method}", self._caller.loop, self._caller.withdraw)
         call = Call(
@@ -216,15 +218,14 @@ class AsyncActorPool(Generic[T]):
             payload,
             future,
             timeout,
-            self._caller.deadline_of(timeout),
-            pinned=endpoint_id,
-            waits=wait,
-            policy=policy or self._policy,
-            owner=self,
+            None if timeout is None else self._caller.deadline_of(timeout),
+            endpoint_id,
+            wait,
+            None if info is None else info.retries,
+            policy or self._policy,
+            self,
             blocks=own_thread() if alone else None,
         )
-        if self._methods is not None and method in self._methods:
-            call.retries = self._methods[method].retries
         traced = begin_call(self.name, method)
         if traced is not None:
             span, call.trace = traced

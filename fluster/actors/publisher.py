@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from fluster.actors import frames, json_frames
 from fluster.actors.calls import Call, Send
 from fluster.actors.inboxes import Inboxes
-from fluster.actors.members import Member
-from fluster_bus import arenas, payloads, subjects
+from fluster.actors.members import Member, share_memory
+from fluster_bus import payloads, subjects
 from fluster_bus.carrier import Carrier
 from fluster_bus.objects import ObjectStore
 
@@ -45,7 +45,7 @@ class Publisher:
         calls = send.calls if send.member is not None else send.calls[:1]  # a broadcast is one call for all
         wire = [call.to_wire(call.payload) for call in calls]
         if any(type(call.payload) is not bytes or len(call.payload) > self._max_payload for call in calls):
-            shares_memory = _share_memory(members)
+            shares_memory = share_memory(members)
             wire = [call.to_wire(await self._carried(call.payload, shares_memory)) for call in calls]
             if all(call.number != send.number for call in send.calls):
                 return  # they have ended meanwhile
@@ -63,8 +63,3 @@ class Publisher:
         if len(payload) > self._max_payload:
             payload = await payloads.stored(payload, self._store)
         return payload
-
-
-def _share_memory(members: Sequence[Member]) -> bool:
-    """Whether all of them can read what this process lends."""
-    return all(member.place is not None and member.place == arenas.place() for member in members)

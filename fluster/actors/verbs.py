@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from fluster.actors.definition import check_timeout
 
@@ -30,7 +30,7 @@ class Verb(Generic[T]):
         """
         if timeout is not None:
             check_timeout(timeout)
-        return cast("T", Methods(self._pool, self._start, timeout, wait))
+        return Methods(self._pool, self._start, timeout, wait)  # type: ignore[return-value]  # it stands for the methods of T
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):

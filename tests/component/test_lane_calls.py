@@ -425,3 +425,34 @@ def test_ctrl_c_at_any_moment_leaves_a_client_that_works(shared: Env) -> None:
         assert not thread.is_alive()
     assert wrong == []
     assert pool.call(timeout=TIMEOUT_S).add(1) == 2
+
+
+def test_what_is_lent_is_carried_as_well(shared: Env, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared.serve("lent", Calculator())
+    pool = shared.pool("lent")
+    wait_until(lambda: goes_through(pool) and pool.asynchronous._caller._free_lane() is not None)
+    monkeypatch.setattr(pool.asynchronous._caller, "submit", None)  # nothing goes the other way
+    data = bytes(3_000_000)
+    assert [pool.call().echo(data) == data for _ in range(5)] == [True] * 5
+
+
+def test_calls_leave_nothing_to_the_collector(shared: Env) -> None:
+    """What they carried would stay until it comes."""
+    shared.serve("clean", Calculator())
+    pool = shared.pool("clean")
+    wait_until(lambda: goes_through(pool))
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(50):
+            pool.call().add(1)
+            pool.call().echo(bytes(100_000))
+            pool.broadcast().echo(1).results(TIMEOUT_S)
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = {type(each).__name__ for each in gc.garbage}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not left & {"LaneFuture", "ActorFuture", "Call", "Lent"}, left

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
@@ -20,7 +20,7 @@ def call(number: int) -> Call:
     return Call("pool", str(number), b"", ActorFuture("pool.m"))
 
 
-def methods(items: Iterator[Call | Broadcast]) -> list[int]:
+def methods(items: Iterable[Call | Broadcast]) -> list[int]:
     return [int(item.method) for item in items]
 
 
