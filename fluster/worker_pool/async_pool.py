@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, Self, TypeVar
 
 from fluster.actors.definition import check_timeout
@@ -14,6 +14,7 @@ from fluster.actors.maps import iterated
 from fluster.cluster import AsyncCluster
 from fluster.cluster.arguments import check_count
 from fluster.cluster.portal import forked
+from fluster.worker_pool.pace import Pace
 from fluster.worker_pool.progress import ProgressBar
 from fluster.worker_pool.results import AsyncMapResult, AsyncUnorderedResults, ItemFutures, UnorderedItems
 from fluster.worker_pool.tasks import Task
@@ -107,11 +108,17 @@ class AsyncWorkerPool:
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> ActorFuture[T]:
         """Run `function(*args, **kwargs)` on a worker: its future. Raises TypeError for what cannot be pickled."""
+        return self.submit_paced(self.workers.pace, function, args, kwargs)
+
+    def submit_paced(
+        self, pace: Pace, function: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> ActorFuture[T]:
+        """As `submit`, for tasks that take as long as others of that pace."""
         self.check_open()
         workers = self.workers
         future = ActorFuture[T](self.name, workers.loop)
         payload = (self._pickled(function), payloads.encode_whole((args, kwargs)))
-        workers.add(Task(payload, future, workers.pace))
+        workers.add(Task(payload, future, pace))
         return future
 
     def map(

@@ -6,6 +6,8 @@ import math
 
 CHUNK_S = 0.02  # of work in one call: so long that the call itself does not count, so short that none waits for long
 MAX_ITEMS = 1_024
+# Of single tasks. Long: answers of short ones come many at a time, and the first of them seems to have taken all the time.
+TASK_MEMORY = 0.98
 
 
 class Pace:

@@ -22,7 +22,7 @@ from fluster.cluster import AsyncCluster
 from fluster.cluster.arguments import check_count
 from fluster.errors import ActorDiedError, ConnectionLostError, NotRunError, PoisonedTaskError
 from fluster.worker_pool.dispatch import Dispatch, Loss
-from fluster.worker_pool.pace import Pace
+from fluster.worker_pool.pace import TASK_MEMORY, Pace
 from fluster.worker_pool.runner import FAILED, TaskRunner, work
 from fluster.worker_pool.tasks import Bundle, Task, TaskQueue
 from fluster.worker_pool.tickets import BundleTicket, UnitTicket
@@ -50,8 +50,6 @@ _MOST_AT_ONCE = 10_000  # units, before the connection sends them: it keeps no m
 # A worker that died is begun anew, since tasks may kill it; one that never gets up must not be begun for ever.
 _RESTARTS = 20
 _RESTART_BACKOFF_S = 0.1
-# Long: answers of short tasks come many at a time, and the first of them seems to have taken all the time.
-_TASK_MEMORY = 0.98
 _START_FAILURES = 3  # of one worker, before any was there: then something is wrong with all of them
 
 
@@ -103,7 +101,7 @@ class Workers:
         self.loop = asyncio.get_running_loop()
         self._cluster = cluster
         self._dispatch = Dispatch(task_retries=plan.task_retries)
-        self.pace = Pace(_TASK_MEMORY)  # of single tasks
+        self.pace = Pace(TASK_MEMORY)  # of single tasks
         self._tasks = TaskQueue(self.pace, self._count_cancelled)
         self._stored = StoredPayloads(ObjectStore(cluster.bus, cluster.namespace, PAYLOADS), self.loop)
         self._arrived: deque[Task | tuple[Batch, Sequence[Block]]] = deque()  # by any thread
@@ -290,8 +288,9 @@ class Workers:
     def _take_in(self, work: Task | tuple[Batch, Sequence[Block]]) -> None:
         if isinstance(work, Task):
             self._counts["added"] += 1
-            if self._dispatch.last is not self._tasks:  # it comes behind the items of others
-                self._tasks = TaskQueue(self.pace, self._count_cancelled)
+            # It comes behind the items of others, or takes as long as others.
+            if self._dispatch.last is not self._tasks or self._tasks.pace is not work.pace:
+                self._tasks = TaskQueue(work.pace, self._count_cancelled)
                 self._dispatch.add(self._tasks)
             self._tasks.add(work)
             return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import functools
 import itertools
@@ -378,64 +377,6 @@ def test_a_pool_grows_and_shrinks(cluster: LocalCluster, tmp_path: Path) -> None
         assert pool.num_workers == 2
         with pytest.raises(ValueError, match="workers=0: give the number of workers, from 1 to 10,000"):
             pool.resize(0)
-
-
-# ---- as Python's executors ------------------------------------------------------------------------------
-
-
-def test_an_executor(pool: WorkerPool) -> None:
-    with pool.executor() as executor:
-        assert isinstance(executor, concurrent.futures.Executor)
-        assert executor.submit(pow, 2, exp=5).result(PATIENCE_S) == 32
-        assert list(executor.map(square, range(10), chunksize=3)) == [number * number for number in range(10)]
-        assert list(executor.map(pow, [1, 2, 3], [4, 5])) == [1, 32]
-        with pytest.raises(ValueError, match="0"):
-            list(executor.map(odd_only, [1, 0, 3]))
-        futures = [executor.submit(square, number) for number in range(20)]
-        assert {each.result() for each in concurrent.futures.as_completed(futures, PATIENCE_S)} == set(
-            map(square, range(20))
-        )
-        assert not concurrent.futures.wait(futures).not_done
-        with pytest.raises(ValueError, match="chunksize"):
-            executor.map(square, [1], chunksize=0)
-    with pytest.raises(RuntimeError, match="after shutdown"):
-        executor.submit(square, 1)  # type: ignore[unused-awaitable]
-    assert pool.submit(square, 4).result(PATIENCE_S) == 16  # the pool goes on
-
-
-def test_an_executor_s_map_runs_out_of_time(pool: WorkerPool, tmp_path: Path) -> None:
-    executor = pool.executor()
-    found = executor.map(functools.partial(stay, str(tmp_path)), ["opened", "opened"], timeout=0.2)
-    with pytest.raises(TimeoutError):
-        next(found)
-    (tmp_path / "opened").touch()
-    executor.shutdown()
-
-
-def test_an_executor_s_futures_are_cancelled(cluster: LocalCluster, tmp_path: Path) -> None:
-    with WorkerPool(cluster, 1) as pool:
-        executor = pool.executor()
-        running = executor.submit(stay, str(tmp_path))
-        wait_until(lambda: pids_in(tmp_path), PATIENCE_S)
-        waiting = [executor.submit(square, number) for number in range(5)]
-        assert waiting[0].cancel()
-        assert not running.cancel()
-        executor.shutdown(wait=False, cancel_futures=True)
-        assert all(each.cancelled() for each in waiting)
-        (tmp_path / "opened").touch()
-        assert running.result(PATIENCE_S)
-
-
-@pytest.mark.anyio
-async def test_an_executor_serves_an_event_loop(pool: WorkerPool) -> None:
-    loop = asyncio.get_running_loop()
-    executor = pool.executor()
-    assert await loop.run_in_executor(executor, square, 12) == 144
-    assert await asyncio.gather(*(loop.run_in_executor(executor, square, each) for each in range(50))) == [
-        each * each for each in range(50)
-    ]
-    with pytest.raises(ValueError, match="2"):
-        await loop.run_in_executor(executor, odd_only, 2)
 
 
 # ---- handles as arguments -------------------------------------------------------------------------------
