@@ -56,8 +56,9 @@ $(UV): requirements/build.txt
 
 # Compiled now: where Python may not write bytecode itself, every process would compile all that it imports.
 # uv is told the environment, as one that is activated in the user's shell would go before .venv.
-$(SETUP): $(UV) pyproject.toml requirements/dev.txt
-	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/dev.txt
+$(SETUP): $(UV) pyproject.toml requirements/dev.txt requirements/integrations.txt
+	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/dev.txt \
+		-r requirements/integrations.txt
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -m compileall -q fluster bus services
 	@touch $@
@@ -161,6 +162,7 @@ docs: $(SETUP) ## Write the reference of the API, from its docstrings, into buil
 lock: $(UV) ## Write requirements/*.txt anew from pyproject.toml
 	$(COMPILE) pyproject.toml --extra local --group dev --output-file requirements/dev.txt
 	$(COMPILE) pyproject.toml --extra local --constraint requirements/dev.txt --output-file requirements/local.txt
+	$(COMPILE) --group integrations --constraint requirements/dev.txt --output-file requirements/integrations.txt
 	$(COMPILE) --group build --constraint requirements/dev.txt --output-file requirements/build.txt
 
 .PHONY: clean

@@ -46,6 +46,7 @@ class WorkerPool:
     ) -> None:
         if not isinstance(cluster, Cluster):
             raise TypeError(f"WorkerPool takes a Cluster, not {cluster!r}: for an AsyncCluster take AsyncWorkerPool")
+        self.cluster = cluster
         self.portal = cluster.portal
         start = functools.partial(
             AsyncWorkerPool.start,

@@ -113,8 +113,10 @@ def test_requirements_hold_what_pyproject_asks_for() -> None:
     core = pyproject["project"]["dependencies"]
     local = pyproject["project"]["optional-dependencies"]["local"]
     build = pyproject["dependency-groups"]["build"]
+    integrations = pyproject["dependency-groups"]["integrations"]
     dev = [entry for entry in pyproject["dependency-groups"]["dev"] if isinstance(entry, str)]
-    for name, wanted in {"local": core + local, "build": build, "dev": core + local + build + dev}.items():
+    files = {"local": core + local, "build": build, "dev": core + local + build + dev, "integrations": integrations}
+    for name, wanted in files.items():
         text = (ROOT / f"requirements/{name}.txt").read_text(encoding="utf-8")
         locked = set(re.findall(r"^([a-z0-9-]+)==", text, re.MULTILINE))
         missing = {re.split(r"[^\w-]", entry, maxsplit=1)[0] for entry in wanted} - locked

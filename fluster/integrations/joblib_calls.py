@@ -1,0 +1,140 @@
+"""joblib's batches under way: those of one Parallel, of which no more than so many run at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from typing import Any
+
+from fluster.actors.futures import ActorFuture
+from fluster.cluster import Ref
+from fluster.integrations.joblib_batches import decode_results, encode_batch, run_batch
+from fluster.worker_pool import WorkerPool
+
+log = logging.getLogger(__name__)
+
+
+class Batch:
+    """Some of joblib's calls, which one worker runs one after the other."""
+
+    def __init__(self, callback: Callable[[Batch], object]) -> None:
+        self._callback = callback
+        self._payload = b""
+        self._refs: list[Ref[Any]] = []  # of arrays in the payload: they live as long as this
+        self._future: ActorFuture[bytes] | None = None
+        self._error: BaseException | None = None
+
+    def encode(self, calls: Any, share: Callable[[Any], Ref[Any] | None]) -> None:
+        """Take the calls in. What cannot be pickled is raised by `result`."""
+
+        def shared(value: Any) -> Ref[Any] | None:
+            ref = share(value)
+            if ref is not None:
+                self._refs.append(ref)
+            return ref
+
+        try:
+            self._payload = encode_batch(calls, shared)
+        except Exception as error:
+            self._error = error
+
+    def begin(self, pool: Callable[[], WorkerPool], on_done: Callable[[], object]) -> None:
+        """Have it run; `on_done` is called when it is over, also when it could not be begun."""
+        if self._error is None:
+            try:
+                self._future = pool().submit(run_batch, self._payload)
+            except Exception as error:
+                self._error = error
+        self._payload = b""
+        if self._future is None:
+            on_done()
+            return
+        self._future.add_done_callback(lambda _future: on_done())
+        if self._error is not None:  # cancelled meanwhile
+            self._future.cancel()
+
+    def cancel(self) -> bool:
+        """Take it back; False when it runs and has to be left to itself."""
+        future = self._future
+        if future is not None:
+            return future.cancel() or future.done()
+        self._error = CancelledError()
+        return True
+
+    def result(self) -> Any:
+        """What the calls gave, once it is over. Raises what one of them raised, and why it could not be run."""
+        self._refs.clear()
+        if self._error is not None:
+            raise self._error
+        assert self._future is not None  # noqa: S101 - it was begun, or has an error
+        return decode_results(self._future.result())
+
+    def tell(self) -> None:
+        """Tell joblib that it is over."""
+        self._callback(self)
+        self._future = None  # its callback keeps this batch, and thereby joblib's, and the backend
+
+
+class Call:
+    """What one Parallel has under way. Batches that wait are begun as others end, in their order."""
+
+    def __init__(
+        self,
+        pool: Callable[[], WorkerPool],
+        limit: int,
+        least_shared: int | None,
+        callbacks: ThreadPoolExecutor,
+    ) -> None:
+        self.least_shared = least_shared  # bytes of an array that is sent once; none is, where there are none
+        self._pool = pool
+        self._limit = limit
+        self._callbacks = callbacks
+        self._lock = threading.Lock()
+        self._waiting: deque[Batch] = deque()
+        self._running: set[Batch] = set()
+
+    @property
+    def is_busy(self) -> bool:
+        """True while something runs."""
+        return bool(self._running)
+
+    def add(self, batch: Batch) -> None:
+        """Begin it, or have it wait for room."""
+        with self._lock:
+            if len(self._running) >= self._limit:
+                self._waiting.append(batch)
+                return
+            self._running.add(batch)
+        self._begin(batch)
+
+    def _begin(self, batch: Batch) -> None:
+        def on_done() -> None:
+            with contextlib.suppress(RuntimeError):  # the program ends, and nobody waits any more
+                self._callbacks.submit(self._on_done, batch)
+
+        batch.begin(self._pool, on_done)
+
+    def _on_done(self, batch: Batch) -> None:
+        try:
+            with self._lock:
+                self._running.discard(batch)
+                following = self._waiting.popleft() if self._waiting else None
+                if following is not None:
+                    self._running.add(following)
+            if following is not None:
+                self._begin(following)
+            batch.tell()
+        except BaseException:
+            log.exception("joblib failed at what it does when a batch is over")
+
+    def cancel(self) -> bool:
+        """Take back what has not begun; False when something runs and has to be left to itself."""
+        with self._lock:
+            self._waiting.clear()
+            running = list(self._running)
+        left = [batch for batch in running if not batch.cancel()]
+        return not left
