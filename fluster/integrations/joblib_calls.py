@@ -14,6 +14,7 @@ from fluster.actors.futures import ActorFuture
 from fluster.cluster import Ref
 from fluster.integrations.joblib_batches import decode_results, encode_batch, run_batch
 from fluster.worker_pool import WorkerPool
+from fluster.worker_pool.pace import TASK_MEMORY, Pace
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +43,11 @@ class Batch:
         except Exception as error:
             self._error = error
 
-    def begin(self, pool: Callable[[], WorkerPool], on_done: Callable[[], object]) -> None:
+    def begin(self, pool: Callable[[], WorkerPool], pace: Pace, on_done: Callable[[], object]) -> None:
         """Have it run; `on_done` is called when it is over, also when it could not be begun."""
         if self._error is None:
             try:
-                self._future = pool().submit(run_batch, self._payload)
+                self._future = pool().asynchronous.submit_paced(pace, run_batch, (self._payload,), {})
             except Exception as error:
                 self._error = error
         self._payload = b""
@@ -91,6 +92,7 @@ class Call:
     ) -> None:
         self.least_shared = least_shared  # bytes of an array that is sent once; none is, where there are none
         self._pool = pool
+        self._pace = Pace(TASK_MEMORY)  # what other tasks of the pool take tells nothing of these
         self._limit = limit
         self._callbacks = callbacks
         self._lock = threading.Lock()
@@ -116,7 +118,7 @@ class Call:
             with contextlib.suppress(RuntimeError):  # the program ends, and nobody waits any more
                 self._callbacks.submit(self._on_done, batch)
 
-        batch.begin(self._pool, on_done)
+        batch.begin(self._pool, self._pace, on_done)
 
     def _on_done(self, batch: Batch) -> None:
         try:
