@@ -64,6 +64,12 @@ def test_the_command_line_starts_without_the_sdk() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_whoever_runs_pytest_waits_for_nothing_of_the_sdk() -> None:
+    script = "import sys, fluster.pytest_plugin; print([name for name in ('pydantic', 'nats', 'rich') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_a_server_is_started_before_anything_else_is_imported() -> None:
     """Importing the rest takes longer than a server needs to come up."""
     script = "import sys, fluster_services.supervisor; print([name for name in ('pydantic', 'nats', 'anyio') if name in sys.modules])"

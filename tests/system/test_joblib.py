@@ -444,7 +444,7 @@ def test_own_workers_are_as_many_as_asked_for_and_end_with_the_block(cluster: Lo
         assert jobs_that_live(cluster) == [name]  # they stay
         Parallel(n_jobs=3)(delayed(square)(each) for each in range(9))
         assert jobs_that_live(cluster) == [name] * 2  # and become more
-    wait_until(lambda: not jobs_that_live(cluster), PATIENCE_S)
+    wait_until(lambda: not jobs_that_live(cluster), PATIENCE_S, lambda: cluster.list_jobs(limit=6))
 
 
 def test_own_workers_take_as_many_threads_as_they_have_cpus(cluster: LocalCluster) -> None:
@@ -468,7 +468,7 @@ def test_who_interrupts_has_own_workers_end(cluster: LocalCluster, tmp_path: Pat
             Parallel(batch_size=1)(delayed(stay)(tmp_path, number) for number in range(20))
         thread.join()
         (tmp_path / "open").touch()
-        wait_until(lambda: not jobs_that_live(cluster), PATIENCE_S)
+        wait_until(lambda: not jobs_that_live(cluster), PATIENCE_S, lambda: cluster.list_jobs(limit=6))
         assert Parallel()(delayed(square)(each) for each in range(9)) == [each * each for each in range(9)]
     assert len(arrived(tmp_path)) == 2
 
@@ -481,7 +481,7 @@ def test_workers_that_do_not_come_are_told(cluster: LocalCluster) -> None:
         pytest.raises(ActorTimeoutError, match=r"had no worker after 0\.2 s: .* start_timeout="),
     ):
         Parallel()(delayed(square)(each) for each in range(3))
-    wait_until(lambda: not jobs_that_live(cluster), PATIENCE_S)
+    wait_until(lambda: not jobs_that_live(cluster), PATIENCE_S, lambda: cluster.list_jobs(limit=6))
 
 
 def test_a_cluster_of_others_has_as_many_as_there_is_room_for(cluster: LocalCluster) -> None:
@@ -538,4 +538,4 @@ def test_own_workers_end_before_their_cluster_is_closed(cluster: LocalCluster) -
     with parallel_config(backend="fluster", cluster=connected, workers=2):
         Parallel()(delayed(square)(each) for each in range(9))
         connected.close()
-        wait_until(lambda: not jobs_that_live(cluster), PATIENCE_S)
+        wait_until(lambda: not jobs_that_live(cluster), PATIENCE_S, lambda: cluster.list_jobs(limit=6))
