@@ -14,6 +14,7 @@ FAST_TESTS := $(wildcard tests/pure tests/component)
 BIN := .venv/bin
 SETUP := .venv/.setup-done
 UV := .venv/.uv-done
+ZEPHYR := .venv/.zephyr-done
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--custom-compile-command 'make lock' $(LOCK_FLAGS)
 
@@ -71,12 +72,26 @@ $(SETUP): $(UV) pyproject.toml requirements/dev.txt requirements/integrations.tx
 	@.venv-$*/bin/python -m compileall -q fluster bus services
 	@touch $@
 
+# What the tests of Zephyr need beside that, some 800 MB; it needs Python 3.12. What they import is compiled by importing it,
+# which is a small part of it all.
+$(ZEPHYR): $(SETUP) requirements/zephyr.txt
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then \
+		$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/zephyr.txt && \
+		env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c 'import zephyr.context, zephyr.shard_subprocess, zephyr.worker'; \
+	else \
+		echo '*** Zephyr NOT INSTALLED: it needs Python 3.12 ***'; \
+	fi
+	@touch $@
+
+.PHONY: setup-zephyr
+setup-zephyr: $(ZEPHYR) ## Add to .venv what the tests and benchmarks of Zephyr need
+
 .PHONY: demo
 demo: $(SETUP) ## Index Python's standard library on a cluster of this machine, and check the result
 	@$(BIN)/fluster demo $(DEMO_FLAGS)
 
 .PHONY: test
-test: $(SETUP) ## Run every test, the fast ones first, and the fast ones on each version of Python that is here
+test: $(SETUP) $(ZEPHYR) ## Run every test, the fast ones first, and the fast ones on each version of Python that is here
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 	@$(MAKE) --no-print-directory test-fast-elsewhere
 
@@ -163,6 +178,7 @@ lock: $(UV) ## Write requirements/*.txt anew from pyproject.toml
 	$(COMPILE) pyproject.toml --extra local --group dev --output-file requirements/dev.txt
 	$(COMPILE) pyproject.toml --extra local --constraint requirements/dev.txt --output-file requirements/local.txt
 	$(COMPILE) --group integrations --constraint requirements/dev.txt --output-file requirements/integrations.txt
+	$(COMPILE) pyproject.toml --extra zephyr --constraint requirements/dev.txt --output-file requirements/zephyr.txt
 	$(COMPILE) --group build --constraint requirements/dev.txt --output-file requirements/build.txt
 
 .PHONY: clean

@@ -24,10 +24,10 @@ from docker.errors import DockerException
 
 from fluster_services.worker.engine import EngineError, find_api_version
 from tests.docker_image import ImageError, cache_folder, image_name, root_tar
+from tests.optional import REQUIRE_VARIABLE, is_required
 from tests.waiting import wait_until
 
 HOST_VARIABLE = "FLUSTER_TEST_DOCKER_HOST"
-REQUIRE_VARIABLE = "FLUSTER_REQUIRE"  # names, divided by commas, of what must not be missing
 _PATIENCE_S = 30.0
 
 
@@ -206,7 +206,7 @@ def engine() -> Iterator[Engine]:
     try:
         found = find_engine()
     except EngineMissingError as error:
-        if "docker" in os.environ.get(REQUIRE_VARIABLE, "").split(","):
+        if is_required("docker"):
             pytest.fail(f"{REQUIRE_VARIABLE} wants docker: {error}", pytrace=False)
         pytest.skip(f"CONTAINERS ARE NOT TESTED: {error}")
     try:
