@@ -144,7 +144,7 @@ format: $(SETUP) ## Format the code and fix what the linter can fix
 	$(BIN)/ruff format .
 
 .PHONY: bench
-bench: $(SETUP) ## Run the benchmarks
+bench: $(SETUP) $(ZEPHYR) ## Run the benchmarks
 	@$(BIN)/python -m benchmarks
 
 .PHONY: bench-simulator

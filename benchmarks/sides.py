@@ -109,20 +109,22 @@ def peers() -> list[Side]:
         interpreter = Path(os.environ.get(PEERS_VARIABLE, "")) / f"venv-{name.lower()}" / "bin" / "python"
         if not (PEERS_VARIABLE in os.environ and interpreter.exists()):
             folder = f"DIR/venv-{name.lower()}"
-            _say_missing(
+            say_missing(
                 name, f"which is not here: `python3 -m venv {folder}`, `{folder}/bin/pip install numpy {package}`"
             )
-        elif prefix and not _can_be_apart():
-            _say_missing(name, "which listens to the outside: run this where `unshare --net` is allowed")
+        elif prefix and not can_be_apart():
+            say_missing(name, "which listens to the outside: run this where `unshare --net` is allowed")
         else:
             script = (*prefix, str(interpreter), "-m", f"benchmarks.{name.lower()}_actors")
             found.append(Side(name, (*script, "work"), (*script, "start")))
     return found
 
 
-def _can_be_apart() -> bool:
+def can_be_apart() -> bool:
+    """Whether a process may have a network of its own here."""
     return shutil.which("ip") is not None and subprocess.run([*_APART, "true"], check=False).returncode == 0
 
 
-def _say_missing(name: str, why: str) -> None:
+def say_missing(name: str, why: str) -> None:
+    """Have nobody believe that all were compared."""
     sys.stderr.write(f"*** NOT COMPARED with {name}, {why}, then --peers DIR ***\n")

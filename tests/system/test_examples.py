@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.optional import import_or_skip
 from tests.system.processes import Family
 
 ROOT = Path(__file__).parents[2]
@@ -59,3 +60,11 @@ def test_the_demo_is_the_example() -> None:
     from fluster.demo import stdlib_index
 
     assert (ROOT / "examples/stdlib_index.py").resolve() == Path(stdlib_index.__file__)
+
+
+def test_zephyr_wordcount(tmp_path: Path) -> None:
+    import_or_skip("zephyr", "`make setup-zephyr` installs it, on Python 3.12")
+    *ranking, summary = _run(tmp_path, "zephyr_wordcount.py").splitlines()
+    assert len(ranking) == 5
+    assert ranking[0].startswith("self ")
+    assert re.fullmatch(r"A single process counts the same [\d,]+ words in \d+ files.", summary)

@@ -1,0 +1,72 @@
+"""Zephyr pipelines on a Fluster cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    import zephyr.context as _zephyr  # noqa: F401 - older ones have none
+except ImportError as error:
+    raise ImportError(
+        "fluster.integrations.zephyr needs Zephyr from 0.2.227 on: pip install 'fluster[zephyr]', with Python 3.12 or 3.13"
+    ) from error
+
+from fray.types import ResourceConfig
+from zephyr.context import MAX_IRIS_WORKER_REPLICAS, ZephyrContext
+from zephyr.dataset import Dataset
+from zephyr.runners import InlineRunner
+
+from fluster.cluster import Cluster
+from fluster.cluster.arguments import check_count
+from fluster.integrations.fray import FlusterClient
+from fluster_bus.messages import parse_size
+
+_COORDINATOR_CPU = 0.1  # it mostly waits
+_RETRIES = 3  # of a whole pipeline whose coordinator was lost
+
+
+class FlusterBackend:
+    """Runs datasets on `cluster`, by default the one that this process belongs to (`current_cluster()`).
+
+    Each pipeline has workers of its own: up to `max_parallelism`, and no more than it has shards, of `memory_per_worker` and one
+    CPU each. It begins with the first that is there, and others join as there is room for them. A worker runs its shards in its
+    own process; one that dies is begun anew, and what it was at is given out again. What stages hand to each other lies
+    in `storage`, a folder or bucket that all workers reach, by default Zephyr's own choice.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster | None = None,
+        max_parallelism: int = 100,
+        memory_per_worker: int | str = "2GB",
+        *,
+        storage: str | None = None,
+    ) -> None:
+        check_count("max_parallelism", max_parallelism, 1, "the number of workers", most=MAX_IRIS_WORKER_REPLICAS)
+        self._client = FlusterClient(cluster)
+        self._max_workers = max_parallelism
+        self._memory = str(parse_size(memory_per_worker))  # in bytes: Zephyr reads other units than Fluster
+        self._storage = storage
+
+    def execute(self, dataset: Dataset[Any], *, name: str = "pipeline") -> list[Any]:
+        """What the dataset's last stage gives, in order. Workers and coordinator are gone then, also when it fails.
+
+        Raises ZephyrWorkerError when a stage does not come through, with its traceback; ValueError when there never will be
+        room for a worker, TypeError for what cannot be pickled.
+        """
+        client = FlusterClient(self._client.cluster)
+        context = ZephyrContext(
+            client=client,
+            max_workers=self._max_workers,
+            resources=ResourceConfig(cpu=1, ram=self._memory),
+            coordinator_resources=ResourceConfig(cpu=_COORDINATOR_CPU, ram=self._memory),
+            chunk_storage_prefix=self._storage,
+            name=name,
+            max_execution_retries=_RETRIES,
+            stage_runner_factory=InlineRunner,
+        )
+        try:
+            results: list[Any] = context.execute(dataset).results
+        finally:
+            client.shutdown()
+        return results

@@ -1,0 +1,219 @@
+"""Zephyr pipelines on Fluster do what they do in Zephyr's own process."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fluster.cluster import LocalCluster
+from tests.optional import import_or_skip
+
+import_or_skip("zephyr", "`make setup-zephyr` installs it, on Python 3.12")
+
+from fray.local_backend import LocalClient
+from fray.types import ResourceConfig
+from zephyr.context import ZephyrContext
+from zephyr.dataset import Dataset
+from zephyr.runners import InlineRunner
+from zephyr.stage_io import ZephyrWorkerError
+
+from fluster.integrations.fray import FlusterClient
+from fluster.integrations.zephyr import FlusterBackend
+from tests.system import zephyr_stages as stages
+from tests.system.zephyr_stages import DieOnce
+
+pytestmark = pytest.mark.slow
+
+NUMBERS = list(range(40))
+
+
+@pytest.fixture(scope="module")
+def pool(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZephyrContext]:
+    """Two workers on Fluster, for all pipelines that leave them alive."""
+    client = FlusterClient(cluster)
+    context = ZephyrContext(
+        client=client,
+        max_workers=2,
+        resources=ResourceConfig(cpu=1, ram="512m"),
+        coordinator_resources=ResourceConfig(cpu=0.1, ram="512m"),
+        chunk_storage_prefix=str(tmp_path_factory.mktemp("chunks")),
+        stage_runner_factory=InlineRunner,
+        name="shared",
+    )
+    with context:
+        yield context
+        client.shutdown()  # at once: workers that are idle hear of the context's end only when they next ask for work
+    assert _living(cluster, "zephyr-") == []
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZephyrContext]:
+    """Zephyr's own client, in this process."""
+    client = LocalClient()
+    with ZephyrContext(
+        client=client, max_workers=2, chunk_storage_prefix=str(tmp_path_factory.mktemp("own")), name="own"
+    ) as context:
+        yield context
+    client.shutdown()
+
+
+def _living(cluster: LocalCluster, prefix: str) -> list[str]:
+    return [job.job_id for job in cluster.list_jobs() if job.job_id.startswith(prefix) and not job.status.finished()]
+
+
+def _numbers(shards: int = 4) -> Dataset[int]:
+    return Dataset.from_list(NUMBERS).reshard(shards)
+
+
+def _rows() -> Dataset[dict[str, Any]]:
+    return _numbers().map(stages.row)
+
+
+def _grouped(pick: Callable[[int], int]) -> Dataset[dict[str, Any]]:
+    return (
+        _rows()
+        .map(lambda found: {**found, "id": pick(found["id"])})
+        .group_by(key=stages.row_id, reducer=stages.first, num_output_shards=3)
+    )
+
+
+PIPELINES: dict[str, Callable[[], Dataset[Any]]] = {
+    "map": lambda: _numbers().map(stages.double),
+    "a lambda": lambda: _numbers().map(lambda number: number + len(NUMBERS)),
+    "filter": lambda: _numbers().filter(stages.is_third),
+    "flat_map": lambda: _numbers().flat_map(stages.spread),
+    "window": lambda: _numbers().window(3),
+    "take_per_shard": lambda: _numbers().take_per_shard(2),
+    "map_shard": lambda: _numbers().map_shard(lambda items, shard: iter([(shard.shard_idx, sum(items))])),
+    "chain": lambda: _numbers().map(stages.double).filter(stages.is_third).flat_map(stages.spread).window(2),
+    "group_by": lambda: _numbers().group_by(key=stages.last_digit, reducer=stages.total),
+    "group_by, sorted": lambda: _numbers().group_by(
+        key=stages.last_digit, reducer=lambda key, items: (key, list(items)), sort_by=lambda number: -number
+    ),
+    "group_by into shards": lambda: _numbers().group_by(
+        key=stages.last_digit, reducer=stages.total, num_output_shards=3
+    ),
+    "reduce": lambda: _numbers().reduce(sum),
+    "count": lambda: _numbers().filter(stages.is_third).count(),
+    "deduplicate": lambda: _numbers().map(stages.last_digit).deduplicate(key=lambda digit: digit),
+    "join": lambda: _grouped(stages.double).sorted_merge_join(
+        _grouped(stages.last_digit), left_key=stages.row_id, right_key=stages.row_id
+    ),
+    "left join": lambda: _grouped(stages.double).sorted_merge_join(
+        _grouped(stages.last_digit),
+        left_key=stages.row_id,
+        right_key=stages.row_id,
+        combiner=lambda left, right: (left["id"], right and right["name"]),
+        how="left",
+    ),
+    "one shard": lambda: _numbers(1).map(stages.double),
+    "more shards than items": lambda: Dataset.from_list([1, 2]).reshard(5).map(stages.double),
+    "nothing": lambda: Dataset.from_list([]).map(stages.double),
+    "nothing is left": lambda: _numbers().filter(lambda number: number < 0).map(stages.double),
+}
+
+
+_Outcomes = dict[str, tuple[Future[list[Any]], Future[list[Any]]]]
+
+
+@pytest.fixture(scope="module")
+def outcomes(pool: ZephyrContext, own: ZephyrContext) -> Iterator[_Outcomes]:
+    """{pipeline: (on Fluster, locally)}; several run at a time, as a pool's idle workers ask for work at long intervals."""
+
+    def run(context: ZephyrContext, name: str) -> list[Any]:
+        return list(context.execute(PIPELINES[name]()).results)
+
+    with ThreadPoolExecutor(8) as threads:
+        yield {name: (threads.submit(run, pool, name), threads.submit(run, own, name)) for name in PIPELINES}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_pipeline_gives_what_it_gives_locally(name: str, outcomes: _Outcomes) -> None:
+    found, expected = (future.result() for future in outcomes[name])
+    assert sorted(map(repr, found)) == sorted(map(repr, expected))
+    assert bool(found) is not name.startswith("nothing")
+
+
+@pytest.mark.parametrize("form", ["jsonl", "jsonl.gz", "parquet", "text"])
+def test_files_are_written_and_read_as_they_are_locally(
+    form: str, pool: ZephyrContext, own: ZephyrContext, tmp_path: Path
+) -> None:
+    contents = []
+    for context, folder in ((pool, tmp_path / "fluster"), (own, tmp_path / "local")):
+        pattern = f"{folder}/part-{{shard:03d}}.{form}"
+        rows = _rows()
+        if form == "parquet":
+            written = rows.write_parquet(pattern)
+        elif form == "text":
+            written = rows.map(lambda found: f"{found['name']}\n".encode()).write_binary(pattern)
+        else:
+            written = rows.write_jsonl(pattern)
+        paths = sorted(map(str, context.execute(written).results))
+        assert [Path(path).name for path in paths] == [f"part-{shard:03d}.{form}" for shard in range(4)]
+        source = Dataset.from_files(f"{folder}/*")
+        read = source.flat_map(stages.lines_of) if form == "text" else source.load_file()
+        contents.append(sorted(map(repr, context.execute(read).results)))
+    assert contents[0] == contents[1]
+    assert len(contents[0]) == len(NUMBERS)
+
+
+def test_parquet_is_read_in_batches(pool: ZephyrContext, own: ZephyrContext, tmp_path: Path) -> None:
+    own.execute(_rows().write_parquet(f"{tmp_path}/{{shard}}.parquet"))
+    batches = Dataset.from_files(f"{tmp_path}/*.parquet").load_parquet(columns=["id"], batch_mode=True)
+    sums = batches.map(lambda batch: (batch.num_rows, sum(batch.column("id").to_pylist())))
+    found, expected = (sorted(context.execute(sums).results) for context in (pool, own))
+    assert found == expected
+    assert sum(rows for rows, _sum in found) == len(NUMBERS)
+
+
+def test_shared_data_reaches_the_workers(pool: ZephyrContext) -> None:
+    from zephyr.worker_context import zephyr_worker_ctx
+
+    pool.put("words", ["a", "b", "c"])
+    looked_up = Dataset.from_list([0, 1, 2]).map(lambda index: zephyr_worker_ctx().get_shared("words")[index])
+    assert sorted(pool.execute(looked_up).results) == ["a", "b", "c"]
+
+
+def test_an_exception_in_a_stage_is_raised_as_it_is_locally(pool: ZephyrContext, own: ZephyrContext) -> None:
+    for context in (pool, own):
+        with pytest.raises(ZephyrWorkerError, match="seven is not to be had"):
+            context.execute(_numbers().map(stages.fail_at_seven))
+    assert pool.execute(_numbers().map(stages.double)).results  # the pool works on
+
+
+def test_results_that_cannot_be_pickled_are_told(pool: ZephyrContext) -> None:
+    with pytest.raises(ZephyrWorkerError, match="pickle"):
+        pool.execute(Dataset.from_list([1]).map(lambda _number: threading.Lock()))
+
+
+# ---- the backend, whose pipelines have workers of their own -------------------------------------------------
+
+
+@pytest.fixture
+def backend(cluster: LocalCluster, tmp_path: Path) -> FlusterBackend:
+    return FlusterBackend(cluster, max_parallelism=2, memory_per_worker="512MiB", storage=str(tmp_path / "chunks"))
+
+
+def test_pipelines_side_by_side_of_which_one_loses_a_worker_and_one_fails(
+    cluster: LocalCluster, backend: FlusterBackend, tmp_path: Path
+) -> None:
+    killed = tmp_path / "killed"
+    counted = _numbers().map(DieOnce(killed, 7)).group_by(key=stages.last_digit, reducer=stages.total)
+    with ThreadPoolExecutor(2) as threads:
+        good = threads.submit(backend.execute, counted, name="good")
+        bad = threads.submit(backend.execute, _numbers(1).map(stages.fail_at_seven), name="bad")
+        assert sorted(good.result()) == [(digit, sum(range(digit, 40, 10))) for digit in range(10)]
+        with pytest.raises(ZephyrWorkerError, match="seven is not to be had"):
+            bad.result()
+    assert killed.exists()
+    assert _living(cluster, "zephyr-good") == _living(cluster, "zephyr-bad") == []
+
+
+def test_what_makes_no_sense_is_refused(cluster: LocalCluster) -> None:
+    with pytest.raises(ValueError, match="max_parallelism"):
+        FlusterBackend(cluster, max_parallelism=0)
+    with pytest.raises(ValueError, match="no size"):
+        FlusterBackend(cluster, memory_per_worker="lots")
