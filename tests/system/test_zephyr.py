@@ -10,6 +10,7 @@ import pytest
 
 from fluster.cluster import LocalCluster
 from tests.optional import import_or_skip
+from tests.waiting import wait_until
 
 import_or_skip("zephyr", "`make setup-zephyr` installs it, on Python 3.12")
 
@@ -46,7 +47,7 @@ def pool(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
     with context:
         yield context
         client.shutdown()  # at once: workers that are idle hear of the context's end only when they next ask for work
-    assert _living(cluster, "zephyr-") == []
+    wait_until(lambda: not _living(cluster, "zephyr-"), describe=lambda: _living(cluster, "zephyr-"))
 
 
 @pytest.fixture(scope="module")
