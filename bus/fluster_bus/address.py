@@ -134,20 +134,10 @@ class BusAddress:
         return replace(self, user=values["user"], password=values["password"])
 
     def save(self, path: Path) -> None:
-        """Write a file that `parse` takes and only its owner can read; it replaces an older one in one step."""
+        """Write a file that `parse` takes and only its owner can read. Raises AddressError."""
         values = {"url": self.url, "user": self.user, "password": self.password}
         text = json.dumps({key: value for key, value in values.items() if value is not None}, indent=2)
-        draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-        try:
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
-            try:
-                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                    file.write(text + "\n")
-                draft.replace(path)
-            finally:
-                draft.unlink(missing_ok=True)
-        except OSError as error:
-            raise AddressError(f"the credentials cannot be written to {path}: {error.strerror}") from error
+        write_private(path, text + "\n")
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:
@@ -171,6 +161,21 @@ class BusAddress:
             return address.with_credentials(Path(file)) if file else address
         except AddressError as error:
             raise AddressError(f"{CREDENTIALS_VARIABLE}: {error}") from error
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner can read; it replaces an older one in one step. Raises AddressError."""
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise AddressError(f"the credentials cannot be written to {path}: {error.strerror}") from error
 
 
 def _server(part: str, whole: str) -> str:
@@ -205,7 +210,9 @@ def _read(path: Path) -> dict[str, str]:
     except FileNotFoundError as error:
         raise AddressError(f"{str(path)!r} is neither a URL ({_EXAMPLE}) nor a file of credentials") from error
     except OSError as error:
-        raise AddressError(f"the credentials in {path} cannot be read: {error.strerror}") from error
+        raise AddressError(
+            f"the credentials in {path} cannot be read: {error.strerror}{_whose(path, error)}"
+        ) from error
     if os.name == "posix" and mode & 0o077:
         raise AddressError(
             f"others may read the credentials in {path} (mode {mode:o}): run `chmod 600 {path}`, "
@@ -218,3 +225,13 @@ def _read(path: Path) -> dict[str, str]:
     if not isinstance(values, dict) or not all(isinstance(values.get(key, ""), str) for key in _KEYS):
         raise AddressError(f"the file {path} holds no credentials: {_FORM}")
     return {key: values[key] for key in _KEYS & values.keys()}
+
+
+def _whose(path: Path, error: OSError) -> str:
+    """Whose file it is, when that is why it cannot be read."""
+    if not isinstance(error, PermissionError):
+        return ""
+    try:
+        return f": they belong to user {path.stat().st_uid}, and this is user {os.geteuid()}"
+    except OSError:  # nor may it be looked at
+        return ""

@@ -9,7 +9,6 @@ of calls that take longer than its expiry.) What follows the prefix is random, s
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -65,7 +64,16 @@ class User:
     @property
     def password_variable(self) -> str:
         """The environment variable from which a production server takes the password."""
-        return f"FLUSTER_{re.sub('-', '_', self.name).upper()}_PASSWORD"
+        return f"{self._variable}_PASSWORD"
+
+    @property
+    def credentials_variable(self) -> str:
+        """The environment variable that names a file with the user and its password."""
+        return f"{self._variable}_CREDENTIALS"
+
+    @property
+    def _variable(self) -> str:
+        return f"FLUSTER_{self.name.replace('-', '_').upper()}"
 
 
 @dataclass(frozen=True)
@@ -256,22 +264,31 @@ def quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
-def production_configuration(namespaces: Sequence[str] = (DEFAULT_NAMESPACE,)) -> str:
-    """The configuration of a server that other machines reach, with passwords from its environment.
+def password_variables(namespaces: Sequence[str]) -> dict[User, str]:
+    """{user: the variable from which a production server takes the password}, for all users of the cluster.
 
-    Raises InvalidNameError when two namespaces would take their passwords from the same variable.
+    Raises InvalidNameError when two namespaces would share one.
     """
-    everyone = users(namespaces)
-    variables = [user.password_variable for user in everyone]
-    twice = sorted({variable for variable in variables if variables.count(variable) > 1})
+    variables = {user: user.password_variable for user in users(namespaces)}
+    names = list(variables.values())
+    twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise InvalidNameError(
             f"the namespaces {', '.join(namespaces)} share the variable {twice[0]}: "
             "choose names that differ in more than case, '-' and '_'"
         )
+    return variables
+
+
+def production_configuration(namespaces: Sequence[str] = (DEFAULT_NAMESPACE,)) -> str:
+    """The configuration of a server that other machines reach, with passwords from its environment.
+
+    Raises InvalidNameError when two namespaces would take their passwords from the same variable.
+    """
+    variables = password_variables(namespaces)
     return _PRODUCTION.format(
         arguments="" if tuple(namespaces) == (DEFAULT_NAMESPACE,) else f" {' '.join(namespaces)}",
-        variables="\n".join(f"#   {variable}" for variable in variables),
+        variables="\n".join(f"#   {variable}" for variable in variables.values()),
         max_payload=MAX_PAYLOAD_BYTES,
     ) + accounts_configuration(namespaces, lambda user: f"${user.password_variable}")
 
@@ -279,7 +296,7 @@ def production_configuration(namespaces: Sequence[str] = (DEFAULT_NAMESPACE,)) -
 _PRODUCTION = """\
 # A production server. Made by `python -m fluster_bus.roles{arguments}`: change it there, or name your own namespaces.
 #
-# Passwords come from the environment of nats-server:
+# Passwords come from the environment of nats-server; `fluster credentials` makes them, in the file passwords.env:
 {variables}
 # Each a long random string that begins with a letter (`echo p$(openssl rand -hex 24)`): the server reads a value of
 # digits alone as a number, and takes an empty one for a password.
@@ -288,6 +305,8 @@ server_name: fluster
 # Other machines come in here; whoever has a password can run code. Beyond a private network add a `tls` block with
 # `cert_file` and `key_file`.
 listen: "0.0.0.0:4222"
+# For health checks of its own machine: it asks nobody who he is.
+http: "127.0.0.1:8222"
 max_payload: {max_payload}
 
 jetstream {{

@@ -91,6 +91,7 @@ def _guarded(command: Callable[..., None]) -> Callable[..., None]:
 
 _add("demo", clusters.demo, "Clusters")
 _add("up", clusters.up, "Clusters")
+_add("credentials", clusters.credentials, "Clusters")
 _add("workers", workers.workers, "Workers")
 _add("submit", jobs.submit, "Jobs", **_WORDS)
 _add("ps", jobs.ps, "Jobs")
@@ -116,7 +117,7 @@ for _name, _command in _WORKER_VERBS.items():
     worker.command(_name)(_guarded(_command))
 app.add_typer(worker, rich_help_panel="Workers")
 
-_ALONE = ("demo", "up")  # they bring their own cluster
+_ALONE = ("demo", "up", "credentials")  # they bring their own cluster
 
 
 def _set_option(context: Any, parameter: Any, value: Any) -> None:

@@ -80,7 +80,7 @@ def up(
     from fluster.cluster import LocalCluster
     from fluster_bus.address import ADDRESS_VARIABLE
 
-    namespaces = list(dict.fromkeys([*filter(None, [Options.of(context).namespace]), *(namespace or [])]))
+    namespaces = _namespaces(context, namespace)
     first = namespaces[0] if namespaces else None
     with (
         _end_wanted() as ends,
@@ -123,6 +123,10 @@ def _end_wanted() -> Iterator[SimpleQueue[int]]:
             signal.signal(number, handler)
 
 
+def _namespaces(context: typer.Context, given: list[str] | None) -> list[str]:
+    return list(dict.fromkeys([*filter(None, [Options.of(context).namespace]), *(given or [])]))
+
+
 def _size(text: str | None) -> int | None:
     from fluster_bus.messages import parse_size
 
@@ -130,3 +134,33 @@ def _size(text: str | None) -> int | None:
         return None if text is None else parse_size(text)
     except ValueError as error:
         raise CommandError(f"--memory: {error}", ExitCode.USAGE) from error
+
+
+def credentials(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the files are, or shall be.")],
+    *,
+    namespace: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="A namespace that the cluster has, instead of 'default'; may be given several times."
+        ),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Of the nats-server, as clients reach it; nats://127.0.0.1:4222 at first."),
+    ] = None,
+) -> None:
+    """Make passwords for a cluster with a nats-server of its own, as files that only you can read.
+
+    passwords.env is for the server, NAME.json for the user of that name: set FLUSTER_CLUSTER_ADDRESS to it. What is in the
+    folder already stays.
+
+    Try:
+      fluster credentials credentials
+    """
+    from fluster_bus.credentials import write_credentials
+    from fluster_bus.roles import DEFAULT_NAMESPACE
+
+    for file in write_credentials(folder, _namespaces(context, namespace) or [DEFAULT_NAMESPACE], url):
+        write(str(file))

@@ -14,7 +14,7 @@ from typing import Any
 
 from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
-from fluster_bus.errors import ConnectError, CredentialsError, DisconnectedError, FlusterError
+from fluster_bus.errors import AddressError, BusError, ConnectError, CredentialsError, DisconnectedError, FlusterError
 from fluster_bus.retries import retried
 
 log = logging.getLogger(__name__)
@@ -23,10 +23,20 @@ _CONNECT_TIMEOUT_S = 60.0
 _LOG_BYTES = 10 << 20  # then the file is set aside, and the one before it dropped
 _PAUSE_BEFORE_START_OVER_S = 0.2
 _LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_ALIVE_VARIABLE = "FLUSTER_ALIVE_FILE"
+_SIGN_OF_LIFE_S = 10.0
 
 
 class StartOverError(FlusterError):
     """What was served ended here: it is to be served anew, on a connection of which nobody has heard."""
+
+
+def address_from_environment() -> BusAddress:
+    """Where the environment says that the bus is; ends this process with one line when it does not."""
+    try:
+        return BusAddress.from_environment()
+    except AddressError as error:
+        sys.exit(str(error))
 
 
 def run_daemon(
@@ -44,8 +54,9 @@ def run_daemon(
     With `on_leave` the first signal only calls that, for `serve` to return in its own time; a second one ends it at
     once, with the status that a shell gives to a program that died of the signal.
     When it raises StartOverError, or DisconnectedError from a step that a lost connection leaves half done, it is called
-    again with another connection. A byte is written to `ready_fd` when `serve` calls `ready` for the first time. Exits with
-    status 1 and one line when it cannot go on.
+    again with another connection. A byte is written to `ready_fd` when `serve` calls `ready` for the first time. From then on
+    the file that FLUSTER_ALIVE_FILE names, if it does, is touched as long as this daemon hears itself over the bus. Exits
+    with status 1 and one line when it cannot go on.
     """
     _set_up_logging(log_file)
     try:
@@ -110,9 +121,12 @@ async def _main(
     if owner_fd is not None:
         loop.add_reader(owner_fd, leaving.set)  # nothing is ever written there: it can only end
     ready_fds = [ready_fd] if ready_fd is not None else []
+    is_ready = asyncio.Event()
+    alive_file = _alive_file()
 
     def ready() -> None:
         log.info("%s is ready at %s", name, address)
+        is_ready.set()
         while ready_fds:
             descriptor = ready_fds.pop()
             os.write(descriptor, b"\n")
@@ -121,6 +135,7 @@ async def _main(
     while (bus := await _connect(address, name, leaving)) is not None:
         serving = asyncio.create_task(serve(bus, ready))
         leave = asyncio.create_task(leaving.wait())
+        signs = asyncio.create_task(_show_life(bus, is_ready, alive_file))
         over = True
         try:
             await asyncio.wait({serving, leave}, return_when=asyncio.FIRST_COMPLETED)
@@ -131,15 +146,39 @@ async def _main(
             for error in _single(errors):
                 log.warning("starting over: %s", error)
         finally:
-            leave.cancel()
-            serving.cancel()
-            await asyncio.gather(serving, leave, return_exceptions=True)
+            for task in (serving, leave, signs):
+                task.cancel()
+            await asyncio.gather(serving, leave, signs, return_exceptions=True)
             await bus.close()
         if over:
             break
         await asyncio.sleep(_PAUSE_BEFORE_START_OVER_S)
     log.info("%s has left", name)
     return 128 + asked[-1] if on_leave is not None and len(asked) > 1 else 0
+
+
+def _alive_file() -> Path | None:
+    """What whoever watches over this daemon looks at; gone until it is ready."""
+    if not os.environ.get(_ALIVE_VARIABLE):
+        return None
+    file = Path(os.environ[_ALIVE_VARIABLE])
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s: %s cannot be written: %s", _ALIVE_VARIABLE, file, error.strerror)
+    return file
+
+
+async def _show_life(bus: Bus, is_ready: asyncio.Event, file: Path | None) -> None:
+    """Touch `file` now and then, as long as the bus brings back what is sent."""
+    await is_ready.wait()
+    while file is not None:
+        try:
+            await bus.flush()
+            file.touch()  # noqa: ASYNC240 - one call, of an inode that is there
+        except (BusError, OSError) as error:
+            log.warning("no sign of life: %s", error)
+        await asyncio.sleep(_SIGN_OF_LIFE_S)
 
 
 async def _connect(address: BusAddress, name: str, leaving: asyncio.Event) -> Bus | None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from fluster_bus.address import ADDRESS_VARIABLE, BusAddress
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from tests.component.conftest import kill_server
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -71,14 +73,16 @@ run_daemon(serve, address=BusAddress.from_environment(), name="begun-twice", rea
 
 
 @contextmanager
-def _controller(address: BusAddress, program: str = _RUN) -> Iterator[tuple[subprocess.Popen[str], int, int]]:
+def _controller(
+    address: BusAddress, program: str = _RUN, **variables: str
+) -> Iterator[tuple[subprocess.Popen[str], int, int]]:
     """A controller's process, the pipe on which it tells that it is ready, and the one that ties it to its owner."""
     ready, ready_end = os.pipe()
     owner_end, owner = os.pipe()
     path = os.pathsep.join(entry for entry in sys.path if entry)
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(ready_end), str(owner_end)],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": path, ADDRESS_VARIABLE: address.to_url()},
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": path, ADDRESS_VARIABLE: address.to_url(), **variables},
         pass_fds=(ready_end, owner_end),
         stderr=subprocess.PIPE,
         text=True,
@@ -142,3 +146,10 @@ def test_it_starts_over_when_the_connection_is_lost_while_it_starts(own_server: 
         _, said = process.communicate(timeout=10)
         assert process.returncode == 0, said
         assert "starting over: the connection to" in said
+
+
+def test_it_shows_life_once_it_is_ready(own_server: EmbeddedServer, tmp_path: Path) -> None:
+    file = tmp_path / "alive"
+    with _controller(own_server.credentials(Role.SERVICE), FLUSTER_ALIVE_FILE=str(file)) as (_, ready, _owner):
+        assert os.read(ready, 10) == b"\n"
+        wait_until(file.exists)

@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 from fluster.cli import jobs
 from fluster.cli.app import app
 from fluster.cli.exit_codes import CommandError, ExitCode
+from fluster_bus.address import BusAddress
 from fluster_bus.messages import GpuConfig
 
 COMMANDS = [
-    *("demo", "up", "workers", "worker"),
+    *("demo", "up", "credentials", "workers", "worker"),
     *("submit", "ps", "status", "explain", "logs", "result", "cancel"),
     *("actors", "actor", "call"),
 ]
@@ -66,6 +67,14 @@ def test_seconds_and_patterns_are_checked_before_anybody_is_asked(arguments: lis
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2
     assert arguments[-2] in done.output
+
+
+def test_credentials_are_written_and_their_files_told(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["credentials", str(tmp_path), "--namespace", "a", "--url", "tls://bus"])
+    assert done.exit_code == 0
+    names = ["passwords.env", "service.json", "operator.json", "client_a.json", "job_a.json"]
+    assert done.output.splitlines() == [str(tmp_path / name) for name in names]
+    assert BusAddress.parse(str(tmp_path / "client_a.json")).url == "tls://bus:4222"
 
 
 def test_without_a_cluster_it_tells_what_to_set() -> None:

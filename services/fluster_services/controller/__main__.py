@@ -7,16 +7,15 @@ import os
 import socket
 from pathlib import Path
 
-from fluster_bus.address import BusAddress
 from fluster_bus.messages import Namespace
 from fluster_services.controller.controller import Controller, ControllerConfig
-from fluster_services.daemon import run_daemon
+from fluster_services.daemon import address_from_environment, run_daemon
 
 
 def main() -> None:
     namespaces = os.environ.get("FLUSTER_NAMESPACES", "default").split(",")
     config = ControllerConfig(
-        address=BusAddress.from_environment(),
+        address=address_from_environment(),
         namespaces=tuple(Namespace(name.strip()) for name in namespaces),
         controller_id=os.environ.get("FLUSTER_CONTROLLER_ID", f"controller-{socket.gethostname()}-{os.getpid()}"),
     )

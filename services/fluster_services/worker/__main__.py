@@ -12,11 +12,12 @@ from typing import Any, get_args
 from fluster.local_setup import RuntimeName
 from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
+from fluster_bus.errors import AddressError
 from fluster_bus.messages import Namespace, WorkerId, parse_size
 from fluster_bus.messages.labels import parse_labels
 from fluster_bus.roles import Role, User
 from fluster_services.config import CacheLimits
-from fluster_services.daemon import run_daemon
+from fluster_services.daemon import address_from_environment, run_daemon
 from fluster_services.worker.cgroups import Enforcement, LimitsError, find_enforcer
 from fluster_services.worker.chosen_runtime import choose_containers, make_runtime
 from fluster_services.worker.config import WorkerConfig
@@ -32,9 +33,8 @@ from fluster_services.worker.worker import Worker
 def main() -> None:
     state_dir = Path(os.environ.get("FLUSTER_STATE_DIR", Path.home() / ".fluster" / "worker"))
     namespaces = [Namespace(name.strip()) for name in os.environ.get("FLUSTER_NAMESPACES", "default").split(",")]
-    address = BusAddress.from_environment()
-    users = {namespace: User(Role.JOB, namespace) for namespace in namespaces}
-    credentials = {namespace: BusAddress(address.url, user.name, _password(user)) for namespace, user in users.items()}
+    address = address_from_environment()
+    credentials = {namespace: _job_address(address, User(Role.JOB, namespace)) for namespace in namespaces}
     caches = CacheLimits()
     total, device_ids = detect(_given(), state_dir, caches)
     config = WorkerConfig(
@@ -118,11 +118,23 @@ def _seconds(variable: str, default: float) -> float:
     return value
 
 
-def _password(user: User) -> str:
-    password = os.environ.get(user.password_variable)
+def _job_address(address: BusAddress, user: User) -> BusAddress:
+    """What the worker hands to the jobs of a namespace: far less than it may do itself."""
+    password, file = os.environ.get(user.password_variable), os.environ.get(user.credentials_variable)
+    if file:
+        try:
+            found = address.with_credentials(Path(file))
+        except AddressError as error:
+            sys.exit(f"{user.credentials_variable}: {error}")
+        if found.user != user.name:
+            sys.exit(f"{user.credentials_variable}: the file {file} is of {found.user!r}, and jobs are {user.name!r}")
+        return found
     if not password:
-        sys.exit(f"{user.password_variable} is not set: the worker hands it to the jobs of {user.namespace!r}")
-    return password
+        sys.exit(
+            f"neither {user.credentials_variable} nor {user.password_variable} is set: "
+            f"the worker hands the credentials to the jobs of {user.namespace!r}"
+        )
+    return BusAddress(address.url, user.name, password)
 
 
 def run_worker(
