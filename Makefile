@@ -18,6 +18,9 @@ ZEPHYR := .venv/.zephyr-done
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--custom-compile-command 'make lock' $(LOCK_FLAGS)
 
+# Debian's, for the tests of containers: an engine, its image, compose, a network of its own, and what is in the image of nats.
+DOCKER_PACKAGES := docker.io debootstrap docker-compose slirp4netns iproute2 busybox-static
+
 # Options for every pytest run: make test PYTEST_FLAGS='-k lease'
 PYTEST_FLAGS ?=
 # Options for the demo: make demo DEMO_FLAGS='--find open'
@@ -117,19 +120,22 @@ test-fast-%: $(UV)
 
 .PHONY: docker
 docker: ## Install what the tests of containers need (Debian's packages), unless it is there
-	@if ! command -v dockerd >/dev/null || ! command -v debootstrap >/dev/null; then \
+	@missing=; for program in dockerd debootstrap docker-compose slirp4netns ip busybox; do \
+		command -v $$program >/dev/null || missing="$$missing $$program"; \
+	done; \
+	if test -n "$$missing"; then \
 		if test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \
 			export DEBIAN_FRONTEND=noninteractive; \
-			apt-get update --quiet=2 && apt-get install --quiet=2 --yes --no-install-recommends docker.io debootstrap >/dev/null; \
+			apt-get update --quiet=2 && apt-get install --quiet=2 --yes --no-install-recommends $(DOCKER_PACKAGES) >/dev/null; \
 		else \
-			echo 'make: dockerd and debootstrap are missing, and are installed by root with apt-get; or name an engine: FLUSTER_TEST_DOCKER_HOST' >&2; exit 1; \
+			echo "make:$$missing: missing, and installed by root with apt-get; or name an engine: FLUSTER_TEST_DOCKER_HOST" >&2; exit 1; \
 		fi; \
 	fi
 
 .PHONY: test-docker
 test-docker: $(SETUP) ## Run the tests of containers, which `make test` skips where there is no Docker engine
 	@test -n "$$FLUSTER_TEST_DOCKER_HOST" || $(MAKE) docker
-	FLUSTER_REQUIRE=docker $(BIN)/python -m pytest -k 'docker or containers or images' $(PYTEST_FLAGS) tests/system
+	FLUSTER_REQUIRE=docker $(BIN)/python -m pytest -k 'docker or containers or images or compose' $(PYTEST_FLAGS) tests/system
 
 .PHONY: check
 check: $(SETUP) ## Check format, lint, types and imports

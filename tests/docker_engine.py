@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from tests.optional import REQUIRE_VARIABLE, is_required
 from tests.waiting import wait_until
 
 HOST_VARIABLE = "FLUSTER_TEST_DOCKER_HOST"
+_PROGRAMS = ("dockerd", "containerd", "runc", "setpriv")
 _PATIENCE_S = 30.0
 
 
@@ -93,11 +94,10 @@ class OwnEngine(Engine):
     def start(self) -> None:
         """Start it, and return when it answers. Raises EngineMissingError."""
         folder = self._folder
-        words = ["dockerd", "--bridge=none", "--iptables=false", "--ip6tables=false", "--live-restore"]
-        words += [f"--data-root={self._data}", f"--exec-root={folder / 'exec'}", f"--pidfile={folder / 'pid'}"]
+        words = [f"--data-root={self._data}", f"--exec-root={folder / 'exec'}", f"--pidfile={folder / 'pid'}"]
         leash = ["setpriv", "--pdeathsig", "TERM", "--"]  # it ends with the tests, however they end
         self._process = subprocess.Popen(
-            [*leash, *words, f"--host=unix://{self._socket}"],
+            [*leash, *self._command(), *words, f"--host=unix://{self._socket}"],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
@@ -106,6 +106,9 @@ class OwnEngine(Engine):
         wait_until(self._answers_or_ended, _PATIENCE_S, self.last_words)
         if self._process.poll() is not None:
             raise EngineMissingError(f"dockerd ended: {self.last_words()}")
+
+    def _command(self) -> list[str]:
+        return ["dockerd", "--bridge=none", "--iptables=false", "--ip6tables=false", "--live-restore"]
 
     def _answers_or_ended(self) -> bool:
         assert self._process is not None
@@ -119,6 +122,11 @@ class OwnEngine(Engine):
                 return b" 200 " in connection.recv(4096)
             except OSError:
                 return False
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     def last_words(self) -> str:
         return (self._folder / "dockerd.log").read_text(errors="replace")[-2_000:]
@@ -163,38 +171,40 @@ class OwnEngine(Engine):
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def find_engine() -> Engine:
+def find_engine(
+    own: type[OwnEngine] = OwnEngine, *, data: str = "docker-data", programs: Sequence[str] = _PROGRAMS
+) -> Engine:
     """An engine for tests; whoever asks calls `remove` of one that is our own. Raises EngineMissingError."""
     host = os.environ.get(HOST_VARIABLE)
     try:
         if host:
             find_api_version(host)  # or the SDK would leave open what did not lead anywhere
             return Engine(host)
-        missing = [name for name in ("dockerd", "containerd", "runc", "setpriv") if shutil.which(name) is None]
+        missing = [name for name in programs if shutil.which(name) is None]
         if missing:
             raise EngineMissingError(f"no {missing[0]} here (`make docker` installs Debian's)")
         if os.geteuid() != 0:
             raise EngineMissingError(f"an engine of our own needs root; name one that runs: {HOST_VARIABLE}")
-        return _own_engine()
+        return _own_engine(own, data)
     except (ImageError, EngineError, DockerException, OSError) as error:
         raise EngineMissingError(str(error)) from error
 
 
-def _kept_data() -> Path | None:
+def _kept_data(name: str) -> Path | None:
     """Where an engine finds the images of the last time; None while another process uses that."""
-    lock = os.open(cache_folder() / "docker-data.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(cache_folder() / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends
     except BlockingIOError:
         os.close(lock)
         return None
-    return cache_folder() / "docker-data"
+    return cache_folder() / name
 
 
-def _own_engine() -> OwnEngine:
+def _own_engine(own: type[OwnEngine], data: str) -> OwnEngine:
     folder = Path(tempfile.mkdtemp(prefix="fluster-engine-"))
     try:
-        return OwnEngine(folder, _kept_data() or folder / "data")
+        return own(folder, _kept_data(data) or folder / "data")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -203,8 +213,13 @@ def _own_engine() -> OwnEngine:
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
     """A Docker Engine; without one the test is skipped, or fails when FLUSTER_REQUIRE names docker."""
+    yield from lent(find_engine)
+
+
+def lent(find: Callable[[], Engine]) -> Iterator[Engine]:
+    """What `find` finds, removed afterwards if it is ours; as `engine` has it without one."""
     try:
-        found = find_engine()
+        found = find()
     except EngineMissingError as error:
         if is_required("docker"):
             pytest.fail(f"{REQUIRE_VARIABLE} wants docker: {error}", pytrace=False)

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from fluster_bus.credentials import PASSWORDS_FILE
+
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
 COMPOSE: dict[str, Any] = yaml.safe_load(TEXT)
@@ -28,7 +30,7 @@ def test_daemons_are_modules_that_exist(name: str) -> None:
 @pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
 def test_each_service_is_watched_and_started_again(service: dict[str, Any]) -> None:
     assert service["restart"] == "unless-stopped"
-    assert service["healthcheck"]["test"][0] == "CMD"
+    assert service["healthcheck"]["test"][0] in {"CMD", "CMD-SHELL"}
 
 
 def test_ports_are_published_on_loopback_only() -> None:
@@ -37,18 +39,32 @@ def test_ports_are_published_on_loopback_only() -> None:
     assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
 
 
-def test_passwords_have_no_default() -> None:
-    used = re.findall(r"\$\{(\w*(?:PASSWORD|TOKEN|SECRET)\w*)(.*?)\}", TEXT)
-    assert used
-    assert [name for name, rest in used if not rest.startswith(":?")] == []
+def test_passwords_are_in_files_of_their_own_and_each_has_those_that_it_needs() -> None:
+    assert not re.search(r"\$\{\w*(PASSWORD|TOKEN|SECRET)", TEXT)
+    assert {name: service.get("secrets") for name, service in SERVICES.items()} == {
+        "nats": ["passwords"],
+        "controller": ["service"],
+        "worker": ["service", "job_default"],
+    }
+    files = [secret["file"].rpartition("/")[2] for secret in COMPOSE["secrets"].values()]
+    assert files == [PASSWORDS_FILE, "service.json", "job_default.json"]
+
+
+def test_every_image_is_a_setting() -> None:
+    images = [service["image"] for service in SERVICES.values()]
+    assert [image for image in images if not re.fullmatch(r"\$\{\w+:-[\w.:-]+\}", image)] == []
+
+
+def test_two_controllers_are_started() -> None:
+    assert SERVICES["controller"]["deploy"]["replicas"] == 2
 
 
 def test_what_is_mounted_or_built_from_is_here() -> None:
     mounted = [
-        volume.split(":")[0]
+        re.sub(r"\$\{\w+:-(.*?)\}", r"\1", volume).split(":")[0]
         for service in SERVICES.values()
         for volume in service.get("volumes", [])
-        if volume.startswith(".")
+        if volume.startswith(("${", "."))
     ]
     built = [service["build"]["dockerfile"] for service in SERVICES.values() if "build" in service]
     assert [path for path in mounted + built if not (ROOT / path).is_file()] == []

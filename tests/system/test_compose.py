@@ -1,0 +1,130 @@
+"""docker-compose.yml and the image of services/Dockerfile, by a real engine: used from outside, hurt, and gone without a trace."""
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.compose_project import ROOT, ComposeProject, make_images
+from tests.docker_engine import Engine
+from tests.networked_engine import networked_engine  # noqa: F401 - a fixture
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_S = 60
+
+
+@pytest.fixture(scope="module")
+def project(networked_engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeProject]:  # noqa: F811
+    """Two controllers and three workers, up; afterwards nothing of them is left."""
+    make_images(networked_engine)
+    project = ComposeProject(networked_engine, tmp_path_factory.mktemp("compose") / "credentials")
+    project.compose("build")
+    try:
+        project.compose("up", "--detach", "--scale", "worker=3")
+        yield project
+    finally:
+        project.compose("down", "--volumes", "--timeout", "20")
+    assert project.left() == []
+
+
+def quickstart(project: ComposeProject, folder: Path) -> None:
+    """Run the example as a program of this cluster, and end the actors that it leaves there."""
+    program = folder / "quickstart.py"
+    program.write_text((ROOT / "examples/quickstart.py").read_text().replace("LocalCluster", "Cluster"))
+    said = project.outside(str(program))
+    assert said.splitlines() == ["101", "101", "[111, 111]", "[0, 1, 4, 9, 16]"]
+    for job in project.fluster("ps"):
+        project.fluster("cancel", job["job_id"])
+    wait_until(lambda: project.fluster("ps") == [], PATIENCE_S)
+
+
+def alive(project: ComposeProject) -> set[str]:
+    """The names of the workers that the cluster hears."""
+    return {worker["info"]["worker_id"] for worker in project.fluster("workers") if worker["alive"]}
+
+
+def test_it_serves_programs_outside_and_all_of_it_is_healthy(project: ComposeProject, tmp_path: Path) -> None:
+    quickstart(project, tmp_path)
+    assert [len(project.containers(service)) for service in ("nats", "controller", "worker")] == [1, 2, 3]
+    wait_until(
+        lambda: {each["State"]["Health"]["Status"] for each in project.containers()} == {"healthy"},
+        PATIENCE_S,
+        lambda: [each["State"] for each in project.containers()],
+    )
+
+
+def test_daemons_are_no_users_with_rights(project: ComposeProject) -> None:
+    for each in [*project.containers("controller"), *project.containers("worker")]:
+        status = Path(f"/proc/{each['State']['Pid']}/status").read_text()
+        fields = dict(line.split(":\t", 1) for line in status.splitlines())
+        assert set(fields["Uid"].split()) == {"10001"}
+        assert int(fields["CapBnd"], 16) == 0
+        assert fields["NoNewPrivs"] == "1"
+
+
+def test_a_password_is_in_no_variable_that_the_engine_shows(project: ComposeProject) -> None:
+    password = (project.credentials / "passwords.env").read_text().split("=")[1].split()[0]
+    assert password not in str(project.containers())
+
+
+def test_when_the_leading_controller_is_killed_the_other_one_leads(project: ComposeProject, tmp_path: Path) -> None:
+    client = project.engine.client
+    (leading,) = [each["Id"] for each in project.containers("controller") if _leads(project, each["Id"])]
+    client.kill(leading)  # by the engine, which does not start again what it was told to end
+    quickstart(project, tmp_path)
+    assert not client.inspect_container(leading)["State"]["Running"]
+    client.start(leading)
+
+
+def _leads(project: ComposeProject, container: str) -> bool:
+    return b"stands by" not in project.engine.client.logs(container, stdout=True, stderr=True)
+
+
+def test_a_worker_that_dies_is_started_again_and_registered(project: ComposeProject, tmp_path: Path) -> None:
+    before = project.containers("worker")[0]
+    name = before["Config"]["Hostname"]
+    assert name in alive(project)
+    started = {worker["info"]["worker_id"]: worker["info"]["started_at"] for worker in project.fluster("workers")}
+    os.kill(before["State"]["Pid"], signal.SIGKILL)  # by nobody that the engine knows
+
+    def is_back() -> bool:
+        return any(
+            worker["alive"] and worker["info"]["worker_id"] == name and worker["info"]["started_at"] > started[name]
+            for worker in project.fluster("workers")
+        )
+
+    wait_until(is_back, PATIENCE_S)
+    assert project.engine.client.inspect_container(before["Id"])["RestartCount"] == 1
+    assert len(alive(project)) == 3
+    quickstart(project, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        ({"FLUSTER_CREDENTIALS": "/run/secrets/none"}, "FLUSTER_CREDENTIALS: '/run/secrets/none' is neither a URL"),
+        ({"FLUSTER_CREDENTIALS": "/etc/shadow"}, "they belong to user 0, and this is user 10001"),
+        (
+            {"FLUSTER_CREDENTIALS": "", "FLUSTER_CLUSTER_ADDRESS": "nats://service:wrong@nats:4222"},
+            "nats://service@nats:4222 refused the credentials",
+        ),
+    ],
+    ids=["none", "another user's", "wrong"],
+)
+def test_a_daemon_without_its_credentials_says_so(project: ComposeProject, variables: dict[str, str], why: str) -> None:
+    given = [word for name, value in variables.items() for word in ("-e", f"{name}={value}")]
+    assert why in project.compose("run", "--rm", "--no-deps", "-T", *given, "controller", status=1)
+
+
+def test_a_project_without_its_credentials_does_not_start(project: ComposeProject, tmp_path: Path) -> None:
+    other = ComposeProject(project.engine, tmp_path / "credentials", port=4_223)
+    shutil.rmtree(other.credentials)
+    said = other.compose("up", "--detach", status=1)
+    assert f"{other.credentials}/passwords.env" in said
+    other.compose("down", "--volumes")
+    assert other.left() == []
