@@ -1,11 +1,13 @@
 """What an engine is asked for, decided without one."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fluster_services.worker.__main__ import _containers
 from fluster_services.worker.container import (
     ContainerSettings,
     Libraries,
@@ -24,19 +26,21 @@ GIVEN = Libraries({"/home/me/project": "/opt/fluster/given/0"}, ("/opt/fluster/g
 
 
 def body(
-    command: list[str] | None = None, *, profile: Profile = "default", given: Libraries = NONE, **fields: Any
+    command: list[str] | None = None,
+    *,
+    given: Libraries = NONE,
+    settings: Mapping[str, Any] | None = None,
+    **fields: Any,
 ) -> dict[str, Any]:
     wanted = Wanted(
         key="ns.job.0.1",
         image="image",
         command=command,
-        env=fields.pop("env", {}),
-        limits=fields.pop("limits", Limits()),
-        devices=fields.pop("devices", ()),
+        **{"env": {}, "limits": Limits(), **fields},
     )
     return create_body(
         wanted,
-        ContainerSettings(profile=profile),
+        ContainerSettings(**settings or {}),
         state=Path("/state"),
         task_folder=Path("/state/attempt/task"),
         user=(65_534, 65_534),
@@ -84,7 +88,7 @@ def test_the_default_profile_takes_all_that_can_be_taken() -> None:
 
 
 def test_the_trusted_profile_leaves_what_the_image_has_and_still_holds_to_limits() -> None:
-    made = body(["true"], profile="trusted", limits=Limits(memory=1 << 30))
+    made = body(["true"], settings={"profile": "trusted"}, limits=Limits(memory=1 << 30))
     assert "User" not in made
     assert not {"ReadonlyRootfs", "CapDrop", "SecurityOpt", "Privileged"} & set(made["HostConfig"])
     assert made["HostConfig"]["Memory"] == 1 << 30
@@ -97,6 +101,38 @@ def test_gpus_are_the_tasks_own() -> None:
     ]
     assert environment(made)["NVIDIA_VISIBLE_DEVICES"] == "1,3"
     assert environment(body(["true"]))["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+
+def test_the_gpu_profile_is_as_hard_as_the_default_and_has_room_to_lock_memory() -> None:
+    default, gpu = body(["true"]), body(["true"], settings={"profile": "gpu"})
+    limits = {each["Name"]: (each["Soft"], each["Hard"]) for each in gpu["HostConfig"].pop("Ulimits")}
+    assert limits == {"memlock": (-1, -1), "stack": (64 << 20, 64 << 20), "core": (0, 0)}
+    default["HostConfig"].pop("Ulimits")
+    assert gpu == default
+    own = body(["true"], settings={"profile": "gpu", "ulimits": {"memlock": (1, 2)}})["HostConfig"]["Ulimits"]
+    assert {"Name": "memlock", "Soft": 1, "Hard": 2} in own
+
+
+@pytest.mark.parametrize("profile", ["default", "gpu", "trusted"])
+def test_devices_are_asked_for_in_every_profile_by_those_alone_that_have_some(profile: Profile) -> None:
+    asked = body(["true"], settings={"profile": profile}, devices=["0"])["HostConfig"]
+    assert asked["DeviceRequests"][0]["DeviceIDs"] == ["0"]
+    assert "DeviceRequests" not in body(["true"], settings={"profile": profile})["HostConfig"]
+
+
+def test_shared_memory_is_as_much_as_the_memory_that_was_asked_for_held_to_it_or_not() -> None:
+    def shm(**fields: Any) -> int:
+        size = body(["true"], **fields)["HostConfig"]["ShmSize"]
+        assert isinstance(size, int)
+        return size
+
+    assert (shm(), shm(memory=64 << 30)) == (1 << 30, 64 << 30)
+    assert shm(memory=64 << 30, settings={"shm_bytes": 2 << 30}) == 2 << 30
+
+
+def test_the_network_is_a_setting() -> None:
+    assert body(["true"])["HostConfig"]["NetworkMode"] == "host"
+    assert body(["true"], settings={"network": "jobs"})["HostConfig"]["NetworkMode"] == "jobs"
 
 
 def test_cpus_may_be_more_than_the_machine_has_and_next_to_none() -> None:
@@ -133,6 +169,24 @@ def test_folders_that_hold_what_tasks_must_not_reach_are_not_theirs(tmp_path: Pa
     paths = ["/", str(home), str(tmp_path / "link"), str(modules), str(tmp_path / "none")]
     assert list(given_libraries(paths, secret=[home / "state"]).mounts) == [str(modules)]
     assert list(given_libraries(paths, secret=[Path("/run/docker.sock")]).mounts) == [*paths[1:4]]
+
+
+def test_what_the_worker_is_told_of_containers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DOCKER_HOST", "FLUSTER_DOCKER_HOST", "FLUSTER_IMAGE", "FLUSTER_MOUNT_ROOTS"):
+        monkeypatch.delenv(name, raising=False)
+    told = {"PROFILE": "gpu", "NETWORK": "jobs", "ULIMITS": "nofile=10:20", "SHM_SIZE": "2GiB"}
+    for name, text in told.items():
+        monkeypatch.setenv(f"FLUSTER_CONTAINER_{name}", text)
+    assert _containers() == ContainerSettings(
+        profile="gpu", network="jobs", ulimits={"nofile": (10, 20)}, shm_bytes=2 << 30
+    )
+
+
+@pytest.mark.parametrize(("name", "text"), [("PROFILE", "root"), ("SHM_SIZE", "much"), ("ULIMITS", "nofile")])
+def test_what_it_is_told_wrong_ends_it_with_the_name(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"FLUSTER_CONTAINER_{name}", text)
+    with pytest.raises(SystemExit, match=rf"^FLUSTER_CONTAINER_{name}.*'{text}'"):
+        _containers()
 
 
 def test_ulimits_are_read_as_they_are_written_for_docker() -> None:

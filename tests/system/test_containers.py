@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import resource
 import signal
 from pathlib import Path
 
@@ -98,6 +99,43 @@ def _use(site: Site, **fields: object) -> None:
     site.runtime._settings = settings  # type: ignore[union-attr]
 
 
+async def test_the_gpu_profile_has_large_stacks_and_no_more_rights(docker_site: Site) -> None:
+    memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]  # an engine in a container cannot give more
+    _use(docker_site, profile="gpu", ulimits={"memlock": (memlock, memlock)})
+    task = await docker_site.command("sh", "-c", "ulimit -s; id -u; touch /probe")
+    assert (await end_of(task)).exit_code == 1
+    assert texts(task) == [str(64 << 10), "65534"]
+    assert "Read-only file system" in texts(task, "stderr")[0]
+
+
+async def test_an_engine_that_has_no_gpus_to_give_is_told_with_the_remedy(docker_site: Site) -> None:
+    task = await docker_site.command("true", devices=["0"])
+    reason = await reason_of(task)
+    assert reason.startswith("NoGpuRuntimeError: the Docker engine at ")
+    assert reason.endswith(
+        "install the NVIDIA container toolkit there, or have this worker offer no GPUs: FLUSTER_GPUS=0"
+    )
+
+
+async def test_shared_memory_ulimits_and_the_network_are_the_workers_settings(docker_site: Site) -> None:
+    _use(docker_site, shm_bytes=32 * MIB, ulimits={"nofile": (100, 200)}, network="none")
+    script = "df -k --output=size /dev/shm; ulimit -Sn; ulimit -Hn; ls /sys/class/net"
+    task = await docker_site.command("sh", "-c", script, limits=Limits(memory=64 * MIB))
+    assert (await end_of(task)).exit_code == 0
+    assert [text.strip() for text in texts(task)[1:]] == [str(32 << 10), "100", "200", "lo"]
+    _use(docker_site, network="no-such")
+    assert "network no-such not found" in await reason_of(await docker_site.command("true", key="ns.job.0.2"))
+
+
+async def test_no_mount_brings_a_socket_that_owns_the_machine(docker_site: Site) -> None:
+    assert docker_site.containers is not None
+    own = Path(docker_site.containers.engine.removeprefix("unix://"))
+    _use(docker_site, mount_roots=("/",))
+    for place in ("/", "/run", "/var/run", "/run/containerd", str(own), str(own.parent), str(docker_site.state_dir)):
+        with pytest.raises(LaunchError, match=r"files that no task may see|which is not there"):
+            await docker_site.command("true", mounts={"/data": place})
+
+
 async def test_the_workspace_is_copied_and_the_tasks_own(docker_site: Site, tmp_path: Path) -> None:
     workspace = tmp_path / "workspace"
     (workspace / "src").mkdir(parents=True)
@@ -143,6 +181,8 @@ async def test_what_a_task_leaves_for_its_keeper_to_stumble_over_is_passed_by(do
     ("script", "reason"),
     [
         ("exit 3", "exit code 3"),
+        ("exit 137", "exit code 137"),
+        ("printf oops; exit 255", "exit code 255"),
         ("kill -KILL $$", "killed by SIGKILL"),
         ("kill -SEGV $$", "killed by SIGSEGV"),
         ("exec python3 -c 'bytearray(400 << 20)'", "killed: over its memory limit of 64 MiB"),
@@ -157,6 +197,7 @@ async def test_an_exit_code_a_signal_and_want_of_memory_are_told_apart(
 ) -> None:
     task = await docker_site.command("sh", "-c", script, limits=Limits(memory=64 * MIB))
     assert await reason_of(task) == reason
+    assert [record.text for record in read_all(task) if "tini" in record.text] == []
 
 
 async def test_want_of_memory_in_one_is_not_told_of_another(docker_site: Site) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import psutil
 import pytest
 
 from fluster import ActorPool, ClusterStartError, deploy
@@ -14,7 +15,7 @@ from fluster.cluster import LocalCluster
 from fluster_bus.messages import EnvironmentConfig, JobStatus
 from fluster_services.worker.container import STATE_LABEL, ContainerSettings
 from tests.docker_engine import Engine
-from tests.system.daemons import PATIENT, Daemons
+from tests.system.daemons import PATIENT, QUICK, Daemons
 from tests.system.job_requests import call, command
 from tests.system.processes import Family
 from tests.waiting import wait_until
@@ -146,6 +147,40 @@ def test_ten_deaths_of_the_worker_lose_nothing_and_leave_nothing(
             daemons.start_worker(containers=settings)
             assert cluster.wait(cancelled, timeout=PATIENCE_S).status is JobStatus.KILLED
         assert _all(engine, tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_container_whose_attempt_was_superseded_is_removed(family: Family, engine: Engine, tmp_path: Path) -> None:
+    settings = ContainerSettings(engine=engine.host, image=engine.image)
+
+    def running(worker: str) -> list[str]:
+        return [each for each in _all(engine, tmp_path / worker) if _is_running(engine, each)]
+
+    with Daemons(tmp_path, family, timing=QUICK) as daemons:
+        daemons.start_controller()
+        daemons.start_worker("w1", containers=settings)
+        with daemons.connect() as cluster:
+            job_id = cluster.launch(command("sleep", "1000"))
+            wait_until(lambda: running("w1"), PATIENCE_S)
+            keepers = psutil.Process(daemons.running["w1"].pid).children(recursive=True)
+            for process in keepers:  # first stopped, or one would act on another's death
+                process.suspend()
+            for process in keepers:
+                process.kill()
+            daemons.kill("w1")
+            assert running("w1"), "nobody attends it"
+            daemons.start_worker("w2", containers=settings)
+            wait_until(lambda: running("w2"), PATIENCE_S)
+            daemons.start_worker("w1", containers=settings)
+            wait_until(lambda: not running("w1"), PATIENCE_S)
+            assert running("w2")
+            assert cluster.poll(job_id).tasks[0].attempt == 2
+            cluster.terminate(job_id)
+            cluster.wait(job_id, timeout=PATIENCE_S)
+
+
+def _is_running(engine: Engine, container: str) -> bool:
+    return bool(engine.client.inspect_container(container)["State"]["Running"])
 
 
 def test_with_the_cluster_gone_its_containers_are(engine: Engine, tmp_path: Path) -> None:

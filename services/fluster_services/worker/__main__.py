@@ -55,21 +55,28 @@ def main() -> None:
 
 def _given() -> Given:
     """What the environment says that this worker has."""
-    known: dict[str, Any] = {}
-    for variable, name, parse in (
-        ("FLUSTER_CPUS", "cpu", _cpus),
-        ("FLUSTER_MEMORY", "memory", parse_size),
-        ("FLUSTER_DISK", "disk", parse_size),
-        ("FLUSTER_GPUS", "devices", lambda text: parse_gpus(text, os.environ.get(VISIBLE_DEVICES["gpu"]))),
-        ("FLUSTER_LABELS", "labels", parse_labels),
-    ):
+    return Given(
+        **_parsed(
+            ("FLUSTER_CPUS", "cpu", _cpus),
+            ("FLUSTER_MEMORY", "memory", parse_size),
+            ("FLUSTER_DISK", "disk", parse_size),
+            ("FLUSTER_GPUS", "devices", lambda text: parse_gpus(text, os.environ.get(VISIBLE_DEVICES["gpu"]))),
+            ("FLUSTER_LABELS", "labels", parse_labels),
+        )
+    )
+
+
+def _parsed(*settings: tuple[str, str, Callable[[str], Any]]) -> dict[str, Any]:
+    """{name: value} of the (variable, name, how its text is read) that are set."""
+    known = {}
+    for variable, name, parse in settings:
         text = os.environ.get(variable)
         if text:
             try:
                 known[name] = parse(text)
             except ValueError as error:
                 sys.exit(f"{variable}: {error}")
-    return Given(**known)
+    return known
 
 
 def _cpus(text: str) -> float:
@@ -91,12 +98,9 @@ def _containers() -> ContainerSettings:
             known[name] = os.environ[variable]
     roots = os.environ.get("FLUSTER_MOUNT_ROOTS", "")
     known["mount_roots"] = tuple(root.strip() for root in roots.split(",") if root.strip())
-    ulimits = os.environ.get("FLUSTER_CONTAINER_ULIMITS")
-    if ulimits:
-        try:
-            known["ulimits"] = parse_ulimits(ulimits)
-        except ValueError as error:
-            sys.exit(f"FLUSTER_CONTAINER_ULIMITS: {error}")
+    known |= _parsed(
+        ("FLUSTER_CONTAINER_ULIMITS", "ulimits", parse_ulimits), ("FLUSTER_CONTAINER_SHM_SIZE", "shm_bytes", parse_size)
+    )
     return ContainerSettings(profile=_one_of("FLUSTER_CONTAINER_PROFILE", "default", get_args(Profile)), **known)
 
 

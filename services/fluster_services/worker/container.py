@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from fluster_services.worker import init_words
 from fluster_services.worker.limits import MAX_PIDS, MIN_QUOTA_US, PERIOD_US, Limits
 
-Profile = Literal["default", "trusted"]
+Profile = Literal["default", "gpu", "trusted"]
 
 OWN_MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -26,6 +27,8 @@ NOBODY = 65_534
 _DEFAULT_SHM_BYTES = 1 << 30
 _LOG_OPTIONS = {"max-size": "64m", "max-file": "2", "compress": "false"}
 _SCRATCH = ("/tmp", "/var/tmp")  # noqa: S108 - in the container, each its own
+# What libraries for GPUs ask for: they lock memory that devices read, and have large frames on their stacks.
+_GPU_ULIMITS = {"memlock": (-1, -1), "stack": (64 << 20, 64 << 20)}
 _ULIMIT = re.compile(r"([a-z]+)=(-1|\d+)(?::(-1|\d+))?")
 _SITE = re.compile(r"/(site|dist)-packages$")
 _PACKAGES = ("fluster", "fluster_bus", "fluster_services")
@@ -41,6 +44,7 @@ class ContainerSettings:
     profile: Profile = "default"
     # {name: (soft, hard)}; what is not named is as the engine has it, whose own limits are the most that it can give.
     ulimits: Mapping[str, tuple[int, int]] = field(default_factory=lambda: {"core": (0, 0)})
+    shm_bytes: int | None = None  # of /dev/shm; None: as much as the task's memory, of which it is a part
     mount_roots: tuple[str, ...] = ()  # below which jobs may have folders of this machine mounted
     timeout_s: float = 60.0  # for an answer of the engine
     pull_timeout_s: float = 900.0
@@ -115,6 +119,7 @@ class Wanted:
     command: list[str] | None  # None: a callable
     env: Mapping[str, str]
     limits: Limits
+    memory: int | None = None  # that it asked for, whether it is held to that or not
     devices: Sequence[str] = ()  # GPUs
     mounts: Mapping[str, str] = field(default_factory=dict)  # {path in the container: path here}, checked
 
@@ -148,6 +153,7 @@ def create_body(
     mounts += [_bind(source, target) for target, source in wanted.mounts.items()]
     environment = {
         "PYTHONUNBUFFERED": "1",
+        **init_words.VARIABLE,
         "HOME": _SCRATCH[0],  # the image's own user may have none, or one that cannot be written to
         **({} if is_callable else {"PYTHONPATH": ":".join([*_WORKSPACE_PATH, *given.python_path])}),
         "NVIDIA_VISIBLE_DEVICES": ",".join(wanted.devices) or "void",
@@ -169,7 +175,9 @@ def create_body(
             "Mounts": mounts,
             "LogConfig": {"Type": "local", "Config": _LOG_OPTIONS},
             **_hardening(settings.profile),
-            **_limits(wanted.limits, settings.ulimits),
+            **_limits(wanted.limits),
+            "ShmSize": settings.shm_bytes or wanted.memory or _DEFAULT_SHM_BYTES,
+            "Ulimits": _ulimits(settings),
             **_devices(wanted.devices),
         },
     }
@@ -191,13 +199,13 @@ def _hardening(profile: Profile) -> dict[str, Any]:
     }
 
 
-def _limits(limits: Limits, ulimits: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
-    asked: dict[str, Any] = {
-        "PidsLimit": limits.pids or MAX_PIDS,
-        # It counts as memory of the task, so it needs no limit of its own.
-        "ShmSize": limits.memory or _DEFAULT_SHM_BYTES,
-        "Ulimits": [{"Name": name, "Soft": soft, "Hard": hard} for name, (soft, hard) in ulimits.items()],
-    }
+def _ulimits(settings: ContainerSettings) -> list[dict[str, Any]]:
+    asked = {**(_GPU_ULIMITS if settings.profile == "gpu" else {}), **settings.ulimits}
+    return [{"Name": name, "Soft": soft, "Hard": hard} for name, (soft, hard) in asked.items()]
+
+
+def _limits(limits: Limits) -> dict[str, Any]:
+    asked: dict[str, Any] = {"PidsLimit": limits.pids or MAX_PIDS}
     if limits.memory:
         asked |= {"Memory": limits.memory, "MemorySwap": limits.memory}
     if limits.cpu:

@@ -29,6 +29,7 @@ from fluster_services.worker.attempt_directory import (
 )
 from fluster_services.worker.container import Container
 from fluster_services.worker.engine import EngineError, NotThereError, connect, told
+from fluster_services.worker.init_words import InitWords
 from fluster_services.worker.killing import BY_FORCE
 from fluster_services.worker.processes import KEEPER_SIGNALS, die_with_parent, reset_signals, set_process_name
 from fluster_services.worker.task_process import (
@@ -51,8 +52,9 @@ _ALONE_S = 30.0  # without a keeper, for the container to be gone; else the work
 _LOOK_S = 0.2  # between two looks at an engine that is away
 _INIT_S, _INIT_LOOK_S = 0.3, 0.002  # for process 1 of a container to listen to signals
 _STREAMS = {1: 1, 2: 2}  # {number in the engine's frames: descriptor}
-_STDERR = 2
+_STDOUT = 1
 _TAIL_BYTES = 1_000
+_NO_GPUS = "could not select device driver"  # in what an engine says that has none of NVIDIA's
 # How the init that Docker brings (https://github.com/krallin/tini) says that there is no program to run.
 _NOT_RUN = re.compile(rb"\[FATAL tini \(\d+\)\] exec .* failed: (.*)\n?\Z")
 
@@ -94,6 +96,7 @@ class _Attendant:
         self._is_over = threading.Event()
         self._written = dict.fromkeys(_STREAMS, 0)
         self._tail = b""  # of stderr
+        self._init_words = InitWords()
 
     def _connect(self, timeout_s: float) -> docker.APIClient:
         return connect(self._container.engine, timeout_s=timeout_s, api_version=self._container.api_version)
@@ -205,8 +208,14 @@ class _Attendant:
         with self._lock:
             if self._asked is not None:
                 return False
-        with told(self._container.engine):
-            self._client.start(self._id)
+        try:
+            with told(self._container.engine):
+                self._client.start(self._id)
+        except EngineError as cause:
+            if _NO_GPUS not in str(cause):
+                raise
+            message = f"{cause}: install the NVIDIA container toolkit there, or have this worker offer no GPUs: FLUSTER_GPUS=0"
+            raise CannotStartError("NoGpuRuntimeError", message, EXIT_NO_CONTAINER) from cause
         pid = int(self._inspect()["Pid"])
         with self._lock:
             self._pid, asked = pid, self._asked
@@ -232,8 +241,13 @@ class _Attendant:
 
     def _write(self, stream: int, data: bytes) -> None:
         self._written[stream] += len(data)
-        if stream == _STDERR:
+        if stream == _STDOUT:
+            data = self._init_words.sift(data)
+        else:
             self._tail = (self._tail + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]
+        self._pass_on(stream, data)
+
+    def _pass_on(self, stream: int, data: bytes) -> None:
         while data:
             data = data[os.write(_STREAMS[stream], data) :]
 
@@ -278,11 +292,13 @@ class _Attendant:
 
     def _ended(self, code: int, *, is_over_memory: bool) -> int:
         """Tell how; the shell's and Docker's way to name a signal is undone."""
+        self._pass_on(_STDOUT, self._init_words.rest())
         failure = _NOT_RUN.search(self._tail)
         if code in (EXIT_NOT_EXECUTABLE, EXIT_NOT_EXECUTABLE + 1) and failure is not None:
             raise CannotStartError("FileNotFoundError", _not_run(self._spec, failure[1].decode()), code)
         number = code - 128
-        code = -number if number in signal.valid_signals() else code
+        if number in signal.valid_signals() and self._init_words.exit_code != code:
+            code = -number
         write_json(self._directory / CONTAINER_FILE, {"code": code, "oom": is_over_memory})
         return max(code, 0)
 

@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 _SWEEP_S = 30.0
 _CREDENTIALS_FILE = "credentials.json"
+# Through which whoever reaches one owns the machine, whichever of them this worker's engine is.
+_ENGINES = (Path("/run/docker.sock"), Path("/run/containerd"), Path("/run/podman"))
 
 
 class DockerRuntime:
@@ -91,7 +93,7 @@ class DockerRuntime:
         # As the worker itself, unless that may do everything.
         user = (os.getuid(), os.getgid()) if os.getuid() else (NOBODY, NOBODY)
         is_trusted = settings.profile == "trusted"
-        secret = [self._processes.state_dir, Path(settings.engine.removeprefix("unix://"))]
+        secret = [self._processes.state_dir, Path(settings.engine.removeprefix("unix://")), *_ENGINES]
         given = given_libraries(without_interpreters_own(spec.python_path), secret=secret)
         credentials = spec.env.get(CREDENTIALS_VARIABLE)
         inner = {DIRECTORY_VARIABLE: INNER_FOLDER}
@@ -103,6 +105,7 @@ class DockerRuntime:
             command=spec.command,
             env={**spec.env, **inner},
             limits=spec.limits if self._enforces_limits else Limits(pids=spec.limits.pids),
+            memory=spec.limits.memory,
             devices=spec.devices,
             mounts=checked_mounts(spec.mounts, settings.mount_roots, secret=secret),
         )
