@@ -31,6 +31,7 @@ from fluster_services.worker.container import Container
 from fluster_services.worker.engine import EngineError, NotThereError, connect, told
 from fluster_services.worker.init_words import InitWords
 from fluster_services.worker.killing import BY_FORCE
+from fluster_services.worker.log_position import LogPosition
 from fluster_services.worker.processes import KEEPER_SIGNALS, die_with_parent, reset_signals, set_process_name
 from fluster_services.worker.task_process import (
     EXIT_NOT_EXECUTABLE,
@@ -94,7 +95,7 @@ class _Attendant:
         self._pid: int | None = None  # of process 1 in the container, once it runs
         self._exit_code = EXIT_NO_CONTAINER
         self._is_over = threading.Event()
-        self._written = dict.fromkeys(_STREAMS, 0)
+        self._positions = {stream: LogPosition() for stream in _STREAMS}
         self._tail = b""  # of stderr
         self._init_words = InitWords()
 
@@ -228,19 +229,15 @@ class _Attendant:
             state: dict[str, Any] = self._client.inspect_container(self._id)["State"]
         return state
 
-    def _carry(self, read: Callable[[int], bytes | None], skip: dict[int, int] | None = None) -> None:
-        """Write what comes in the engine's frames, less the first bytes of each stream that `skip` says, to the keeper's pipes."""
-        left = dict(skip or {})
+    def _carry(self, read: Callable[[int], bytes | None]) -> None:
+        """Write what comes in the engine's frames, and is new, to the keeper's pipes."""
         while len(header := _exactly(read, 8)) == 8:
             stream, size = header[0], int.from_bytes(header[4:], "big")
             while size > 0 and (data := read(size)):
                 size -= len(data)
-                skipped = min(left.get(stream, 0), len(data))
-                left[stream] = left.get(stream, 0) - skipped
-                self._write(stream, data[skipped:])
+                self._write(stream, self._positions[stream].new(data))
 
     def _write(self, stream: int, data: bytes) -> None:
-        self._written[stream] += len(data)
         if stream == _STDOUT:
             data = self._init_words.sift(data)
         else:
@@ -281,12 +278,14 @@ class _Attendant:
 
     def _carry_rest(self, *, follow: bool) -> None:
         """What was written since the stream broke: the engine has kept all from the beginning."""
+        for position in self._positions.values():
+            position.again()
         try:
             with told(self._container.engine):
                 url = self._client._url("/containers/{0}/logs", self._id)  # noqa: SLF001 - `logs` does not tell the streams apart
                 parameters = {"stdout": 1, "stderr": 1, "follow": int(follow)}
                 response = self._client._get(url, params=parameters, stream=True, timeout=None)  # noqa: SLF001
-                self._carry(response.raw.read, dict(self._written))
+                self._carry(response.raw.read)
         except EngineError:  # away again, which the next `wait` tells, too
             return
 
