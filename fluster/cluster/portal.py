@@ -7,23 +7,19 @@ import contextlib
 import functools
 import importlib
 import os
-import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-import anyio
-from anyio.from_thread import BlockingPortal
-
 from fluster.errors import ForkedError
 from fluster_bus.errors import ClosedError
+from fluster_bus.event_loops import HAS_UVLOOP, loop_factory
 
-_WITH_UVLOOP = sys.platform != "win32"
 # What a loop, its threads and the name of the first server bring along.
 _BACKEND = (
-    *(("uvloop",) if _WITH_UVLOOP else ()),
-    *("anyio._backends._asyncio", "concurrent.futures.thread", "encodings.idna"),
+    *(("uvloop",) if HAS_UVLOOP else ()),
+    *("concurrent.futures.thread", "encodings.idna"),
 )
 
 T = TypeVar("T")
@@ -42,13 +38,13 @@ class Portal:
     """A background thread with its own event loop (uvloop where there is one)."""
 
     def __init__(self, name: str = "fluster") -> None:
-        # Not anyio's start_blocking_portal: in a forked child its context manager would be closed at the end of the
-        # interpreter, and wait for a thread that stayed behind.
-        started: Future[tuple[BlockingPortal, asyncio.AbstractEventLoop]] = Future()
-        self._thread = threading.Thread(target=_run, args=(started,), name=name, daemon=True)
+        started: Future[asyncio.AbstractEventLoop] = Future()
+        self._stopping = asyncio.Event()
+        self._thread = threading.Thread(target=_run, args=(started, self._stopping), name=name, daemon=True)
         self._thread.start()
-        self._portal, self.loop = started.result()
+        self.loop = started.result()
         self._closed = False
+        self._last_call = threading.RLock()  # what is given to the loop comes before the word that it is to stop
         self._pid = os.getpid()
 
     def run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
@@ -57,12 +53,10 @@ class Portal:
         Raises ClosedError after `close`, and when that comes before there is an answer, and ForkedError.
         """
         self.check_process()
-        try:
-            future = self._portal.start_task_soon(function, *args)
-        except RuntimeError as error:  # anyio's word for it
-            if not self._closed:
-                raise
-            raise _closed() from error
+        with self._last_call:
+            if self._closed:
+                raise _closed()
+            future = asyncio.run_coroutine_threadsafe(_awaited(function, args), self.loop)
         try:
             return future.result()
         except CancelledError as error:
@@ -79,12 +73,13 @@ class Portal:
             raise forked()
 
     def close(self) -> None:
-        """Stop the loop, once what runs on it has ended, and the thread."""
-        if not self._closed:
+        """Cancel what runs on the loop, and stop it and the thread when that has ended."""
+        with self._last_call:
+            if self._closed:
+                return
             self._closed = True
-            # Ctrl-C at the wrong moment leaves something behind that nobody waits for, and that may never end.
-            self._portal.start_task_soon(self._portal.stop, True)
-            self._thread.join()
+            self.loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join()
 
 
 def forked() -> ForkedError:
@@ -99,14 +94,18 @@ def _closed() -> ClosedError:
     return ClosedError("this cluster object was closed: make another, with Cluster(address)")
 
 
-def _run(started: Future[tuple[BlockingPortal, asyncio.AbstractEventLoop]]) -> None:
+async def _awaited(function: Callable[..., Awaitable[T]], args: tuple[Any, ...]) -> T:
+    return await function(*args)
+
+
+def _run(started: Future[asyncio.AbstractEventLoop], stopping: asyncio.Event) -> None:
     async def serve() -> None:
-        async with BlockingPortal() as portal:
-            started.set_result((portal, asyncio.get_running_loop()))
-            await portal.sleep_until_stopped()
+        started.set_result(asyncio.get_running_loop())
+        await stopping.wait()
 
     try:
-        anyio.run(serve, backend_options={"use_uvloop": _WITH_UVLOOP})
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(serve())
     except BaseException as error:
         if started.done():
             raise

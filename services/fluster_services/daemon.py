@@ -15,6 +15,7 @@ from typing import Any
 from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
 from fluster_bus.errors import AddressError, BusError, ConnectError, CredentialsError, DisconnectedError, FlusterError
+from fluster_bus.event_loops import loop_factory
 from fluster_bus.retries import retried
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ def run_daemon(
     """
     _set_up_logging(log_file)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             status = runner.run(_main(serve, address, name, ready_fd=ready_fd, owner_fd=owner_fd, on_leave=on_leave))
     except* FlusterError as errors:
         for error in _single(errors):
@@ -85,14 +86,6 @@ def _single(errors: BaseExceptionGroup[FlusterError]) -> Iterator[FlusterError]:
             yield from _single(error)
         else:
             yield error
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    if sys.platform == "win32":
-        return None
-    import uvloop
-
-    return uvloop.new_event_loop
 
 
 async def _main(

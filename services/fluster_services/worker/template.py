@@ -29,14 +29,6 @@ from fluster_services.worker.processes import close_fds_except, handled_signals,
 from fluster_services.worker.runtime import AlreadyStartedError, LaunchError
 from fluster_services.worker.task_process import freshen_interpreter
 
-# What a task whose first act is to serve an actor, to be a pool's worker or to call one would import, each task anew.
-_PRELOADED = (
-    "fluster.worker_pool",
-    "uvloop",
-    "anyio._backends._asyncio",
-    "concurrent.futures.thread",
-    "encodings.idna",
-)
 # With more requests out than this, the socket's buffer could fill up and block the worker.
 _MAX_REQUESTS_OUT = 64
 

@@ -1,0 +1,18 @@
+"""The event loop of every process and thread here."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+
+HAS_UVLOOP = sys.platform != "win32"
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """What an asyncio.Runner is to make its loop with: uvloop where there is one; None stands for asyncio's own."""
+    if not HAS_UVLOOP:
+        return None
+    import uvloop
+
+    return uvloop.new_event_loop
