@@ -151,12 +151,12 @@ __all__ = [
     "method",
 ]
 
-_SOURCES = (
-    "fluster_bus.messages",
+_SOURCES = (  # those first that take next to no time
     "fluster.errors",
     "fluster.cluster",
     "fluster.actors",
     "fluster.log_context",
+    "fluster_bus.messages",
     "fluster.worker_pool",
 )
 
@@ -166,7 +166,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         if name in __all__:
             for source in _SOURCES:
-                found = vars(import_module(source)).get(name)
+                found = getattr(import_module(source), name, None)
                 if found is not None:
                     globals()[name] = found
                     return found

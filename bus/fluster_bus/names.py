@@ -1,11 +1,17 @@
-"""Names that people choose and that become parts of subjects and keys."""
+"""Names that become parts of subjects and keys."""
 
 from __future__ import annotations
 
 import re
 import secrets
+from typing import NewType
 
 from fluster_bus.errors import InvalidNameError
+
+JobId = NewType("JobId", str)
+Namespace = NewType("Namespace", str)
+WorkerId = NewType("WorkerId", str)
+EndpointId = NewType("EndpointId", str)
 
 MAX_NAME_LENGTH = 128
 _NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_NAME_LENGTH}}}")

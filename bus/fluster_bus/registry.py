@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fluster_bus import subjects
 from fluster_bus.errors import CredentialsError, StreamNotFoundError
 from fluster_bus.messages.endpoints import Endpoint
-from fluster_bus.messages.jobs import EndpointId, JobId, Namespace, WorkerId
+from fluster_bus.names import EndpointId, JobId, Namespace, WorkerId
 from fluster_bus.streams import endpoints_table, seats_table
 
 if TYPE_CHECKING:

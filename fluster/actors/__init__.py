@@ -1,17 +1,24 @@
 """Actors: classes whose instances serve calls from anywhere in the cluster, and the pools that call them."""
 
-from fluster.actors.broadcast import Answer, AsyncBroadcastResult, BroadcastResult
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from fluster.actors.context import ActorContext
 from fluster.actors.definition import actor, method
-from fluster.actors.deploy import deploy
-from fluster.actors.futures import ActorFuture
-from fluster.actors.handles import ActorHandle, AsyncActorHandle
-from fluster.actors.members import Member, MemberState
-from fluster.actors.pool import ActorPool, AsyncActorPool
-from fluster.actors.reader import ActorStream
-from fluster.actors.resolver import ClusterResolver, FixedResolver, Resolver
-from fluster.actors.server import ActorServer
-from fluster.actors.timers import every
+from fluster.actors.deploying import deploy
+from fluster.later import names_of
+
+if TYPE_CHECKING:
+    from fluster.actors.broadcast import Answer, AsyncBroadcastResult, BroadcastResult
+    from fluster.actors.futures import ActorFuture
+    from fluster.actors.handles import ActorHandle, AsyncActorHandle
+    from fluster.actors.members import Member, MemberState
+    from fluster.actors.pool import ActorPool, AsyncActorPool
+    from fluster.actors.reader import ActorStream
+    from fluster.actors.resolver import ClusterResolver, FixedResolver, Resolver
+    from fluster.actors.server import ActorServer
+    from fluster.actors.timers import every
 
 __all__ = [
     "ActorContext",
@@ -35,3 +42,18 @@ __all__ = [
     "every",
     "method",
 ]
+
+# The rest is found when asked for: a script that starts a cluster of its own has no use for it before.
+if not TYPE_CHECKING:
+    __getattr__ = names_of(
+        __name__,
+        broadcast=("Answer", "AsyncBroadcastResult", "BroadcastResult"),
+        futures=("ActorFuture",),
+        handles=("ActorHandle", "AsyncActorHandle"),
+        members=("Member", "MemberState"),
+        pool=("ActorPool", "AsyncActorPool"),
+        reader=("ActorStream",),
+        resolver=("ClusterResolver", "FixedResolver", "Resolver"),
+        server=("ActorServer",),
+        timers=("every",),
+    )

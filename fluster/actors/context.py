@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from fluster.actors.cancellation import Cancellation
 from fluster.cluster.identity import NAMESPACE, TaskIdentity
-from fluster_bus.messages import EndpointId, JobId, Namespace, WorkerId
+from fluster_bus.names import EndpointId, JobId, Namespace, WorkerId
 
 if TYPE_CHECKING:
     from fluster.actors.durable import DurableActor

@@ -8,14 +8,16 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from fluster.actors.codecs import CODECS, PICKLE
 from fluster.actors.context import ActorContext
 from fluster.actors.hooks import HOOKS
-from fluster.actors.json_frames import CODECS, PICKLE
 from fluster.actors.windows import Window
-from fluster_bus.messages import ResourceConfig
 from fluster_bus.names import check_name
+
+if TYPE_CHECKING:
+    from fluster_bus.messages import ResourceConfig
 
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,7 +28,6 @@ MAX_RESTARTS = 1_000
 MAX_STREAM_WINDOW, MAX_STREAM_WINDOW_BYTES = 1_000_000, 1 << 30
 _ACTOR_MARK, _METHOD_MARK = "__fluster_actor__", "__fluster_method__"
 _CONTEXT_PARAMETER = "ctx"
-_RESOURCES = ResourceConfig(cpu=0, memory=256 << 20)  # an actor mostly waits
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class ActorOptions:
     """What `@actor(…)` takes."""
 
     name: str | None = None  # under which it is deployed; else the class's name
-    resources: ResourceConfig = _RESOURCES
+    resources: ResourceConfig | None = None  # None: those of `resources_of`
     max_concurrency: int = 1  # calls that run at the same time; 1 runs them in the order they were sent
     timeout: float | None = None  # seconds; of calls that name none themselves
     mailbox_calls: int = 10_000  # waiting; more are answered with MailboxFullError
@@ -51,8 +52,8 @@ class ActorOptions:
     def __post_init__(self) -> None:
         if self.name is not None:
             check_name("actor name", self.name)
-        if not isinstance(self.resources, ResourceConfig):
-            raise TypeError(f"resources={self.resources!r}: give a ResourceConfig, such as ResourceConfig.with_cpu(1)")
+        if self.resources is not None:
+            _check_resources(self.resources)
         _check_count("max_concurrency", self.max_concurrency, MAX_CONCURRENCY, least=1)
         if not isinstance(self.concurrency_groups, Mapping):
             raise TypeError(f"concurrency_groups={self.concurrency_groups!r}: give a dict, such as {{'io': 2}}")
@@ -130,6 +131,13 @@ class MethodInfo:
 def _check_count(option: str, value: object, most: int, *, least: int = 0) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ValueError(f"{option}={value!r}: give a number from {least} to {most}")
+
+
+def _check_resources(resources: object) -> None:
+    from fluster_bus.messages import ResourceConfig
+
+    if not isinstance(resources, ResourceConfig):
+        raise TypeError(f"resources={resources!r}: give a ResourceConfig, such as ResourceConfig.with_cpu(1)")
 
 
 def check_timeout(timeout: float | None) -> float | None:
@@ -219,6 +227,13 @@ def options_of(cls: type) -> ActorOptions:
     """The options of a class, inherited ones too; only its name is its own."""
     options: ActorOptions = getattr(cls, _ACTOR_MARK, ActorOptions())
     return options if _ACTOR_MARK in vars(cls) else dataclasses.replace(options, name=None)
+
+
+def resources_of(cls: type) -> ResourceConfig:
+    """What each actor of a class takes: no CPU unless it says so, as it mostly waits."""
+    from fluster_bus.messages import ResourceConfig
+
+    return options_of(cls).resources or ResourceConfig(cpu=0, memory=256 << 20)
 
 
 def name_of(cls: type) -> str:

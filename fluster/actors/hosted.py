@@ -15,6 +15,7 @@ from fluster.actors import frames, json_frames
 from fluster.actors.actor_lane import ActorLane
 from fluster.actors.cancellation import Cancellation
 from fluster.actors.clock import SYSTEM_CLOCK, Clock
+from fluster.actors.codecs import JSON
 from fluster.actors.context import ActorContext
 from fluster.actors.definition import MethodInfo, methods_of, near, options_of
 from fluster.actors.durable import DurableActor
@@ -98,7 +99,7 @@ class HostedActor:
         self.counts: dict[str, EndpointCounts] = {name: EndpointCounts() for name in self.methods}
         self.counts |= {timer.key: timer.counts for timer in self.timers}
         self._options = options_of(type(instance))
-        self.takes_json_only = self._options.codec == json_frames.JSON
+        self.takes_json_only = self._options.codec == JSON
         self._outbox: Answers = outbox
         self._max_reply = max_reply - _FRAME_OVERHEAD  # in JSON: a pickle may be stored
         self._stored = stored

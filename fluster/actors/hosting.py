@@ -1,4 +1,4 @@
-"""What a task runs whose job is to be an actor."""
+"""What a task runs whose job is to be an actor. A client that deploys it has no use for the rest."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from fluster.actors.definition import options_of
-from fluster.actors.server import ActorServer
-from fluster.cluster.refs import resolved
-from fluster_bus import codec
 
 
 def host(name: str, actor_class: type[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Make the actor and serve it until this task is told to end. What the constructor raises ends the task."""
+    from fluster.actors.server import ActorServer
     from fluster.cluster import current_cluster
+    from fluster.cluster.refs import resolved
+    from fluster_bus import codec
 
     # Each instance gets arguments that no other has changed.
     pickled = codec.encode((args, kwargs)) if options_of(actor_class).max_restarts else b""

@@ -24,9 +24,6 @@ from fluster_bus import codec, payloads
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import InvalidMessageError, MessageTooLargeError
 
-PICKLE, JSON = "pickle", "json"
-CODECS = (PICKLE, JSON)
-
 DEADLINE_HEADER = "Fluster-Deadline"  # a moment, as in the frames of other calls
 
 # What the other end raises of Fluster's own, by its name on the wire.

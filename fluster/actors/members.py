@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
+from fluster.actors.codecs import JSON, PICKLE
 from fluster.actors.frames import Moment
-from fluster.actors.json_frames import JSON, PICKLE
-from fluster_bus import arenas, subjects
+from fluster_bus import subjects
 from fluster_bus.messages import Endpoint, EndpointId, JobId, WorkerId
 
 # What an actor's server tells pools in its endpoint's metadata, beside what the user put there.
@@ -111,5 +111,7 @@ class Member:
 
 def share_memory(members: Iterable[Member]) -> bool:
     """Whether all of them can read what this process lends."""
+    from fluster_bus import arenas
+
     here = arenas.place()
     return here is not None and all(member.place == here for member in members)

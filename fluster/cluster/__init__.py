@@ -1,10 +1,20 @@
 """Jobs and endpoints of a cluster. It knows nothing of actors, which are built on it."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from fluster.cluster.blocking import Cluster
 from fluster.cluster.client import AsyncCluster
 from fluster.cluster.current import current_cluster
 from fluster.cluster.local import LocalCluster
-from fluster.cluster.refs import Ref
 from fluster.cluster.task_context import TaskContext, current_task
+from fluster.later import names_of
+
+if TYPE_CHECKING:
+    from fluster.cluster.refs import Ref
 
 __all__ = ["AsyncCluster", "Cluster", "LocalCluster", "Ref", "TaskContext", "current_cluster", "current_task"]
+
+if not TYPE_CHECKING:
+    __getattr__ = names_of(__name__, refs=("Ref",))

@@ -7,10 +7,12 @@ import reprlib
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
-from fluster_bus.messages import JobId, JobInfo, JobRequest, JobStatus
-from fluster_bus.messages.requests import MAX_REASON_CHARACTERS
-from fluster_bus.names import check_name
+from fluster_bus.names import JobId, check_name
+
+if TYPE_CHECKING:
+    from fluster_bus.messages import JobRequest, JobStatus
 
 _LONGEST_S = 100 * 365 * 86_400.0  # what is much longer no clock takes
 _BEFORE_ALL = datetime(1970, 1, 1, tzinfo=UTC)
@@ -18,6 +20,8 @@ _BEFORE_ALL = datetime(1970, 1, 1, tzinfo=UTC)
 
 def check_requests(requests: Iterable[JobRequest]) -> list[JobRequest]:
     """The requests as a list. Raises TypeError."""
+    from fluster_bus.messages import JobRequest
+
     if isinstance(requests, JobRequest) or not isinstance(requests, Iterable):
         raise TypeError(f"{_shown(requests)} is no list of JobRequests: launch one with `launch`, several with a list")
     found = list(requests)
@@ -33,6 +37,8 @@ def check_requests(requests: Iterable[JobRequest]) -> list[JobRequest]:
 def check_job_id(value: object) -> JobId:
     """Return `value` if it can be a job's id. Raises InvalidNameError, TypeError when it is no text."""
     if not isinstance(value, str):
+        from fluster_bus.messages import JobInfo
+
         raise TypeError(
             f"{_shown(value)} is no job id: give {'its job_id' if isinstance(value, JobInfo) else 'what `launch` returned'}"
         )
@@ -42,6 +48,8 @@ def check_job_id(value: object) -> JobId:
 
 def check_job_ids(value: object) -> list[JobId]:
     """The ids of several jobs, or of one. Raises as `check_job_id` does."""
+    from fluster_bus.messages import JobInfo
+
     if isinstance(value, str | JobInfo) or not isinstance(value, Iterable):
         return [check_job_id(value)]
     return [check_job_id(each) for each in value]
@@ -88,6 +96,8 @@ def check_count(name: str, value: int, least: int, meaning: str, *, most: int | 
 
 def check_reason(reason: str) -> str:
     """Return `reason` if it can say why something is ended. Raises ValueError, TypeError."""
+    from fluster_bus.messages.requests import MAX_REASON_CHARACTERS
+
     if not isinstance(reason, str):
         raise TypeError(f"reason={reason!r}: give a text, which stands in the job's record")
     if len(reason) > MAX_REASON_CHARACTERS:
@@ -99,6 +109,8 @@ def check_reason(reason: str) -> str:
 
 def check_states(states: Iterable[JobStatus]) -> tuple[JobStatus, ...]:
     """The states that are asked for. Raises ValueError, TypeError."""
+    from fluster_bus.messages import JobStatus
+
     if isinstance(states, str) or not isinstance(states, Iterable):
         raise TypeError(f"states={states!r}: give a list, such as [JobStatus.RUNNING]")
     try:

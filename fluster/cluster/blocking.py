@@ -11,7 +11,7 @@ from typing import Any, Self
 from fluster.cluster.client import AsyncCluster
 from fluster.cluster.portal import Portal, blocking, blocking_iterator
 from fluster_bus.address import BusAddress
-from fluster_bus.messages import Namespace
+from fluster_bus.names import Namespace
 
 _open: weakref.WeakSet[Cluster] = weakref.WeakSet()
 

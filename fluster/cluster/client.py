@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
-from typing import Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
-from fluster.cluster import worker_calls
 from fluster.cluster.arguments import (
     check_count,
     check_job_id,
@@ -25,47 +24,44 @@ from fluster.cluster.arguments import (
     log_start,
 )
 from fluster.cluster.identity import CONTROLLER_ADDRESS, NAMESPACE, TaskIdentity
-from fluster.cluster.job_logs import LogFilter, job_logs
-from fluster.cluster.job_results import results_of
-from fluster.cluster.job_states import UNANSWERED, JobStates
-from fluster.cluster.job_wait import get_finished, wait_finished
-from fluster.cluster.job_watch import watch_job
-from fluster.cluster.refs import Ref, Refs
-from fluster.cluster.stored_workspaces import with_stored_workspaces
 from fluster.errors import JobFailedError, JobNotFoundError, JobRefusedError, JobTimeoutError
+from fluster.later import import_later
 from fluster.tracing import job_environment
 from fluster_bus import subjects
 from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus, Reply
 from fluster_bus.errors import ServiceError, StorageError
-from fluster_bus.messages import (
-    Done,
-    DrainReply,
-    Endpoint,
-    EndpointId,
-    ExplainReply,
-    ExplainRequest,
-    JobId,
-    JobInfo,
-    JobRequest,
-    JobStatus,
-    ListReply,
-    ListRequest,
-    LogLine,
-    Message,
-    Namespace,
-    TerminateReply,
-    TerminateRequest,
-    WorkerHealth,
-    WorkerId,
-    WorkerList,
-    WorkerStatus,
+from fluster_bus.names import JobId, Namespace, check_namespace, unique_name
+
+if TYPE_CHECKING:
+    from fluster.cluster.refs import Ref, Refs
+    from fluster_bus.bus import Bus, Reply
+    from fluster_bus.messages import (
+        DrainReply,
+        Endpoint,
+        EndpointId,
+        JobInfo,
+        JobRequest,
+        JobStatus,
+        LogLine,
+        Message,
+        WorkerHealth,
+        WorkerId,
+        WorkerStatus,
+    )
+
+import_later(
+    "fluster_bus.bus",
+    "fluster_bus.messages",
+    "fluster_bus.registry",
+    "fluster.cluster.job_logs",
+    "fluster.cluster.job_results",
+    "fluster.cluster.job_states",
+    "fluster.cluster.job_wait",
+    "fluster.cluster.job_watch",
+    "fluster.cluster.refs",
+    "fluster.cluster.stored_workspaces",
+    "fluster.cluster.worker_calls",
 )
-from fluster_bus.messages.requests import MAX_JOBS_A_REQUEST
-from fluster_bus.names import check_namespace, unique_name
-from fluster_bus.registry import Registry
-from fluster_bus.retries import retried
-from fluster_bus.streams import append
 
 DEFAULT_NAMESPACE = "default"
 _RETURN_TIMEOUT_S = 10.0  # a server that died is up again long before
@@ -78,6 +74,9 @@ class AsyncCluster:
     """A connection to a cluster, in one namespace; make one with `AsyncCluster.connect`."""
 
     def __init__(self, bus: Bus, namespace: Namespace) -> None:
+        from fluster.cluster.job_states import JobStates
+        from fluster_bus.registry import Registry
+
         self.bus = bus
         self.namespace = namespace
         self.registry = Registry(bus, namespace)
@@ -92,6 +91,10 @@ class AsyncCluster:
         The namespace is FLUSTER_NAMESPACE or "default" unless given. Raises ConnectError, CredentialsError, and
         ServiceError when the cluster does not have the namespace.
         """
+        from fluster.cluster.job_states import UNANSWERED
+        from fluster_bus.bus import Bus
+        from fluster_bus.messages import Done
+
         if address is None:
             address = BusAddress.from_environment()
         elif isinstance(address, str):
@@ -139,6 +142,8 @@ class AsyncCluster:
 
     @functools.cached_property
     def _refs(self) -> Refs:
+        from fluster.cluster.refs import Refs
+
         return Refs(self.bus, self.namespace)
 
     # ---- jobs -------------------------------------------------------------------------------------------
@@ -159,6 +164,8 @@ class AsyncCluster:
         accepted nevertheless, and nothing is sent when two have the same id. A note of other errors names those that were
         stored.
         """
+        from fluster.cluster.stored_workspaces import with_stored_workspaces
+
         requests = check_requests(requests)
         _check_distinct(requests)
         requests = await with_stored_workspaces(self.bus, self.namespace, requests)
@@ -210,10 +217,15 @@ class AsyncCluster:
         message_id = unique_name(f"{self.namespace}.{request.job_id}")
         request = request.model_copy(update={"submission": message_id})
         subject = subjects.jobs_submit(self.namespace)
+        from fluster_bus.streams import append
+
         return await self._once_back(lambda: append(self.bus, subject, request, message_id=message_id))
 
     async def _once_back(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Do what may be done twice, again while the server or its store is just coming back."""
+        from fluster.cluster.job_states import UNANSWERED
+        from fluster_bus.retries import retried
+
         return await retried(lambda _left_s: attempt(), on=(*UNANSWERED, StorageError), timeout_s=_RETURN_TIMEOUT_S)
 
     async def poll(self, job_id: JobId) -> JobInfo:
@@ -240,6 +252,9 @@ class AsyncCluster:
         Raises JobTimeoutError (a TimeoutError) after `timeout` seconds, JobNotFoundError, InvalidNameError, and with
         `raise_on_failure` JobFailedError for the first that did not succeed.
         """
+        from fluster.cluster.job_wait import get_finished, wait_finished
+        from fluster_bus.messages import JobStatus
+
         job_ids = check_job_ids(job)
         unfinished = set(job_ids)
         patience = asyncio.timeout(check_timeout(timeout))
@@ -263,6 +278,8 @@ class AsyncCluster:
 
         Changes that follow each other quickly may be told as one. Raises JobNotFoundError, InvalidNameError.
         """
+        from fluster.cluster.job_watch import watch_job
+
         async with aclosing(watch_job(self.bus, self.namespace, check_job_id(job_id), self._states)) as infos:
             async for info in infos:
                 yield info
@@ -275,6 +292,8 @@ class AsyncCluster:
         succeeded and its result was too large, could not be pickled, or is not kept any more; JobTimeoutError after
         `timeout` seconds, JobNotFoundError, InvalidNameError, and ValueError for a task that the job does not have.
         """
+        from fluster.cluster.job_results import results_of
+
         check_number("task", task, 0)
         return await results_of(self.bus, await self.wait(check_job_id(job_id), timeout=timeout), task)
 
@@ -283,12 +302,16 @@ class AsyncCluster:
 
         Raises JobNotFoundError, InvalidNameError, and ValueError and TypeError for what is no reason.
         """
+        from fluster_bus.messages import TerminateReply, TerminateRequest
+
         check_reason(reason)
         await self._states.confirm(self._states.unconfirmed([check_job_id(job_id)]))
         await self._ask("terminate", TerminateRequest(job_id=job_id, reason=reason), TerminateReply)
 
     async def explain(self, job_id: JobId) -> str:
         """Why the job is not running, in one sentence. Raises JobNotFoundError, InvalidNameError."""
+        from fluster_bus.messages import ExplainReply, ExplainRequest
+
         return (await self._ask("explain", ExplainRequest(job_id=check_job_id(job_id)), ExplainReply)).reason
 
     async def _ask(self, verb: str, request: Message, reply: type[Reply]) -> Reply:
@@ -301,6 +324,9 @@ class AsyncCluster:
 
     async def list_jobs(self, *, limit: int = 1_000, states: Sequence[JobStatus] = ()) -> list[JobInfo]:
         """The namespace's jobs, the newest first; with `states`, those that stand so."""
+        from fluster_bus.messages import ListReply, ListRequest
+        from fluster_bus.messages.requests import MAX_JOBS_A_REQUEST
+
         check_count("limit", limit, 0, "how many jobs to list")
         wanted = check_states(states)
         found: dict[JobId, JobInfo] = {}  # a job that is submitted meanwhile moves the others on
@@ -331,6 +357,9 @@ class AsyncCluster:
         wrote that had the id before is found by the number of its `attempt`. Raises JobNotFoundError, InvalidNameError,
         and ValueError for a `grep` that is no regular expression, a `since` without a time zone or a negative `tail`.
         """
+        from fluster.cluster.job_logs import LogFilter, job_logs
+        from fluster.cluster.job_wait import wait_finished
+
         check_number("task", task, 0)
         check_number("attempt", attempt, 1)
         if tail is not None and tail < 0:
@@ -350,6 +379,8 @@ class AsyncCluster:
 
     async def list_workers(self) -> list[WorkerStatus]:
         """The workers that have registered, and how they are."""
+        from fluster_bus.messages import Done, WorkerList
+
         return list((await self.bus.ask(subjects.workers_list(self.namespace), Done(), WorkerList)).workers)
 
     async def drain_worker(
@@ -360,11 +391,16 @@ class AsyncCluster:
         After `timeout` seconds it hands back what still runs: stopped, and tried elsewhere at the cost of the preemption
         budget. For operators. Raises WorkerNotFoundError, and CredentialsError for anybody else.
         """
-        return await worker_calls.drain_worker(self.bus, worker_id, timeout_s=check_timeout(timeout), wait=wait)
+        from fluster.cluster.worker_calls import drain_worker
+
+        return await drain_worker(self.bus, worker_id, timeout_s=check_timeout(timeout), wait=wait)
 
     async def worker_health(self, worker_id: WorkerId) -> WorkerHealth:
         """How a worker is, by its own word. For operators. Raises as `drain_worker` does."""
-        return await worker_calls.ask_worker(self.bus, worker_id, "health", Done(), WorkerHealth)
+        from fluster.cluster.worker_calls import ask_worker
+        from fluster_bus.messages import Done, WorkerHealth
+
+        return await ask_worker(self.bus, worker_id, "health", Done(), WorkerHealth)
 
     # ---- endpoints --------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from fluster_bus.messages import JobId, Namespace, WorkerId
+from fluster_bus.names import JobId, Namespace, WorkerId
 
 JOB_ID, TASK_INDEX, NUM_TASKS = "FLUSTER_JOB_ID", "FLUSTER_TASK_INDEX", "FLUSTER_NUM_TASKS"
 ATTEMPT, ATTEMPT_ID = "FLUSTER_ATTEMPT", "FLUSTER_ATTEMPT_ID"

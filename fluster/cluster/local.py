@@ -19,8 +19,8 @@ from fluster.cluster.arguments import check_count
 from fluster.cluster.blocking import Cluster
 from fluster.cluster.client import DEFAULT_NAMESPACE
 from fluster.cluster.identity import NAMESPACE
-from fluster.cluster.portal import import_backend
 from fluster.errors import ClusterStartError
+from fluster.later import import_now
 from fluster.local_setup import (
     MAX_LOCAL_CONTROLLERS,
     MAX_LOCAL_WORKERS,
@@ -30,7 +30,6 @@ from fluster.local_setup import (
     LocalStarted,
     RuntimeName,
 )
-from fluster_bus.messages import parse_size
 from fluster_bus.names import check_namespace
 
 _START_TIMEOUT_S = 60.0
@@ -86,7 +85,7 @@ class LocalCluster(Cluster):
             workers=workers,
             controllers=controllers,
             cpu=cpu if cpu is not None else max(_LOGICAL_CPUS, _LOGICAL_CPUS_PER_CORE * (os.cpu_count() or 1)),
-            memory=parse_size(memory) if memory is not None else _machine_memory(),
+            memory=_bytes(memory) if memory is not None else _machine_memory(),
             store_dir=str(Path(store_dir).absolute()) if store_dir is not None else None,
             port=port,
             enforce_limits=enforce_limits,
@@ -97,7 +96,7 @@ class LocalCluster(Cluster):
             python_path=tuple(str(Path(entry or ".").absolute()) for entry in sys.path),
         )
         self._supervisor = _Supervisor(setup)
-        import_backend()  # while that comes up
+        import_now()  # while that comes up
         started = self._supervisor.wait_started()
         self.store_dir = Path(started.store_dir)
         try:
@@ -211,6 +210,12 @@ def _remove(folder: Path) -> None:
     while folder.exists() and time.monotonic() < deadline:
         shutil.rmtree(folder, ignore_errors=True)
         time.sleep(_REMOVE_PAUSE_S)
+
+
+def _bytes(size: int | str) -> int:
+    from fluster_bus.messages import parse_size
+
+    return parse_size(size)
 
 
 def _machine_memory() -> int:

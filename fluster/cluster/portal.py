@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import importlib
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -13,25 +12,17 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from fluster.errors import ForkedError
+from fluster.later import import_later
 from fluster_bus.errors import ClosedError
 from fluster_bus.event_loops import HAS_UVLOOP, loop_factory
 
 # What a loop, its threads and the name of the first server bring along.
-_BACKEND = (
-    *(("uvloop",) if HAS_UVLOOP else ()),
-    *("concurrent.futures.thread", "encodings.idna"),
-)
+import_later(*(("uvloop",) if HAS_UVLOOP else ()), "concurrent.futures.thread", "encodings.idna")
 
 T = TypeVar("T")
 P = ParamSpec("P")
 AsyncT_contra = TypeVar("AsyncT_contra", contravariant=True)
 AsyncT = TypeVar("AsyncT")
-
-
-def import_backend() -> None:
-    """Have in memory what the first portal would else import: for whoever has to wait anyway, or is about to be copied."""
-    for name in _BACKEND:
-        importlib.import_module(name)
 
 
 class Portal:

@@ -5,7 +5,7 @@ from fluster import errors
 from fluster.cli.exit_codes import EXIT_CODES_HELP, CommandError, ExitCode, report
 from fluster_bus import errors as bus
 from fluster_bus.messages import JobInfo, JobRequest, JobStatus, Namespace
-from fluster_bus.messages.jobs import JobId
+from fluster_bus.names import JobId
 
 _FAILED = JobInfo(job_id=JobId("a-1"), name="a", namespace=Namespace("default"), status=JobStatus.FAILED)
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from fluster.actors import ActorContext, actor, method
-from fluster.actors.definition import check_class, methods_of, name_of, near, options_of
-from fluster.actors.deploy import Deployment
+from fluster.actors.definition import check_class, methods_of, name_of, near, options_of, resources_of
+from fluster.actors.deployment import Deployment
 from fluster_bus.errors import InvalidNameError
 from fluster_bus.messages import ResourceConfig
 
@@ -78,7 +78,7 @@ def test_public_methods_are_found_with_what_they_take() -> None:
 
 
 def test_options_stand_on_the_class_and_are_inherited_but_for_the_name() -> None:
-    assert options_of(Plain).resources == ResourceConfig(cpu=0, memory=256 << 20)
+    assert resources_of(Plain) == ResourceConfig(cpu=0, memory=256 << 20)
     assert options_of(Plain).max_concurrency == 1
     assert name_of(Plain) == "Plain"
     assert name_of(Optioned) == "other"
@@ -97,7 +97,7 @@ def test_so_many_actors_can_be_deployed(replicas: Any) -> None:
 def test_what_a_subclass_does_not_say_it_inherits() -> None:
     for cls in (Hurried, Bare):
         options = options_of(cls)
-        assert (options.timeout, options.max_concurrency, options.resources.cpu) == (2.0, 4, 2)
+        assert (options.timeout, options.max_concurrency, resources_of(cls).cpu) == (2.0, 4, 2)
         assert name_of(cls) == cls.__name__
     assert options_of(Optioned).timeout == 9.0
 

@@ -75,3 +75,23 @@ def test_a_server_is_started_before_anything_else_is_imported() -> None:
     script = "import sys, fluster_services.supervisor; print([name for name in ('pydantic', 'nats', 'anyio') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_script_can_start_its_cluster_before_anything_else_is_imported() -> None:
+    """What takes long is imported while the cluster comes up."""
+    script = """
+import sys
+from fluster import LocalCluster, actor, deploy, method
+
+@actor(max_restarts=1)
+class Echo:
+    @method(timeout=3)
+    def echo(self, value): ...
+
+print([name for name in ("pydantic", "nats", "uvloop", "fluster_bus.messages") if name in sys.modules])
+from fluster.later import import_now
+import_now()
+print([name for name in ("pydantic", "nats", "fluster.actors.pool") if name not in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "[]"]

@@ -3,19 +3,15 @@
 from fluster_bus.messages.actors import ActorSeat, HandledCalls, KeptAnswer, SavedState, TrimCalls
 from fluster_bus.messages.endpoints import Endpoint
 from fluster_bus.messages.jobs import (
-    EndpointId,
     Entrypoint,
     EnvironmentConfig,
-    JobId,
     JobInfo,
     JobRequest,
     JobStatus,
-    Namespace,
     Progress,
     TaskError,
     TaskResult,
     TaskStatus,
-    WorkerId,
     create_environment,
 )
 from fluster_bus.messages.leaders import Fence, Leader
@@ -61,6 +57,7 @@ from fluster_bus.messages.workers import (
     WorkerList,
     WorkerStatus,
 )
+from fluster_bus.names import EndpointId, JobId, Namespace, WorkerId
 
 __all__ = [
     "TPU_TOPOLOGIES",

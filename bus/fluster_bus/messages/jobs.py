@@ -8,19 +8,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, NewType, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from fluster_bus import codec
 from fluster_bus.messages.model import Message
 from fluster_bus.messages.resources import ResourceConfig
-from fluster_bus.names import check_name
-
-JobId = NewType("JobId", str)
-Namespace = NewType("Namespace", str)
-WorkerId = NewType("WorkerId", str)
-EndpointId = NewType("EndpointId", str)
+from fluster_bus.names import JobId, Namespace, WorkerId, check_name
 
 MAX_REPLICAS = 10_000
 MAX_AFTER = 1_000

@@ -6,9 +6,10 @@ from datetime import datetime
 
 from pydantic import Field
 
-from fluster_bus.messages.jobs import JobId, JobRequest, JobStatus, Namespace, Progress, TaskError, TaskResult, WorkerId
+from fluster_bus.messages.jobs import JobRequest, JobStatus, Progress, TaskError, TaskResult
 from fluster_bus.messages.model import Message
 from fluster_bus.messages.resources import ResourceConfig
+from fluster_bus.names import JobId, Namespace, WorkerId
 
 KEPT_EARLIER = 16
 KEPT_TRANSITIONS = 16  # of each record; the whole history is in the event stream

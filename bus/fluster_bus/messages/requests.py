@@ -5,9 +5,10 @@ from __future__ import annotations
 from pydantic import Field
 
 from fluster_bus.messages.endpoints import Endpoint
-from fluster_bus.messages.jobs import JobId, JobInfo, JobStatus
+from fluster_bus.messages.jobs import JobInfo, JobStatus
 from fluster_bus.messages.model import Message
 from fluster_bus.messages.records import RefusedJob
+from fluster_bus.names import JobId
 
 MAX_JOBS_A_REQUEST = 10_000
 MAX_REASON_CHARACTERS = 1_000

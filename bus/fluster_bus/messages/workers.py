@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
-from fluster_bus.messages.jobs import JobId, Namespace, Progress, WorkerId
+from fluster_bus.messages.jobs import Progress
 from fluster_bus.messages.labels import from_words
 from fluster_bus.messages.model import Message
+from fluster_bus.names import JobId, Namespace, WorkerId
 
 
 class Capacity(Message):

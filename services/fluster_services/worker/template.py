@@ -176,10 +176,11 @@ class TemplateHandle:
 
 def _import_for_tasks() -> None:
     """Have in memory what else each task would import that serves an actor, is a pool's worker or calls one."""
+    import fluster.actors.server
     import fluster.worker_pool  # noqa: F401 - with the actors
-    from fluster.cluster.portal import import_backend
+    from fluster.later import import_now
 
-    import_backend()
+    import_now()
 
 
 class _Template:

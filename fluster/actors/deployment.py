@@ -1,4 +1,4 @@
-"""Having the cluster run a class as actors."""
+"""A class on its way to be actors of a cluster."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import inspect
 import logging
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar
 
 from fluster.actors import frames
-from fluster.actors.definition import check_class, methods_of, name_of, options_of
+from fluster.actors.definition import check_class, methods_of, name_of, options_of, resources_of
 from fluster.actors.hosting import host
-from fluster.actors.pool import ActorPool, AsyncActorPool
-from fluster.cluster import AsyncCluster, Cluster
+from fluster.actors.pool import AsyncActorPool
 from fluster.cluster.arguments import check_count
+from fluster.cluster.client import AsyncCluster
 from fluster.errors import (
     ActorDiedError,
     ActorNameTakenError,
@@ -48,47 +48,6 @@ _RESTART_BACKOFF_S = 0.1  # before an actor whose process has died gets another
 _LONG_S = 10.0  # after this a deployment says what it is waiting for
 
 
-@overload
-def deploy(
-    cluster: Cluster, actor_class: type[T], /, *args: Any, name: str | None = None, replicas: int = 1, **kwargs: Any
-) -> ActorPool[T]: ...
-@overload
-def deploy(
-    cluster: AsyncCluster,
-    actor_class: type[T],
-    /,
-    *args: Any,
-    name: str | None = None,
-    replicas: int = 1,
-    **kwargs: Any,
-) -> Coroutine[Any, Any, AsyncActorPool[T]]: ...
-def deploy(
-    cluster: Cluster | AsyncCluster,
-    actor_class: type[T],
-    /,
-    *args: Any,
-    name: str | None = None,
-    replicas: int = 1,
-    **kwargs: Any,
-) -> ActorPool[T] | Coroutine[Any, Any, AsyncActorPool[T]]:
-    """A pool of `replicas` actors, each an instance `actor_class(*args, **kwargs)` in a process of its own.
-
-    Returns when all have answered; with an AsyncCluster it is awaited. `name` is the class's unless given; resources
-    and the like stand in `@actor(…)`. Called from within a job, the actors end with it; else they live until
-    `pool.shutdown()`.
-
-    Raises what a constructor raised, ActorNameTakenError, JobRefusedError, and JobFailedError when the actors could
-    not be run; then nothing of them is left. What is no class, or arguments that it does not take, is a TypeError.
-    """
-    if not isinstance(cluster, Cluster | AsyncCluster):
-        raise TypeError(f"deploy() takes a cluster first, not {cluster!r}: write deploy(cluster, TheClass, …)")
-    deployment = Deployment.of(actor_class, args, kwargs, name=name, replicas=replicas)
-    if isinstance(cluster, AsyncCluster):
-        return deployment.run(cluster)
-    asynchronous = cluster.portal.run(deployment.run, cluster.asynchronous)
-    return ActorPool(cluster, asynchronous.name, actor_class=actor_class, job_id=asynchronous.job_id)
-
-
 @dataclass(frozen=True)
 class Deployment(Generic[T]):
     """A class on its way to be actors."""
@@ -119,7 +78,7 @@ class Deployment(Generic[T]):
         request = JobRequest(
             name=chosen,
             entrypoint=Entrypoint(callable=host, args=(chosen, actor_class, args, dict(kwargs))),
-            resources=resources or options.resources,
+            resources=resources or resources_of(actor_class),
             environment=environment or EnvironmentConfig(),
             replicas=replicas,
             max_task_failures=replicas,  # the others serve on

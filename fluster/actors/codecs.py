@@ -1,0 +1,4 @@
+"""How the calls of an actor are written."""
+
+PICKLE, JSON = "pickle", "json"
+CODECS = (PICKLE, JSON)

@@ -1,0 +1,38 @@
+"""What a program needs only when it has a cluster.
+
+It is imported while its LocalCluster comes up, on the other core; so the modules of what a script imports before it starts
+one import next to nothing themselves, and name here what they will need.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+
+_later: list[str] = []
+
+
+def import_later(*modules: str) -> None:
+    """Have the modules in memory by the time that a cluster is there."""
+    _later.extend(modules)
+
+
+def import_now() -> None:
+    """For whoever has to wait anyway, or is about to be copied."""
+    while _later:
+        importlib.import_module(_later.pop(0))
+
+
+def names_of(package: str, **modules: Sequence[str]) -> Callable[[str], object]:
+    """The `__getattr__` of a package that has names of its modules, each imported when one of its names is asked for."""
+    module_of = {name: f"{package}.{module}" for module, names in modules.items() for name in names}
+
+    def find(name: str) -> object:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        found = getattr(importlib.import_module(module_of[name]), name)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    return find
