@@ -12,6 +12,8 @@ from typing import Any, Literal, Self
 RuntimeName = Literal["process", "docker", "auto"]
 
 SUPERVISOR_MODULE = "fluster_services.supervisor"  # started by name: the services build on this package
+START_TIMEOUT_S = 45.0
+VM_START_TIMEOUT_S = 900.0  # an image may have to be pulled
 MAX_LOCAL_WORKERS, MAX_LOCAL_CONTROLLERS, MAX_PORT = 256, 16, 65_535
 
 
@@ -22,8 +24,8 @@ class LocalSetup:
     namespaces: tuple[str, ...]  # each once
     workers: int = 1
     controllers: int = 1  # one leads, the others stand by
-    cpu: float  # logical CPUs of all workers together
-    memory: int  # bytes, of all workers together
+    cpu: float  # logical CPUs of all workers together; with a backend 0: as that has it
+    memory: int  # bytes, of all workers together; with a backend 0: as that has it
     store_dir: str | None = None  # None: a temporary folder, removed at the end
     port: int = 0
     working_dir: str
@@ -32,6 +34,12 @@ class LocalSetup:
     runtime: RuntimeName = "process"  # "auto": containers where a Docker engine answers
     docker_host: str | None = None  # None: the machine's own
     image: str | None = None  # of jobs that name none
+    backend: str | None = None  # what has VMs for the workers, pickled, in Base64; None: they are processes here
+
+    @property
+    def start_timeout_s(self) -> float:
+        """How long it may take from the first process to the last."""
+        return START_TIMEOUT_S if self.backend is None else VM_START_TIMEOUT_S
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -46,8 +54,9 @@ class LocalSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalStarted:
-    """The supervisor's one answer: the address for the operator, or why there is none."""
+    """The supervisor's answer: the address for the operator, or why there is none; before it, how far the cluster is."""
 
+    progress: str = ""  # then it is not the last
     address: str = ""
     store_dir: str = ""
     error: str = ""

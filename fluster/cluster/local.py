@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import logging
 import math
 import os
+import pickle
 import selectors
 import shutil
 import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -32,7 +35,9 @@ from fluster.local_setup import (
 )
 from fluster_bus.names import check_namespace
 
-_START_TIMEOUT_S = 60.0
+_log = logging.getLogger(__name__)
+
+_REPORT_TIMEOUT_S = 15.0  # beyond what the supervisor itself gives to the start
 _STOP_TIMEOUT_S = 30.0
 _REMOVE_TIMEOUT_S, _REMOVE_PAUSE_S = 10.0, 0.05
 _LOGICAL_CPUS, _LOGICAL_CPUS_PER_CORE = 16, 4  # tasks on a laptop mostly wait; nothing is enforced there
@@ -51,7 +56,11 @@ class LocalCluster(Cluster):
     DOCKER_HOST, or the machine's own), in the `image` that its job names, or else in this one, by default
     `python:3.12-slim` of the client's version of Python; "auto" does so where an engine answers.
 
-    Raises ClusterStartError with the reason when it does not come up.
+    With a `backend`, a VMBackend such as `fluster_services.vm.DockerBackend()`, each worker is one of its VMs, which
+    has its usual size unless `cpu` or `memory` say what all have together. It is copied: one object may serve several clusters.
+
+    `on_progress` is called with a line whenever the start has come further. Raises ClusterStartError with the reason when
+    the cluster does not come up.
     """
 
     def __init__(
@@ -69,6 +78,8 @@ class LocalCluster(Cluster):
         runtime: RuntimeName = "process",
         docker_host: str | None = None,
         image: str | None = None,
+        backend: object | None = None,
+        on_progress: Callable[[str], object] | None = None,
     ) -> None:
         chosen = namespace or os.environ.get(NAMESPACE) or DEFAULT_NAMESPACE
         for name in (chosen, *namespaces):
@@ -80,24 +91,31 @@ class LocalCluster(Cluster):
             raise ValueError(f"cpu={cpu!r}: give a number of CPUs above 0, which all workers have together")
         if runtime not in get_args(RuntimeName):
             raise ValueError(f"runtime={runtime!r} is not known: choose {', '.join(get_args(RuntimeName))}")
+        if backend is not None and (runtime != "process" or enforce_limits or docker_host or image):
+            raise ValueError(
+                "runtime, docker_host, image and enforce_limits are for workers that are processes of this machine: with a backend= "
+                "tasks are processes of its VMs, which are held to their resources; give docker_host and image to the backend"
+            )
+        logical_cpu = max(_LOGICAL_CPUS, _LOGICAL_CPUS_PER_CORE * (os.cpu_count() or 1))
         setup = LocalSetup(
             namespaces=tuple(dict.fromkeys((chosen, *namespaces))),
             workers=workers,
             controllers=controllers,
-            cpu=cpu if cpu is not None else max(_LOGICAL_CPUS, _LOGICAL_CPUS_PER_CORE * (os.cpu_count() or 1)),
-            memory=_bytes(memory) if memory is not None else _machine_memory(),
+            cpu=cpu if cpu is not None else (logical_cpu if backend is None else 0),
+            memory=_bytes(memory) if memory is not None else (_machine_memory() if backend is None else 0),
             store_dir=str(Path(store_dir).absolute()) if store_dir is not None else None,
             port=port,
             enforce_limits=enforce_limits,
             runtime=runtime,
             docker_host=docker_host or os.environ.get("DOCKER_HOST"),
             image=image,
+            backend=_pickled(backend) if backend is not None else None,
             working_dir=str(Path.cwd()),
             python_path=tuple(str(Path(entry or ".").absolute()) for entry in sys.path),
         )
         self._supervisor = _Supervisor(setup)
         import_now()  # while that comes up
-        started = self._supervisor.wait_started()
+        started = self._supervisor.wait_started(on_progress or _log.info)
         self.store_dir = Path(started.store_dir)
         try:
             super().__init__(started.address, chosen)
@@ -137,38 +155,44 @@ class _Supervisor:
         except BrokenPipeError:
             pass  # it died at once: `wait_started` tells why
 
-    def wait_started(self) -> LocalStarted:
+    def wait_started(self, on_progress: Callable[[str], object]) -> LocalStarted:
         """What the supervisor reports. Raises ClusterStartError; then nothing is left running."""
+        timeout_s = self._setup.start_timeout_s + _REPORT_TIMEOUT_S
         try:
-            line = self._read_line(time.monotonic() + _START_TIMEOUT_S)
+            for line in self._read_lines(timeout_s):
+                started = LocalStarted.from_json(line)
+                if not started.progress:
+                    break
+                on_progress(started.progress)
+            else:
+                raise ClusterStartError(self._gone())
+            if started.error:
+                raise ClusterStartError(started.error)
         except BaseException:
             self.stop()
             raise
-        if not line:
-            self.stop()
-            raise ClusterStartError(
-                f"the cluster's supervisor ended with status {self._process.returncode} before anything was up"
-            )
-        started = LocalStarted.from_json(line)
-        if started.error:
-            self.stop()
-            raise ClusterStartError(started.error)
         self._temporary = Path(started.store_dir) if self._setup.store_dir is None else None
         return started
 
-    def _read_line(self, deadline: float) -> bytes:
+    def _gone(self) -> str:
+        self.stop()
+        return f"the cluster's supervisor ended with status {self._process.returncode} before anything was up"
+
+    def _read_lines(self, timeout_s: float) -> Iterator[bytes]:
+        """What the supervisor says, until it says no more. Raises ClusterStartError when that takes too long."""
         assert self._process.stdout is not None  # noqa: S101 - it is a pipe
-        found = b""
+        deadline = time.monotonic() + timeout_s
+        said = b""
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
-            while not found.endswith(b"\n"):
+            while True:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise ClusterStartError(f"the cluster was not up within {_START_TIMEOUT_S:g} s")
+                    raise ClusterStartError(f"the cluster was not up within {timeout_s:g} s")
                 part = os.read(self._process.stdout.fileno(), 65_536)
                 if not part:
-                    break
-                found += part
-        return found
+                    return
+                *lines, said = (said + part).split(b"\n")
+                yield from lines
 
     def let_go(self) -> None:
         """Close this process's end of the leash without waiting."""
@@ -216,6 +240,13 @@ def _bytes(size: int | str) -> int:
     from fluster_bus.messages import parse_size
 
     return parse_size(size)
+
+
+def _pickled(backend: object) -> str:
+    try:
+        return base64.b64encode(pickle.dumps(backend)).decode()
+    except Exception as cause:
+        raise ValueError(f"backend={backend!r} cannot be handed to the cluster's own process: {cause}") from cause
 
 
 def _machine_memory() -> int:

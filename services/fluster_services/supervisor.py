@@ -38,10 +38,12 @@ from fluster_services.store_room import StoreRoom
 from fluster_services.worker.processes import set_process_name
 
 if TYPE_CHECKING:
+    from fluster_bus.address import BusAddress
+    from fluster_bus.bus import Bus
     from fluster_bus.messages import Capacity, Namespace
+    from fluster_services.vm.backend import ClusterToJoin
     from fluster_services.worker.container import ContainerSettings
 
-_START_TIMEOUT_S = 45.0
 _LEAVE_TIMEOUT_S = 5.0
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 5.0  # before a daemon that died is started again
 _LOOK_AT_DISK_S = 2.0
@@ -82,30 +84,47 @@ class Supervisor:
 
     # ---- starting ---------------------------------------------------------------------------------------
 
-    def start(self) -> str:
-        """Start everything; the operator's address once requests are answered. Raises FlusterError."""
+    def start(self, leash: int) -> str:
+        """Start everything; the operator's address once requests are answered.
+
+        Raises FlusterError, also when the leash ends meanwhile.
+        """
         signal.set_wakeup_fd(self._wake)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: None)  # the wake-up pipe tells
         _become_subreaper()
         self.server.start(meanwhile=lambda: _import(*_OF_CONTROLLERS))
         ready = self._fork_all(self._controller(number) for number in range(self.setup.controllers))
-        _import(*_OF_WORKERS)  # while controllers start
-        ready += self._fork_all(self._worker(number) for number in range(self.setup.workers))
-        deadline = time.monotonic() + _START_TIMEOUT_S
+        if self.setup.backend is not None:
+            _import(*_OF_VMS)
+            ready += self._fork_all([self._vms()])
+        else:
+            _import(*_OF_WORKERS)  # while controllers start
+            ready += self._fork_all(self._worker(number) for number in range(self.setup.workers))
+        deadline = time.monotonic() + self.setup.start_timeout_s
         for daemon, ready_fd in ready:
-            self._wait_ready(daemon, ready_fd, deadline)
+            self._wait_ready(daemon, ready_fd, leash, deadline)
         return self.server.credentials(Role.OPERATOR).to_url()
 
-    def _wait_ready(self, daemon: Daemon, ready_fd: int, deadline: float) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(ready_fd, selectors.EVENT_READ)
-            told = selector.select(max(0.0, deadline - time.monotonic()))
-        word = os.read(ready_fd, 1) if told else b""
-        os.close(ready_fd)
-        if not word:
-            how = "ended" if told else f"was not ready within {_START_TIMEOUT_S:g} s"
-            raise FlusterError(f"the {daemon.name} {how}: {self._last_words(daemon)}")
+    def _wait_ready(self, daemon: Daemon, ready_fd: int, leash: int, deadline: float) -> None:
+        """Return when it says an empty line; what it says before is passed on."""
+        said, part = b"", b"\n"
+        with selectors.DefaultSelector() as selector, os.fdopen(ready_fd, "rb", buffering=0) as told:
+            selector.register(told, selectors.EVENT_READ)
+            selector.register(leash, selectors.EVENT_READ)
+            while events := selector.select(max(0.0, deadline - time.monotonic())):
+                if leash in (key.fd for key, _ in events):
+                    raise FlusterError("the owner is gone")
+                part = told.read(4096)
+                *lines, said = (said + part).split(b"\n")
+                for line in filter(None, lines):
+                    _say(LocalStarted(progress=line.decode()))
+                if b"" in lines:
+                    return
+                if not part:
+                    break
+        how = "ended" if not part else f"was not ready within {self.setup.start_timeout_s:g} s"
+        raise FlusterError(f"the {daemon.name} {how}: {self._last_words(daemon)}")
 
     def _last_words(self, daemon: Daemon) -> str:
         for suffix in ("err", "log"):
@@ -207,9 +226,7 @@ class Supervisor:
                 worker_id=WorkerId(name),
                 state_dir=self.store_dir / name,
                 total=self._share(),
-                job_credentials={
-                    namespace: self.server.credentials(Role.JOB, namespace) for namespace in self._namespaces()
-                },
+                job_credentials=self._job_credentials(),
                 timing=LOCAL_TIMING,
                 working_dir=Path(self.setup.working_dir),
                 python_path=self.setup.python_path,
@@ -219,6 +236,48 @@ class Supervisor:
             run_worker(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=self.store_dir / f"logs/{name}.log")
 
         return Daemon(name, body, may_leave=True)
+
+    def _vms(self) -> Daemon:
+        def body(ready_fd: int | None, owner_fd: int) -> None:
+            import base64
+            import pickle
+
+            from fluster_bus.messages import WorkerId
+            from fluster_services.vm.daemon import WantedVMs, run_vms
+
+            sys.path[:] = self.setup.python_path  # the backend's class may be the owner's own
+            run_vms(
+                WantedVMs(
+                    backend=pickle.loads(base64.b64decode(self.setup.backend or "")),
+                    vm_ids=[WorkerId(f"worker-{number}") for number in range(self.setup.workers)],
+                    resources=self._share(),
+                    boot_timeout_s=self.setup.start_timeout_s,
+                ),
+                self._cluster_to_join,
+                address=self.server.credentials(Role.SERVICE),
+                ready_fd=ready_fd,
+                owner_fd=owner_fd,
+                log_file=self.store_dir / "logs/vms.log",
+            )
+
+        return Daemon("vms", body, may_leave=True)
+
+    def _cluster_to_join(self, bus: Bus) -> ClusterToJoin:
+        from fluster_services.vm.backend import ClusterToJoin
+
+        return ClusterToJoin(
+            bus=bus,
+            address=self.server.credentials(Role.SERVICE),
+            job_credentials=self._job_credentials(),
+            state_dir=self.store_dir,
+            timing=LOCAL_TIMING,
+            working_dir=Path(self.setup.working_dir),
+            python_path=self.setup.python_path,
+            log_dir=self.store_dir / "logs",
+        )
+
+    def _job_credentials(self) -> dict[Namespace, BusAddress]:
+        return {namespace: self.server.credentials(Role.JOB, namespace) for namespace in self._namespaces()}
 
     def _containers(self) -> ContainerSettings:
         from fluster_services.worker.container import ContainerSettings
@@ -342,6 +401,7 @@ class Supervisor:
 
 _OF_CONTROLLERS = ("fluster_services.controller.__main__", "uvloop")
 _OF_WORKERS = ("fluster_services.worker.__main__",)
+_OF_VMS = ("fluster_services.vm.daemon", "uvloop")
 
 
 def _import(*names: str) -> None:
@@ -424,7 +484,7 @@ def main() -> None:
             server = EmbeddedServer(store_dir / "nats", setup.port, namespaces=setup.namespaces)
             supervisor = Supervisor(setup, store_dir, server)
             stack.callback(supervisor.stop)
-            address = supervisor.start()
+            address = supervisor.start(leash)
         except (FlusterError, OSError) as error:
             _say(LocalStarted(error=str(error)))
             return

@@ -142,6 +142,12 @@ def _stat(pid: int) -> list[str] | None:
     return text.rpartition(")")[2].split()  # the name before it may hold anything, also brackets
 
 
+def start_ticks(pid: int) -> str | None:
+    """Return when the process started, in the kernel's ticks since boot; None when none of that number lives."""
+    stat = _stat(pid)
+    return None if stat is None or stat[0] in "ZX" else stat[19]
+
+
 def seconds_since_boot() -> float:
     """Return the clock by which the kernel notes when processes start."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if _IS_LINUX else time.monotonic()

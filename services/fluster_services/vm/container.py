@@ -1,0 +1,127 @@
+"""The container that is a VM: what the engine is asked for, decided without one."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fluster_bus.messages import Capacity, WorkerId
+from fluster_services.worker.container import OWN_MINOR, Libraries
+from fluster_services.worker.limits import MAX_PIDS, MIN_QUOTA_US, PERIOD_US
+
+VM_LABEL = "fluster.vm"
+OWNER_LABEL = "fluster.vm.owner"
+FOLDER = "/fluster"
+STATE_FOLDER, WORK_FOLDER, HOME_FOLDER = f"{FOLDER}/state", f"{FOLDER}/work", f"{FOLDER}/home"
+OWN_MEMORY = 256 << 20  # for the worker and its keepers, beside what tasks are given
+_LOG_OPTIONS = {"max-size": "10m", "max-file": "2", "compress": "false"}
+
+
+@dataclass(frozen=True)
+class VMContainer:
+    """What is asked of an engine."""
+
+    vm_id: WorkerId
+    image: str
+    network: str
+    resources: Capacity
+    owner: str  # the mark of the program that asks
+    user: tuple[int, int]
+    mounts: tuple[tuple[str, str], ...]  # (where it lies here, where it lies in the container)
+    python_path: tuple[str, ...]  # in the container, behind what the image has
+
+
+def vm_container(
+    vm_id: WorkerId,
+    resources: Capacity,
+    *,
+    image: str,
+    network: str,
+    owner: str,
+    user: tuple[int, int],
+    libraries: Sequence[Libraries],
+) -> VMContainer:
+    """A container that sees these libraries, those of the last first in the way of its own interpreter."""
+    return VMContainer(
+        vm_id=vm_id,
+        image=image,
+        network=network,
+        resources=resources,
+        owner=owner,
+        user=user,
+        mounts=tuple(pair for each in libraries for pair in each.mounts.items()),
+        python_path=tuple(entry for each in libraries for entry in each.python_path),
+    )
+
+
+def create_body(vm: VMContainer) -> dict[str, Any]:
+    """The request that has it made. It publishes no port, and has nothing of this machine but read-only packages.
+
+    Standard input is the leash: the engine ends it when whoever attached is gone, whatever became of that program. It removes
+    the container when it is over.
+    """
+    memory = vm.resources.memory + OWN_MEMORY
+    return {
+        "Image": vm.image,
+        "Entrypoint": ["python3", "-c", _BOOT, OWN_MINOR, vm.image, *vm.python_path],
+        "Cmd": [],
+        "Env": [f"HOME={HOME_FOLDER}", "PYTHONUNBUFFERED=1", "NVIDIA_VISIBLE_DEVICES=void"],
+        "User": f"{vm.user[0]}:{vm.user[1]}",
+        "WorkingDir": WORK_FOLDER,
+        "Healthcheck": {"Test": ["NONE"]},  # the image's own is for what the image would run
+        "Labels": {VM_LABEL: vm.vm_id, OWNER_LABEL: vm.owner},
+        "OpenStdin": True,
+        "StdinOnce": True,
+        "AttachStdin": True,
+        "HostConfig": {
+            "Init": True,
+            "AutoRemove": True,
+            "NetworkMode": vm.network,
+            "Mounts": [
+                {"Type": "bind", "Source": source, "Target": target, "ReadOnly": True} for source, target in vm.mounts
+            ],
+            "LogConfig": {"Type": "local", "Config": _LOG_OPTIONS},
+            "CapDrop": ["ALL"],
+            "SecurityOpt": ["no-new-privileges"],
+            "PidsLimit": MAX_PIDS,
+            "Memory": memory,
+            "MemorySwap": memory,
+            "ShmSize": vm.resources.memory,  # it counts as memory
+            # No NanoCpus: the engine refuses more than the machine has, and CPUs may be logical.
+            "CpuPeriod": PERIOD_US,
+            "CpuQuota": max(MIN_QUOTA_US, round(vm.resources.cpu * PERIOD_US)),
+        },
+    }
+
+
+def folders_tar(user: tuple[int, int]) -> bytes:
+    """The worker's own folders, to be unpacked at the container's root."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        for folder in (FOLDER, STATE_FOLDER, WORK_FOLDER, HOME_FOLDER):
+            entry = tarfile.TarInfo(folder.removeprefix("/"))
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o700
+            entry.uid, entry.gid = user
+            tar.addfile(entry)
+    return content.getvalue()
+
+
+# Read by all versions of Python 3.
+_BOOT = """
+import sys
+own, image, added = sys.argv[1], sys.argv[2], sys.argv[3:]
+sys.argv[1:] = []
+found = "%d.%d" % sys.version_info[:2]
+if found != own:
+    sys.exit("image %r has Python %s, and this cluster's is %s: a worker needs the same minor version, so name an image "
+        "with Python %s" % (image, found, own, own))
+sys.path[:] = [entry for entry in sys.path if entry] + added
+try:
+    from fluster_services.vm.machine import main
+except ImportError as error:
+    sys.exit("Fluster cannot be imported in image %r: %s" % (image, error))
+main()
+"""

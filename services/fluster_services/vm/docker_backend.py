@@ -1,0 +1,113 @@
+"""VMs that are containers of a Docker Engine, each with one worker."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from fluster_bus.address import BusAddress
+from fluster_bus.messages import Capacity, WorkerId
+from fluster_services.vm.backend import ClusterToJoin, VMError
+from fluster_services.vm.container import OWNER_LABEL, STATE_FOLDER, WORK_FOLDER, vm_container
+from fluster_services.vm.docker_machine import DockerMachine, Engine
+from fluster_services.vm.fleet import Fleet, Machine
+from fluster_services.vm.machine import setup_line
+from fluster_services.vm.owners import is_gone, own_mark
+from fluster_services.vm.sizes import sized, usual_size
+from fluster_services.worker.config import WorkerConfig
+from fluster_services.worker.container import NOBODY, ContainerSettings, given_libraries, own_libraries
+from fluster_services.worker.engine import EngineError, asked, find_api_version
+from fluster_services.worker.environments import without_interpreters_own
+from fluster_services.worker.images import Images
+
+_HOST_NETWORK = "host"
+
+
+class DockerBackend(Fleet):
+    """A backend whose VMs are containers of the engine at `docker_host` (else DOCKER_HOST, or the machine's own).
+
+    Each is held to its resources, `cpus` and `memory` unless others are asked for, and has some memory beside them for its worker.
+    `image` has to bring Python of this program's own minor version; Fluster is mounted.
+
+    On the machine's `network` a worker reaches the bus by the address that the cluster has. On any other it is told
+    `cluster_url`, such as nats://172.17.0.1:4222, by which containers reach the bus.
+    """
+
+    def __init__(
+        self,
+        *,
+        image: str | None = None,
+        docker_host: str | None = None,
+        cpus: float = 4,
+        memory: int | str = "4GB",
+        network: str = _HOST_NETWORK,
+        cluster_url: str | None = None,
+    ) -> None:
+        super().__init__()
+        default = ContainerSettings()
+        self._settings = replace(
+            default,
+            engine=docker_host or os.environ.get("DOCKER_HOST") or default.engine,
+            image=image or default.image,
+            network=network,
+        )
+        self._usual = usual_size(cpus, memory)
+        if network != _HOST_NETWORK and cluster_url is None:
+            raise ValueError(
+                f"network={network!r} needs cluster_url='nats://HOST:PORT', by which its containers reach the bus: "
+                "127.0.0.1 there is the container itself"
+            )
+        self._cluster_url = BusAddress(cluster_url).url if cluster_url is not None else None
+        self._engine: Engine | None = None  # once it is open
+        self._images: Images | None = None
+
+    async def open(self, cluster: ClusterToJoin) -> None:
+        try:
+            version = await asked(find_api_version, self._settings.engine)
+            engine = Engine(self._settings.engine, version, self._settings.timeout_s)
+            images = Images(self._settings, version)
+            await asked(engine.remove_all, OWNER_LABEL, is_gone)
+        except EngineError as cause:
+            raise VMError(str(cause)) from cause
+        await super().open(cluster)
+        self._engine, self._images = engine, images
+
+    def _sized(self, resources: Capacity) -> Capacity:
+        return sized(resources, self._usual)
+
+    async def _prepare(self) -> None:
+        assert self._images is not None  # noqa: S101 - it is open
+        await self._images.use(None)
+
+    def _machine(self, cluster: ClusterToJoin, vm_id: WorkerId, resources: Capacity) -> Machine:
+        assert self._engine is not None  # noqa: S101 - it is open
+        secret = [cluster.state_dir, Path(self._settings.engine.removeprefix("unix://"))]
+        # As this program, unless that may do everything.
+        container = vm_container(
+            vm_id,
+            resources,
+            image=self._settings.image,
+            network=self._settings.network,
+            owner=own_mark(),
+            user=(os.getuid(), os.getgid()) if os.getuid() else (NOBODY, NOBODY),
+            libraries=[
+                given_libraries(without_interpreters_own(cluster.python_path), secret=secret),
+                own_libraries(sys.path),
+            ],
+        )
+        config = WorkerConfig(
+            address=self._reached(cluster.address),
+            worker_id=vm_id,
+            state_dir=Path(STATE_FOLDER),
+            total=resources,
+            job_credentials={name: self._reached(address) for name, address in cluster.job_credentials.items()},
+            timing=cluster.timing,
+            working_dir=Path(WORK_FOLDER),
+            python_path=container.python_path,
+        )
+        return DockerMachine(self._engine, container, setup_line(config))
+
+    def _reached(self, address: BusAddress) -> BusAddress:
+        return address if self._cluster_url is None else replace(address, url=self._cluster_url)

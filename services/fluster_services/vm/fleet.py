@@ -1,0 +1,238 @@
+"""The VMs of one backend: who they are, how far each is, who waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fluster_bus.bus import Bus
+from fluster_bus.errors import BusError
+from fluster_bus.feeds import CaughtUp
+from fluster_bus.messages import Capacity, WorkerId, WorkerInfo
+from fluster_bus.names import check_name, unique_name
+from fluster_bus.streams import workers_table
+from fluster_bus.tables import Deleted, Row
+from fluster_services.vm.backend import (
+    ClusterToJoin,
+    UnknownVMError,
+    VMError,
+    VMFailedError,
+    VMInfo,
+    VMStatus,
+    VMTimeoutError,
+)
+from fluster_services.vm.output import Output
+from fluster_services.worker.engine import asked
+from fluster_services.worker.runtime import LaunchError
+
+log = logging.getLogger(__name__)
+
+
+class Machine(Protocol):
+    """One machine of a backend. Both methods block, and are called in threads."""
+
+    def run(self, write: Callable[[bytes], None]) -> int:
+        """Have it run; its exit code when it is over, and all of its output was written. Raises VMError, LaunchError."""
+
+    def stop(self) -> None:
+        """End it, also before `run` has come far, and return when nothing of it is left. Raises VMError, LaunchError."""
+
+
+@dataclass
+class _VM:
+    """A VM that was allocated and is not released."""
+
+    vm_id: WorkerId
+    resources: Capacity
+    machine: Machine
+    output: Output
+    status: VMStatus = VMStatus.BOOTING
+    exit_code: int | None = None
+    message: str = ""
+    booted: asyncio.Event = field(default_factory=asyncio.Event)  # or over
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    life: asyncio.Task[None] | None = None
+
+    def info(self) -> VMInfo:
+        return VMInfo(
+            vm_id=self.vm_id,
+            status=self.status,
+            resources=self.resources,
+            exit_code=self.exit_code,
+            message=self.message,
+        )
+
+    def become_ready(self) -> None:
+        if not self.over.is_set():
+            self.status = VMStatus.READY
+            self.booted.set()
+
+    def end(self, status: VMStatus, message: str) -> None:
+        if not self.over.is_set():
+            self.status, self.message = status, message
+        self.booted.set()
+        self.over.set()
+
+
+class Fleet(ABC):
+    """What all backends of this package have in common: all but how a machine is made."""
+
+    def __init__(self) -> None:
+        self._cluster: ClusterToJoin | None = None
+        self._vms: dict[WorkerId, _VM] = {}
+        self._released: set[WorkerId] = set()
+
+    @abstractmethod
+    def _sized(self, resources: Capacity) -> Capacity:
+        """What a VM gets that is asked for with these resources. Raises VMError."""
+
+    @abstractmethod
+    async def _prepare(self) -> None:
+        """Have ready what all machines need. Raises VMError, LaunchError."""
+
+    @abstractmethod
+    def _machine(self, cluster: ClusterToJoin, vm_id: WorkerId, resources: Capacity) -> Machine:
+        """A machine that is not there yet."""
+
+    async def open(self, cluster: ClusterToJoin) -> None:
+        if self._cluster is not None:
+            raise VMError("this backend serves a cluster already: close it first, or make another")
+        self._cluster = cluster
+
+    async def close(self) -> None:
+        ends = await asyncio.gather(*(self.release(vm_id) for vm_id in list(self._vms)), return_exceptions=True)
+        self._cluster = None
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
+
+    async def allocate(self, resources: Capacity | None = None, *, vm_id: WorkerId | None = None) -> VMInfo:
+        cluster = self._opened()
+        chosen = vm_id or WorkerId(unique_name("vm"))
+        check_name("VM id", chosen)  # a part of subjects, of a file's name, and of a container's
+        if chosen in self._vms:
+            raise VMError(f"there is a VM {chosen!r} already: release it, or choose another id")
+        sized = self._sized(resources or Capacity())
+        output = Output(cluster.log_dir and cluster.log_dir / f"{chosen}.log")
+        vm = _VM(chosen, sized, self._machine(cluster, chosen, sized), output)
+        self._vms[chosen] = vm
+        self._released.discard(chosen)
+        vm.life = asyncio.create_task(self._live(vm, cluster.bus))
+        return vm.info()
+
+    async def release(self, vm_id: WorkerId) -> None:
+        cluster = self._opened()
+        if vm_id in self._released:
+            return
+        vm = self._known(vm_id)
+        try:
+            await asked(vm.machine.stop)
+        except LaunchError as cause:
+            raise VMError(f"VM {vm_id!r} could not be released: {cause}") from cause
+        if self._vms.get(vm_id) is not vm:  # somebody else released it meanwhile
+            return
+        del self._vms[vm_id]
+        self._released.add(vm_id)
+        if vm.life is not None:
+            vm.life.cancel()
+            await asyncio.wait({vm.life})
+        vm.end(VMStatus.STOPPED, "it was released")
+        vm.output.close()
+        await _forget(cluster.bus, vm_id)
+
+    async def get_status(self, vm_id: WorkerId) -> VMInfo:
+        self._opened()
+        return self._known(vm_id).info()
+
+    async def list_vms(self) -> list[VMInfo]:
+        self._opened()
+        return [vm.info() for vm in self._vms.values()]
+
+    async def wait_ready(self, vm_id: WorkerId, timeout_s: float = 300.0) -> VMInfo:
+        self._opened()
+        vm = self._known(vm_id)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await vm.booted.wait()
+        except TimeoutError as cause:
+            words = vm.output.last_words()
+            raise VMTimeoutError(
+                f"VM {vm_id!r} was not ready within {timeout_s:g} s; its last words: {words or 'none'}"
+            ) from cause
+        if vm.over.is_set():
+            raise VMFailedError(f"VM {vm_id!r} is not ready: {vm.message or 'its worker has left'}")
+        return vm.info()
+
+    async def wait_over(self, vm_id: WorkerId) -> VMInfo:
+        self._opened()
+        vm = self._known(vm_id)
+        await vm.over.wait()
+        return vm.info()
+
+    # ---- one VM's life ----------------------------------------------------------------------------------
+
+    async def _live(self, vm: _VM, bus: Bus) -> None:
+        try:
+            await self._prepare()
+            code = await _run(vm, bus)
+        except (LaunchError, VMError, BusError) as error:
+            vm.end(VMStatus.FAILED, str(error))
+        else:
+            vm.exit_code = code
+            vm.end(VMStatus.FAILED if code else VMStatus.STOPPED, _told(code, vm.output.last_words()))
+
+    # ---- who there is -----------------------------------------------------------------------------------
+
+    def _opened(self) -> ClusterToJoin:
+        if self._cluster is None:
+            raise VMError("this backend serves no cluster: call open() first")
+        return self._cluster
+
+    def _known(self, vm_id: WorkerId) -> _VM:
+        if vm_id in self._vms:
+            return self._vms[vm_id]
+        if vm_id in self._released:
+            raise UnknownVMError(f"VM {vm_id!r} was released")
+        near = difflib.get_close_matches(vm_id, self._vms, n=3) or list(self._vms)[:3]
+        raise UnknownVMError(f"there is no VM {vm_id!r}: there is {', '.join(near) or 'none at all'}")
+
+
+def _told(code: int, last_words: str) -> str:
+    if code == 0:
+        return ""
+    how = f"signal {code - 128} killed it" if code > 128 else f"it ended with exit code {code}"
+    return f"{how}; its last words: {last_words}" if last_words else how
+
+
+async def _run(vm: _VM, bus: Bus) -> int:
+    async with aclosing(workers_table(bus).watch(vm.vm_id)) as changes:
+        async for change in changes:
+            if isinstance(change, CaughtUp):
+                break  # what is there is of an earlier worker of that name
+        registered = asyncio.create_task(_see_registered(changes, vm))
+        try:
+            return await asked(vm.machine.run, vm.output.write)
+        finally:
+            registered.cancel()
+            await asyncio.wait({registered})
+
+
+async def _see_registered(changes: AsyncGenerator[Row[WorkerInfo] | Deleted | CaughtUp], vm: _VM) -> None:
+    async for change in changes:
+        if isinstance(change, Row):
+            vm.become_ready()
+            return
+
+
+async def _forget(bus: Bus, vm_id: WorkerId) -> None:
+    """Have nobody wait for a worker that will not be heard again."""
+    try:
+        await workers_table(bus).delete(vm_id)
+    except BusError as error:
+        log.info("that %s is gone is not in the table of workers: %s", vm_id, error)

@@ -1,0 +1,29 @@
+"""How large a VM is."""
+
+from __future__ import annotations
+
+import math
+
+from fluster_bus.messages import Capacity, parse_size
+from fluster_services.vm.backend import VMError
+
+
+def usual_size(cpus: float, memory: int | str) -> Capacity:
+    """What a VM has for whose size nobody asked. Raises ValueError."""
+    if isinstance(cpus, bool) or not isinstance(cpus, int | float) or not 0 < cpus < math.inf:
+        raise ValueError(f"cpus={cpus!r}: give a number of CPUs above 0, for each VM")
+    size = parse_size(memory)
+    if size <= 0:
+        raise ValueError(f"memory={memory!r}: give what each VM has, such as '4GB'")
+    return Capacity(cpu=cpus, memory=size)
+
+
+def sized(asked: Capacity, usual: Capacity) -> Capacity:
+    """What a VM gets for which these resources are asked. Raises VMError for what these backends do not give."""
+    if asked.devices:
+        raise VMError(f"a VM with {asked.devices} {asked.device} devices was asked for: these VMs have none")
+    if asked.disk:
+        raise VMError(f"a VM with {asked.disk} bytes of disk was asked for: these VMs have no disks of their own")
+    return usual.model_copy(
+        update={"cpu": asked.cpu or usual.cpu, "memory": asked.memory or usual.memory, "labels": asked.labels}
+    )
