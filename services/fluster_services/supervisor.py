@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from fluster_services.vm.backend import ClusterToJoin
     from fluster_services.worker.container import ContainerSettings
 
-_LEAVE_TIMEOUT_S = 5.0
+_LEAVE_TIMEOUT_S, _VMS_LEAVE_TIMEOUT_S = 5.0, 15.0
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 5.0  # before a daemon that died is started again
 _LOOK_AT_DISK_S = 2.0
 _SETTLED_S = 10.0  # one that ran for so long may be started again at once
@@ -383,7 +383,8 @@ class Supervisor:
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait for children to end; a daemon that hangs is ended by force."""
-        deadline = time.monotonic() + _LEAVE_TIMEOUT_S
+        timeout_s = _LEAVE_TIMEOUT_S if self.setup.backend is None else _VMS_LEAVE_TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
         while True:
             self._reap()
             if condition():

@@ -28,13 +28,13 @@ from fluster_services.vm import (
 from fluster_services.vm.container import OWN_MEMORY, OWNER_LABEL, VM_LABEL
 from fluster_services.vm.owners import own_mark
 from tests.docker_engine import Engine
-from tests.system.daemons import Daemons
+from tests.system.daemons import DEFAULT, Daemons
 from tests.system.job_requests import sleeper
 from tests.system.processes import Family
 from tests.system.vm_site import CPUS, MEMORY, VMSite, cluster_to_join, opened
 from tests.waiting import wait_until_async
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 PATIENCE_S = 30.0
 
@@ -193,7 +193,7 @@ async def test_one_whose_worker_has_drained_is_over(site: VMSite) -> None:
 
 async def test_with_a_vm_its_tasks_are_gone_and_wait_for_another(site: VMSite) -> None:
     info = await ready_vm(site)
-    async with AsyncCluster(site.bus, "default") as cluster:
+    async with AsyncCluster(site.bus, DEFAULT) as cluster:
         job_id = await cluster.launch(sleeper(env=site.daemons.family.variables))
         sleeping = await wait_until_async(lambda: site.daemons.family.named("sleep"), PATIENCE_S)
         await site.backend.release(info.vm_id)

@@ -65,7 +65,7 @@ class VMSite:
     def left(self) -> list[str]:
         """What there is of any VM."""
         if self.engine is not None:
-            return [each["Names"][0] for each in self.engine.containers() if VM_LABEL in each["Labels"]]
+            return [each["Names"][0] for each in vms(self.engine)]
         return [each.name() for each in self.daemons.family.named("fluster-vm")]
 
 
@@ -100,3 +100,14 @@ def cluster_to_join(daemons: Daemons, bus: Bus) -> ClusterToJoin:
         python_path=tuple(sys.path),
         log_dir=logs,
     )
+
+
+def vms(engine: Engine, *, running: bool = False) -> list[dict[str, Any]]:
+    """The containers that are VMs."""
+    found = [each for each in engine.containers() if VM_LABEL in each["Labels"]]
+    return [each for each in found if not running or each["State"] == "running"]
+
+
+def docker_backend(engine: Engine, **fields: Any) -> DockerBackend:
+    """Containers of 4 CPUs."""
+    return DockerBackend(**{"image": engine.image, "docker_host": engine.host, "cpus": 4.0, "memory": "4GB", **fields})

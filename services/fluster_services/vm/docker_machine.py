@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_LEAVE_TIMEOUT_S = 5.0
+_LEAVE_TIMEOUT_S = 8.0
 _LOOK_S = 0.2  # between two looks at an engine that is away
 _CONFLICT = 409
 _NO_PROGRAM = 127  # as shells have it
-_UNKNOWN_EXIT = 255
 
 
 class Engine:
@@ -89,7 +88,7 @@ class DockerMachine:
                 self._create()
             code = self._attend(write, is_new=True)
             while code is None:  # the engine went away
-                code = self._attend(write, is_new=False) if self._runs_on() else _UNKNOWN_EXIT
+                code = self._attend_again(write)
             if code == _NO_PROGRAM:
                 raise VMError(f"image {self._container.image!r} has no python3: name one that has Python {OWN_MINOR}")
         except EngineError:
@@ -129,6 +128,14 @@ class DockerMachine:
             except (OSError, ValueError, KeyError) as error:
                 _log.info("how %s ended is not told: %s", self._name, error)
                 return None
+
+    def _attend_again(self, write: Callable[[bytes], None]) -> int | None:
+        if not self._runs_on():
+            raise VMError("it is gone, and the engine, which was away, does not tell how it ended")
+        try:
+            return self._attend(write, is_new=False)
+        except EngineError:  # away once more
+            return None
 
     def _runs_on(self) -> bool:
         """Whether it is still there, once the engine answers."""
@@ -174,7 +181,7 @@ def _removed_told(client: docker.APIClient, name: str) -> Iterator[Any]:
 
 @contextmanager
 def _attached(client: docker.APIClient, name: str) -> Iterator[socket.socket]:
-    """A connection to the standard streams of a container, of which the engine ends the first when this one ends."""
+    """A connection to the standard streams of a container; the engine ends the first when this connection ends."""
     stream = client.attach_socket(name, {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
     with stream, stream._sock as connection:  # noqa: SLF001 - only it can be shut in one direction
         connection.settimeout(None)  # the SDK gives it that of a request

@@ -1,0 +1,175 @@
+"""What users do with a LocalCluster, with its workers as processes, as local VMs and as containers."""
+
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import cloudpickle
+import pytest
+
+from fluster import (
+    ActorDiedError,
+    ActorPool,
+    JobFailedError,
+    JobStatus,
+    LocalCluster,
+    ResourceConfig,
+    WorkerPool,
+    actor,
+    current_task,
+    deploy,
+)
+from fluster_bus import arenas
+from fluster_services.vm import LocalBackend
+from tests.docker_engine import Engine
+from tests.system.job_requests import call, command, texts, wait_ready
+from tests.system.vm_site import docker_backend, vms
+
+PATIENCE_S = 60
+CPUS = 4.0  # of each of two workers
+FULL = ResourceConfig(cpu=CPUS, memory=256 << 20)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _pickled_by_value() -> Iterator[None]:
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+@dataclass(frozen=True)
+class Used:
+    """A cluster of two workers, and whether these see the same machine."""
+
+    cluster: LocalCluster
+    shares_memory: bool
+
+
+@pytest.fixture(scope="module", params=["processes", "local VMs", "containers"])
+def used(request: pytest.FixtureRequest) -> Iterator[Used]:
+    if request.param == "containers":
+        engine = cast("Engine", request.getfixturevalue("engine"))
+        with LocalCluster(workers=2, backend=docker_backend(engine)) as cluster:
+            yield Used(cluster, shares_memory=False)
+        assert vms(engine) == []
+        return
+    backend = LocalBackend(cpus=CPUS, memory="2GB") if request.param == "local VMs" else None
+    with LocalCluster(workers=2, backend=backend, cpu=2 * CPUS if backend is None else None) as cluster:
+        yield Used(cluster, shares_memory=True)
+
+
+@pytest.fixture
+def cluster(used: Used) -> LocalCluster:
+    return used.cluster
+
+
+# ---- with whatever workers ------------------------------------------------------------------------------------
+
+
+def test_jobs_return_fail_and_tell_what_they_write(cluster: LocalCluster) -> None:
+    def work(number: int) -> int:
+        print("working")
+        sys.stderr.write("complaining\n")
+        return 2 * number
+
+    job_id = cluster.launch(call(work, 21))
+    assert cluster.result(job_id, timeout=PATIENCE_S) == 42
+    assert texts(cluster, job_id) == ["working"]
+    assert texts(cluster, job_id, "stderr") == ["complaining"]
+
+    def fail() -> None:
+        raise LookupError("nothing there")
+
+    with pytest.raises(LookupError, match="nothing there"):
+        cluster.result(cluster.launch(call(fail)), timeout=PATIENCE_S)
+    with pytest.raises(JobFailedError):
+        cluster.wait(cluster.launch(command("sh", "-c", "exit 3")), timeout=PATIENCE_S, raise_on_failure=True)
+
+
+def test_many_jobs_at_once(cluster: LocalCluster) -> None:
+    job_ids = cluster.launch_many([call(abs, -number) for number in range(20)])
+    assert [cluster.result(job_id, timeout=PATIENCE_S) for job_id in job_ids] == list(range(20))
+    assert {cluster.poll(job_id).tasks[0].worker_id for job_id in job_ids} == {"worker-0", "worker-1"}
+
+
+def test_a_job_that_is_cancelled_has_its_grace(cluster: LocalCluster) -> None:
+    script = "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done"
+    job_id = cluster.launch(command("sh", "-c", script))
+    wait_ready(cluster, job_id)
+    cluster.terminate(job_id)
+    assert cluster.wait(job_id, timeout=PATIENCE_S).status is JobStatus.KILLED
+    assert texts(cluster, job_id) == ["up", "saved"]
+
+
+def test_all_items_are_done_though_a_process_of_the_pool_is_killed(cluster: LocalCluster) -> None:
+    def square(number: int) -> int:
+        return number * number
+
+    def die_once(mark: str) -> str:
+        if current_task().attempt == 1 and mark == "first":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return mark
+
+    with WorkerPool(cluster, 2) as pool:
+        before = pool.map(square, range(200))
+        dying = pool.submit(die_once, "first")
+        after = pool.map(square, range(200))
+        assert dying.result(PATIENCE_S) == "first"
+        for result in (before, after):
+            assert result.results(PATIENCE_S) == [number * number for number in range(200)]
+
+
+class Block:
+    """Bytes that are pickled out of band, as arrays are."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __reduce_ex__(self, _protocol: object) -> tuple[type, tuple[pickle.PickleBuffer]]:
+        return Block, (pickle.PickleBuffer(self.data),)
+
+
+@actor(resources=FULL)
+class Holder:
+    """Fills a worker, so that whoever calls it is on the other."""
+
+    def where(self) -> tuple[str | None, str]:
+        return arenas.place(), current_task().worker_id
+
+    def ends(self, block: Block) -> tuple[int, bytes]:
+        return len(memoryview(block.data)), bytes(memoryview(block.data)[-2:])
+
+    def made(self, size: int) -> Block:
+        return Block(bytearray(size - 2) + b"ok")
+
+    def die(self) -> None:
+        os._exit(3)
+
+
+def test_a_job_on_one_worker_calls_an_actor_on_the_other_with_whatever_it_has(used: Used) -> None:
+    def use(pool: ActorPool[Holder]) -> list[Any]:
+        found: list[Any] = [(arenas.place(), current_task().worker_id), pool.call().where()]
+        for size in (8, 1 << 20, 64 << 20):
+            found += [pool.call().ends(Block(bytearray(size - 2) + b"ok")), Holder().ends(pool.call().made(size))]
+        return found
+
+    pool = deploy(used.cluster, Holder, name="holder")
+    try:
+        job_id = used.cluster.launch(call(use, pool, resources=FULL))
+        here, there, *rest = used.cluster.result(job_id, timeout=PATIENCE_S)
+        assert {here[1], there[1]} == {"worker-0", "worker-1"}
+        assert rest == [(size, b"ok") for size in (8, 8, 1 << 20, 1 << 20, 64 << 20, 64 << 20)]
+        assert (here[0] == there[0]) == used.shares_memory
+        assert (there[0] == arenas.place()) == used.shares_memory
+        assert pool.call().ends(Block(bytearray(1 << 20))) == (1 << 20, b"\0\0"), "from outside"
+        with pytest.raises(ActorDiedError):
+            pool.call().die()
+    finally:
+        pool.shutdown()
