@@ -13,6 +13,7 @@ import pytest
 from fluster_bus.messages import Entrypoint, EnvironmentConfig, JobRequest, Namespace
 from fluster_bus.objects import ObjectStore
 from fluster_services.config import CacheLimits
+from fluster_services.worker.build_output import BuildError, BuildOutput
 from fluster_services.worker.environments import (
     _PLAIN,
     Recipe,
@@ -23,7 +24,6 @@ from fluster_services.worker.environments import (
 )
 from fluster_services.worker.preparation import Preparation, PythonMismatchError, _check_python
 from fluster_services.worker.runtime import LaunchError
-from fluster_services.worker.uv import BuildError, BuildOutput
 
 T = TypeVar("T")
 
@@ -135,6 +135,19 @@ def test_the_reason_of_a_failed_build_is_bounded() -> None:
     assert output.last_words().splitlines()[-1].startswith("1999 ")
 
 
+def test_what_was_said_since_is_told_with_how_much_is_not_kept() -> None:
+    output = BuildOutput()
+    output.add("first")
+    output.add("\x1b[91msecond\x1b[0m")
+    assert ([text for _time, text in output.since(0)[0]], output.since(0)[1]) == (["first", "second"], 0)
+    assert [text for _time, text in output.since(1)[0]] == ["second"]
+    assert output.since(2) == ([], 0)
+    for number in range(600):
+        output.add(str(number))
+    lines, left_out = output.since(2)
+    assert (lines[0][1], lines[-1][1], left_out) == ("100", "599", 100)
+
+
 # ---- what is refused --------------------------------------------------------------------------------------
 
 
@@ -146,11 +159,15 @@ def _no_store(namespace: Namespace) -> ObjectStore:
     raise AssertionError(f"nobody should ask the store of {namespace}")
 
 
+def _nobody_listens(_output: BuildOutput) -> None:
+    """What a build says is nobody's concern here."""
+
+
 def test_a_folder_that_was_not_packed_is_told(tmp_path: Path) -> None:
     preparation = Preparation(tmp_path, _no_store, CacheLimits())
     preparation.open()
     with pytest.raises(LaunchError, match="workspace='/src' is a folder of the client, which was not packed"):
-        _run(preparation.prepare(Namespace("default"), _request(workspace="/src"), "key"))
+        _run(preparation.prepare(Namespace("default"), _request(workspace="/src"), "key", _nobody_listens))
 
 
 def _environment(tmp_path: Path, version: str) -> VirtualEnvironment:

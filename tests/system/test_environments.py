@@ -28,7 +28,8 @@ from fluster_bus.messages import (
     JobStatus,
     create_environment,
 )
-from fluster_services.worker.uv import BuildError, find_uv
+from fluster_services.worker.build_output import BuildError
+from fluster_services.worker.uv import find_uv
 from tests.system.job_requests import call, command, texts
 from tests.system.processes import Family
 from tests.system.wheels import make_wheel
@@ -417,12 +418,18 @@ def test_a_job_that_waits_for_its_environment_is_building_and_can_be_stopped(
     begun, may_end = slow_package.parent / "begun", slow_package.parent / "may-end"
     wait_until(begun.exists, PATIENCE_S)
     assert {site.poll(job_id).status for job_id in job_ids} == {JobStatus.BUILDING}
+    said = functools.partial(_said_by_uv, site, job_ids)
+    wait_until(lambda: any(line.startswith("$ uv pip install") for line in said()), PATIENCE_S, said)
     site.terminate(job_ids[0], reason="changed my mind")
     info = site.wait(job_ids[0], timeout=PATIENCE_S)
     assert (info.status, info.error_message) == (JobStatus.KILLED, "changed my mind")
     assert site.poll(job_ids[1]).status is JobStatus.BUILDING, "the other one still wants it"
     may_end.touch()
     assert site.wait(job_ids[1], timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+
+
+def _said_by_uv(site: LocalCluster, job_ids: list[JobId]) -> list[str]:
+    return [line for job_id in job_ids for line in texts(site, job_id, "stderr")]
 
 
 def test_a_build_that_nobody_waits_for_is_ended(site: LocalCluster, slow_package: Path) -> None:

@@ -18,13 +18,14 @@ from fluster_bus.objects import ObjectStore
 from fluster_bus.registry import Registry
 from fluster_bus.tables import Row
 from fluster_services.capacity import needed
+from fluster_services.worker.build_output import BuildError
 from fluster_services.worker.claims import Claims
 from fluster_services.worker.config import WorkerConfig
 from fluster_services.worker.holds import Holds
 from fluster_services.worker.images import Images
 from fluster_services.worker.launch import Launcher
 from fluster_services.worker.ledger import Ledger
-from fluster_services.worker.log_pump import LogPump, publish_preparation
+from fluster_services.worker.log_pump import LogPump, PreparationLog
 from fluster_services.worker.outcome import Outcome, follow
 from fluster_services.worker.preparation import Preparation, Prepared
 from fluster_services.worker.presence import Presence
@@ -32,7 +33,6 @@ from fluster_services.worker.progress_pump import ProgressPump
 from fluster_services.worker.result_pump import publish_result
 from fluster_services.worker.runtime import LaunchError, RunningTask, Runtime
 from fluster_services.worker.template import TemplateDiedError
-from fluster_services.worker.uv import BuildError
 
 log = logging.getLogger(__name__)
 
@@ -266,16 +266,14 @@ class Attempts:
 
     async def _prepare(self, record: TaskRecord, job: JobRecord, key: str) -> Prepared | None:
         """What the attempt needs; None when that was given up on the word of `_obey`."""
-        try:
-            prepared = await self._interruptible(self._preparation.prepare(record.namespace, job.request, key), key)
-        except BuildError as error:
-            await publish_preparation(self._bus, record, error.output.lines)
-            raise
-        if prepared is None:
-            return None
-        if prepared.environment is not None and prepared.environment.output is not None:
-            await publish_preparation(self._bus, record, prepared.environment.output.lines)
-        return prepared
+        async with PreparationLog(self._bus, record) as log_of_it:
+            try:
+                work = self._preparation.prepare(record.namespace, job.request, key, log_of_it.follow)
+                return await self._interruptible(work, key)
+            except BuildError as error:
+                if not log_of_it.has_output:  # it was made for others, too
+                    log_of_it.follow(error.output)
+                raise
 
     async def _interruptible(self, work: Coroutine[Any, Any, Result], key: str) -> Result | None:
         """What comes of `work`; None when it was given up: on the word of `_stop_preparing`, or since this worker leaves."""

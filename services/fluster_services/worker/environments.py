@@ -13,14 +13,15 @@ import re
 import shutil
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fluster_bus.messages import EnvironmentConfig
+from fluster_services.worker.build_output import BuildError, BuildOutput
 from fluster_services.worker.folder_cache import FolderCache, in_thread
-from fluster_services.worker.uv import BuildError, BuildOutput, run_uv
+from fluster_services.worker.uv import run_uv
 
 _VENV, _SCRATCH, _REQUIREMENTS = "venv", "scratch", "fluster-requirements.txt"
 _OVERLAY = "zz_fluster.pth"  # read after the files that packages bring
@@ -32,6 +33,19 @@ _PLAIN = re.compile(r"\s*(#.*)?|\s*[A-Za-z0-9][\w.-]*\s*(\[[^\]]*\])?\s*([<>=!~(
 _INTERPRETERS_OWN = re.compile(r"/(site|dist)-packages$|/python3\.\d+(/lib-dynload)?$|/python3\d+\.zip$")
 _SITE = re.compile(r"/(site|dist)-packages$")
 _MINOR = re.compile(r"version_info\s*=\s*(\d+\.\d+)")
+
+
+Listener = Callable[[BuildOutput], None]  # is given what is said while something is made
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a job asks for beside what is there anyway."""
+
+    python: str | None
+    requirements: str  # lines; empty: none
+    lock: str | None  # the SHA-256 of uv.lock and pyproject.toml
+    workspace: str | None  # the SHA-256 of the workspace, if what is asked for is made of files in it
 
 
 @dataclass(frozen=True)
@@ -56,7 +70,6 @@ class VirtualEnvironment:
     """One that is ready."""
 
     folder: Path
-    output: BuildOutput | None = None  # what was said while it was made, if that was now
 
     @property
     def python(self) -> Path:
@@ -78,32 +91,41 @@ class Environments:
     def __init__(self, cache: FolderCache) -> None:
         self._cache = cache
 
-    async def use(self, config: EnvironmentConfig, workspace: Path | None, user: str) -> VirtualEnvironment:
+    async def use(
+        self, config: EnvironmentConfig, workspace: Path | None, user: str, listen: Listener
+    ) -> VirtualEnvironment:
         """The environment that `config` asks for, made unless it is there; it stays until `user` releases it.
 
-        Raises BuildError with the last words of uv, OSError.
+        If it is made for the first time `listen` gets what is said meanwhile. Raises BuildError with the last words of uv, OSError.
         """
-        requirements = "\n".join([*config.pip_packages, config.requirements or ""]).strip()
-        lock, needs_workspace = _read_lock(workspace) if config.uv_lock else (None, False)
-        if not all(_PLAIN.fullmatch(line) for line in requirements.splitlines()):
-            needs_workspace = True
+        needs = read_needs(config, workspace)
         recipe = Recipe(
-            python=config.python,
-            requirements=requirements,
-            lock=lock,
-            workspace=config.bundle if needs_workspace else None,
+            python=needs.python,
+            requirements=needs.requirements,
+            lock=needs.lock,
+            workspace=needs.workspace,
             overlay=_overlay(),
             made_with=f"{sys.executable} {sys.version}",
         )
-        output: BuildOutput | None = None
 
         async def make(path: Path) -> None:
-            nonlocal output
             output = BuildOutput()
+            listen(output)
             await _make(path, recipe, workspace, output)
 
         folder = await self._cache.use(recipe.name(), user, make)
-        return VirtualEnvironment(folder / _VENV, output)
+        return VirtualEnvironment(folder / _VENV)
+
+
+def read_needs(config: EnvironmentConfig, workspace: Path | None) -> Needs:
+    """What `config` asks for, once its workspace is there. Raises BuildError when that lacks a lock."""
+    # In one order, so that the same packages are the same environment.
+    packages = sorted({package.strip() for package in config.pip_packages})
+    requirements = "\n".join([*packages, config.requirements or ""]).strip()
+    lock, needs_workspace = _read_lock(workspace) if config.uv_lock else (None, False)
+    if not all(_PLAIN.fullmatch(line) for line in requirements.splitlines()):
+        needs_workspace = True
+    return Needs(config.python, requirements, lock, config.bundle if needs_workspace else None)
 
 
 def _read_lock(workspace: Path | None) -> tuple[str, bool]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
@@ -13,6 +15,7 @@ from fluster_bus.errors import BusError
 from fluster_bus.feeds import Feed
 from fluster_bus.messages import LogBatch, TaskRecord
 from fluster_bus.streams import append
+from fluster_services.worker.build_output import BuildOutput
 from fluster_services.worker.runtime import RunningTask
 
 if TYPE_CHECKING:
@@ -25,6 +28,8 @@ log = logging.getLogger(__name__)
 _STREAMS = ("stderr", "stdout")
 _CHUNK_BYTES = 256 << 10  # well below the server's message limit, also after JSON has escaped it
 _PAUSE_S = 0.5
+_RELAY_S = 0.25  # between two batches of what a build says
+_MAX_LIVE_LINES = 10_000  # of a build; of what it says after that, the last lines come at its end
 
 
 class LogPump:
@@ -90,11 +95,58 @@ class LogPump:
         return _subject(self._record, stream)
 
 
-async def publish_preparation(bus: Bus, record: TaskRecord, lines: Iterable[tuple[float, str]]) -> None:
-    """Put what was said while an attempt was prepared, as (time, text), before its own output."""
-    batch = LogBatch(offset=0, next_offset=0, lines=tuple(lines))
-    subject = _subject(record, "stderr")
-    await _append_patiently(bus, subject, batch, f"{subject}.preparation")
+class PreparationLog:
+    """What is said while an attempt is prepared, put into its log as it comes, before its own output. Used with `async with`."""
+
+    def __init__(self, bus: Bus, record: TaskRecord) -> None:
+        self._bus = bus
+        self._subject = _subject(record, "stderr")
+        self._output: BuildOutput | None = None
+        self._published = 0  # lines, those that were left out among them
+        self._is_over = asyncio.Event()
+        self._relaying: asyncio.Task[None] | None = None
+
+    @property
+    def has_output(self) -> bool:
+        return self._output is not None
+
+    def follow(self, output: BuildOutput) -> None:
+        """What is in `output`, and comes, goes into the log. To be called once."""
+        self._output = output
+        self._relaying = asyncio.create_task(self._relay())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._relaying is None:
+            return
+        self._is_over.set()  # not cancelled: a batch that is under way may be stored or not
+        try:
+            await asyncio.shield(self._relaying)
+        finally:
+            self._relaying.cancel()
+
+    async def _relay(self) -> None:
+        while not self._is_over.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_RELAY_S):
+                    await self._is_over.wait()
+            if self._published < _MAX_LIVE_LINES or self._is_over.is_set():
+                await self._publish()
+
+    async def _publish(self) -> None:
+        if self._output is None or self._output.said == self._published:
+            return
+        lines, left_out = self._output.since(self._published)
+        if left_out:
+            lines.insert(0, (lines[0][0], f"[fluster: {left_out:,} lines are left out]"))
+        message_id = f"{self._subject}.preparation.{self._published}"
+        self._published = self._output.said
+        batch = LogBatch(offset=0, next_offset=0, lines=tuple(lines))
+        await _append_patiently(self._bus, self._subject, batch, message_id)
 
 
 def _subject(record: TaskRecord, stream: str) -> str:

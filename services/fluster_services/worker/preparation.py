@@ -12,6 +12,7 @@ from fluster_services.config import CacheLimits
 from fluster_services.worker.attempt_directory import LaunchSpec
 from fluster_services.worker.environments import (
     Environments,
+    Listener,
     VirtualEnvironment,
     own_minor_version,
     wants_environment,
@@ -58,8 +59,8 @@ class Preparation:
         for cache in self._caches:
             cache.open()
 
-    async def prepare(self, namespace: Namespace, request: JobRequest, key: str) -> Prepared:
-        """Make what the request's environment asks for; it stays until `key` is released.
+    async def prepare(self, namespace: Namespace, request: JobRequest, key: str, listen: Listener) -> Prepared:
+        """Make what the request's environment asks for; it stays until `key` is released. `listen` gets what is said meanwhile.
 
         Raises LaunchError, whose text is meant for the user; OSError; BusError when the bus is away.
         """
@@ -74,7 +75,7 @@ class Preparation:
         if config.bundle is not None:
             workspace = await self._workspaces.use(namespace, config.bundle, key)
         if wants_environment(config):
-            environment = await self._environments.use(config, workspace, key)
+            environment = await self._environments.use(config, workspace, key, listen)
         _check_python(request, environment)
         if self._images is not None:
             image = await self._images.use(config.image)

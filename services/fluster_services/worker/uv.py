@@ -7,21 +7,15 @@ import os
 import shutil
 import signal
 import sys
-import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from fluster_services.worker.runtime import LaunchError
+from fluster_services.worker.build_output import MAX_LINE_BYTES, BuildError, BuildOutput
 from fluster_services.worker.spool import LineCutter
 from fluster_services.worker.task_process import INHERITED_VARIABLES
 
 _TIMEOUT_S = 1_800.0
-_MAX_LINES = 500
-_MAX_LINE_BYTES = 2_000
 _READ_BYTES = 64 << 10
-_REASON_LINES, _REASON_CHARACTERS = 20, 4_000
 
 # What chooses the environment that uv works on: that is said in each command.
 _NOT_INHERITED = frozenset({"VIRTUAL_ENV", "UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_PROJECT_ENVIRONMENT", "UV_NO_PROJECT"})
@@ -39,38 +33,6 @@ if sys.platform == "linux":
         sys.exit("the worker is gone")
 os.execv(command[0], command)
 """
-
-
-@dataclass
-class BuildOutput:
-    """What was said while an environment was built: the last lines of it."""
-
-    lines: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=_MAX_LINES))  # (time, text)
-
-    _said: int = 0  # lines since the last command began
-
-    def add(self, text: str) -> None:
-        self.lines.append((time.time(), text))
-        self._said += 1
-
-    def begin(self, command: str) -> None:
-        """What is added from here on, `command` says."""
-        self.add(f"$ {command}")
-        self._said = 0
-
-    def last_words(self) -> str:
-        """Of the last command, as much as fits into the reason of a failure."""
-        count = min(self._said, _REASON_LINES)
-        texts = [text for _time, text in self.lines]
-        return "\n".join(texts[len(texts) - count :])[-_REASON_CHARACTERS:]
-
-
-class BuildError(LaunchError):
-    """The virtual environment could not be made; `output` is what uv said."""
-
-    def __init__(self, message: str, output: BuildOutput | None = None) -> None:
-        super().__init__(message)
-        self.output = output or BuildOutput()
 
 
 def find_uv() -> Path:
@@ -117,7 +79,7 @@ async def run_uv(arguments: Sequence[str], *, folder: Path, variables: Mapping[s
 
 async def _collect(process: asyncio.subprocess.Process, output: BuildOutput) -> None:
     assert process.stdout is not None  # noqa: S101 - it is a pipe
-    cutter = LineCutter(_MAX_LINE_BYTES)
+    cutter = LineCutter(MAX_LINE_BYTES)
     while data := await process.stdout.read(_READ_BYTES):
         for text, _is_partial in cutter.feed(data):
             output.add(text.decode(errors="replace"))
