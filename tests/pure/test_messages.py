@@ -339,6 +339,8 @@ def test_environment_variables_are_checked(variables: dict[str, str]) -> None:
         ({"pip_packages": "numpy"}, "is a text: give a list"),
         ({"pip_packages": ["--index-url x"]}, "options go into `requirements`"),
         ({"pip_packages": ["a\nb"]}, "each is one package"),
+        ({"pip_packages": ["a\0b"]}, "each is one package"),
+        ({"pip_packages": ["a \\"]}, "each is one package"),
         ({"pip_packages": [" "]}, "each is one package"),
         ({"bundle": "../" + "a" * 61}, "bundle"),
         ({"bundle": "A" * 64}, "bundle"),

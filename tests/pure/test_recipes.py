@@ -17,12 +17,11 @@ from fluster_services.worker.build_output import BuildError, BuildOutput
 from fluster_services.worker.environments import (
     _PLAIN,
     Recipe,
-    VirtualEnvironment,
     _read_lock,
     wants_environment,
     without_interpreters_own,
 )
-from fluster_services.worker.preparation import Preparation, PythonMismatchError, _check_python
+from fluster_services.worker.preparation import Preparation, PythonMismatchError, _check_pickled_by, _check_python
 from fluster_services.worker.runtime import LaunchError
 
 T = TypeVar("T")
@@ -165,26 +164,21 @@ def _nobody_listens(_output: BuildOutput) -> None:
 
 def test_a_folder_that_was_not_packed_is_told(tmp_path: Path) -> None:
     preparation = Preparation(tmp_path, _no_store, CacheLimits())
-    preparation.open()
     with pytest.raises(LaunchError, match="workspace='/src' is a folder of the client, which was not packed"):
         _run(preparation.prepare(Namespace("default"), _request(workspace="/src"), "key", _nobody_listens))
 
 
-def _environment(tmp_path: Path, version: str) -> VirtualEnvironment:
-    (tmp_path / "pyvenv.cfg").write_text(f"home = /usr/bin\nversion_info = {version}\n")
-    return VirtualEnvironment(tmp_path)
-
-
-def test_callables_need_the_pythons_that_they_were_pickled_by(tmp_path: Path) -> None:
+def test_callables_need_the_pythons_that_they_were_pickled_by() -> None:
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
-    _check_python(_request(), None)
-    _check_python(_request(), _environment(tmp_path, f"{own}.99"))
-    with pytest.raises(PythonMismatchError, match=rf"is Python 3\.4 and this worker's is {own}"):
-        _check_python(_request(), _environment(tmp_path, "3.4.1"))
+    _check_python(_request(), "image 'a'", own)
+    with pytest.raises(
+        PythonMismatchError, match=rf"image 'a' is Python 3\.4 .*this worker's is {own}.* name a Python {own}"
+    ):
+        _check_python(_request(), "image 'a'", "3.4")
     pickled = Entrypoint.model_validate({"pickled": b"x", "python": "3.4"})
     with pytest.raises(PythonMismatchError, match=r"pickled by Python 3\.4"):
-        _check_python(JobRequest(name="job", entrypoint=pickled), None)
+        _check_pickled_by(JobRequest(name="job", entrypoint=pickled))
     unknown = Entrypoint.model_validate({"pickled": b"x"})
-    _check_python(JobRequest(name="job", entrypoint=unknown), None)
+    _check_pickled_by(JobRequest(name="job", entrypoint=unknown))
     command = Entrypoint(command=("true",))
-    _check_python(JobRequest(name="job", entrypoint=command), _environment(tmp_path, "3.4.1"))
+    _check_python(JobRequest(name="job", entrypoint=command), "image 'a'", "3.4")

@@ -13,11 +13,14 @@ import pytest
 from fluster import ActorPool, ClusterStartError, deploy
 from fluster.cluster import LocalCluster
 from fluster_bus.messages import EnvironmentConfig, JobStatus
-from fluster_services.worker.container import STATE_LABEL, ContainerSettings
+from fluster_services.worker.container import OWN_MINOR, STATE_LABEL, ContainerSettings
 from tests.docker_engine import Engine
+from tests.system.built_images import left_of_builds, no_built_images
 from tests.system.daemons import PATIENT, QUICK, Daemons
 from tests.system.job_requests import call, command
+from tests.system.package_index import PackageIndex
 from tests.system.processes import Family
+from tests.system.wheels import make_wheel
 from tests.waiting import wait_until
 
 PATIENCE_S = 60
@@ -34,7 +37,10 @@ def _pickled_by_value() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def contained(engine: Engine) -> Iterator[LocalCluster]:
     """A cluster whose tasks run in containers."""
-    with LocalCluster(runtime="docker", docker_host=engine.host, image=engine.image) as cluster:
+    with (
+        no_built_images(engine),
+        LocalCluster(runtime="docker", docker_host=engine.host, image=engine.image) as cluster,
+    ):
         yield cluster
         left = _all(engine, cluster.store_dir)
     assert left == []
@@ -90,7 +96,12 @@ def test_what_cannot_run_here_fails_and_says_why(contained: LocalCluster, engine
         ),
         "has no python3 to run a callable with": EnvironmentConfig(image=engine.bare_image),
         "a callable needs the worker's own minor version": EnvironmentConfig(image=engine.other_python_image),
-        "give an image=… that has what the job needs": EnvironmentConfig(pip_packages=("rich",)),
+        "No matching distribution found for no-such": EnvironmentConfig(requirements="--no-index\nno-such"),
+        "has no python3 to install packages for": EnvironmentConfig(image=engine.bare_image, pip_packages=("rich",)),
+        f"{engine.other_python_image}' is Python": EnvironmentConfig(
+            image=engine.other_python_image, pip_packages=("rich",)
+        ),
+        f"image '{engine.image}' has no Python '3.99'": EnvironmentConfig(python="3.99"),
     }
     jobs = {
         reason: contained.launch(call(print, "never", environment=environment))
@@ -111,6 +122,61 @@ def test_a_worker_without_containers_refuses_what_needs_them(
     info = cluster.wait(cluster.launch(call(print, "never", environment=environment)), timeout=PATIENCE_S)
     assert info.status is JobStatus.FAILED
     assert "needs a worker that runs jobs in containers" in info.error_message
+
+
+def test_packages_are_installed_once_for_all_tasks(contained: LocalCluster, tmp_path: Path) -> None:
+    def work() -> str:
+        import beside  # type: ignore[import-not-found]
+        import cloudpickle  # Fluster's own
+
+        return f"{beside.where()} {bool(cloudpickle.dumps)}"
+
+    make_wheel(tmp_path / "wheels", "beside")
+    environment = EnvironmentConfig(
+        workspace=tmp_path, pip_packages=("./wheels/beside-1.0-py3-none-any.whl",), requirements="--no-index"
+    )
+    job_id = contained.launch(call(work, environment=environment, replicas=2))
+    info = contained.wait(job_id, timeout=PATIENCE_S)
+    assert info.status is JobStatus.SUCCEEDED, info.error_message
+    assert sum("Successfully installed beside-1.0" in line.text for line in contained.logs(job_id)) == 1
+    found = contained.result(contained.launch(call(work, environment=environment)), timeout=PATIENCE_S)
+    assert found == f"/opt/fluster-environment/lib/python{OWN_MINOR}/site-packages/beside.py True"
+
+
+def test_a_job_whose_image_is_built_is_building_tells_how_and_can_be_stopped(
+    contained: LocalCluster, engine: Engine, index: PackageIndex
+) -> None:
+    environment = EnvironmentConfig(requirements=f"--index-url {index.url}\nindexed")
+    job_id = contained.launch(call(print, "never", environment=environment))
+    wait_until(lambda: any("pip install" in line.text for line in contained.logs(job_id)), PATIENCE_S)
+    wait_until(index.asked.is_set, PATIENCE_S)
+    assert contained.poll(job_id).status is JobStatus.BUILDING
+    contained.terminate(job_id, reason="changed my mind")
+    info = contained.wait(job_id, timeout=PATIENCE_S)
+    assert (info.status, info.error_message) == (JobStatus.KILLED, "changed my mind")
+    wait_until(lambda: not left_of_builds(engine), PATIENCE_S, lambda: left_of_builds(engine))
+
+
+def test_a_worker_that_is_killed_while_it_builds_leaves_nothing_and_the_next_one_builds_for_longer_than_a_fence(
+    family: Family, engine: Engine, tmp_path: Path, index: PackageIndex
+) -> None:
+    environment = EnvironmentConfig(requirements=f"--index-url {index.url}\nindexed")
+    settings = ContainerSettings(engine=engine.host, image=engine.image)
+    with Daemons(tmp_path, family, timing=QUICK) as daemons:
+        daemons.start_controller()
+        daemons.start_worker(containers=settings)
+        with daemons.connect() as cluster:
+            job_id = cluster.launch(call(print, "built", environment=environment))
+            wait_until(index.asked.is_set, PATIENCE_S)
+            daemons.kill("w1")
+            index.asked.clear()
+            daemons.start_worker(containers=settings)
+            wait_until(index.asked.is_set, PATIENCE_S)
+            index.may_answer.set()
+            info = cluster.wait(job_id, timeout=PATIENCE_S)
+            assert info.status is JobStatus.SUCCEEDED, info.error_message
+            assert (info.tasks[0].failures, info.tasks[0].preemptions) == (0, 1)
+        wait_until(lambda: not left_of_builds(engine), PATIENCE_S, lambda: left_of_builds(engine))
 
 
 def test_a_job_that_is_cancelled_leaves_nothing(contained: LocalCluster, engine: Engine) -> None:

@@ -91,9 +91,10 @@ class EnvironmentConfig(Message):
 
     `workspace` is a folder of the client: packed when the job is launched, without .git and what .gitignore names, and
     each task runs in a copy of its own. `pip_packages`, `requirements` (the text of a requirements file) and `uv_lock`
-    (the uv.lock in the workspace) are installed into a virtual environment on top of what the worker has. `python` is
-    another interpreter for that: a version or a path, found on the worker. `image` names the container image to run in,
-    at workers that run jobs in containers; it has to bring the packages, and for a callable the client's version of Python.
+    (the uv.lock in the workspace) are installed into a virtual environment on top of what the worker has, and in containers
+    of what the image has. `python` is another interpreter for that: a version or a path, found on the worker, or in the image.
+    `image` names the container image to run in, at workers that run jobs in containers; for a callable it has to have the
+    client's version of Python.
     `mounts` are folders of the worker that the task shall see there: {path in the container: path at the worker}. They can be
     read only, and lie below those that the worker's configuration names.
     """
@@ -119,7 +120,8 @@ class EnvironmentConfig(Message):
     @classmethod
     def _check_packages(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for package in value:
-            if not package.strip() or package.strip().startswith(("-", "#")) or len(package.splitlines()) != 1:
+            is_plain = package.replace("\t", " ").isprintable() and not package.rstrip().endswith("\\")
+            if not package.strip() or package.strip().startswith(("-", "#")) or not is_plain:
                 raise ValueError(f"pip_packages has {package!r}: each is one package; options go into `requirements`")
         if sum(map(len, value)) > MAX_REQUIREMENTS_CHARACTERS:
             raise ValueError(f"pip_packages has more than {MAX_REQUIREMENTS_CHARACTERS:,} characters")

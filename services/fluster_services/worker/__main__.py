@@ -93,6 +93,7 @@ def _containers() -> ContainerSettings:
         ("FLUSTER_DOCKER_HOST", "engine"),
         ("FLUSTER_IMAGE", "image"),
         ("FLUSTER_CONTAINER_NETWORK", "network"),
+        ("FLUSTER_BUILD_NETWORK", "build_network"),
     ):
         if os.environ.get(variable):
             known[name] = os.environ[variable]
@@ -101,6 +102,9 @@ def _containers() -> ContainerSettings:
     known |= _parsed(
         ("FLUSTER_CONTAINER_ULIMITS", "ulimits", parse_ulimits), ("FLUSTER_CONTAINER_SHM_SIZE", "shm_bytes", parse_size)
     )
+    known["build_timeout_s"] = _seconds("FLUSTER_BUILD_TIMEOUT_S", ContainerSettings.build_timeout_s)
+    known["build_authorities"] = _file("FLUSTER_BUILD_CA")
+    known["max_images"] = _count("FLUSTER_MAX_IMAGES", ContainerSettings.max_images)
     return ContainerSettings(profile=_one_of("FLUSTER_CONTAINER_PROFILE", "default", get_args(Profile)), **known)
 
 
@@ -120,6 +124,20 @@ def _seconds(variable: str, default: float) -> float:
     if not 0 <= value < float("inf"):
         sys.exit(f"{variable}={text!r} is no time: give seconds, such as 60")
     return value
+
+
+def _file(variable: str) -> str | None:
+    path = os.environ.get(variable) or None
+    if path is not None and not os.access(path, os.R_OK):
+        sys.exit(f"{variable}={path!r} cannot be read: give the path of a file")
+    return path
+
+
+def _count(variable: str, default: int) -> int:
+    text = os.environ.get(variable) or str(default)
+    if not text.isdecimal():
+        sys.exit(f"{variable}={text!r} is no number: give one such as {default}")
+    return int(text)
 
 
 def _job_address(address: BusAddress, user: User) -> BusAddress:

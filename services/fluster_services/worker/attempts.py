@@ -37,6 +37,7 @@ from fluster_services.worker.template import TemplateDiedError
 log = logging.getLogger(__name__)
 
 _MOMENT_S = 0.05  # shorter than anybody watches
+_BRIEF_S = 0.5  # for what is there already; an image may have been pulled, or built
 
 Result = TypeVar("Result")
 
@@ -98,7 +99,7 @@ class Attempts:
     async def open(self) -> None:
         """Make ready what attempts need to be started."""
         self._launcher.prepare()
-        await asyncio.to_thread(self._preparation.open)
+        await self._preparation.open()
 
     async def close(self) -> None:
         """Stop what is being prepared."""
@@ -211,11 +212,13 @@ class Attempts:
         """What the attempt needs, and its record after that; None when it is not wanted any more, and that is settled."""
         record = row.value
         while True:
+            began_at = time.monotonic()
             prepared = await self._prepare(record, job, key)
+            is_fresh = time.monotonic() - began_at < _BRIEF_S and self._presence.was_heard_lately
             if self._is_handing_back:
                 await self._hand_back_unstarted(row, key)
                 return None
-            if prepared == Prepared() and self._presence.was_heard_lately:
+            if prepared == Prepared() and is_fresh:
                 return row, prepared
             latest = await self._still_wanted(row, key)
             if latest is None:

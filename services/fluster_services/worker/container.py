@@ -48,6 +48,11 @@ class ContainerSettings:
     mount_roots: tuple[str, ...] = ()  # below which jobs may have folders of this machine mounted
     timeout_s: float = 60.0  # for an answer of the engine
     pull_timeout_s: float = 900.0
+    # What images for packages are built with.
+    build_network: str | None = None  # None: as the containers
+    build_authorities: str | None = None  # the path of certificates that pip is to trust beside what the image trusts
+    build_timeout_s: float = 1_800.0
+    max_images: int = 50  # that were built and are kept, beside those in use
 
 
 def parse_ulimits(text: str) -> dict[str, tuple[int, int]]:

@@ -46,14 +46,20 @@ def find_api_version(url: str) -> str:
         import docker
     except ImportError as cause:
         raise EngineError("containers need the docker SDK: pip install 'fluster[docker]'") from cause
-    with told(url), socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_HANDSHAKE_TIMEOUT_S)
-        connection.connect(url.removeprefix("unix://"))
+    knock(url, timeout_s=_HANDSHAKE_TIMEOUT_S)
+    with told(url):
         client = docker.APIClient(url, version="auto", timeout=_HANDSHAKE_TIMEOUT_S)
         try:
             return str(client.api_version)
         finally:
             client.close()
+
+
+def knock(url: str, *, timeout_s: float) -> None:
+    """Raise EngineError unless somebody listens there. The SDK finds out, too, but leaves its connection open then."""
+    with told(url), socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(timeout_s)
+        connection.connect(url.removeprefix("unix://"))
 
 
 def remove_container(container: Container) -> None:

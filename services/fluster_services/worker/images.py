@@ -16,13 +16,13 @@ class Images:
     """Has images ready before what needs them starts."""
 
     def __init__(self, settings: ContainerSettings, api_version: str) -> None:
-        self._settings = settings
-        self._api_version = api_version
+        self.settings = settings
+        self.api_version = api_version
         self._coming: dict[str, asyncio.Task[None]] = {}  # {image: what finds or brings it}
 
     async def use(self, image: str | None) -> str:
         """The name of an image that is there: `image`, or the default one. Raises EngineError."""
-        name = image or self._settings.image
+        name = image or self.settings.image
         coming = self._coming.get(name)
         if coming is None:
             coming = self._coming[name] = asyncio.create_task(self._bring(name))
@@ -40,9 +40,9 @@ class Images:
             coming.exception()  # whoever waited is told; nobody may have
 
     def _is_there(self, name: str) -> bool:
-        client = connect(self._settings.engine, timeout_s=self._settings.timeout_s, api_version=self._api_version)
+        client = connect(self.settings.engine, timeout_s=self.settings.timeout_s, api_version=self.api_version)
         try:
-            with told(self._settings.engine):
+            with told(self.settings.engine):
                 client.inspect_image(name)
             return True
         except NotThereError:
@@ -53,8 +53,8 @@ class Images:
     def _pull(self, name: str) -> None:
         from docker.utils import parse_repository_tag
 
-        settings = self._settings
-        client = connect(settings.engine, timeout_s=settings.pull_timeout_s, api_version=self._api_version)
+        settings = self.settings
+        client = connect(settings.engine, timeout_s=settings.pull_timeout_s, api_version=self.api_version)
         try:
             _log.info("image %s is pulled", name)
             with told(settings.engine):

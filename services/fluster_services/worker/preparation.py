@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,11 +11,13 @@ from fluster_bus.messages import EnvironmentConfig, JobRequest, Namespace
 from fluster_bus.objects import ObjectStore
 from fluster_services.config import CacheLimits
 from fluster_services.worker.attempt_directory import LaunchSpec
+from fluster_services.worker.environment_images import EnvironmentImages
 from fluster_services.worker.environments import (
     Environments,
     Listener,
     VirtualEnvironment,
     own_minor_version,
+    read_needs,
     wants_environment,
 )
 from fluster_services.worker.folder_cache import FolderCache
@@ -47,6 +50,9 @@ class Preparation:
         images: Images | None = None,
     ) -> None:
         self._images = images
+        self._built = (
+            EnvironmentImages(images.settings, images.api_version, str(folder)) if images is not None else None
+        )
         self._caches = (
             FolderCache(folder / "workspaces", limits.workspaces_bytes),
             FolderCache(folder / "environments", limits.environments_bytes),
@@ -54,10 +60,12 @@ class Preparation:
         self._workspaces = Workspaces(self._caches[0], store)
         self._environments = Environments(self._caches[1])
 
-    def open(self) -> None:
+    async def open(self) -> None:
         """Find what is there from an earlier run."""
         for cache in self._caches:
-            cache.open()
+            await asyncio.to_thread(cache.open)
+        if self._built is not None:
+            self._built.open()
 
     async def prepare(self, namespace: Namespace, request: JobRequest, key: str, listen: Listener) -> Prepared:
         """Make what the request's environment asks for; it stays until `key` is released. `listen` gets what is said meanwhile.
@@ -71,15 +79,30 @@ class Preparation:
                 "with Cluster.launch, or give bundle=<the SHA-256 of a packed folder that is stored>"
             )
         _check_image(config, in_containers=self._images is not None)
-        workspace = environment = image = None
+        _check_pickled_by(request)
+        workspace = None
         if config.bundle is not None:
             workspace = await self._workspaces.use(namespace, config.bundle, key)
+        if self._images is not None and self._built is not None:
+            base = await self._images.use(config.image)
+            image = base
+            if wants_environment(config):
+                image = await self._build(request, base, workspace, key, listen)
+            return Prepared(workspace, image=image)
+        environment = None
         if wants_environment(config):
             environment = await self._environments.use(config, workspace, key, listen)
-        _check_python(request, environment)
-        if self._images is not None:
-            image = await self._images.use(config.image)
-        return Prepared(workspace, environment, image)
+            _check_python(request, f"python={config.python!r}", environment.minor_version())
+        return Prepared(workspace, environment)
+
+    async def _build(self, request: JobRequest, base: str, workspace: Path | None, key: str, listen: Listener) -> str:
+        """The image with a job's packages upon `base`."""
+        assert self._built is not None  # noqa: S101 - tasks run in containers
+        needs = read_needs(request.environment, workspace)
+        given = f"image {base!r}" if needs.python is None else f"python={needs.python!r} in image {base!r}"
+        # Known before anything is built, which may take long and be in vain.
+        _check_python(request, given, await self._built.find_python(base, needs.python))
+        return await self._built.use(base, needs, workspace, key, listen)
 
     def hold(self, key: str, spec: LaunchSpec) -> None:
         """Keep what a task that runs already uses."""
@@ -91,9 +114,13 @@ class Preparation:
         """The attempt is over."""
         for cache in self._caches:
             cache.release(key)
+        if self._built is not None:
+            self._built.release(key)
 
     async def close(self) -> None:
         """Stop what is being prepared."""
+        if self._built is not None:
+            await self._built.close()
         for cache in self._caches:
             await cache.close()
 
@@ -105,24 +132,21 @@ def _check_image(config: EnvironmentConfig, *, in_containers: bool) -> None:
             f"{given} needs a worker that runs jobs in containers, and this one runs them as processes: "
             "start it with runtime docker, or leave that out"
         )
-    if in_containers and wants_environment(config):
-        raise LaunchError(
-            "pip_packages, requirements, uv_lock and python are for jobs that run as processes, and this worker runs them "
-            "in containers: give an image=… that has what the job needs"
-        )
 
 
-def _check_python(request: JobRequest, environment: VirtualEnvironment | None) -> None:
+def _check_pickled_by(request: JobRequest) -> None:
     made_by, own = request.entrypoint.python, own_minor_version()
-    if request.entrypoint.pickled is None:
-        return
-    if environment is not None and environment.minor_version() != own:
-        raise PythonMismatchError(
-            f"python={request.environment.python!r} is Python {environment.minor_version()} and this worker's is "
-            f"{own}: a callable needs the worker's own minor version. Give the job as a command, or leave python out"
-        )
-    if made_by is not None and made_by != own:
+    if request.entrypoint.pickled is not None and made_by is not None and made_by != own:
         raise PythonMismatchError(
             f"the callable was pickled by Python {made_by}, and this worker's is {own}: launch it from Python {own}, "
             "or give the job as a command"
+        )
+
+
+def _check_python(request: JobRequest, given: str, version: str) -> None:
+    own = own_minor_version()
+    if request.entrypoint.pickled is not None and version != own:
+        raise PythonMismatchError(
+            f"{given} is Python {version} and this worker's is {own}: a callable needs the worker's own minor version. "
+            f"Give the job as a command, or name a Python {own}"
         )
