@@ -1,6 +1,11 @@
 import signal
 
 import pytest
+from hypothesis import settings
+
+# Nothing is held to a time: other programs may be busy.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # A shell ignores them for what it runs in the background, and so would every process that a test starts and interrupts.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

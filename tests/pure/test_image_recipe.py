@@ -33,7 +33,7 @@ def recipe(**fields: object) -> ImageRecipe:
     return ImageRecipe(BASE, read_needs(config, None))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(PACKAGES, st.randoms())
 def test_the_same_packages_are_the_same_image_in_whatever_order(packages: list[str], random: object) -> None:
     shuffled = [*packages, *packages[:1]]
@@ -44,7 +44,7 @@ def test_the_same_packages_are_the_same_image_in_whatever_order(packages: list[s
     assert one.tag() == other.tag()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(PACKAGES, PACKAGES)
 def test_other_packages_are_another_image(some: list[str], others: list[str]) -> None:
     assert (recipe(pip_packages=some).key() == recipe(pip_packages=others).key()) == (set(some) == set(others))
@@ -59,7 +59,7 @@ def test_every_part_makes_another_image() -> None:
     assert len(keys) == 6
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.text(min_size=1, max_size=30), st.text(min_size=1, max_size=30))
 def test_nothing_that_a_job_says_is_in_the_dockerfile(requirements: str, python: str) -> None:
     key = "KEY"
@@ -143,7 +143,7 @@ def test_what_a_build_is_made_from(tmp_path: Path) -> None:
     assert "build/workspace/secret.txt" in whole
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 20), st.floats(0, 100)), max_size=20), st.sets(st.integers(0, 20)))
 def test_the_least_recently_used_go_first_and_never_one_in_use_or_fresh(
     uses: list[tuple[int, float]], used: set[int]

@@ -128,7 +128,7 @@ class SchedulerHistories(RuleBasedStateMachine):
 
 
 TestSchedulerHistories = SchedulerHistories.TestCase
-TestSchedulerHistories.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestSchedulerHistories.settings = settings(max_examples=150, stateful_step_count=60)
 
 
 def _numbers(taken: list[tuple[Place, Capacity]]) -> list[int]:

@@ -278,7 +278,7 @@ def test_damaged_archives_are_said_to_be_damaged(place: Place, spoil: Callable[[
 NAME = st.lists(st.sampled_from(["a", "b", "..", ".", "", "c" * 300, "\0", "~", "a\\b", "é"]), max_size=4).map("/".join)
 KINDS = [stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFCHR, stat.S_IFIFO, 0]
 MEMBER = st.tuples(NAME, st.sampled_from(KINDS), st.sampled_from([0, 0o644, 0o4755, 0o7777]), NAME)
-FUZZ = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @FUZZ

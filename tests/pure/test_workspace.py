@@ -143,7 +143,7 @@ PATTERN = st.builds(
 RULES = st.lists(PATTERN, max_size=4).map("\n".join)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(paths=st.sets(PATH, max_size=8), rules=RULES, below=RULES)
 def test_whatever_the_rules_git_would_list_the_same(
     tmp_path_factory: pytest.TempPathFactory, paths: set[str], rules: str, below: str
