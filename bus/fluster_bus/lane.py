@@ -24,6 +24,7 @@ from typing import NamedTuple
 from fluster_bus import wire
 from fluster_bus.address import BusAddress
 from fluster_bus.delivery import Delivery
+from fluster_bus.eagerness import Eagerness
 from fluster_bus.errors import (
     BusError,
     ClosedError,
@@ -78,6 +79,7 @@ class Lane:
         on_disconnect: Callable[[], object] = _nothing,
         on_wake: Callable[[], object] = _nothing,
         keep_reading: Callable[[], object] = bool,
+        eagerness: Eagerness | None = None,
         ping_every_s: float = 20.0,
     ) -> None:
         self.address = address
@@ -85,6 +87,7 @@ class Lane:
         self.turns = Turns()
         self._on_connect, self._on_disconnect, self._on_wake = on_connect, on_disconnect, on_wake
         self._keep_reading = keep_reading
+        self._eagerness = eagerness  # of those who read until something is done
         self._ping_every_s = ping_every_s
         self._line: Line | None = None
         self._closed: str | None = None  # why
@@ -294,13 +297,15 @@ class Lane:
 
     def _read_in_turn(self, is_done: Callable[[], bool], deadline: float | None) -> None:
         while not is_done() and self._closed is None and (deadline is None or time.monotonic() < deadline):
-            self.receive(_left_s(deadline), beside=self._interrupter)
+            self.receive(_left_s(deadline), beside=self._interrupter, eagerness=self._eagerness)
 
     def interrupt(self) -> None:
         """Have who is in `read_until` ask again whether it is done."""
         self._interrupter.wake()
 
-    def receive(self, timeout_s: float | None = None, *, beside: Waker | None = None) -> None:
+    def receive(
+        self, timeout_s: float | None = None, *, beside: Waker | None = None, eagerness: Eagerness | None = None
+    ) -> None:
         """Wait for messages, or for a connection, and hand on what has come. For the thread whose turn it is.
 
         Where there is a connection, it returns as well when `beside` wakes.
@@ -309,7 +314,7 @@ class Lane:
         if line is None:
             with self._standing:
                 self._standing.wait_for(lambda: self.connected or self.closed, timeout_s)
-        elif line.wait(timeout_s) if beside is None else line.wait_beside(beside, timeout_s):
+        elif line.wait(timeout_s) if beside is None else line.wait_beside(beside, timeout_s, eagerness):
             self._read(line)
 
     def leave(self, on_turn: OnTurn) -> None:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from fluster_bus import wire
 from fluster_bus.address import BusAddress
+from fluster_bus.eagerness import Eagerness
 from fluster_bus.waker import Waker
 from fluster_bus.wire import Info, Parser, Pong, ProtocolError, Refusal, Said
 
@@ -150,8 +151,8 @@ class Line:
         """True when there is something to read, its end included."""
         return self._stream.has_read_ahead() or bool(self._to_read.poll(_milliseconds(timeout_s)))
 
-    def wait_beside(self, waker: Waker, timeout_s: float | None) -> bool:
-        """As `wait`; returns as well when `waker` wakes."""
+    def wait_beside(self, waker: Waker, timeout_s: float | None, eagerness: Eagerness | None = None) -> bool:
+        """As `wait`; returns as well when `waker` wakes. It sleeps as late as `eagerness` wants."""
         if self._stream.has_read_ahead():
             return True
         other = waker.fileno()
@@ -161,7 +162,8 @@ class Line:
             both.register(self._sock, select.POLLIN)
             both.register(other, select.POLLIN)
         readable = False
-        for descriptor, _events in both.poll(_milliseconds(timeout_s)):
+        found = eagerness.look(lambda: both.poll(0)) if eagerness is not None else []
+        for descriptor, _events in found or both.poll(_milliseconds(timeout_s)):
             if descriptor == other:
                 waker.on_readable()
             else:

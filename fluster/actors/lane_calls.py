@@ -27,6 +27,7 @@ from fluster_bus import payloads, subjects
 from fluster_bus.address import BusAddress
 from fluster_bus.arena import Lent
 from fluster_bus.delivery import Delivery
+from fluster_bus.eagerness import Eagerness
 from fluster_bus.errors import BusError, InvalidMessageError
 from fluster_bus.lane import Lane
 
@@ -63,7 +64,7 @@ class LaneCalls:
         self._numbers = itertools.count(-1, -1)  # the desk numbers its own messages upwards
         self._out: dict[int, MessageOut] = {}
         self._taking = threading.Lock()  # held where a message, or a call of one, leaves our books
-        self._lane = Lane(address, "calls", on_disconnect=self._on_disconnect)
+        self._lane = Lane(address, "calls", on_disconnect=self._on_disconnect, eagerness=Eagerness.of_this_process())
         self._lane.subscribe(f"{inbox}.{subjects.ANY_TOKEN}", self._on_delivery)
         self._lane.start()
 
