@@ -197,7 +197,7 @@ def test_the_last_words_are_those_of_the_last_step() -> None:
         " ---> 1234",
         "of the first",
         "Step 2/2 : RUN pip",
-        "Removing intermediate container 1",
+        "\x1b[0mRemoving intermediate container 1",
         "pip",
     ):
         _add(output, line)

@@ -112,6 +112,9 @@ def test_what_cannot_run_here_fails_and_says_why(contained: LocalCluster, engine
         assert info.status is JobStatus.FAILED
         assert reason in info.error_message
         assert "never" not in [line.text for line in contained.logs(job_id)]
+        assert ("No matching" in info.error_message) == any(
+            "No matching" in line.text for line in contained.logs(job_id)
+        )
     assert contained.wait(contained.launch(command("true")), timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
 
 

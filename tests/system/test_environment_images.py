@@ -117,21 +117,7 @@ async def test_all_who_ask_at_once_also_of_two_workers_wait_for_one_build(engine
     assert sum(line.startswith("Successfully built") for line in said(list(dict.fromkeys(outputs)))) == 1
 
 
-async def test_a_build_that_fails_says_its_last_words_and_leaves_nothing(engine: Engine, index: PackageIndex) -> None:
-    index.may_answer.set()
-    async with running_images(engine) as images:
-        outputs: list[BuildOutput] = []
-        with pytest.raises(
-            BuildError, match=r"(?s)returned a non-zero code: 1.*No matching distribution found for no-such"
-        ):
-            await images.use(engine.image, needs("no-such"), None, "ns.job.0.1", outputs.append)
-        assert any("No matching distribution found for no-such" in line for line in said(outputs))
-        await wait_until_async(lambda: not left_of_builds(engine), PATIENCE_S)
-
-
-async def test_a_build_that_nobody_waits_for_any_more_ends_and_another_begins_at_once(
-    engine: Engine, index: PackageIndex
-) -> None:
+async def test_a_build_ends_with_those_who_want_it_and_with_its_worker(engine: Engine, index: PackageIndex) -> None:
     async with running_images(engine) as images:
         asking = [
             asyncio.create_task(images.use(engine.image, needs("indexed"), None, f"ns.job.{n}.1", nobody_listens))
@@ -143,17 +129,10 @@ async def test_a_build_that_nobody_waits_for_any_more_ends_and_another_begins_at
         assert not asking[1].done(), "the other one still wants it"
         asking[1].cancel()
         await asyncio.wait({asking[1]})
+        index.asked.clear()
         again = asyncio.create_task(images.use(engine.image, needs("indexed"), None, "ns.job.2.1", nobody_listens))
-        index.may_answer.set()
-        await again
-        await wait_until_async(lambda: not left_of_builds(engine), PATIENCE_S)
-
-
-async def test_a_worker_that_leaves_takes_its_builds_along(engine: Engine, index: PackageIndex) -> None:
-    async with running_images(engine) as images:
-        asking = asyncio.create_task(images.use(engine.image, needs("indexed"), None, "ns.job.0.1", nobody_listens))
         await wait_until_async(index.asked.is_set, PATIENCE_S)
-    assert asking.done()
+    assert again.done(), "its worker left"
     await wait_until_async(lambda: not left_of_builds(engine), PATIENCE_S)
 
 
@@ -165,16 +144,18 @@ async def test_a_build_that_takes_too_long_is_told_as_such(engine: Engine, index
 
 
 async def test_an_engine_that_stops_answering_or_ends_in_the_middle_is_told(
-    own_engine: OwnEngine, index: PackageIndex
+    own_engine: OwnEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running_images(own_engine, timeout_s=1.0) as images:
+    monkeypatch.setattr(environment_images, "_WATCH_S", 0.2)
+    async with running_images(own_engine, timeout_s=5.0) as images:
 
         async def begin() -> asyncio.Task[str]:
-            index.asked.clear()
-            asking = asyncio.create_task(
-                images.use(own_engine.image, needs("indexed"), None, "ns.job.0.1", nobody_listens)
+            outputs: list[BuildOutput] = []
+            use = images.use(own_engine.image, needs("indexed"), None, "ns.job.0.1", outputs.append)
+            asking = asyncio.create_task(use)
+            await wait_until_async(
+                lambda: asking.done() or any("pip install" in line for line in said(outputs)), PATIENCE_S
             )
-            await wait_until_async(index.asked.is_set, PATIENCE_S)
             return asking
 
         asking = await begin()
@@ -242,6 +223,12 @@ async def test_a_lock_and_packages_for_the_python_that_is_named(engine: Engine, 
         tag = await images.use(engine.image, wanted, tmp_path, "ns.job.0.1", nobody_listens)
     program = "import beside, locked, sys; print(beside.VERSION, locked.VERSION, '%d.%d' % sys.version_info[:2])"
     assert run(engine, tag, program) == f"1.0 4.2 {version}\n"
+
+
+async def test_nothing_is_built_upon_what_was_built(engine: Engine) -> None:
+    async with running_images(engine) as images:
+        with pytest.raises(EngineError, match="'fluster-environment:one' was built for packages itself"):
+            await images.use(_fake(engine, "one"), needs("indexed"), None, "ns.job.0.1", nobody_listens)
 
 
 # ---- what goes ------------------------------------------------------------------------------------------

@@ -16,6 +16,11 @@ _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 Line = tuple[float, str]  # (time, text)
 
 
+def without_codes(text: str) -> str:
+    """`text` without what a terminal would take for colours."""
+    return _TERMINAL_CODES.sub("", text)
+
+
 class BuildOutput:
     """What was said while something was built: the last lines of it."""
 
@@ -25,7 +30,7 @@ class BuildOutput:
         self._of_command = 0  # since the last command began
 
     def add(self, text: str) -> None:
-        self.lines.append((time.time(), _TERMINAL_CODES.sub("", text)))
+        self.lines.append((time.time(), without_codes(text)))
         self.said += 1
         self._of_command += 1
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from fluster_services.worker.build_output import MAX_LINE_BYTES, BuildError, BuildOutput
+from fluster_services.worker.build_output import MAX_LINE_BYTES, BuildError, BuildOutput, without_codes
 from fluster_services.worker.build_request import build_image
 from fluster_services.worker.container import ContainerSettings
 from fluster_services.worker.engine import EngineError, asked
@@ -40,6 +40,7 @@ _OTHERS_S = 86_400.0  # what another worker's build has left is removed when it 
 # Pauses before looks at what may go after a build: an engine needs a while to give one up, and images do not stay fresh.
 _SWEEPS_S = (0.0, 1.0, 5.0, 30.0, _FRESH_S)
 _LEAVING_S, _LOOK_S = 5.0, 0.2
+_WATCH_S = 15.0  # between two looks whether an engine that builds still answers
 _STEP = re.compile(r"Step \d+/\d+ : ")
 _DISK_FULL = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
 
@@ -72,7 +73,7 @@ class EnvironmentImages:
 
     async def find_python(self, base: str, name: str | None) -> str:
         """The version of the Python that `name` means in an image that is there. Raises EngineError."""
-        image = await asked(self._store.image_id, base)
+        image = await asked(self._store.base_id, base)
         known = self._pythons.get((image, name))
         if known is None:
             builder = self._new_builder()
@@ -88,7 +89,7 @@ class EnvironmentImages:
 
         `listen` gets what is said meanwhile, of one user of each job. Raises BuildError with the last words, EngineError.
         """
-        recipe = ImageRecipe(await asked(self._store.image_id, base), needs)
+        recipe = ImageRecipe(await asked(self._store.base_id, base), needs)
         tag = recipe.tag()
         self._used[user] = tag
         try:
@@ -209,7 +210,7 @@ class EnvironmentImages:
     async def _watch(self) -> None:
         """Raise EngineError when the engine does not answer, though its connection is open: a build may be silent for long."""
         while True:
-            await asyncio.sleep(self._settings.timeout_s)
+            await asyncio.sleep(_WATCH_S)
             await asked(self._store.ping)
 
     def _new_builder(self) -> str:
@@ -283,9 +284,12 @@ class EnvironmentImages:
 
 
 def _add(output: BuildOutput, line: str) -> None:
+    line = without_codes(line)  # an engine shows errors in red, also where a line of its own begins
     if _STEP.match(line):
         output.begin(line)
-    elif not line.startswith((" ---> ", "Removing intermediate container ")):  # numbers that tell nobody anything
+    elif line and not line.startswith(
+        (" ---> ", "Removing intermediate container ")
+    ):  # numbers that tell nobody anything
         output.add(line)
 
 

@@ -42,9 +42,15 @@ class ImageStore:
         with self._client() as client:
             client.ping()
 
-    def image_id(self, name: str) -> str:
+    def base_id(self, name: str) -> str:
+        """The ID of an image that something can be built upon."""
         with self._client() as client:
-            return str(client.inspect_image(name)["Id"])
+            image = client.inspect_image(name)
+        if KEY_LABEL in (image["Config"]["Labels"] or {}):
+            raise EngineError(
+                f"image {name!r} was built for packages itself: name the one below, and give all packages"
+            )
+        return str(image["Id"])
 
     def use(self, tag: str) -> str | None:
         """The version of Python in a built image, which counts as used now; None when it is not there."""
