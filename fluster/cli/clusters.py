@@ -6,6 +6,7 @@ import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Annotated, Literal
@@ -16,6 +17,7 @@ from fluster.cli.exit_codes import CommandError, ExitCode, say
 from fluster.cli.options import Options
 from fluster.cli.output import write
 
+_BACKENDS = "fluster_services.vm"  # by name: the services build on this package
 _ADDRESS_FILE = "address.json"
 
 
@@ -64,7 +66,14 @@ def up(
     docker_host: Annotated[
         str | None, typer.Option(metavar="URL", help="Of the Docker engine; else DOCKER_HOST, or the machine's.")
     ] = None,
-    image: Annotated[str | None, typer.Option(metavar="IMAGE", help="For tasks in containers that name none.")] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(metavar="IMAGE", help="For tasks in containers that name none, or for --backend docker."),
+    ] = None,
+    backend: Annotated[
+        Literal["docker"] | None,
+        typer.Option(help="Have each worker in a container of its own, held to its share of CPUs and memory."),
+    ] = None,
     show_url: Annotated[
         bool, typer.Option("--show-url", help="Print the URL with its password, as the nats tool wants it.")
     ] = False,
@@ -80,6 +89,8 @@ def up(
     from fluster.cluster import LocalCluster
     from fluster_bus.address import ADDRESS_VARIABLE
 
+    if backend is not None and (runtime != "process" or enforce_limits):
+        raise CommandError("--backend has no use for --runtime and --enforce-limits: leave these out", ExitCode.USAGE)
     namespaces = _namespaces(context, namespace)
     first = namespaces[0] if namespaces else None
     with (
@@ -94,28 +105,43 @@ def up(
             namespaces=namespaces[1:],
             enforce_limits=enforce_limits,
             runtime=runtime,
-            docker_host=docker_host,
-            image=image,
+            docker_host=docker_host if backend is None else None,
+            image=image if backend is None else None,
+            backend=_docker_backend(image, docker_host) if backend is not None else None,
+            on_progress=say,
         ) as cluster,
     ):
+        ends.is_up = True
         file = cluster.store_dir / _ADDRESS_FILE
         cluster.asynchronous.bus.address.save(file)
         try:
             write(f"export {ADDRESS_VARIABLE}={shlex.quote(cluster.address if show_url else str(file))}")
             say(f"the cluster is up, Ctrl-C ends it; its logs are in {cluster.store_dir / 'logs'}")
-            if ends.get() == signal.SIGCHLD:
+            if ends.queue.get() == signal.SIGCHLD:
                 raise CommandError("the cluster's supervisor ended: see above, and its logs", ExitCode.NO_CLUSTER)
             say("the cluster ends")
         finally:
             file.unlink(missing_ok=True)
 
 
+class _Ends:
+    """Why the cluster shall end: signals to this process, or the end of its only child, the supervisor."""
+
+    def __init__(self) -> None:
+        self.queue: SimpleQueue[int] = SimpleQueue()  # a signal's handler may put into it at any moment
+        self.is_up = False
+
+    def on_signal(self, number: int, _frame: object) -> None:
+        if not self.is_up and number != signal.SIGCHLD:
+            raise KeyboardInterrupt  # what starts is not waited for: it may take minutes
+        self.queue.put(number)
+
+
 @contextmanager
-def _end_wanted() -> Iterator[SimpleQueue[int]]:
-    """Tells why the cluster shall end: a signal to this process, or the end of its only child, the supervisor."""
-    ends: SimpleQueue[int] = SimpleQueue()  # a signal's handler may put into it at any moment
+def _end_wanted() -> Iterator[_Ends]:
+    ends = _Ends()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
-    previous = {number: signal.signal(number, lambda number, _frame: ends.put(number)) for number in numbers}
+    previous = {number: signal.signal(number, ends.on_signal) for number in numbers}
     try:
         yield ends
     finally:
@@ -125,6 +151,11 @@ def _end_wanted() -> Iterator[SimpleQueue[int]]:
 
 def _namespaces(context: typer.Context, given: list[str] | None) -> list[str]:
     return list(dict.fromkeys([*filter(None, [Options.of(context).namespace]), *(given or [])]))
+
+
+def _docker_backend(image: str | None, docker_host: str | None) -> object:
+    made: object = import_module(_BACKENDS).DockerBackend(image=image, docker_host=docker_host)
+    return made
 
 
 def _size(text: str | None) -> int | None:

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import cloudpickle
 import psutil
@@ -19,7 +21,7 @@ from fluster import (
     ResourceConfig,
 )
 from fluster_services.vm import DockerBackend
-from fluster_services.vm.container import VM_LABEL
+from fluster_services.vm.container import OWN_MEMORY, VM_LABEL
 from tests.docker_engine import Engine, OwnEngine
 from tests.system.job_requests import call, command, wait_ready
 from tests.system.processes import Family
@@ -160,7 +162,43 @@ def test_what_is_not_for_a_backend_is_refused() -> None:
         DockerBackend(network="bridge")
 
 
-def test_progress_is_told(engine: Engine) -> None:
-    told: list[str] = []
-    LocalCluster(workers=2, backend=docker_backend(engine), on_progress=told.append).shutdown()
-    assert told == [f"{number} of 2 VMs are ready" for number in range(3)]
+# ---- from the command line ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def up(engine: Engine, family: Family) -> Iterator[tuple[subprocess.Popen[str], IO[str], IO[str]]]:
+    """`fluster up` with containers, and what it says."""
+    words = f"up --backend docker --image {engine.image} --docker-host {engine.host} --workers 2 --cpu 4 --memory 2GB"
+    with subprocess.Popen(
+        [sys.executable, "-c", "from fluster.cli import main; main()", *words.split()],
+        env=family.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        yield process, process.stdout, process.stderr
+    family.wait_gone()
+    wait_until(lambda: vms(engine) == [], PATIENCE_S)
+
+
+def test_up_shares_its_resources_among_containers_and_tells_how_far_it_is(engine: Engine, family: Family) -> None:
+    with up(engine, family) as (process, stdout, stderr):
+        told = [stderr.readline().strip() for _ in range(3)]
+        assert [line.removeprefix("fluster: ") for line in told] == [f"{n} of 2 VMs are ready" for n in range(3)]
+        assert stdout.readline().startswith("export FLUSTER_CLUSTER_ADDRESS=")
+        for each in vms(engine):
+            limits = engine.client.inspect_container(each["Id"])["HostConfig"]
+            assert (limits["CpuQuota"] / limits["CpuPeriod"], limits["Memory"]) == (2, 10**9 + OWN_MEMORY)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 0
+        assert vms(engine) == []
+
+
+def test_up_that_is_interrupted_while_containers_boot_leaves_nothing(engine: Engine, family: Family) -> None:
+    with up(engine, family) as (process, _stdout, stderr):
+        assert "0 of 2 VMs are ready" in stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130
+        assert "Traceback" not in stderr.read()
