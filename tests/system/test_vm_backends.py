@@ -217,14 +217,6 @@ async def test_a_backend_that_is_not_open_does_nothing(site: VMSite) -> None:
         await site.backend.open(cluster_to_join(site.daemons, site.bus))
 
 
-@pytest.mark.parametrize("made", [LocalBackend, DockerBackend])
-def test_sizes_that_are_none(made: type[LocalBackend | DockerBackend]) -> None:
-    with pytest.raises(ValueError, match="cpus=0"):
-        made(cpus=0)
-    with pytest.raises(ValueError, match="memory=0"):
-        made(memory=0)
-
-
 # ---- containers -----------------------------------------------------------------------------------------------
 
 

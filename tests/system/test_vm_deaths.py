@@ -158,8 +158,6 @@ def test_what_is_not_for_a_backend_is_refused() -> None:
         LocalCluster(backend=DockerBackend(), runtime="docker")
     with pytest.raises(ValueError, match="cannot be handed to the cluster's own process"):
         LocalCluster(backend=lambda: None)
-    with pytest.raises(ValueError, match="network='bridge' needs cluster_url"):
-        DockerBackend(network="bridge")
 
 
 # ---- from the command line ------------------------------------------------------------------------------------

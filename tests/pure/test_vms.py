@@ -1,0 +1,135 @@
+"""What VMs are made of: the request for a container, sizes, last words, who made them."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from fluster_bus.messages import Capacity, WorkerId
+from fluster_services.vm import DockerBackend, LocalBackend, VMError, output
+from fluster_services.vm.container import OWN_MEMORY, create_body, folders_tar, vm_container
+from fluster_services.vm.output import Output
+from fluster_services.vm.owners import is_gone, own_mark
+from fluster_services.vm.sizes import sized, usual_size
+from fluster_services.worker.container import Libraries
+
+USUAL = Capacity(cpu=4, memory=1 << 30)
+
+
+def body_of(network: str = "host") -> dict[str, object]:
+    container = vm_container(
+        WorkerId("vm-1"),
+        Capacity(cpu=1.5, memory=1 << 30),
+        image="python:3.12-slim",
+        network=network,
+        owner="boot-1.2.3",
+        user=(1000, 1001),
+        libraries=[
+            Libraries({"/src": "/opt/fluster/given/0"}, ("/opt/fluster/given/0",)),
+            Libraries({"/own": "/o"}, ("/o",)),
+        ],
+    )
+    return create_body(container)
+
+
+def test_a_container_has_its_resources_and_no_more() -> None:
+    host = body_of()["HostConfig"]
+    assert isinstance(host, dict)
+    assert (host["CpuQuota"], host["CpuPeriod"]) == (150_000, 100_000)
+    assert host["Memory"] == host["MemorySwap"] == (1 << 30) + OWN_MEMORY
+    assert host["ShmSize"] == 1 << 30
+    assert host["CapDrop"] == ["ALL"]
+    assert host["SecurityOpt"] == ["no-new-privileges"]
+    assert not {"Privileged", "PortBindings", "PublishAllPorts", "PidMode", "IpcMode", "UsernsMode"} & set(host)
+    assert [(each["Source"], each["Target"], each["ReadOnly"]) for each in host["Mounts"]] == [
+        ("/src", "/opt/fluster/given/0", True),
+        ("/own", "/o", True),
+    ]
+
+
+def test_a_container_publishes_nothing_and_is_tied_to_whoever_attaches() -> None:
+    body = body_of("bridge")
+    assert "ExposedPorts" not in body
+    assert (body["OpenStdin"], body["StdinOnce"], body["User"]) == (True, True, "1000:1001")
+    assert body["Labels"] == {"fluster.vm": "vm-1", "fluster.vm.owner": "boot-1.2.3"}
+    assert json.dumps(body)
+
+
+def test_the_worker_owns_its_folders() -> None:
+    with tarfile.open(fileobj=io.BytesIO(folders_tar((1000, 1001)))) as tar:
+        found = {each.name: (each.isdir(), each.mode, each.uid, each.gid) for each in tar}
+    assert found == dict.fromkeys(
+        ["fluster", "fluster/state", "fluster/work", "fluster/home"], (True, 0o700, 1000, 1001)
+    )
+
+
+def test_what_is_not_asked_for_is_as_usual() -> None:
+    assert sized(Capacity(), USUAL) == USUAL
+    assert sized(Capacity(cpu=9), USUAL) == Capacity(cpu=9, memory=1 << 30)
+    assert sized(Capacity(memory=5, labels=("zone=a",)), USUAL) == Capacity(cpu=4, memory=5, labels=("zone=a",))
+    with pytest.raises(VMError, match="8 tpu devices"):
+        sized(Capacity(device="tpu", devices=8), USUAL)
+    with pytest.raises(VMError, match="5 bytes of disk"):
+        sized(Capacity(disk=5), USUAL)
+
+
+@pytest.mark.parametrize("cpus", [0, -1, float("nan"), float("inf"), True, "2"])
+def test_cpus_that_are_none(cpus: float) -> None:
+    with pytest.raises(ValueError, match=f"cpus={cpus!r}"):
+        usual_size(cpus, "1GB")
+
+
+@pytest.mark.parametrize("made", [LocalBackend, DockerBackend])
+def test_backends_say_what_they_cannot_be(made: type[LocalBackend | DockerBackend]) -> None:
+    with pytest.raises(ValueError, match="cpus=0"):
+        made(cpus=0)
+    with pytest.raises(ValueError, match="memory=0"):
+        made(memory=0)
+
+
+def test_a_network_of_its_own_needs_an_address_of_the_bus() -> None:
+    with pytest.raises(ValueError, match="network='bridge' needs cluster_url"):
+        DockerBackend(network="bridge")
+    with pytest.raises(ValueError, match=r"'172\.17\.0\.1' begins with none of"):
+        DockerBackend(network="bridge", cluster_url="172.17.0.1")
+    DockerBackend(network="bridge", cluster_url="nats://172.17.0.1:4222")
+
+
+def test_last_words_are_the_last_lines() -> None:
+    words = Output(None)
+    assert words.last_words() == ""
+    words.write(b"one\ntwo\n\nthr")
+    words.write("ee\nfür\n".encode())
+    assert words.last_words() == "two | three | für"
+    words.write(b"x" * 10_000 + b"\xff\n")
+    assert len(words.last_words()) <= 600
+
+
+def test_output_is_kept_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_FILE_BYTES", 100)
+    kept = Output(tmp_path / "vm-1.log")
+    for number in range(50):
+        kept.write(b"%09d\n" % number)
+    kept.close()
+    kept.write(b"too late\n")
+    sizes = {each.name: each.stat().st_size for each in tmp_path.iterdir()}
+    assert sizes == {"vm-1.log.1": 100}
+    assert kept.last_words().endswith("too late")
+
+
+def test_an_owner_is_gone_when_its_process_is_and_only_here() -> None:
+    assert not is_gone(own_mark())
+    place, pid, started = own_mark().rsplit(".", 2)
+    assert is_gone(f"{place}.{pid}.{int(started) - 1}"), "another process had the number"
+    assert not is_gone(f"elsewhere.{pid}.1")
+    assert not is_gone("")
+    with subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.DEVNULL) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert is_gone(f"{place}.{process.pid}.1")
+        mark = f"{place}.{process.pid}.{started}"
+        assert is_gone(mark), "dead, though nobody has taken it in"
