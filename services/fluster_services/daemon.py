@@ -118,12 +118,12 @@ async def _main(
     alive_file = _alive_file()
 
     def ready() -> None:
-        log.info("%s is ready at %s", name, address)
         is_ready.set()
         while ready_fds:
             descriptor = ready_fds.pop()
             os.write(descriptor, b"\n")
             os.close(descriptor)
+        log.info("%s is ready at %s", name, address)  # whoever reads it may count on what is above
 
     while (bus := await _connect(address, name, leaving)) is not None:
         serving = asyncio.create_task(serve(bus, ready))

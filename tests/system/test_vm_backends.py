@@ -170,7 +170,7 @@ async def test_a_worker_that_is_killed_is_started_again_in_its_vm(site: VMSite) 
     told = f"{info.vm_id} is ready at"
     await wait_until_async(lambda: told in log.read_text(), PATIENCE_S)
     (await site.worker(info.vm_id)).kill()
-    await wait_until_async(lambda: log.read_text().count(told) == 2, PATIENCE_S)
+    await wait_until_async(lambda: log.read_text().count(told) == 2, PATIENCE_S, log.read_text)
     assert (await site.backend.get_status(info.vm_id)).status is VMStatus.READY
 
 
