@@ -60,14 +60,14 @@ def run_daemon(
     with status 1 and one line when it cannot go on.
     """
     _set_up_logging(log_file)
+    status = 1
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             status = runner.run(_main(serve, address, name, ready_fd=ready_fd, owner_fd=owner_fd, on_leave=on_leave))
     except* FlusterError as errors:
         for error in _single(errors):
             log.error("%s", error)  # noqa: TRY400 - the reason is in the message; a traceback would hide it
-        sys.exit(1)
-    if status:
+    if status:  # not in the handler: Python 3.11 would wrap it into a group, and tell that
         sys.exit(status)
 
 
