@@ -104,17 +104,26 @@ def test_a_worker_that_dies_is_started_again_and_registered(project: ComposeProj
     quickstart(project, tmp_path)
 
 
+def test_a_server_that_dies_is_started_again_with_all_that_it_stored(project: ComposeProject, tmp_path: Path) -> None:
+    before = {job["job_id"] for job in project.fluster("ps", "--all")}
+    (nats,) = project.containers("nats")
+    os.kill(nats["State"]["Pid"], signal.SIGKILL)
+    wait_until(lambda: project.containers("nats")[0]["RestartCount"] == 1, PATIENCE_S)
+    quickstart(project, tmp_path)
+    assert before
+    assert before < {job["job_id"] for job in project.fluster("ps", "--all")}
+
+
 @pytest.mark.parametrize(
     ("variables", "why"),
     [
-        ({"FLUSTER_CREDENTIALS": "/run/secrets/none"}, "FLUSTER_CREDENTIALS: '/run/secrets/none' is neither a URL"),
         ({"FLUSTER_CREDENTIALS": "/etc/shadow"}, "they belong to user 0, and this is user 10001"),
         (
             {"FLUSTER_CREDENTIALS": "", "FLUSTER_CLUSTER_ADDRESS": "nats://service:wrong@nats:4222"},
             "nats://service@nats:4222 refused the credentials",
         ),
     ],
-    ids=["none", "another user's", "wrong"],
+    ids=["another user's", "wrong"],
 )
 def test_a_daemon_without_its_credentials_says_so(project: ComposeProject, variables: dict[str, str], why: str) -> None:
     given = [word for name, value in variables.items() for word in ("-e", f"{name}={value}")]
