@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tarfile
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,18 @@ class ComposeProject:
         address = str(self.credentials / f"{user}.json")
         return _run(command, {"FLUSTER_CLUSTER_ADDRESS": address}, 0, timeout_s=60)
 
+    @contextmanager
+    def beside(self, *words: str, **variables: str) -> Iterator[None]:
+        """The same, while the block runs; it is asked to end then, and has to."""
+        command = [*from_outside(self.engine), sys.executable, *words]
+        process = subprocess.Popen(command, cwd=ROOT, env=_environment(variables), stdin=subprocess.DEVNULL)
+        try:
+            yield
+        finally:
+            process.terminate()
+            status = process.wait(60)
+        assert status == 0
+
     def fluster(self, *words: str) -> Any:
         """What a command of `fluster` answers to the operator."""
         program = "from fluster.cli import main; main()"
@@ -81,11 +95,10 @@ class ComposeProject:
 
 
 def _run(command: list[str], variables: dict[str, str], status: int, *, timeout_s: float) -> str:
-    environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **variables}
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env=environment,
+        env=_environment(variables),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -94,6 +107,10 @@ def _run(command: list[str], variables: dict[str, str], status: int, *, timeout_
     )
     assert done.returncode == status, f"{' '.join(command)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout if status == 0 else done.stderr
+
+
+def _environment(variables: dict[str, str]) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **variables}
 
 
 def make_images(engine: Engine) -> None:

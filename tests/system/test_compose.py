@@ -114,6 +114,50 @@ def test_a_server_that_dies_is_started_again_with_all_that_it_stored(project: Co
     assert before < {job["job_id"] for job in project.fluster("ps", "--all")}
 
 
+SUMMER = """
+from fluster import Cluster, ResourceConfig, actor, deploy
+
+@actor(resources=ResourceConfig(labels={"where": "outside"}))
+class Summer:
+    def __init__(self):
+        self.sum = 0
+
+    def add(self, data):
+        import os
+        self.sum += len(data)
+        return self.sum, sorted(os.listdir("/sys/class/net")), os.path.exists("/.dockerenv")
+
+with Cluster() as cluster:
+    pool = deploy(cluster, Summer, name="summer")
+    print(pool.call().add(b"x"), pool.call().add(b"x" * 2_000_000)[0])
+    pool.shutdown()
+"""
+
+
+def test_a_worker_beside_it_has_its_containers_in_the_network_that_it_is_told(
+    project: ComposeProject, tmp_path: Path
+) -> None:
+    (nats,) = project.containers("nats")
+    network = f"{project.name}_default"
+    address = nats["NetworkSettings"]["Networks"][network]["IPAddress"]
+    variables = {
+        "FLUSTER_CLUSTER_ADDRESS": f"nats://{address}:4222",
+        "FLUSTER_CREDENTIALS": str(project.credentials / "service.json"),
+        "FLUSTER_JOB_DEFAULT_CREDENTIALS": str(project.credentials / "job_default.json"),
+        "FLUSTER_WORKER_ID": "beside",
+        "FLUSTER_STATE_DIR": str(tmp_path / "state"),
+        "FLUSTER_LABELS": "where=outside",
+        "FLUSTER_RUNTIME": "docker",
+        "FLUSTER_DOCKER_HOST": project.engine.host,
+        "FLUSTER_IMAGE": project.engine.image,
+        "FLUSTER_CONTAINER_NETWORK": network,
+    }
+    with project.beside("-m", "fluster_services.worker", **variables):
+        wait_until(lambda: "beside" in alive(project), PATIENCE_S)
+        said = project.outside("-c", SUMMER)
+        assert said == "(1, ['eth0', 'lo'], True) 2000001\n"
+
+
 @pytest.mark.parametrize(
     ("variables", "why"),
     [
