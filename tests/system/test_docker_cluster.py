@@ -216,6 +216,9 @@ def test_ten_deaths_of_the_worker_lose_nothing_and_leave_nothing(
             daemons.start_worker(containers=settings)
             assert cluster.wait(cancelled, timeout=PATIENCE_S).status is JobStatus.KILLED
         assert _all(engine, tmp_path) == []
+        held = [line for line in daemons.log("w1").splitlines() if "limits of tasks" in line]
+        assert len(held) == 12  # starts of the worker
+        assert all("limits of tasks are enforced: pids by the Docker engine" in line for line in held)
 
 
 @pytest.mark.slow

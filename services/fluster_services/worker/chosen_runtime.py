@@ -38,12 +38,12 @@ def make_runtime(
     """The worker's runtime, and with containers what brings their images."""
     state_dir: Path = config.state_dir / "attempts"
     settings = config.containers
-    if settings is None or api_version is None:
-        return ProcessRuntime(state_dir, template, enforcer), None
-    runtime = DockerRuntime(
-        ProcessRuntime(state_dir, template),
-        settings,
-        api_version,
-        enforces_limits=config.enforce_limits != "never",
-    )
-    return runtime, Images(settings, api_version)
+    processes = ProcessRuntime(state_dir, template, enforcer)
+    runtime: Runtime = processes
+    images = None
+    if settings is not None and api_version is not None:
+        enforces_limits = config.enforce_limits != "never"
+        runtime = DockerRuntime(processes, settings, api_version, enforces_limits=enforces_limits)
+        images = Images(settings, api_version)
+    _log.info("%s", runtime.limits())
+    return runtime, images

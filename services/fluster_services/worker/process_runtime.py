@@ -46,7 +46,6 @@ class ProcessRuntime:
         self._template = template
         self._controllers = enforcer.controllers if enforcer is not None else {}
         self._limits = enforcer.describe() if enforcer is not None else "limits of tasks are not enforced"
-        _log.info("%s", self._limits)
         self._tasks: set[ProcessTask] = set()  # also those that are over, until they are forgotten
         self._idle = IdleKeepers()
         self._launches: set[asyncio.Task[ProcessTask]] = set()
