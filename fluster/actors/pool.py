@@ -33,9 +33,10 @@ from fluster.actors.rosters import Roster
 from fluster.actors.verbs import Methods, Verb
 from fluster.cluster import AsyncCluster, Cluster
 from fluster.cluster.portal import blocking
-from fluster.errors import ActorTimeoutError
+from fluster.errors import ActorTimeoutError, ForkedError
 from fluster.tracing import announce, begin_call, end_with
 from fluster_bus import payloads
+from fluster_bus.errors import ClosedError
 from fluster_bus.messages import JobId
 from fluster_bus.names import check_name
 
@@ -398,6 +399,16 @@ class ActorPool(Generic[T]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: its members, asked for now."""
+        from fluster.actors.members_view import live_view, still_view
+
+        heading = f"ActorPool {self.name}"
+        try:
+            return self.portal.run(live_view, heading, self.asynchronous)
+        except (ClosedError, ForkedError) as error:
+            return still_view(heading, error)
 
     def __getattr__(self, name: str) -> NoReturn:
         asynchronous = vars(self).get("asynchronous")

@@ -10,7 +10,9 @@ from typing import Any, Self
 
 from fluster.cluster.client import AsyncCluster
 from fluster.cluster.portal import Portal, blocking, blocking_iterator
+from fluster.errors import ForkedError
 from fluster_bus.address import BusAddress
+from fluster_bus.errors import ClosedError
 from fluster_bus.names import Namespace
 
 _open: weakref.WeakSet[Cluster] = weakref.WeakSet()
@@ -67,6 +69,22 @@ class Cluster:
     @property
     def closed(self) -> bool:
         return self not in _open
+
+    def __repr__(self) -> str:
+        if "asynchronous" not in vars(self):
+            return f"<{type(self).__name__} that is not connected>"
+        closed = ", closed" if self.closed else ""
+        return f"{type(self).__name__}({self.asynchronous.server!r}, namespace={self.namespace!r}{closed})"
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: its workers and newest jobs, asked for now."""
+        from fluster.cluster.cluster_view import live_view, still_view
+
+        kind = type(self).__name__
+        try:
+            return self.portal.run(live_view, kind, self.asynchronous)
+        except (ClosedError, ForkedError) as error:
+            return still_view(kind, self.asynchronous, state=error)
 
     def close(self) -> None:
         """Leave the cluster; jobs go on, and actors that are served over this connection end."""

@@ -122,6 +122,20 @@ class AsyncCluster:
     async def __aexit__(self, *_exc_info: object) -> None:
         await self.close()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.server!r}, namespace={self.namespace!r})"
+
+    def _repr_html_(self) -> str:
+        """What notebooks show, which cannot await it."""
+        from fluster.cluster.cluster_view import still_view
+
+        return still_view(type(self).__name__, self)
+
+    @property
+    def server(self) -> str:
+        """Where it is; unlike `address` without credentials."""
+        return self.bus.address.url
+
     @property
     def address(self) -> str:
         """The URL with credentials that FLUSTER_CLUSTER_ADDRESS takes."""

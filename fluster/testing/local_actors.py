@@ -124,6 +124,10 @@ class _AsyncMemoryCluster(AsyncCluster):
         self.servers: dict[JobId, ActorServer] = {}
         self._identity = None
 
+    @property
+    def server(self) -> str:
+        return "memory"
+
     async def terminate(self, job_id: JobId, *, reason: str = "") -> None:  # noqa: ARG002
         server = self.servers.pop(job_id, None)
         if server is not None:
@@ -139,6 +143,9 @@ class _AsyncMemoryCluster(AsyncCluster):
 class _MemoryCluster(Cluster):
     def __init__(self) -> None:
         self._connect(_connected)
+
+    def _repr_html_(self) -> str:
+        return self.asynchronous._repr_html_()
 
 
 async def _connected() -> AsyncCluster:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, Self, TypeVar
 
 from fluster.actors.definition import check_timeout
-from fluster.actors.futures import ActorFuture
+from fluster.actors.futures import ActorFuture, is_running
 from fluster.actors.maps import iterated
 from fluster.cluster import AsyncCluster
 from fluster.cluster.arguments import check_count
 from fluster.cluster.portal import forked
 from fluster.worker_pool.pace import Pace
-from fluster.worker_pool.progress import ProgressBar
+from fluster.worker_pool.progress import Bar, progress_bar
 from fluster.worker_pool.results import AsyncMapResult, AsyncUnorderedResults, ItemFutures, UnorderedItems
 from fluster.worker_pool.tasks import Task
 from fluster.worker_pool.work import Batch, Block, Outcome, blocks_of
@@ -74,6 +74,18 @@ class AsyncWorkerPool:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        from fluster.worker_pool.pool_view import pool_view
+
+        status = self.workers.status_now() if is_running(self.workers.loop) else None
+        return pool_view(f"{type(self).__name__} {self.name}", status, self.state)
+
+    @property
+    def state(self) -> str:
+        """Why it takes no tasks; empty when it does."""
+        return "shut down" if self._closed else str(self.workers.error or "")
 
     @property
     def name(self) -> str:
@@ -146,7 +158,7 @@ class AsyncWorkerPool:
         items = _arguments(iterables)
         blocks = list(blocks_of(items, 0, _checked(chunksize)))
         result = kind(self.name, len(items), self.workers.loop)
-        bar = ProgressBar(self.name, len(items)) if progress else None
+        bar = progress_bar(self.name, len(items)) if progress else None
         on_outcome = self._counted(result.on_outcome, bar)
         batch = Batch(pickled, on_outcome, chunksize=chunksize, futures=result, is_complete=True)
         self.workers.add((batch, blocks))
@@ -176,7 +188,7 @@ class AsyncWorkerPool:
         self.check_open()
         pickled = self._pickled(function)
         total = len(items) if isinstance(items, Sequence) else None
-        bar = ProgressBar(self.name, total) if progress else None
+        bar = progress_bar(self.name, total) if progress else None
 
         def make_batch(on_outcome: Callable[[Outcome], object]) -> Batch:
             return Batch(pickled, self._counted(on_outcome, bar), chunksize=chunksize, is_complete=False)
@@ -208,7 +220,7 @@ class AsyncWorkerPool:
         self._last_function = function, reference
         return reference
 
-    def _counted(self, then: Callable[[Outcome], object], bar: ProgressBar | None) -> Callable[[Outcome], None]:
+    def _counted(self, then: Callable[[Outcome], object], bar: Bar | None) -> Callable[[Outcome], None]:
         def on_outcome(outcome: Outcome) -> None:
             self.workers.count_outcome(outcome)
             if bar is not None:  # first, so that it is right once somebody has the last result

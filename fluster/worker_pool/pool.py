@@ -14,6 +14,7 @@ from fluster.errors import ForkedError
 from fluster.worker_pool.async_pool import DEFAULT_RESOURCES, AsyncWorkerPool
 from fluster.worker_pool.executor import PoolExecutor
 from fluster.worker_pool.results import MapResult, UnorderedResults
+from fluster_bus.errors import ClosedError
 from fluster_bus.messages import EnvironmentConfig, ResourceConfig
 
 T = TypeVar("T")
@@ -59,6 +60,16 @@ class WorkerPool:
 
     def __repr__(self) -> str:
         return f"WorkerPool({self.name!r})"
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        from fluster.worker_pool.pool_view import pool_view
+
+        try:
+            status = self.status()
+        except (ClosedError, ForkedError) as error:
+            return pool_view(f"WorkerPool {self.name}", None, str(error))
+        return pool_view(f"WorkerPool {self.name}", status, self.asynchronous.state)
 
     @property
     def name(self) -> str:

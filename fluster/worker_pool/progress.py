@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import sys
+import threading
+import time
+from typing import Any, Protocol
 
-class ProgressBar:
-    """Shown on stderr until all items are done. Without a total, the number of items that are."""
+_BETWEEN_S = 0.1  # two messages to a notebook
+
+
+class Bar(Protocol):
+    """Shown until all items are done. Without a total, the number of items that are."""
+
+    def advance(self, items: int) -> None:
+        """Note that so many more are done; from any thread."""
+
+    def stop(self) -> None:
+        """Leave it as it is. Nothing happens the second time."""
+
+
+def progress_bar(name: str, total: int | None) -> Bar:
+    """A bar in the notebook's cell that runs, else on stderr."""
+    return NotebookBar(name, total) if _is_notebook() else TerminalBar(name, total)
+
+
+def _is_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+
+
+class TerminalBar:
+    """On stderr."""
 
     def __init__(self, name: str, total: int | None) -> None:
         # Here, as each actor and worker has this module and few have a bar.
@@ -17,11 +46,64 @@ class ProgressBar:
         self._progress.start()
 
     def advance(self, items: int) -> None:
-        """Note that so many more are done."""
         self._progress.advance(self._task, items)
         if self._progress.finished:
             self.stop()
 
     def stop(self) -> None:
-        """Leave it as it is. Nothing happens the second time."""
         self._progress.stop()
+
+
+class NotebookBar:
+    """In the output of the cell that made it, also when the next cell runs already."""
+
+    def __init__(self, name: str, total: int | None) -> None:
+        import IPython.display
+
+        self._name = name
+        self._total = total
+        self._done = 0
+        self._began = time.monotonic()
+        self._next_at = self._began + _BETWEEN_S
+        self._lock = threading.Lock()
+        self._is_over = False
+        display: Any = IPython.display.display  # it has no types
+        self._shown = display(self, display_id=True)
+
+    def advance(self, items: int) -> None:
+        with self._lock:
+            self._done += items
+            is_full = self._total is not None and self._done >= self._total
+            if is_full or time.monotonic() >= self._next_at:
+                self._show(is_over=is_full)
+
+    def stop(self) -> None:
+        with self._lock:
+            self._show(is_over=True)
+
+    def _show(self, *, is_over: bool) -> None:
+        if self._is_over:
+            return
+        self._is_over = is_over
+        self._next_at = time.monotonic() + _BETWEEN_S
+        # In no context, as the loop's is that of an earlier cell: kernels then take it as of the cell that runs now, and
+        # find by the id where it is shown.
+        with contextlib.suppress(Exception):  # the work goes on, whether anybody can see it or not
+            contextvars.Context().run(self._shown.update, self)
+
+    def __repr__(self) -> str:
+        total = "?" if self._total is None else f"{self._total:,}"
+        return f"{self._name} {self._done:,}/{total}{self._time()}"
+
+    def _repr_html_(self) -> str:
+        from fluster_bus.html_view import bar
+
+        return bar(self._done, self._done if self._is_over else self._total, repr(self))
+
+    def _time(self) -> str:
+        elapsed_s = time.monotonic() - self._began
+        if self._is_over:
+            return f", {elapsed_s:,.1f} s"
+        if self._total is None or not self._done:
+            return ""
+        return f", {elapsed_s / self._done * (self._total - self._done):,.0f} s left"

@@ -449,6 +449,9 @@ class Workers:
                     each.set_result(None)
 
     async def status(self) -> PoolStatus:
+        return self.status_now()
+
+    def status_now(self) -> PoolStatus:
         self._pump()
         return PoolStatus(
             workers=len(self._present()),

@@ -401,6 +401,12 @@ class JobInfo(Message):
             return failed[0]
         return None if None in codes or not codes else 0
 
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        from fluster_bus.messages.job_view import job_view
+
+        return job_view(self)
+
 
 def _fraction(task: TaskStatus) -> float:
     if task.status is JobStatus.SUCCEEDED:

@@ -1,0 +1,54 @@
+"""What notebooks show of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from fluster_bus.errors import FlusterError
+from fluster_bus.html_view import table, view
+
+if TYPE_CHECKING:
+    from fluster.cluster.client import AsyncCluster
+    from fluster_bus.messages import JobInfo, WorkerStatus
+
+_PATIENCE_S = 2.0  # whoever shows a cluster shall not wait for one that does not answer
+_JOBS = 10
+_GIB = 1 << 30
+
+
+def still_view(kind: str, cluster: AsyncCluster, **facts: object) -> str:
+    """HTML of where a cluster is, without asking it."""
+    return view(kind, {"server": cluster.server, "namespace": cluster.namespace, **facts})
+
+
+async def live_view(kind: str, cluster: AsyncCluster) -> str:
+    """The same with its workers, and the newest jobs of its namespace, if it answers soon."""
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            workers, jobs = await asyncio.gather(cluster.list_workers(), cluster.list_jobs(limit=_JOBS))
+    except (FlusterError, TimeoutError) as error:
+        return still_view(kind, cluster, state=f"does not answer: {str(error) or f'nothing came in {_PATIENCE_S:g} s'}")
+    return view(
+        kind,
+        {"server": cluster.server, "namespace": cluster.namespace},
+        table(("worker", "host", "state", "tasks", "free CPUs", "free memory"), [*map(_worker_row, workers)]),
+        table(("newest jobs", "name", "status", "tasks", "error"), [*map(_job_row, jobs)]),
+    )
+
+
+def _worker_row(worker: WorkerStatus) -> tuple[object, ...]:
+    state = "lost" if not worker.alive else "draining" if worker.info.draining else "ready"
+    free, total = worker.free, worker.info.total
+    return (
+        worker.info.worker_id,
+        worker.info.host,
+        state,
+        worker.running,
+        f"{free.cpu:g} of {total.cpu:g}",
+        f"{free.memory / _GIB:.1f} of {total.memory / _GIB:.1f} GiB",
+    )
+
+
+def _job_row(job: JobInfo) -> tuple[object, ...]:
+    return job.job_id, job.name, job.status, len(job.tasks), job.error_message
