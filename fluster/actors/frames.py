@@ -94,13 +94,13 @@ def decode_calls(data: bytes) -> list[WireCall]:
         calls = pickle.loads(data)
     except Exception as error:
         raise InvalidMessageError(f"no calls could be read from {len(data):,} bytes: {error}") from error
-    if not isinstance(calls, list) or not all(map(_is_call, calls)):
-        raise InvalidMessageError(f"{type(calls).__name__} is no list of calls (method, deadline, payload)")
-    return calls
-
-
-def _is_call(call: object) -> bool:
-    return isinstance(call, tuple) and 3 <= len(call) <= 4 and isinstance(call[0], str) and isinstance(call[2], bytes)
+    if type(calls) is list:
+        for call in calls:
+            if not (type(call) is tuple and 3 <= len(call) <= 4 and type(call[0]) is str and type(call[2]) is bytes):
+                break
+        else:
+            return calls
+    raise InvalidMessageError(f"{type(calls).__name__} is no list of calls (method, deadline, payload)")
 
 
 def encode_cancel(places: list[tuple[int, int]]) -> bytes:

@@ -176,7 +176,7 @@ class HostedActor:
             return
         for index, call in enumerate(calls):
             trace = call[3] if len(call) == 4 else None
-            self._admit(_Job(delivery.reply, index, call[0], call[1], payloads.held(call[2]), trace=trace))
+            self._admit(_Job(delivery.reply, index, call[0], call[1], payloads.held(call[2]), False, None, trace))
 
     def accept_unstored(self, delivery: Delivery) -> None:
         """For a durable actor: take no calls but pings of a message that did not come out of its stream."""
@@ -212,14 +212,12 @@ class HostedActor:
             job = self._made_cancellable(job)
         if self.supervisor.given_up is not None:
             self._reject(job, self.supervisor.given_up, RETRY)
-        elif job.method not in self._lanes_of:
+        elif (lanes := self._lanes_of.get(job.method)) is None:
             if job.method in self._notices:
                 self._on_notice(job)
                 return
             self._fail(job, AttributeError(f"{self.kind} has no method {job.method!r}{near(job.method, self.methods)}"))
-        elif not (mailbox := self._lanes_of[job.method].mailbox).put(
-            job, len(job.payload), (job.reply, job.place) if job.reply else None
-        ):
+        elif not (mailbox := lanes.mailbox).put(job, len(job.payload), (job.reply, job.place) if job.reply else None):
             text = (
                 f"{self.context.actor_name} has {len(mailbox):,} calls waiting: "
                 "send less at a time, or add members to its pool"
