@@ -133,7 +133,6 @@ def test_an_actor_imports_nothing_of_what_is_the_same_for_all(
         "fluster_services",
         "nats",
         "pydantic",
-        "anyio",
         "uvloop",
         "concurrent",
         "encodings",
