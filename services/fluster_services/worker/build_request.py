@@ -1,7 +1,7 @@
 """The request that has an engine build an image (https://docs.docker.com/reference/api/engine/, ImageBuild).
 
-On a connection of its own, rather than by the SDK, whose calls cannot be ended from outside: an engine gives a build up when the
-connection of whoever asked for it is closed.
+On a connection of its own, rather than by the SDK, whose calls cannot be ended from outside: an engine gives a build up when it
+finds the connection of whoever asked for it closed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, BinaryIO
 from urllib.parse import urlencode
 
@@ -18,6 +18,7 @@ from fluster_services.worker.engine import EngineError
 
 _BLOCK_BYTES = 1 << 20
 _MAX_LINE_BYTES = 1 << 20
+_GIVE_UP_S = 5.0
 
 
 async def build_image(
@@ -25,7 +26,7 @@ async def build_image(
 ) -> AsyncGenerator[str, None]:
     """Have `engine` build from `context`; what it says comes in pieces. Raises EngineError when there is no image at the end.
 
-    Left before its end (`aclose`, a cancellation), the build ends, too.
+    Left before its end (`aclose`, a cancellation), the build ends first, unless the engine does not answer.
     """
     try:
         reader, writer = await asyncio.open_unix_connection(engine.removeprefix("unix://"), limit=_MAX_LINE_BYTES)
@@ -48,10 +49,20 @@ async def build_image(
         finally:
             sending.cancel()
             await asyncio.wait({sending})
+            await _give_up(reader, writer)
     except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as cause:
         raise EngineError(f"the Docker engine at {engine} went away while it built") from cause
     finally:
         writer.close()
+
+
+async def _give_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Return when the engine has stopped, if it had not: it sees that nobody is there any more, and can still say that it is done."""
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(_GIVE_UP_S):
+            writer.write_eof()
+            while await reader.read(_BLOCK_BYTES):
+                pass
 
 
 async def _send(writer: asyncio.StreamWriter, context: BinaryIO) -> None:
