@@ -6,10 +6,11 @@ Imports next to nothing: nothing of a cluster runs before its supervisor has rea
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
 RuntimeName = Literal["process", "docker", "auto"]
+ProfileName = Literal["default", "gpu", "trusted"]  # what tasks in containers may do
 
 SUPERVISOR_MODULE = "fluster_services.supervisor"  # started by name: the services build on this package
 START_TIMEOUT_S = 45.0
@@ -34,6 +35,9 @@ class LocalSetup:
     runtime: RuntimeName = "process"  # "auto": containers where a Docker engine answers
     docker_host: str | None = None  # None: the machine's own
     image: str | None = None  # of jobs that name none
+    containers: dict[str, Any] = field(
+        default_factory=dict
+    )  # {setting of a worker's containers: value}, where not as usual
     backend: str | None = None  # what has VMs for the workers, pickled, in Base64; None: they are processes here
 
     @property

@@ -14,9 +14,9 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from fluster.cluster.arguments import check_count
 from fluster.cluster.blocking import Cluster
@@ -31,6 +31,7 @@ from fluster.local_setup import (
     SUPERVISOR_MODULE,
     LocalSetup,
     LocalStarted,
+    ProfileName,
     RuntimeName,
 )
 from fluster_bus.names import check_namespace
@@ -56,6 +57,10 @@ class LocalCluster(Cluster):
     DOCKER_HOST, or the machine's own), in the `image` that its job names, or else in this one, by default
     `python:3.12-slim` of the client's version of Python; "auto" does so where an engine answers.
 
+    `network` and what follows are for tasks in containers, as a worker's settings are: which `profile` they have (default, gpu,
+    trusted), the folders below which jobs may have any mounted, how large /dev/shm is, and {name: limit, or soft and hard
+    one}, such as {"nofile": (1024, 65_536)}.
+
     With a `backend`, a VMBackend such as `fluster_services.vm.DockerBackend()`, each worker is one of its VMs, which
     has its usual size unless `cpu` or `memory` say what all have together. It is copied: one object may serve several clusters.
 
@@ -78,6 +83,11 @@ class LocalCluster(Cluster):
         runtime: RuntimeName = "process",
         docker_host: str | None = None,
         image: str | None = None,
+        network: str | None = None,
+        profile: ProfileName = "default",
+        mount_roots: Sequence[str | Path] = (),
+        shm_size: int | str | None = None,
+        ulimits: Mapping[str, int | tuple[int, int]] | None = None,
         backend: object | None = None,
         on_progress: Callable[[str], object] | None = None,
     ) -> None:
@@ -96,6 +106,9 @@ class LocalCluster(Cluster):
                 "runtime, docker_host, image and enforce_limits are for workers that are processes of this machine: with a backend= "
                 "tasks are processes of its VMs, which are held to their resources; give docker_host and image to the backend"
             )
+        containers = _container_settings(network, profile, mount_roots, shm_size, ulimits)
+        if containers and runtime == "process":
+            raise ValueError(f"{', '.join(containers)} are for tasks in containers: choose runtime='docker'")
         logical_cpu = max(_LOGICAL_CPUS, _LOGICAL_CPUS_PER_CORE * (os.cpu_count() or 1))
         setup = LocalSetup(
             namespaces=tuple(dict.fromkeys((chosen, *namespaces))),
@@ -109,6 +122,7 @@ class LocalCluster(Cluster):
             runtime=runtime,
             docker_host=docker_host or os.environ.get("DOCKER_HOST"),
             image=image,
+            containers=containers,
             backend=_pickled(backend) if backend is not None else None,
             working_dir=str(Path.cwd()),
             python_path=tuple(str(Path(entry or ".").absolute()) for entry in sys.path),
@@ -240,6 +254,34 @@ def _bytes(size: int | str) -> int:
     from fluster_bus.messages import parse_size
 
     return parse_size(size)
+
+
+def _container_settings(
+    network: str | None,
+    profile: ProfileName,
+    mount_roots: Sequence[str | Path],
+    shm_size: int | str | None,
+    ulimits: Mapping[str, int | tuple[int, int]] | None,
+) -> dict[str, Any]:
+    """Those that are not as usual, by the names that workers have for them. Raises ValueError."""
+    if profile not in get_args(ProfileName):
+        raise ValueError(f"profile={profile!r} is not known: choose {', '.join(get_args(ProfileName))}")
+    settings = {
+        "network": network,
+        "profile": profile if profile != "default" else None,
+        "mount_roots": [str(Path(root).absolute()) for root in mount_roots] or None,
+        "shm_bytes": _bytes(shm_size) if shm_size is not None else None,
+        "ulimits": _limits(ulimits) if ulimits is not None else None,
+    }
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _limits(ulimits: Mapping[str, int | tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    pairs = {name: limit if isinstance(limit, tuple) else (limit, limit) for name, limit in ulimits.items()}
+    for name, pair in pairs.items():
+        if len(pair) != 2 or not all(isinstance(each, int) and each >= -1 for each in pair):
+            raise ValueError(f"ulimits has {name}={ulimits[name]!r}: give a number, or (soft, hard); -1 is no limit")
+    return pairs
 
 
 def _pickled(backend: object) -> str:

@@ -282,10 +282,12 @@ class Supervisor:
     def _containers(self) -> ContainerSettings:
         from fluster_services.worker.container import ContainerSettings
 
-        default = ContainerSettings()
-        return ContainerSettings(
-            engine=self.setup.docker_host or default.engine, image=self.setup.image or default.image
-        )
+        known = dict(self.setup.containers)
+        if self.setup.docker_host:
+            known["engine"] = self.setup.docker_host
+        if self.setup.image:
+            known["image"] = self.setup.image
+        return ContainerSettings(**known)
 
     def _share(self) -> Capacity:
         from fluster_bus.messages import Capacity

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from fluster.local_setup import ProfileName
 from fluster_services.worker.__main__ import _containers
 from fluster_services.worker.container import (
     ContainerSettings,
     Libraries,
-    Profile,
     Wanted,
     create_body,
     given_libraries,
@@ -114,7 +114,7 @@ def test_the_gpu_profile_is_as_hard_as_the_default_and_has_room_to_lock_memory()
 
 
 @pytest.mark.parametrize("profile", ["default", "gpu", "trusted"])
-def test_devices_are_asked_for_in_every_profile_by_those_alone_that_have_some(profile: Profile) -> None:
+def test_devices_are_asked_for_in_every_profile_by_those_alone_that_have_some(profile: ProfileName) -> None:
     asked = body(["true"], settings={"profile": profile}, devices=["0"])["HostConfig"]
     assert asked["DeviceRequests"][0]["DeviceIDs"] == ["0"]
     assert "DeviceRequests" not in body(["true"], settings={"profile": profile})["HostConfig"]

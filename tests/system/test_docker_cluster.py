@@ -12,7 +12,7 @@ import pytest
 
 from fluster import ActorPool, ClusterStartError, deploy
 from fluster.cluster import LocalCluster
-from fluster_bus.messages import EnvironmentConfig, JobStatus
+from fluster_bus.messages import Entrypoint, EnvironmentConfig, JobRequest, JobStatus
 from fluster_services.worker.container import OWN_MINOR, STATE_LABEL, ContainerSettings
 from tests.docker_engine import Engine
 from tests.system.built_images import left_of_builds, no_built_images
@@ -270,3 +270,38 @@ def test_auto_takes_processes_where_no_engine_answers(tmp_path: Path) -> None:
 def test_without_an_engine_a_cluster_of_containers_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(ClusterStartError, match=rf"the Docker engine at unix://{tmp_path}/none cannot be reached"):
         LocalCluster(runtime="docker", docker_host=f"unix://{tmp_path}/none")
+
+
+def test_containers_are_as_the_cluster_says(engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("seen\n")
+    with LocalCluster(
+        runtime="docker",
+        docker_host=engine.host,
+        image=engine.image,
+        network="none",
+        profile="trusted",
+        mount_roots=[tmp_path],
+        shm_size="16MiB",
+        ulimits={"nofile": (512, 1024), "core": 0},
+    ) as cluster:
+        script = "cat /data/data; df -m /dev/shm | tail -1; ulimit -n; ulimit -Hn; touch /allowed; ls /sys/class/net"
+        environment = EnvironmentConfig(mounts={"/data": str(tmp_path)})
+        request = JobRequest(name="look", entrypoint=Entrypoint(command=("sh", "-c", script)), environment=environment)
+        job_id = cluster.launch(request)
+        assert cluster.wait(job_id, timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+        seen, shared, soft, hard, *networks = [line.text for line in cluster.logs(job_id)]
+    assert (seen, shared.split()[1], soft, hard, networks) == ("seen", "16", "512", "1024", ["lo"])
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"network": "none", "mount_roots": ["/srv"]}, "network, mount_roots are for tasks in containers"),
+        ({"runtime": "docker", "profile": "root"}, "profile='root' is not known: choose default, gpu, trusted"),
+        ({"runtime": "docker", "ulimits": {"nofile": -2}}, "ulimits has nofile=-2: give a number"),
+        ({"runtime": "docker", "shm_size": "much"}, "much"),
+    ],
+)
+def test_settings_of_containers_that_cannot_be(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        LocalCluster(**given)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from fluster.local_setup import RuntimeName
+from fluster.local_setup import ProfileName, RuntimeName
 from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
 from fluster_bus.errors import AddressError
@@ -21,7 +21,7 @@ from fluster_services.daemon import address_from_environment, run_daemon
 from fluster_services.worker.cgroups import Enforcement, LimitsError, find_enforcer
 from fluster_services.worker.chosen_runtime import choose_containers, make_runtime
 from fluster_services.worker.config import WorkerConfig
-from fluster_services.worker.container import ContainerSettings, Profile, parse_ulimits
+from fluster_services.worker.container import ContainerSettings, parse_ulimits
 from fluster_services.worker.detection import VISIBLE_DEVICES, Given, detect, detect_host, parse_gpus
 from fluster_services.worker.draining import Draining
 from fluster_services.worker.engine import EngineError, find_api_version
@@ -105,7 +105,7 @@ def _containers() -> ContainerSettings:
     known["build_timeout_s"] = _seconds("FLUSTER_BUILD_TIMEOUT_S", ContainerSettings.build_timeout_s)
     known["build_authorities"] = _file("FLUSTER_BUILD_CA")
     known["max_images"] = _count("FLUSTER_MAX_IMAGES", ContainerSettings.max_images)
-    return ContainerSettings(profile=_one_of("FLUSTER_CONTAINER_PROFILE", "default", get_args(Profile)), **known)
+    return ContainerSettings(profile=_one_of("FLUSTER_CONTAINER_PROFILE", "default", get_args(ProfileName)), **known)
 
 
 def _one_of(variable: str, default: str, known: Sequence[str]) -> Any:

@@ -8,12 +8,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from fluster.local_setup import ProfileName
 from fluster_services.worker import init_words
 from fluster_services.worker.limits import MAX_PIDS, MIN_QUOTA_US, PERIOD_US, Limits
-
-Profile = Literal["default", "gpu", "trusted"]
 
 OWN_MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -41,7 +40,7 @@ class ContainerSettings:
     engine: str = "unix:///var/run/docker.sock"
     image: str = f"python:{OWN_MINOR}-slim"  # of jobs that name none
     network: str = "host"  # a job reaches the bus by the address that the worker reaches it by
-    profile: Profile = "default"
+    profile: ProfileName = "default"
     # {name: (soft, hard)}; what is not named is as the engine has it, whose own limits are the most that it can give.
     ulimits: Mapping[str, tuple[int, int]] = field(default_factory=lambda: {"core": (0, 0)})
     shm_bytes: int | None = None  # of /dev/shm; None: as much as the task's memory, of which it is a part
@@ -192,7 +191,7 @@ def _bind(source: str, target: str, *, is_writable: bool = False) -> dict[str, A
     return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": not is_writable}
 
 
-def _hardening(profile: Profile) -> dict[str, Any]:
+def _hardening(profile: ProfileName) -> dict[str, Any]:
     """What takes from a task what it has no need of. The trusted ones are as the image and the engine have them."""
     if profile == "trusted":
         return {}
