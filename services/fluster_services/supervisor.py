@@ -245,7 +245,8 @@ class Supervisor:
             from fluster_bus.messages import WorkerId
             from fluster_services.vm.daemon import WantedVMs, run_vms
 
-            sys.path[:] = self.setup.python_path  # the backend's class may be the owner's own
+            # The backend's class may be the owner's own.
+            sys.path[:] = dict.fromkeys((*self.setup.python_path, *sys.path))
             run_vms(
                 WantedVMs(
                     backend=pickle.loads(base64.b64decode(self.setup.backend or "")),

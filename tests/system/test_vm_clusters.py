@@ -1,4 +1,4 @@
-"""What users do with a LocalCluster, with its workers as processes, as local VMs and as containers."""
+"""What users do with a LocalCluster, with its workers as processes and as containers."""
 
 import os
 import pickle
@@ -24,7 +24,6 @@ from fluster import (
     deploy,
 )
 from fluster_bus import arenas
-from fluster_services.vm import LocalBackend
 from tests.docker_engine import Engine
 from tests.system.job_requests import call, command, texts, wait_ready
 from tests.system.vm_site import docker_backend, vms
@@ -52,17 +51,16 @@ class Used:
     shares_memory: bool
 
 
-@pytest.fixture(scope="module", params=["processes", "local VMs", "containers"])
+@pytest.fixture(scope="module", params=["processes", "containers"])
 def used(request: pytest.FixtureRequest) -> Iterator[Used]:
-    if request.param == "containers":
-        engine = cast("Engine", request.getfixturevalue("engine"))
-        with LocalCluster(workers=2, backend=docker_backend(engine)) as cluster:
-            yield Used(cluster, shares_memory=False)
-        assert vms(engine) == []
+    if request.param == "processes":
+        with LocalCluster(workers=2, cpu=2 * CPUS) as cluster:
+            yield Used(cluster, shares_memory=True)
         return
-    backend = LocalBackend(cpus=CPUS, memory="2GB") if request.param == "local VMs" else None
-    with LocalCluster(workers=2, backend=backend, cpu=2 * CPUS if backend is None else None) as cluster:
-        yield Used(cluster, shares_memory=True)
+    engine = cast("Engine", request.getfixturevalue("engine"))
+    with LocalCluster(workers=2, backend=docker_backend(engine)) as cluster:
+        yield Used(cluster, shares_memory=False)
+    assert vms(engine) == []
 
 
 @pytest.fixture

@@ -183,6 +183,9 @@ class Fleet(ABC):
             code = await _run(vm, bus)
         except (LaunchError, VMError, BusError) as error:
             vm.end(VMStatus.FAILED, str(error))
+        except Exception as error:
+            log.exception("VM %s is given up", vm.vm_id)
+            vm.end(VMStatus.FAILED, f"{type(error).__name__}: {error}")
         else:
             vm.exit_code = code
             vm.end(VMStatus.FAILED if code else VMStatus.STOPPED, _told(code, vm.output.last_words()))
@@ -220,7 +223,9 @@ async def _run(vm: _VM, bus: Bus) -> int:
             return await asked(vm.machine.run, vm.output.write)
         finally:
             registered.cancel()
-            await asyncio.wait({registered})
+            (end,) = await asyncio.gather(registered, return_exceptions=True)
+            if isinstance(end, BusError):
+                log.warning("whether %s has registered is not known: %s", vm.vm_id, end)
 
 
 async def _see_registered(changes: AsyncGenerator[Row[WorkerInfo] | Deleted | CaughtUp], vm: _VM) -> None:

@@ -45,8 +45,8 @@ def _read_setup() -> WorkerConfig:
     return dataclasses.replace(config, advertised_host=detect_host(config.address))
 
 
-class Machine:
-    """The worker of this machine, and what it has started. Single-threaded, since it forks."""
+class Caretaker:
+    """Looks after the worker of this machine, and what that has started. Single-threaded, since it forks."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
@@ -171,4 +171,4 @@ class Machine:
 def main() -> None:
     become_subreaper()
     set_process_name("fluster-vm")
-    sys.exit(Machine(_read_setup()).run())
+    sys.exit(Caretaker(_read_setup()).run())
