@@ -62,7 +62,7 @@ class ComposeProject:
         """What a Python of this machine prints that is run beside the engine, as `user` of the cluster."""
         command = [*from_outside(self.engine), sys.executable, *words]
         address = str(self.credentials / f"{user}.json")
-        return _run(command, {"FLUSTER_CLUSTER_ADDRESS": address}, 0, timeout_s=60)
+        return _run(command, {"FLUSTER_CLUSTER_ADDRESS": address}, 0, timeout_s=120)
 
     @contextmanager
     def beside(self, *words: str, **variables: str) -> Iterator[None]:
