@@ -120,14 +120,22 @@ def test_devices_are_asked_for_in_every_profile_by_those_alone_that_have_some(pr
     assert "DeviceRequests" not in body(["true"], settings={"profile": profile})["HostConfig"]
 
 
-def test_shared_memory_is_as_much_as_the_memory_that_was_asked_for_held_to_it_or_not() -> None:
-    def shm(**fields: Any) -> int:
-        size = body(["true"], **fields)["HostConfig"]["ShmSize"]
-        assert isinstance(size, int)
-        return size
-
-    assert (shm(), shm(memory=64 << 30)) == (1 << 30, 64 << 30)
-    assert shm(memory=64 << 30, settings={"shm_bytes": 2 << 30}) == 2 << 30
+@pytest.mark.parametrize(
+    ("asked", "held", "setting", "shm"),
+    [
+        (256 << 20, 256 << 20, None, 256 << 20),
+        (64 << 30, 64 << 30, None, 64 << 30),
+        (256 << 20, None, None, 1 << 30),
+        (64 << 30, None, None, 64 << 30),
+        (None, None, None, 1 << 30),
+        (64 << 30, 64 << 30, 2 << 30, 2 << 30),
+    ],
+)
+def test_shared_memory_is_as_much_as_the_memory_that_was_asked_for(
+    asked: int | None, held: int | None, setting: int | None, shm: int
+) -> None:
+    made = body(["true"], memory=asked, limits=Limits(memory=held), settings={"shm_bytes": setting})
+    assert made["HostConfig"]["ShmSize"] == shm
 
 
 def test_the_network_is_a_setting() -> None:

@@ -23,7 +23,7 @@ LIBRARIES_FOLDER = "/opt/fluster"
 _LABEL = "fluster"
 STATE_LABEL = f"{_LABEL}.state"
 NOBODY = 65_534
-_DEFAULT_SHM_BYTES = 1 << 30
+_MIN_FREE_SHM_BYTES = 1 << 30  # where nothing is held to its memory
 _LOG_OPTIONS = {"max-size": "64m", "max-file": "2", "compress": "false"}
 _SCRATCH = ("/tmp", "/var/tmp")  # noqa: S108 - in the container, each its own
 # What libraries for GPUs ask for: they lock memory that devices read, and have large frames on their stacks.
@@ -180,7 +180,7 @@ def create_body(
             "LogConfig": {"Type": "local", "Config": _LOG_OPTIONS},
             **_hardening(settings.profile),
             **_limits(wanted.limits),
-            "ShmSize": settings.shm_bytes or wanted.memory or _DEFAULT_SHM_BYTES,
+            "ShmSize": settings.shm_bytes or wanted.limits.memory or max(wanted.memory or 0, _MIN_FREE_SHM_BYTES),
             "Ulimits": _ulimits(settings),
             **_devices(wanted.devices),
         },
