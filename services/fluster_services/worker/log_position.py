@@ -14,13 +14,13 @@ class LogPosition:
 
     def __init__(self) -> None:
         self._end = 0  # in the engine's log, as far as is known
-        self._tail = b""  # what lies before it
+        self._tail = bytearray()  # what lies before it, that much of it at least
         self._skip = 0  # bytes, read again, that lie before the tail
         self._expected = b""  # of the tail, what is still to be read again
 
     def again(self) -> None:
         self._skip = self._end - len(self._tail)
-        self._expected = self._tail
+        self._expected = bytes(self._tail)
 
     def new(self, data: bytes) -> bytes:
         """What of `data` was not told before."""
@@ -28,7 +28,9 @@ class LogPosition:
         self._skip -= skipped
         data = self._compared(data[skipped:]) if self._expected else data[skipped:]
         self._end += len(data)
-        self._tail = (self._tail + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]
+        self._tail += data
+        if len(self._tail) > 2 * _TAIL_BYTES:  # not each time: most pieces are small
+            del self._tail[:-_TAIL_BYTES]
         return data
 
     def _compared(self, data: bytes) -> bytes:
@@ -38,11 +40,11 @@ class LogPosition:
             return data[both:]
         same = next(index for index in range(both) if self._expected[index] != data[index])
         # The rest of the tail was told and never logged. The log has whole lines, so what follows begins with one.
-        matched = self._tail[: len(self._tail) - len(self._expected) + same]
+        matched = bytes(self._tail[: len(self._tail) - len(self._expected) + same])
         line = matched.rfind(b"\n") + 1
         if line == 0 and self._end > len(self._tail):  # it began before the tail
             line = len(matched)
         self._end -= len(self._tail) - line
-        self._tail = self._tail[:line]
+        del self._tail[line:]
         self._expected = b""
         return matched[line:] + data[same:]
