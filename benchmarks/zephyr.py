@@ -15,7 +15,7 @@ from benchmarks.side_by_side import medians
 from benchmarks.sides import FLUSTER, Side, can_be_apart, say_missing
 from benchmarks.zephyr_work import ROWS
 
-TURNS = 3
+TURNS = 2
 LOCAL, IRIS = "LocalClient", "Iris"
 # Its actors listen on all addresses, and it asks the system which one leads outside: here that is this machine itself.
 _APART = (

@@ -15,6 +15,8 @@ from typing import Any
 from benchmarks.actor_work import Figures, tell
 
 WORKERS, ROUNDS = 2, 2
+# In a row, of which the mean is taken: how soon idle workers ask for work again is chance.
+TIMES = {"small_s": 20}
 ROWS, KEYS = 1_000_000, 1_000
 SHARDS = 4
 
@@ -98,6 +100,8 @@ def figures(side: str) -> Figures:
     from zephyr.context import ZephyrContext
     from zephyr.runners import InlineRunner
 
+    # Iris' one machine has less disk than each asks for who names none.
+    disk = {"disk": "1g"} if side == "iris" else {}
     found: Figures = {}
     pipelines = _pipelines()
     with tempfile.TemporaryDirectory() as folder, _client(side) as client:
@@ -105,8 +109,8 @@ def figures(side: str) -> Figures:
             context = ZephyrContext(
                 client=client,
                 max_workers=WORKERS,
-                resources=ResourceConfig(cpu=1, ram="1g", disk="1g"),
-                coordinator_resources=ResourceConfig(cpu=0.1, ram="1g", disk="1g"),
+                resources=ResourceConfig(cpu=1, ram="1g", **disk),
+                coordinator_resources=ResourceConfig(cpu=0.1, ram="1g", **disk),
                 chunk_storage_prefix=folder,
                 stage_runner_factory=InlineRunner,
             )
@@ -114,10 +118,12 @@ def figures(side: str) -> Figures:
             with context:
                 taken = {"ready_s": time.perf_counter() - began}
                 for name, pipeline in pipelines.items():
-                    dataset, results = pipeline()
+                    times = TIMES.get(name, 1)
+                    prepared = [pipeline() for _ in range(times)]
                     began = time.perf_counter()
-                    assert len(context.execute(dataset).results) == results, name
-                    taken[name] = time.perf_counter() - began
+                    for dataset, results in prepared:
+                        assert len(context.execute(dataset).results) == results, name
+                    taken[name] = (time.perf_counter() - began) / times
             found = {name: min(seconds, found.get(name, seconds)) for name, seconds in taken.items()}
     return found
 

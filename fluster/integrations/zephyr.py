@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from typing import Any
 
 try:
@@ -18,11 +20,16 @@ from zephyr.runners import InlineRunner
 
 from fluster.cluster import Cluster
 from fluster.cluster.arguments import check_count
+from fluster.errors import FlusterError
 from fluster.integrations.fray import FlusterClient
 from fluster_bus.messages import parse_size
 
+log = logging.getLogger(__name__)
+
 _COORDINATOR_CPU = 0.1  # it mostly waits
+_LONG_S = 10.0  # after this it is said what a pipeline waits for, if there is no worker yet
 _RETRIES = 3  # of a whole pipeline whose coordinator was lost
+_LOST_WORKERS = 5  # of one shard: it may be what kills them
 
 
 class FlusterBackend:
@@ -63,10 +70,23 @@ class FlusterBackend:
             chunk_storage_prefix=self._storage,
             name=name,
             max_execution_retries=_RETRIES,
+            max_shard_infra_failures=_LOST_WORKERS,
             stage_runner_factory=InlineRunner,
         )
+        patience = threading.Timer(_LONG_S, _tell_why_it_waits, [client])
+        patience.daemon = True
+        patience.start()
         try:
             results: list[Any] = context.execute(dataset).results
         finally:
+            patience.cancel()
             client.shutdown()
         return results
+
+
+def _tell_why_it_waits(client: FlusterClient) -> None:
+    try:
+        for reason in client.waiting():
+            log.warning("the pipeline waits for room: %s", reason)
+    except FlusterError as error:
+        log.info("why the pipeline waits cannot be told: %s", error)

@@ -194,6 +194,11 @@ def test_it_is_said_why_actors_are_not_there(client: FlusterClient) -> None:
     wide = ResourceConfig(cpu=8, ram="64m")  # all of a worker, of which there are two
     group = client.create_actor_group(Counter, name="wide", count=3, resources=wide)
     assert len(group.wait_ready(count=2)) == 2
+    assert client.waiting() == []
+    late = client.create_actor_group(Counter, name="late", count=1, resources=wide)
+    (reason,) = wait_until(client.waiting)
+    assert "CPU" in reason
+    late.shutdown()
     with pytest.raises(TimeoutError, match=r"2 of 3 actors of wide-\w+ are there after 0.5 s: .*CPU"):
         group.wait_ready(timeout=0.5)
 

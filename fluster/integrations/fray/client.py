@@ -21,6 +21,7 @@ from fluster.integrations.fray.hosting import check_servable, host, made, served
 from fluster.integrations.fray.jobs import FlusterJobHandle
 from fluster_bus.messages import Entrypoint, JobId
 from fluster_bus.messages import JobRequest as FlusterJobRequest
+from fluster_bus.messages import JobStatus as FlusterJobStatus
 from fluster_bus.names import unique_name
 
 _LIVE = (JobStatus.PENDING, JobStatus.RUNNING)
@@ -174,6 +175,13 @@ class FlusterClient:
         with self._lock:
             self._groups.append(group)
         return group
+
+    def waiting(self) -> list[str]:
+        """Why those jobs have not begun that are this client's actors, or that they launched; a sentence for each."""
+        with self._lock:
+            own = {group._job_id for group in self._groups}  # noqa: SLF001 - its twin's
+        pending = self.cluster.list_jobs(states=[FlusterJobStatus.PENDING])
+        return [self.cluster.explain(job.job_id) for job in pending if own & {job.job_id, job.parent}]
 
     def shutdown(self, wait: bool = True) -> None:  # noqa: ARG002 - as the protocol has it
         """End the actors that this client made. Jobs go on, and the cluster stays connected."""
