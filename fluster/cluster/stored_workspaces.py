@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from fluster_bus.bus import Bus
-from fluster_bus.messages import JobRequest
+from fluster_bus.messages import EnvironmentConfig, JobRequest
 from fluster_bus.objects import ObjectStore
 
 
@@ -15,20 +15,25 @@ async def with_stored_workspaces(bus: Bus, namespace: str, requests: Sequence[Jo
 
     Raises WorkspaceError, and StorageError when it could not be stored.
     """
-    store = ObjectStore(bus, namespace)
     stored: dict[str, str] = {}  # {folder: SHA-256}
     ready = []
     for request in requests:
-        workspace = request.environment.workspace
-        if workspace is None:
-            ready.append(request)
-            continue
-        folder = str(workspace)
-        if folder not in stored:
-            stored[folder] = await _store(store, folder)
-        environment = request.environment.model_copy(update={"workspace": None, "bundle": stored[folder]})
-        ready.append(request.model_copy(update={"environment": environment}))
+        environment = await with_stored_workspace(bus, namespace, request.environment, stored)
+        changed = environment is not request.environment
+        ready.append(request.model_copy(update={"environment": environment}) if changed else request)
     return ready
+
+
+async def with_stored_workspace(
+    bus: Bus, namespace: str, environment: EnvironmentConfig, stored: dict[str, str] | None = None
+) -> EnvironmentConfig:
+    """The same for one environment, which any number of jobs may have then. `stored` are folders that are there already."""
+    if environment.workspace is None:
+        return environment
+    folder, stored = str(environment.workspace), {} if stored is None else stored
+    if folder not in stored:
+        stored[folder] = await _store(ObjectStore(bus, namespace), folder)
+    return environment.model_copy(update={"workspace": None, "bundle": stored[folder]})
 
 
 async def _store(store: ObjectStore, folder: str) -> str:

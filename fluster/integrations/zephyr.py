@@ -18,11 +18,11 @@ from zephyr.context import MAX_IRIS_WORKER_REPLICAS, ZephyrContext
 from zephyr.dataset import Dataset
 from zephyr.runners import InlineRunner
 
-from fluster.cluster import Cluster
+from fluster.cluster import Cluster, current_cluster
 from fluster.cluster.arguments import check_count
 from fluster.errors import FlusterError
 from fluster.integrations.fray import FlusterClient
-from fluster_bus.messages import parse_size
+from fluster_bus.messages import EnvironmentConfig, parse_size
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,8 @@ class FlusterBackend:
     Each pipeline has workers of its own: up to `max_parallelism`, and no more than it has shards, of `memory_per_worker` and one
     CPU each. It begins with the first that is there, and others join as there is room for them. A worker runs its shards in its
     own process; one that dies is begun anew, and what it was at is given out again. What stages hand to each other lies
-    in `storage`, a folder or bucket that all workers reach, by default Zephyr's own choice.
+    in `storage`, a folder or bucket that all workers reach, by default Zephyr's own choice. `environment` surrounds them, so that
+    they find the program's code on other machines.
     """
 
     def __init__(
@@ -48,9 +49,11 @@ class FlusterBackend:
         memory_per_worker: int | str = "2GB",
         *,
         storage: str | None = None,
+        environment: EnvironmentConfig | None = None,
     ) -> None:
         check_count("max_parallelism", max_parallelism, 1, "the number of workers", most=MAX_IRIS_WORKER_REPLICAS)
-        self._client = FlusterClient(cluster)
+        self._cluster = cluster if cluster is not None else current_cluster()
+        self._environment = environment
         self._max_workers = max_parallelism
         self._memory = str(parse_size(memory_per_worker))  # in bytes: Zephyr reads other units than Fluster
         self._storage = storage
@@ -61,7 +64,7 @@ class FlusterBackend:
         Raises ZephyrWorkerError when a stage does not come through, with its traceback; ValueError when there never will be
         room for a worker, TypeError for what cannot be pickled.
         """
-        client = FlusterClient(self._client.cluster)
+        client = FlusterClient(self._cluster, environment=self._environment)
         context = ZephyrContext(
             client=client,
             max_workers=self._max_workers,

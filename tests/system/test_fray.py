@@ -1,16 +1,20 @@
 """The fray client, beyond what fray's own tests ask of one."""
 
+import importlib
 import os
 import pickle
 import signal
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
 from fluster.cluster import LocalCluster
+from fluster_bus.messages import EnvironmentConfig
 from tests.optional import import_or_skip
 from tests.waiting import wait_until
 
@@ -29,6 +33,23 @@ from tests.system.fray_actors import Broken, Counter, Introspective, Meeting, Qu
 pytestmark = pytest.mark.slow
 
 SMALL = ResourceConfig(cpu=0.1, ram="64m")
+
+SHAPES = """
+import os
+from fray.current_client import current_client
+from fray.types import ResourceConfig
+
+class Inner:
+    def sides(self):
+        return int(os.environ["SIDES"])
+
+class Outer:
+    def inner_sides(self):
+        return current_client().create_actor(Inner, name="inner", resources=ResourceConfig(cpu=0.1, ram="64m")).sides()
+
+def check():
+    assert Outer().inner_sides() == 4
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -234,6 +255,21 @@ def test_hosting_in_this_process(client: FlusterClient) -> None:
     counter.shutdown()
     with pytest.raises(ActorUnavailableError):
         counter.handle.add(1)
+
+
+def test_code_travels_to_actors_and_to_theirs(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shapes.py").write_text(SHAPES, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    shapes = importlib.import_module("shapes")
+    client = FlusterClient(cluster, environment=EnvironmentConfig(workspace=tmp_path, env_vars={"SIDES": "4"}))
+    try:
+        assert client.create_actor(shapes.Outer, name="outer", resources=SMALL).inner_sides() == 4
+        assert client.submit(_job("outer-job", shapes.check)).wait(timeout=30) == JobStatus.SUCCEEDED
+    finally:
+        client.shutdown()
+        del sys.modules["shapes"]
 
 
 def test_shutdown_ends_the_actors(cluster: LocalCluster) -> None:

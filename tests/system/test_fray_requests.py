@@ -12,8 +12,10 @@ from fray import types as fray
 from rigging.timing import Duration
 
 from fluster.integrations.fray import requests
-from fluster_bus.messages import GpuConfig, TpuConfig
+from fluster_bus.messages import EnvironmentConfig, GpuConfig, TpuConfig
 from fluster_bus.names import MAX_NAME_LENGTH, check_name
+
+NONE = EnvironmentConfig()
 
 
 def _noop(*_args: object) -> None: ...
@@ -56,6 +58,7 @@ def test_a_job_asks_for_the_same() -> None:
             timeout=Duration.from_seconds(90),
         ),
         _noop,
+        NONE,
     )
     assert (job.resources.cpu, job.resources.memory, job.resources.disk) == (2.5, 4 << 30, 10 << 30)
     assert job.resources.labels == {"zone": "z1", "region": "r1"}
@@ -64,11 +67,21 @@ def test_a_job_asks_for_the_same() -> None:
     assert job.environment.env_vars == {"JAX_PLATFORMS": "cpu", "A": "1"}
     assert (job.replicas, job.gang, job.timeout_s) == (3, False, 90)
     assert (job.max_retries_failure, job.max_retries_preemption, job.max_task_failures) == (2, 7, 1)
-    assert job.priority < requests.job_of(_request(), _noop).priority
+    assert job.priority < requests.job_of(_request(), _noop, NONE).priority
+
+
+def test_who_names_no_environment_has_the_default() -> None:
+    default = EnvironmentConfig(bundle="0" * 64, env_vars={"A": "1"}, image="debian")
+    found = requests.environment_of(None, fray.ResourceConfig(image="python:3.12"), default)
+    assert (found.bundle, found.image) == (default.bundle, "python:3.12")
+    assert found.env_vars == {"JAX_PLATFORMS": "cpu", "A": "1"}
+    assert requests.environment_of(None, fray.ResourceConfig(), default).image == "debian"
+    own = fray.EnvironmentConfig(docker_image="alpine")
+    assert requests.environment_of(own, fray.ResourceConfig(), default).env_vars == {"JAX_PLATFORMS": "cpu"}
 
 
 def test_a_command_is_one() -> None:
-    job = requests.job_of(_request(entrypoint=fray.Entrypoint.from_binary("echo", ["a", "b"])), _noop)
+    job = requests.job_of(_request(entrypoint=fray.Entrypoint.from_binary("echo", ["a", "b"])), _noop, NONE)
     assert job.entrypoint.command == ("echo", "a", "b")
 
 
@@ -79,7 +92,7 @@ def test_what_asks_for_nothing_asks_for_nothing() -> None:
 
 def test_gpus_of_several_machines_start_together() -> None:
     gpus = fray.ResourceConfig.with_gpu("H100", count=8)
-    job = requests.job_of(_request(resources=gpus, replicas=2), _noop)
+    job = requests.job_of(_request(resources=gpus, replicas=2), _noop, NONE)
     assert job.gang
     assert job.resources.device == GpuConfig(variant="h100", count=8)
     assert not requests.is_slice(gpus, 2)  # actors of one group are each on its own
@@ -88,7 +101,7 @@ def test_gpus_of_several_machines_start_together() -> None:
 
 def test_the_machines_of_a_slice_start_together() -> None:
     tpu = fray.ResourceConfig.with_tpu("v5litepod-16")
-    job = requests.job_of(_request(resources=tpu), _noop)
+    job = requests.job_of(_request(resources=tpu), _noop, NONE)
     assert (job.gang, job.replicas) == (True, 4)
     assert job.resources.device == TpuConfig(variant="v5litepod-16")
     assert "LIBTPU_INIT_ARGS" in job.environment.env_vars
@@ -114,20 +127,20 @@ def test_resources_that_there_are_not_are_named(option: str, value: object) -> N
 )
 def test_environments_that_there_are_not_are_named(option: str, value: object) -> None:
     with pytest.raises(NotImplementedError, match=option) as raised:
-        requests.environment_of(fray.EnvironmentConfig(workspace="/w", **{option: value}), fray.ResourceConfig())
+        requests.environment_of(fray.EnvironmentConfig(workspace="/w", **{option: value}), fray.ResourceConfig(), NONE)
     assert "Fluster does not have that" in str(raised.value)
 
 
 def test_secrets_are_not_shown() -> None:
     environment = fray.EnvironmentConfig(workspace="/w", secrets={"TOKEN": "hunter2"})
     with pytest.raises(NotImplementedError) as raised:
-        requests.environment_of(environment, fray.ResourceConfig())
+        requests.environment_of(environment, fray.ResourceConfig(), NONE)
     assert "hunter2" not in str(raised.value)
 
 
 def test_several_processes_a_task_are_refused() -> None:
     with pytest.raises(NotImplementedError, match="processes_per_task=2"):
-        requests.job_of(_request(processes_per_task=2), _noop)
+        requests.job_of(_request(processes_per_task=2), _noop, NONE)
 
 
 def test_a_band_that_there_is_not_is_refused() -> None:

@@ -12,6 +12,7 @@ from fray.types import ActorConfig, EnvironmentConfig, JobRequest, JobStatus, Re
 from fluster.actors import ActorServer
 from fluster.cluster import Cluster, current_cluster
 from fluster.cluster.identity import TaskIdentity
+from fluster.cluster.stored_workspaces import with_stored_workspace
 from fluster.errors import JobNotFoundError, JobRefusedError
 from fluster.integrations.fray import jobs, requests
 from fluster.integrations.fray.groups import FlusterActorGroup
@@ -20,6 +21,7 @@ from fluster.integrations.fray.here import client_here
 from fluster.integrations.fray.hosting import check_servable, host, made, served
 from fluster.integrations.fray.jobs import FlusterJobHandle
 from fluster_bus.messages import Entrypoint, JobId
+from fluster_bus.messages import EnvironmentConfig as FlusterEnvironment
 from fluster_bus.messages import JobRequest as FlusterJobRequest
 from fluster_bus.messages import JobStatus as FlusterJobStatus
 from fluster_bus.names import unique_name
@@ -34,12 +36,16 @@ class FlusterClient:
     Jobs are jobs, a group of actors is one job with a task for each; launched from within a job, they end with it. What
     fray can ask for and Fluster does not have raises NotImplementedError, which names it. The client can be pickled; in another
     process it works over that one's cluster.
+
+    `environment`, one of Fluster's, surrounds the jobs and actors that name none of their own, and those that they launch. Its
+    workspace is packed once, when it is first needed.
     """
 
-    def __init__(self, cluster: Cluster | None = None) -> None:
+    def __init__(self, cluster: Cluster | None = None, *, environment: FlusterEnvironment | None = None) -> None:
         if cluster is not None and not isinstance(cluster, Cluster):
             raise TypeError(f"FlusterClient takes a Cluster, not {cluster!r}")
         self.cluster = cluster if cluster is not None else current_cluster()
+        self._environment = environment if environment is not None else FlusterEnvironment()
         self._lock = threading.Lock()
         self._groups: list[FlusterActorGroup] = []
         self._servers: list[ActorServer] = []
@@ -61,7 +67,7 @@ class FlusterClient:
         identity = TaskIdentity.from_environment()
         job_id = JobId(requests.name_of(request.name, "" if identity is None else identity.job_id))
         handle = FlusterJobHandle(job_id, self)
-        job = requests.job_of(request, jobs.run).model_copy(update={"job_id": job_id})
+        job = requests.job_of(request, jobs.run, self._default()).model_copy(update={"job_id": job_id})
         try:
             self.cluster.launch(job)
         except JobRefusedError as refused:
@@ -72,6 +78,16 @@ class FlusterClient:
             elif not adopt_existing:
                 raise JobAlreadyExists(request.name, handle) from refused
         return handle
+
+    def _default(self) -> FlusterEnvironment:
+        """The environment of who names none, as it travels."""
+        with self._lock:
+            if self._environment.workspace is not None:
+                asynchronous = self.cluster.asynchronous
+                self._environment = self.cluster.portal.run(
+                    with_stored_workspace, asynchronous.bus, asynchronous.namespace, self._environment
+                )
+            return self._environment
 
     def _exists(self, job_id: JobId) -> bool:
         try:
@@ -148,6 +164,7 @@ class FlusterClient:
         raises.
         """
         check_servable(actor_class)
+        default = self._default()
         job_id = JobId(unique_name(requests.name_of(name)))
         retries = actor_config.max_task_retries or 0
         restarts = {} if actor_config.max_restarts is None else {"max_retries_preemption": actor_config.max_restarts}
@@ -158,10 +175,10 @@ class FlusterClient:
                 entrypoint=Entrypoint(
                     callable=host,
                     args=(str(job_id), name, actor_class, args, kwargs),
-                    kwargs={"max_concurrency": actor_config.max_concurrency},
+                    kwargs={"max_concurrency": actor_config.max_concurrency, "environment": default},
                 ),
                 resources=requests.resources_of(resources),
-                environment=requests.environment_of(environment, resources),
+                environment=requests.environment_of(environment, resources, default),
                 replicas=count,
                 gang=requests.is_slice(resources, count),
                 max_retries_failure=retries,

@@ -14,6 +14,7 @@ from fluster.actors.definition import check_class, methods_of
 from fluster.actors.hooks import HOOKS
 from fluster.cluster import current_cluster, current_task
 from fluster.integrations.fray.handles import FlusterActorHandle
+from fluster_bus.messages import EnvironmentConfig
 
 if TYPE_CHECKING:
     from fluster.integrations.fray.client import FlusterClient
@@ -29,6 +30,7 @@ def host(
     kwargs: Mapping[str, Any],
     *,
     max_concurrency: int,
+    environment: EnvironmentConfig,
 ) -> None:
     """What each task of a group runs: make the actor, and serve it until it or the cluster ends it.
 
@@ -36,7 +38,7 @@ def host(
     """
     from fluster.integrations.fray.client import FlusterClient
 
-    client = FlusterClient(current_cluster())
+    client = FlusterClient(current_cluster(), environment=environment)
     index = current_task().task
     ending = threading.Event()
     context = ActorContext(

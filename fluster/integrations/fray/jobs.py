@@ -12,7 +12,7 @@ from fray.types import JobStatus as FrayJobStatus
 from fluster.cluster import current_cluster
 from fluster.errors import JobFailedError
 from fluster.integrations.fray.here import client_here
-from fluster_bus.messages import JobId, JobStatus
+from fluster_bus.messages import EnvironmentConfig, JobId, JobStatus
 
 if TYPE_CHECKING:
     from fluster.integrations.fray.client import FlusterClient
@@ -26,11 +26,13 @@ _STATUS = {
 }  # the other ends are failures
 
 
-def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def run(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], environment: EnvironmentConfig
+) -> None:
     """What a job's task runs. Nobody asks fray for what it returns."""
     from fluster.integrations.fray.client import FlusterClient
 
-    with set_current_client(FlusterClient(current_cluster())):
+    with set_current_client(FlusterClient(current_cluster(), environment=environment)):
         function(*args, **kwargs)
 
 

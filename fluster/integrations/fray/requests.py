@@ -35,8 +35,8 @@ def name_of(name: str, within: str = "") -> str:
     return f"{plain[: MAX_NAME_LENGTH - _DIGEST_CHARACTERS - 1]}-{digest}"
 
 
-def job_of(request: fray.JobRequest, run: Callable[..., None]) -> JobRequest:
-    """The job that a request asks for; `run(callable, args, kwargs)` is what a callable is run by.
+def job_of(request: fray.JobRequest, run: Callable[..., None], default: EnvironmentConfig) -> JobRequest:
+    """The job that a request asks for; `run(callable, args, kwargs, default)` is what a callable is run by.
 
     Raises NotImplementedError for what Fluster does not have, TypeError and ValueError.
     """
@@ -47,9 +47,9 @@ def job_of(request: fray.JobRequest, run: Callable[..., None]) -> JobRequest:
     )
     return JobRequest(
         name=name_of(request.name),
-        entrypoint=_entrypoint_of(request.entrypoint, run),
+        entrypoint=_entrypoint_of(request.entrypoint, run, default),
         resources=resources_of(request.resources),
-        environment=environment_of(request.environment, request.resources),
+        environment=environment_of(request.environment, request.resources, default),
         replicas=replicas,
         gang=gang,
         max_retries_failure=request.max_retries_failure,
@@ -60,9 +60,9 @@ def job_of(request: fray.JobRequest, run: Callable[..., None]) -> JobRequest:
     )
 
 
-def _entrypoint_of(entrypoint: fray.Entrypoint, run: Callable[..., None]) -> Entrypoint:
+def _entrypoint_of(entrypoint: fray.Entrypoint, run: Callable[..., None], default: EnvironmentConfig) -> Entrypoint:
     if (called := entrypoint.callable_entrypoint) is not None:
-        return Entrypoint(callable=run, args=(called.callable, tuple(called.args), dict(called.kwargs)))
+        return Entrypoint(callable=run, args=(called.callable, tuple(called.args), dict(called.kwargs), default))
     if (binary := entrypoint.binary_entrypoint) is not None:
         return Entrypoint(command=(binary.command, *binary.args))
     raise ValueError("the JobRequest's entrypoint has neither a callable nor a binary")
@@ -106,11 +106,14 @@ def is_slice(asked: fray.ResourceConfig, replicas: int) -> bool:
     return replicas > 1 and isinstance(asked.device, fray.TpuConfig) and asked.device.vm_count() > 1
 
 
-def environment_of(asked: fray.EnvironmentConfig | None, resources: fray.ResourceConfig) -> EnvironmentConfig:
-    """Raises NotImplementedError and ValueError."""
+def environment_of(
+    asked: fray.EnvironmentConfig | None, resources: fray.ResourceConfig, default: EnvironmentConfig
+) -> EnvironmentConfig:
+    """What is asked for, else the default, and what its device wants. Raises NotImplementedError and ValueError."""
     variables: Mapping[str, str] = resources.device.default_env_vars()
     if asked is None:
-        return EnvironmentConfig(env_vars=variables, image=resources.image)
+        image = resources.image or default.image
+        return default.model_copy(update={"env_vars": {**variables, **default.env_vars}, "image": image})
     _refuse(
         "EnvironmentConfig",
         secrets=asked.secrets,
