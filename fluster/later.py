@@ -6,6 +6,7 @@ one import next to nothing themselves, and name here what they will need.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from collections.abc import Callable, Sequence
@@ -20,8 +21,14 @@ def import_later(*modules: str) -> None:
 
 def import_now() -> None:
     """For whoever has to wait anyway, or is about to be copied."""
-    while _later:
-        importlib.import_module(_later.pop(0))
+    collects = gc.isenabled()
+    gc.disable()  # nothing of a module is garbage
+    try:
+        while _later:
+            importlib.import_module(_later.pop(0))
+    finally:
+        if collects:
+            gc.enable()
 
 
 def names_of(package: str, **modules: Sequence[str]) -> Callable[[str], object]:

@@ -5,7 +5,6 @@ Only a program that has imported OpenTelemetry's API can be tracing, so nothing 
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import importlib.util
 import os
@@ -14,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import concurrent.futures
+
     from opentelemetry.trace import Span
 
 Carrier = Mapping[str, str]  # a trace's context as it travels: {"traceparent": …}
@@ -68,8 +69,10 @@ def end_with(span: Span, future: concurrent.futures.Future[Any]) -> None:
 
 
 def _end_call(span: Span, done: concurrent.futures.Future[Any]) -> None:
+    from concurrent.futures import Future
+
     # By the base class, which does not read what the actor raised: its classes may be slow to import.
-    error = None if done.cancelled() else concurrent.futures.Future.exception(done, 0)
+    error = None if done.cancelled() else Future.exception(done, 0)
     if done.cancelled():
         span.set_attribute("fluster.cancelled", True)
     elif error is not None:

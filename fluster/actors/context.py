@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import dataclasses
 import os
 from collections.abc import Mapping
@@ -15,6 +13,8 @@ from fluster.cluster.identity import NAMESPACE, TaskIdentity
 from fluster_bus.names import EndpointId, JobId, Namespace, WorkerId
 
 if TYPE_CHECKING:
+    import concurrent.futures
+
     from fluster.actors.durable import DurableActor
     from fluster.cluster import Cluster
 
@@ -65,6 +65,8 @@ class ActorContext:
 
     async def save_async(self, state: object) -> None:
         """As `save`, for asynchronous methods: others go on meanwhile."""
+        import asyncio
+
         await asyncio.wrap_future(self._saving(state))
 
     def _saving(self, state: object) -> concurrent.futures.Future[None]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from fluster.actors.codecs import CODECS, PICKLE
 from fluster.actors.context import ActorContext
-from fluster.actors.hooks import HOOKS
+from fluster.actors.hook_names import HOOKS
 from fluster.actors.windows import Window
 from fluster_bus.names import check_name
 

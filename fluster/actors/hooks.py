@@ -11,8 +11,6 @@ from typing import Any
 
 from fluster.actors.cancellation import Cancellation
 
-ON_START, ON_STOP, ON_FAILURE, ON_RESTORE = "on_start", "on_stop", "on_failure", "on_restore"
-HOOKS = frozenset({ON_START, ON_STOP, ON_FAILURE, ON_RESTORE})
 # For on_stop and on_failure, which others wait for. What makes an actor, its constructor and on_start, may take long.
 HOOK_TIMEOUT_S = 30.0
 

@@ -18,7 +18,8 @@ from fluster.actors.actor_lane import ActorLane, lanes_are_on
 from fluster.actors.codecs import JSON
 from fluster.actors.context import ActorContext
 from fluster.actors.durable import DurableActor
-from fluster.actors.hooks import HOOK_TIMEOUT_S, ON_RESTORE
+from fluster.actors.hook_names import ON_RESTORE
+from fluster.actors.hooks import HOOK_TIMEOUT_S
 from fluster.actors.hosted import HostedActor
 from fluster.actors.intake import Intake
 from fluster.actors.members import (

@@ -32,7 +32,7 @@ from fluster.actors.policies import ByKey, Policy, policy_of
 from fluster.actors.rosters import Roster
 from fluster.actors.verbs import Methods, Verb
 from fluster.cluster import AsyncCluster, Cluster
-from fluster.cluster.portal import blocking
+from fluster.cluster.blocking_methods import blocking
 from fluster.errors import ActorTimeoutError, ForkedError
 from fluster.tracing import announce, begin_call, end_with
 from fluster_bus import payloads

@@ -11,7 +11,8 @@ from typing import Any
 
 from fluster.actors.definition import ActorOptions, methods_of
 from fluster.actors.failures import message_of, type_name
-from fluster.actors.hooks import HOOK_TIMEOUT_S, ON_FAILURE, ON_RESTORE, ON_START, ON_STOP, run_hook, start_hook
+from fluster.actors.hook_names import ON_FAILURE, ON_RESTORE, ON_START, ON_STOP
+from fluster.actors.hooks import HOOK_TIMEOUT_S, run_hook, start_hook
 from fluster.actors.timers import PREFIX, timers_of
 from fluster.errors import ActorFailedError, ActorGivenUpError, SupersededError
 from fluster_bus import codec

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 import re
@@ -53,14 +52,9 @@ import_later(
     "fluster_bus.bus",
     "fluster_bus.messages",
     "fluster_bus.registry",
-    "fluster.cluster.job_logs",
-    "fluster.cluster.job_results",
     "fluster.cluster.job_states",
     "fluster.cluster.job_wait",
-    "fluster.cluster.job_watch",
-    "fluster.cluster.refs",
     "fluster.cluster.stored_workspaces",
-    "fluster.cluster.worker_calls",
 )
 
 DEFAULT_NAMESPACE = "default"
@@ -190,6 +184,8 @@ class AsyncCluster:
 
     async def _store(self, requests: Mapping[JobId, JobRequest]) -> dict[JobId, int]:
         """The jobs' places in the submit stream. After one that cannot be stored no more are sent, and that is raised."""
+        import asyncio
+
         room = asyncio.Semaphore(_SUBMITS_AT_ONCE)
         storing: dict[JobId, asyncio.Task[None]] = {}
         stored: dict[JobId, int] = {}
@@ -266,6 +262,8 @@ class AsyncCluster:
         Raises JobTimeoutError (a TimeoutError) after `timeout` seconds, JobNotFoundError, InvalidNameError, and with
         `raise_on_failure` JobFailedError for the first that did not succeed.
         """
+        import asyncio
+
         from fluster.cluster.job_wait import get_finished, wait_finished
         from fluster_bus.messages import JobStatus
 

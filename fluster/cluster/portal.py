@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from fluster.errors import ForkedError
 from fluster.later import import_later
@@ -101,67 +99,3 @@ def _run(started: Future[asyncio.AbstractEventLoop], stopping: asyncio.Event) ->
         if started.done():
             raise
         started.set_exception(error)
-
-
-class OnPortal(Protocol[AsyncT]):  # type: ignore[misc]  # invariant on purpose: the attribute can be read only
-    """An object whose asynchronous twin lives on a portal's loop."""
-
-    @property
-    def portal(self) -> Portal: ...
-
-    @property
-    def asynchronous(self) -> AsyncT: ...
-
-
-def blocking(method: Callable[Concatenate[AsyncT, P], Awaitable[T]]) -> Callable[Concatenate[OnPortal[AsyncT], P], T]:
-    """The blocking form of an asynchronous twin's method, with its signature and docstring."""
-
-    def call(self: OnPortal[AsyncT], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.portal.run(functools.partial(method, self.asynchronous, *args, **kwargs))
-
-    functools.update_wrapper(call, method)
-    return call
-
-
-_END: Any = object()
-
-
-class _Steps(Generic[T]):
-    """An asynchronous generator, one step after the other. Lives on the portal's loop."""
-
-    def __init__(self, items: AsyncIterator[T]) -> None:
-        self._items: Any = items
-        self._step: asyncio.Task[Any] | None = None
-
-    async def next(self) -> T:
-        self._step = asyncio.current_task()
-        try:
-            item: T = await anext(self._items, _END)
-            return item
-        finally:
-            self._step = None
-
-    async def close(self) -> None:
-        """End the generator, also when Ctrl-C left a step without anybody who waits for it."""
-        if self._step is not None:
-            self._step.cancel()
-            await asyncio.wait([self._step])
-        await self._items.aclose()
-
-
-def blocking_iterator(
-    method: Callable[Concatenate[AsyncT, P], AsyncIterator[T]],
-) -> Callable[Concatenate[OnPortal[AsyncT], P], Iterator[T]]:
-    """The blocking form of a method that is an asynchronous generator."""
-
-    def call(self: OnPortal[AsyncT], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-        steps = _Steps(method(self.asynchronous, *args, **kwargs))
-        try:
-            while (item := self.portal.run(steps.next)) is not _END:
-                yield item
-        finally:
-            with contextlib.suppress(ClosedError):  # what ran on its loop has ended with it
-                self.portal.run(steps.close)
-
-    functools.update_wrapper(call, method)
-    return call

@@ -6,8 +6,9 @@ that dies is started again, on the same port and the same store, so that clients
 a server whose disk was full, once there is room.
 Only a worker that was told to drain stays away.
 
-Single-threaded, without an event loop: the daemons are forked from here with everything imported. That takes most of the
-start: it is done while the server, and then the controllers, come up, and nothing that takes long is imported above.
+Single-threaded, without an event loop: the daemons are forked from here, with everything imported that several of them use.
+That takes most of the start: it is done while the server, and then the controllers, come up, and nothing that takes long is
+imported above.
 """
 
 from __future__ import annotations
@@ -93,13 +94,13 @@ class Supervisor:
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: None)  # the wake-up pipe tells
         _become_subreaper()
-        self.server.start(meanwhile=lambda: _import(*_OF_CONTROLLERS))
+        self.server.start(meanwhile=lambda: _import(*_OF_ALL))
         ready = self._fork_all(self._controller(number) for number in range(self.setup.controllers))
         if self.setup.backend is not None:
             _import(*_OF_VMS)
             ready += self._fork_all([self._vms()])
         else:
-            _import(*_OF_WORKERS)  # while controllers start
+            _import(*_OF_WORKERS)  # while controllers import what is theirs
             ready += self._fork_all(self._worker(number) for number in range(self.setup.workers))
         deadline = time.monotonic() + self.setup.start_timeout_s
         for daemon, ready_fd in ready:
@@ -199,6 +200,7 @@ class Supervisor:
         name = f"controller-{number}" if number else "controller"
 
         def body(ready_fd: int | None, owner_fd: int) -> None:
+            _import(*_OF_CONTROLLERS)
             from fluster_services.controller.__main__ import run_controller
             from fluster_services.controller.controller import ControllerConfig
 
@@ -218,7 +220,7 @@ class Supervisor:
         def body(ready_fd: int | None, owner_fd: int) -> None:
             from fluster_bus.messages import WorkerId
             from fluster_services.worker.__main__ import run_worker
-            from fluster_services.worker.chosen_runtime import choose_containers
+            from fluster_services.worker.chosen_containers import choose_containers
             from fluster_services.worker.config import WorkerConfig
 
             config = WorkerConfig(
@@ -403,9 +405,18 @@ class Supervisor:
                 deadline = time.monotonic() + _LEAVE_TIMEOUT_S
 
 
-_OF_CONTROLLERS = ("fluster_services.controller.__main__", "uvloop")
-_OF_WORKERS = ("fluster_services.worker.__main__",)
-_OF_VMS = ("fluster_services.vm.daemon", "uvloop")
+_OF_ALL = (
+    "fluster_services.daemon",
+    "fluster_services.lifecycle",
+    "fluster_services.capacity",
+    "fluster_bus.registry",
+    "fluster_bus.services_api",
+    "fluster_bus.streams",
+    "uvloop",
+)
+_OF_CONTROLLERS = ("fluster_services.controller.__main__",)
+_OF_WORKERS = ("fluster_services.worker.__main__", "fluster.cluster")
+_OF_VMS = ("fluster_services.vm.daemon",)
 
 
 def _import(*names: str) -> None:

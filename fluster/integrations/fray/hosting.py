@@ -11,7 +11,7 @@ from fray.current_client import set_current_client
 
 from fluster.actors import ActorServer, actor
 from fluster.actors.definition import check_class, methods_of
-from fluster.actors.hooks import HOOKS
+from fluster.actors.hook_names import HOOKS
 from fluster.cluster import current_cluster, current_task
 from fluster.integrations.fray.handles import FlusterActorHandle
 from fluster_bus.messages import EnvironmentConfig

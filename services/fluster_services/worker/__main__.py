@@ -19,7 +19,7 @@ from fluster_bus.roles import Role, User
 from fluster_services.config import CacheLimits
 from fluster_services.daemon import address_from_environment, run_daemon
 from fluster_services.worker.cgroups import Enforcement, LimitsError, find_enforcer
-from fluster_services.worker.chosen_runtime import choose_containers, make_runtime
+from fluster_services.worker.chosen_containers import choose_containers
 from fluster_services.worker.config import WorkerConfig
 from fluster_services.worker.container import ContainerSettings, parse_ulimits
 from fluster_services.worker.detection import VISIBLE_DEVICES, Given, detect, detect_host, parse_gpus
@@ -27,7 +27,6 @@ from fluster_services.worker.draining import Draining
 from fluster_services.worker.engine import EngineError, find_api_version
 from fluster_services.worker.processes import raise_descriptor_limit
 from fluster_services.worker.template import start_template
-from fluster_services.worker.worker import Worker
 
 
 def main() -> None:
@@ -176,6 +175,9 @@ def run_worker(
         sys.exit(1)
     template = start_template(owner_fd=owner_fd)  # before there is an event loop or a connection to inherit
     raise_descriptor_limit()  # after the template is forked, so that tasks have the limit that they would have elsewhere
+    # Now, as tasks have no use for it, and while the template imports what they have use for.
+    from fluster_services.worker.chosen_runtime import make_runtime
+    from fluster_services.worker.worker import Worker
 
     async def serve(bus: Bus, ready: Callable[[], None]) -> None:
         runtime, images = make_runtime(config, template, enforcer, api_version)
