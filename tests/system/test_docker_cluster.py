@@ -9,6 +9,7 @@ from typing import Any
 import cloudpickle
 import psutil
 import pytest
+from docker.errors import NotFound
 
 from fluster import ActorPool, ClusterStartError, deploy
 from fluster.cluster import LocalCluster
@@ -252,7 +253,10 @@ def test_a_container_whose_attempt_was_superseded_is_removed(family: Family, eng
 
 
 def _is_running(engine: Engine, container: str) -> bool:
-    return bool(engine.client.inspect_container(container)["State"]["Running"])
+    try:
+        return bool(engine.client.inspect_container(container)["State"]["Running"])
+    except NotFound:  # removed since it was listed
+        return False
 
 
 def test_with_the_cluster_gone_its_containers_are(engine: Engine, tmp_path: Path) -> None:
