@@ -75,7 +75,10 @@ def run(*command: str) -> None:
     shown = " ".join([Path(command[0]).name, *command[1:]])
     sys.stdout.write(f"$ {shown}\n")
     sys.stdout.flush()
-    done = subprocess.run(command, check=False, cwd=f"{HERE}/workspace", env={**os.environ, **variables()})
+    try:
+        done = subprocess.run(command, check=False, cwd=f"{HERE}/workspace", env={**os.environ, **variables()})
+    except OSError as error:  # uv was made for another C library
+        sys.exit(f"{command[0]} does not run in the image ({error}): take one with glibc, such as Debian's")
     if done.returncode:
         sys.exit(done.returncode)
 
