@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import logging
 import math
 import os
-import pickle
 import selectors
 import shutil
 import subprocess
@@ -285,6 +283,9 @@ def _limits(ulimits: Mapping[str, int | tuple[int, int]]) -> dict[str, tuple[int
 
 
 def _pickled(backend: object) -> str:
+    import base64
+    import pickle
+
     try:
         return base64.b64encode(pickle.dumps(backend)).decode()
     except Exception as cause:
