@@ -23,7 +23,7 @@ class Batch:
     """Some of joblib's calls, which one worker runs one after the other."""
 
     def __init__(self, callback: Callable[[Batch], object]) -> None:
-        self._callback = callback
+        self._callback: Callable[[Batch], object] | None = callback
         self._payload = b""
         self._refs: list[Ref[Any]] = []  # of arrays in the payload: they live as long as this
         self._future: ActorFuture[bytes] | None = None
@@ -45,18 +45,19 @@ class Batch:
 
     def begin(self, pool: Callable[[], WorkerPool], pace: Pace, on_done: Callable[[], object]) -> None:
         """Have it run; `on_done` is called when it is over, also when it could not be begun."""
+        future = None
         if self._error is None:
             try:
-                self._future = pool().asynchronous.submit_paced(pace, run_batch, (self._payload,), {})
+                future = self._future = pool().asynchronous.submit_paced(pace, run_batch, (self._payload,), {})
             except Exception as error:
                 self._error = error
         self._payload = b""
-        if self._future is None:
+        if future is None:
             on_done()
             return
-        self._future.add_done_callback(lambda _future: on_done())
+        future.add_done_callback(lambda _future: on_done())
         if self._error is not None:  # cancelled meanwhile
-            self._future.cancel()
+            future.cancel()
 
     def cancel(self) -> bool:
         """Take it back; False when it runs and has to be left to itself."""
@@ -76,8 +77,14 @@ class Batch:
 
     def tell(self) -> None:
         """Tell joblib that it is over."""
-        self._callback(self)
-        self._future = None  # its callback keeps this batch, and thereby joblib's, and the backend
+        callback = self._callback
+        if callback is not None:
+            callback(self)
+        self.forget()
+
+    def forget(self) -> None:
+        """Keep nothing that keeps this batch: else it, joblib's objects, the backend and its workers would stay on."""
+        self._callback = self._future = None
 
 
 class Call:
@@ -136,7 +143,9 @@ class Call:
     def cancel(self) -> bool:
         """Take back what has not begun; False when something runs and has to be left to itself."""
         with self._lock:
-            self._waiting.clear()
+            waiting, self._waiting = self._waiting, deque()
             running = list(self._running)
+        for batch in waiting:
+            batch.forget()
         left = [batch for batch in running if not batch.cancel()]
         return not left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -445,6 +446,36 @@ def test_own_workers_are_as_many_as_asked_for_and_end_with_the_block(cluster: Lo
         Parallel(n_jobs=3)(delayed(square)(each) for each in range(9))
         assert jobs_that_live(cluster) == [name] * 2  # and become more
     wait_until(lambda: not jobs_that_live(cluster), PATIENCE_S, lambda: cluster.list_jobs(limit=6))
+
+
+@pytest.mark.parametrize("ends", ["well", "with an error", "early", "in vain"])
+def test_nothing_keeps_a_backend_and_thereby_its_workers(pool: WorkerPool, tmp_path: Path, ends: str) -> None:
+    """Not even until garbage is collected."""
+
+    def call() -> weakref.ref[Any]:
+        with parallel_config(backend="fluster", pool=pool, n_jobs=2) as config:
+            if ends == "early":
+                found = Parallel(return_as="generator", pre_dispatch="all")(delayed(square)(each) for each in range(90))
+                next(found)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    found.close()
+            elif ends == "in vain":
+                with pytest.raises(multiprocessing.TimeoutError):
+                    Parallel(timeout=0.1, pre_dispatch="all")(delayed(stay)(tmp_path, each) for each in range(9))
+            else:
+                with contextlib.suppress(LookupError):
+                    Parallel()(delayed(fail if ends == "with an error" else square)(each) for each in range(90))
+            return weakref.ref(config["backend"])
+
+    gc.collect()
+    gc.disable()
+    try:
+        backend = call()
+        (tmp_path / "open").touch()
+        wait_until(lambda: backend() is None, PATIENCE_S)
+    finally:
+        gc.enable()
 
 
 def test_own_workers_take_as_many_threads_as_they_have_cpus(cluster: LocalCluster) -> None:
