@@ -1,7 +1,7 @@
 """Answers to `nats micro ls / info / stats`, so that plain tools see who serves what.
 
 nats-py's own `nats.micro` runs the handlers as well, one after the other for each endpoint; here they run on the
-subscriptions that serve anyhow, and only its messages are used. Source of the protocol: NATS ADR-32.
+subscriptions that serve anyhow, and only its messages are used, imported when somebody asks. Source of the protocol: NATS ADR-32.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from nats.micro.service import EndpointInfo, EndpointStats, ServiceInfo, ServicePing, ServiceStats
-
 from fluster_bus import subjects
 
 if TYPE_CHECKING:
+    from nats.micro.service import EndpointStats
+
     from fluster_bus.carrier import Carrier, Interest
     from fluster_bus.delivery import Delivery
 
@@ -85,10 +85,14 @@ class Announcement:
         ]
 
     def _ping(self) -> dict[str, Any]:
+        from nats.micro.service import ServicePing
+
         ping = ServicePing(id=self._instance, name=self._name, version=self._version, metadata=self._metadata)
         return ping.to_dict()
 
     def _info(self) -> dict[str, Any]:
+        from nats.micro.service import EndpointInfo, ServiceInfo
+
         endpoints = [
             EndpointInfo(each.name, each.subject, each.queue, {**each.metadata, **each.describe()})
             for each in self._endpoints
@@ -104,6 +108,8 @@ class Announcement:
         return info.to_dict()
 
     def _stats(self) -> dict[str, Any]:
+        from nats.micro.service import ServiceStats
+
         counts = self._counts()
         stats = [_endpoint_stats(endpoint, counts.get(endpoint.name, EndpointCounts())) for endpoint in self._endpoints]
         return ServiceStats(
@@ -117,6 +123,8 @@ class Announcement:
 
 
 def _endpoint_stats(endpoint: ServedEndpoint, counts: EndpointCounts) -> EndpointStats:
+    from nats.micro.service import EndpointStats
+
     return EndpointStats(
         name=endpoint.name,
         subject=endpoint.subject,
