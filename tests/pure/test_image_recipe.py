@@ -111,11 +111,17 @@ def test_builds_are_told_where_packages_are_and_nothing_of_the_machine() -> None
 
 
 def _context(made: ImageRecipe, workspace: Path | None = None) -> dict[str, bytes | None]:
-    with write_context(
-        made, "FROM x", workspace=workspace, variables={"PIP_NO_INDEX": "1"}, authorities="CA", uv=Path("/bin/true")
-    ) as file:
-        data = file.read()
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+    file = io.BytesIO()
+    write_context(
+        file,
+        made,
+        "FROM x",
+        workspace=workspace,
+        variables={"PIP_NO_INDEX": "1"},
+        authorities="CA",
+        uv=Path("/bin/true"),
+    )
+    with tarfile.open(fileobj=file) as archive:
         found = {}
         for entry in archive:
             content = archive.extractfile(entry)

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
-from typing import Any, BinaryIO
+from typing import IO, Any
 from urllib.parse import urlencode
 
 from fluster_services.worker.engine import EngineError
@@ -22,7 +22,7 @@ _GIVE_UP_S = 5.0
 
 
 async def build_image(
-    engine: str, api_version: str, context: BinaryIO, parameters: Mapping[str, str]
+    engine: str, api_version: str, context: IO[bytes], parameters: Mapping[str, str]
 ) -> AsyncGenerator[str, None]:
     """Have `engine` build from `context`; what it says comes in pieces. Raises EngineError when there is no image at the end.
 
@@ -65,7 +65,7 @@ async def _give_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
                 pass
 
 
-async def _send(writer: asyncio.StreamWriter, context: BinaryIO) -> None:
+async def _send(writer: asyncio.StreamWriter, context: IO[bytes]) -> None:
     """Send it; that it did not arrive is told by the answer, or by there being none."""
     try:
         while block := await asyncio.to_thread(context.read, _BLOCK_BYTES):

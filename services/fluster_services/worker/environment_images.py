@@ -9,17 +9,20 @@ import logging
 import os
 import re
 import secrets
+import tempfile
 import time
+from collections.abc import Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any
 
 from fluster_services.worker.build_output import MAX_LINE_BYTES, BuildError, BuildOutput, without_codes
 from fluster_services.worker.build_request import build_image
 from fluster_services.worker.container import ContainerSettings
 from fluster_services.worker.engine import EngineError, asked
 from fluster_services.worker.environments import Listener, Needs
+from fluster_services.worker.folder_cache import in_thread
 from fluster_services.worker.image_context import write_context
 from fluster_services.worker.image_recipe import (
     BUILDER_ARGUMENT,
@@ -162,36 +165,23 @@ class EnvironmentImages:
             raise BuildError(_reason(cause, output), output) from cause
 
     async def _build(self, output: BuildOutput, recipe: ImageRecipe, base: str, workspace: Path | None) -> None:
-        settings, builder = self._settings, self._new_builder()
         uv = find_uv() if recipe.needs.lock is not None else None
         dockerfile = recipe.dockerfile(await self.find_python(base, recipe.needs.python))
-        context = await asyncio.to_thread(self._context, recipe, dockerfile, workspace, uv)
-        parameters = {
-            "t": recipe.tag(),
-            "rm": "1",
-            "forcerm": "1",
-            "nocache": "1",
-            "networkmode": settings.build_network or settings.network,
-            "buildargs": json.dumps({BUILDER_ARGUMENT: builder}),
-        }
-        output.begin(f"docker build --tag {recipe.tag()} (upon {base})")
-        following = asyncio.create_task(self._follow(output, context, parameters))
-        watching = asyncio.create_task(self._watch())
-        try:
-            await asyncio.wait({following, watching}, return_when=asyncio.FIRST_COMPLETED)
-            if not following.done():
-                watching.result()
-            following.result()
-        finally:
-            for task in (following, watching):
-                task.cancel()
-            await asyncio.wait({following, watching})
-            context.close()
-            self._builders.discard(builder)
+        with tempfile.TemporaryFile() as context:
+            await in_thread(lambda: self._write_context(context, recipe, dockerfile, workspace, uv))
+            output.begin(f"docker build --tag {recipe.tag()} (upon {base})")
+            builder = self._new_builder()
+            try:
+                await self._watched(self._follow(output, context, self._parameters(recipe, builder)))
+            finally:
+                self._builders.discard(builder)
 
-    def _context(self, recipe: ImageRecipe, dockerfile: str, workspace: Path | None, uv: Path | None) -> BinaryIO:
+    def _write_context(
+        self, file: IO[bytes], recipe: ImageRecipe, dockerfile: str, workspace: Path | None, uv: Path | None
+    ) -> None:
         path = self._settings.build_authorities
-        return write_context(
+        write_context(
+            file,
             recipe,
             dockerfile,
             workspace=workspace,
@@ -200,15 +190,42 @@ class EnvironmentImages:
             uv=uv,
         )
 
-    async def _follow(self, output: BuildOutput, context: BinaryIO, parameters: dict[str, str]) -> None:
+    def _parameters(self, recipe: ImageRecipe, builder: str) -> dict[str, str]:
+        return {
+            "t": recipe.tag(),
+            "rm": "1",
+            "forcerm": "1",
+            "nocache": "1",
+            "networkmode": self._settings.build_network or self._settings.network,
+            "buildargs": json.dumps({BUILDER_ARGUMENT: builder}),
+        }
+
+    async def _follow(self, output: BuildOutput, context: IO[bytes], parameters: dict[str, str]) -> None:
         settings, cutter = self._settings, LineCutter(MAX_LINE_BYTES)
-        async with aclosing(build_image(settings.engine, self._api_version, context, parameters)) as pieces:
-            async for piece in pieces:
-                for text, _is_partial in cutter.feed(piece.encode()):
-                    _add(output, text.decode(errors="replace"))
+        try:
+            async with aclosing(build_image(settings.engine, self._api_version, context, parameters)) as pieces:
+                async for piece in pieces:
+                    for text, _is_partial in cutter.feed(piece.encode(errors="replace")):
+                        _add(output, text.decode(errors="replace"))
+        finally:
+            for text, _is_partial in cutter.finish():
+                _add(output, text.decode(errors="replace"))
+
+    async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do `work`, and raise EngineError when the engine that it waits for does not answer."""
+        working, watching = asyncio.create_task(work), asyncio.create_task(self._watch())
+        try:
+            await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                watching.result()
+            working.result()
+        finally:
+            working.cancel()
+            watching.cancel()
+            await asyncio.gather(working, watching, return_exceptions=True)
 
     async def _watch(self) -> None:
-        """Raise EngineError when the engine does not answer, though its connection is open: a build may be silent for long."""
+        """Raise EngineError when the engine does not answer, though a connection is open: a build may be silent for long."""
         while True:
             await asyncio.sleep(_WATCH_S)
             await asked(self._store.ping)

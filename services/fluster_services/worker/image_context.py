@@ -6,10 +6,9 @@ import io
 import json
 import stat
 import tarfile
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from fluster_services.worker.image_install import REQUIREMENTS
 from fluster_services.worker.image_recipe import INSTALLER, ImageRecipe
@@ -18,6 +17,7 @@ _PROJECT_FILES = ("pyproject.toml", "uv.lock")
 
 
 def write_context(
+    file: IO[bytes],
     recipe: ImageRecipe,
     dockerfile: str,
     *,
@@ -25,37 +25,31 @@ def write_context(
     variables: Mapping[str, str],
     authorities: str | None,
     uv: Path | None,
-) -> BinaryIO:
-    """A file, open at its start and without a name, that holds the tar. Raises OSError.
+) -> None:
+    """Write the tar into `file`, which is at its start then. Raises OSError.
 
     `authorities` is the text of certificates, which pip is to trust; `uv` is the program that installs what a lock names.
     """
     needs = recipe.needs
-    context = tempfile.TemporaryFile()  # noqa: SIM115 - it is the caller's
-    try:
-        with tarfile.open(fileobj=context, mode="w") as archive:
-            _add(archive, "Dockerfile", dockerfile)
-            for folder in ("environment", "build", "build/workspace"):
-                _add_folder(archive, folder)
-            _add(archive, "build/image_install.py", INSTALLER)
-            _add(archive, "build/recipe.json", json.dumps(recipe.installation()))
-            _add(archive, "build/settings.json", json.dumps(dict(variables)))
-            if authorities is not None:
-                _add(archive, "build/ca.pem", authorities)
-            if workspace is not None and needs.workspace is not None:
-                archive.add(workspace, "build/workspace", filter=_plain)
-            elif workspace is not None and needs.lock is not None:
-                for name in _PROJECT_FILES:
-                    archive.add(workspace / name, f"build/workspace/{name}", filter=_plain)
-            if needs.requirements:
-                _add(archive, f"build/workspace/{REQUIREMENTS}", needs.requirements + "\n")
-            if uv is not None and needs.lock is not None:
-                archive.add(uv.resolve(), "build/uv", filter=_plain)
-        context.seek(0)
-    except BaseException:
-        context.close()
-        raise
-    return context
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        _add(archive, "Dockerfile", dockerfile)
+        for folder in ("environment", "build", "build/workspace"):
+            _add_folder(archive, folder)
+        _add(archive, "build/image_install.py", INSTALLER)
+        _add(archive, "build/recipe.json", json.dumps(recipe.installation()))
+        _add(archive, "build/settings.json", json.dumps(dict(variables)))
+        if authorities is not None:
+            _add(archive, "build/ca.pem", authorities)
+        if workspace is not None and needs.workspace is not None:
+            archive.add(workspace, "build/workspace", filter=_plain)
+        elif workspace is not None and needs.lock is not None:
+            for name in _PROJECT_FILES:
+                archive.add(workspace / name, f"build/workspace/{name}", filter=_plain)
+        if needs.requirements:
+            _add(archive, f"build/workspace/{REQUIREMENTS}", needs.requirements + "\n")
+        if uv is not None and needs.lock is not None:
+            archive.add(uv.resolve(), "build/uv", filter=_plain)
+    file.seek(0)
 
 
 def _add(archive: tarfile.TarFile, name: str, text: str) -> None:
