@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Protocol
+
+from joblib import cpu_count
 
 from fluster.cluster import Cluster, LocalCluster, current_cluster
 from fluster.cluster.arguments import check_count
@@ -92,10 +95,7 @@ class OwnWorkers:
             return self._count
         cluster = self.cluster
         if isinstance(cluster, LocalCluster):  # its CPUs are logical: tasks that compute have those of this machine
-            from joblib import cpu_count
-
-            count: int = cpu_count()
-            return count
+            return int(cpu_count())
         capacities = [worker.info.total for worker in cluster.list_workers() if worker.alive]
         count = _room_for(self._resources, capacities)
         if not count:
@@ -110,6 +110,8 @@ class OwnWorkers:
 
     def pool(self, workers: int, threads: Mapping[str, str]) -> WorkerPool:
         with self._lock:
+            if self._pool is not None and self._pool.asynchronous.state:  # somebody has ended it, or all of its workers
+                self._give_up(self._pool)
             if self._pool is None:
                 cluster = self.cluster
                 cluster.welcome(self, self.end)
@@ -124,13 +126,16 @@ class OwnWorkers:
 
     def end(self) -> None:
         with self._lock:
-            pool, self._pool = self._pool, None
-            if pool is not None:
-                try:
-                    pool.shutdown(wait=False)
-                except FlusterError as error:  # the cluster is gone, and the workers with it, or soon
-                    log.info("%s could not be ended: %s", pool, error)
-                self.cluster.see_off(self)
+            if self._pool is not None:
+                self._give_up(self._pool)
+
+    def _give_up(self, pool: WorkerPool) -> None:
+        self._pool = None
+        pool.cluster.see_off(self)
+        try:
+            pool.shutdown(wait=False)
+        except FlusterError as error:  # the cluster is gone, and the workers with it, or soon
+            log.info("%s could not be ended: %s", pool, error)
 
     def end_soon(self) -> None:
         """As `end`, without waiting for it: from a collector of garbage, in whatever thread."""
@@ -139,6 +144,10 @@ class OwnWorkers:
 
 
 _open: weakref.WeakSet[OwnWorkers] = weakref.WeakSet()
+
+# They are the parent's, whose locks may be held by threads that stayed there.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_open.clear)
 
 
 # Before the clusters are closed, as this was imported after them.

@@ -33,10 +33,11 @@ from fluster import (
     WorkerPool,
 )
 from fluster.cluster.refs import Ref
-from fluster.integrations import joblib_batches
+from fluster.integrations import joblib_batches, joblib_workers
 from fluster.integrations.joblib import FlusterBackend, register
 from fluster.integrations.joblib_batches import SharedArrays
 from fluster.integrations.joblib_workers import OwnWorkers, _room_for
+from fluster_bus.errors import ClosedError
 from fluster_bus.messages.workers import Capacity
 from tests.system.processes import Family
 from tests.waiting import wait_until
@@ -533,6 +534,17 @@ def test_room_is_counted_by_what_is_asked_for() -> None:
     assert _room_for(ResourceConfig(), []) == 0
 
 
+def test_own_workers_that_were_ended_are_made_again(cluster: LocalCluster) -> None:
+    with parallel_config(backend="fluster", cluster=cluster, workers=2):
+        Parallel()(delayed(square)(each) for each in range(9))
+        [job] = [each for each in cluster.list_jobs() if each.name in jobs_that_live(cluster)]
+        cluster.terminate(job.job_id)
+        cluster.wait(job.job_id, timeout=PATIENCE_S)
+        with contextlib.suppress(ActorDiedError):  # for who comes before the pool knows
+            Parallel()(delayed(square)(each) for each in range(9))
+        assert Parallel()(delayed(square)(each) for each in range(9)) == [each * each for each in range(9)]
+
+
 _PROGRAM = """
 import sys
 from joblib import Parallel, delayed, parallel_config
@@ -570,3 +582,23 @@ def test_own_workers_end_before_their_cluster_is_closed(cluster: LocalCluster) -
         Parallel()(delayed(square)(each) for each in range(9))
         connected.close()
         wait_until(lambda: not jobs_that_live(cluster), PATIENCE_S, lambda: cluster.list_jobs(limit=6))
+        with pytest.raises(ClosedError):
+            Parallel()(delayed(square)(each) for each in range(9))
+
+
+def test_the_current_cluster_is_closed_and_no_other_is_started(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLUSTER_CLUSTER_ADDRESS", cluster.address)
+    asked: list[Cluster] = []
+
+    def current() -> Cluster:
+        asked.append(Cluster(cluster.address))
+        return asked[-1]
+
+    monkeypatch.setattr(joblib_workers, "current_cluster", current)
+    with parallel_config(backend="fluster", workers=2):
+        Parallel()(delayed(square)(each) for each in range(9))
+        asked[0].close()
+    assert len(asked) == 1
+    wait_until(lambda: not jobs_that_live(cluster), PATIENCE_S, lambda: cluster.list_jobs(limit=6))
