@@ -227,7 +227,7 @@ def _results(namespace: str) -> StreamConfig:
 
 async def ensure_system(bus: Bus) -> None:
     """Make what the whole cluster needs, unless it is there."""
-    await _ensure(
+    await _ensure_all(
         bus,
         StreamConfig(
             name=subjects.SUBMIT_STREAM,
@@ -238,14 +238,15 @@ async def ensure_system(bus: Bus) -> None:
             storage=StorageType.FILE,
             duplicate_window=_DUPLICATES_S,
         ),
+        _bucket(subjects.WORKERS_BUCKET, subjects.watch_workers()),
+        _bucket(subjects.CONTROLLERS_BUCKET, subjects.watch_controllers()),
     )
-    await _ensure(bus, _bucket(subjects.WORKERS_BUCKET, subjects.watch_workers()))
-    await _ensure(bus, _bucket(subjects.CONTROLLERS_BUCKET, subjects.watch_controllers()))
 
 
 async def ensure_namespace(bus: Bus, namespace: str) -> None:
     """Make a namespace's buckets and streams, unless they are there."""
-    for config in (
+    await _ensure_all(
+        bus,
         _bucket(subjects.jobs_bucket(namespace), subjects.watch_jobs(namespace)),
         _bucket(subjects.endpoints_bucket(namespace), subjects.watch_endpoints(namespace)),
         _history(
@@ -268,8 +269,14 @@ async def ensure_namespace(bus: Bus, namespace: str) -> None:
             subjects.seat_key_of_any(),
         ),
         _durable_calls(namespace),
-    ):
-        await _ensure(bus, config)
+    )
+
+
+async def _ensure_all(bus: Bus, *configs: StreamConfig) -> None:
+    """All at once, in half the time: a cluster's start waits for it. Raises what the first raised that failed."""
+    for outcome in await asyncio.gather(*(_ensure(bus, config) for config in configs), return_exceptions=True):
+        if outcome is not None:
+            raise outcome
 
 
 async def _ensure(bus: Bus, config: StreamConfig) -> None:

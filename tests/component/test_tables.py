@@ -412,6 +412,20 @@ async def test_making_what_is_there_changes_nothing(bus: Bus, namespace: Namespa
     assert len(await notes.rows()) == 1
 
 
+async def test_a_stream_that_cannot_be_made_is_named_and_keeps_no_other_back(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_CREATE_TIMEOUT_S", 0.3)
+    await bus.jetstream.add_stream(name="IN_THE_WAY", subjects=[subjects.logs_of_all("crowded")])
+    try:
+        with pytest.raises(StorageError, match=f"stream {subjects.logs_stream('crowded')} could not be made"):
+            await streams.ensure_namespace(bus, "crowded")
+    finally:
+        await bus.jetstream.delete_stream("IN_THE_WAY")
+    for name in (f"KV_{subjects.jobs_bucket('crowded')}", subjects.events_stream("crowded")):
+        assert (await bus.jetstream.stream_info(name)).config.name == name
+
+
 async def test_one_row_cannot_wipe_the_others(bus: Bus, namespace: Namespace, notes: Table[Note]) -> None:
     """The roll-up of one who may write a single key."""
     await notes.create("a", Note())
