@@ -152,10 +152,15 @@ def held(payload: bytes) -> bytes:
     return arenas.held(payload) if payload[:1] == LENT else payload
 
 
+def is_lost(payload: bytes) -> bool:
+    """True for one that was to be `held`, and could not be: its sender has ended, or lends it no more."""
+    return is_lent(payload) and not isinstance(payload, arenas.Held)
+
+
 def held_or_nothing(payload: bytes) -> bytes:
     """As `held`; empty when it cannot be held here."""
     found = held(payload)
-    return b"" if is_lent(found) and not isinstance(found, arenas.Held) else found
+    return b"" if is_lost(found) else found
 
 
 def small_or_lent(payload: bytes) -> bytes:

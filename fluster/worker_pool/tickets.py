@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 from fluster.actors.reader import ItemsTicket
 from fluster.actors.windows import Read, Window
-from fluster.errors import ConnectionLostError
+from fluster.errors import ActorDiedError, ConnectionLostError
 from fluster.worker_pool.runner import BUNDLE_WINDOW
 from fluster.worker_pool.tasks import Bundle, Task
 from fluster_bus import payloads
@@ -41,6 +41,9 @@ class UnitTicket(Generic[UnitT_contra]):
         return True
 
     def settle(self, ok: bool, payload: bytes) -> None:
+        if payloads.is_lost(payload):
+            self.set_exception(_died_with_answer(self._unit))
+            return
         self._over = True
         self._owner.on_answered(self._worker, self._unit, ok, payload)
 
@@ -66,15 +69,24 @@ class BundleTicket(UnitTicket[Bundle], ItemsTicket):
         self.tell_read: Callable[[], object] = lambda: None  # given once the call is sent
 
     def take(self, first: int, items: list[bytes]) -> bool:
+        if self._over:  # the call has not been withdrawn yet; the bundle may be with another worker
+            return False
         if first != self._unit.answered or len(items) > self._unit.size:
             self.set_exception(ConnectionLostError(f"{self._unit}: answers were lost on their way"))
             return False
-        self._unit.answered += len(items)
         tasks = self._unit.tasks
         tells = False
         for item in items:
+            if payloads.is_lost(item):
+                self.set_exception(_died_with_answer(self._unit))
+                return False
+            self._unit.answered += 1
             tells = self.progress.read(payloads.size_of(item)) or tells
             self._on_result(tasks.popleft(), item)
         if tells:
             self.tell_read()
         return True
+
+
+def _died_with_answer(unit: object) -> ActorDiedError:
+    return ActorDiedError(f"{unit}: the worker ended before its answer was read, which lay in its memory")

@@ -364,12 +364,7 @@ class Workers:
             self._dispatch.on_unfinished(bundle)
 
     def _on_slice(self, unit: Slice, payload: bytes) -> None:
-        try:
-            values, failures, ran = payloads.decode(payload)
-        except Exception as error:  # it was lent by a worker that has died since
-            self._dispatch.on_answered(unit, time.monotonic())
-            unit.fail(error)
-            return
+        values, failures, ran = payloads.decode(payload)
         self._dispatch.on_answered(unit, time.monotonic(), ran)
         if ran < unit.size:
             self._dispatch.on_unfinished(unit.rest(ran))

@@ -10,10 +10,12 @@ import pytest
 
 from fluster.actors import ActorFuture
 from fluster.actors.failures import decode_failure
+from fluster.errors import ConnectionLostError
 from fluster.worker_pool.dispatch import AHEAD_S, MAX_AHEAD, Dispatch, Loss
 from fluster.worker_pool.pace import CHUNK_S, MAX_ITEMS, Pace
 from fluster.worker_pool.runner import TaskRunner
 from fluster.worker_pool.tasks import Bundle, Task, TaskQueue
+from fluster.worker_pool.tickets import BundleTicket
 from fluster.worker_pool.work import Batch, Outcome, Slice, blocks_of
 from fluster_bus import codec, payloads
 
@@ -219,6 +221,38 @@ def test_a_cancelled_task_is_passed_over(world: World) -> None:
 
 
 # ---- what is lost ---------------------------------------------------------------------------------------
+
+
+class Books:
+    """Who is told what becomes of a bundle."""
+
+    def __init__(self) -> None:
+        self.answered: list[tuple[Task, bytes]] = []
+        self.errors: list[BaseException] = []
+
+    def on_result(self, task: Task, item: bytes) -> None:
+        self.answered.append((task, item))
+
+    def on_answered(self, worker: str, unit: Bundle, ok: bool, payload: bytes) -> None:
+        raise AssertionError(f"{unit} was lost")
+
+    def on_error(self, worker: str, unit: Bundle, error: BaseException) -> None:
+        self.errors.append(error)
+
+
+def test_what_comes_late_for_a_bundle_that_was_lost_concerns_nobody(world: World) -> None:
+    books = Books()
+    tasks = [world.task() for _ in range(10)]
+    bundle = Bundle(tasks, world.pace)
+    lost = BundleTicket(books, "a", bundle, books.on_result)
+    assert lost.take(0, [b"0", b"1"])
+    assert not lost.take(3, [b"3"])  # one was lost on its way
+    again = BundleTicket(books, "b", bundle, books.on_result)
+    assert not lost.take(4, [b"4"])
+    assert not lost.take(0, [b"0"])
+    assert again.take(0, [b"2"])
+    assert books.answered == [(tasks[0], b"0"), (tasks[1], b"1"), (tasks[2], b"2")]
+    assert [type(error) for error in books.errors] == [ConnectionLostError]
 
 
 @pytest.mark.parametrize("together", [1, 1_000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -11,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from fluster import ActorTimeoutError, LocalCluster, PoisonedTaskError, WorkerPool, create_environment
+from fluster import ActorDiedError, ActorTimeoutError, LocalCluster, PoisonedTaskError, WorkerPool, create_environment
 from fluster.actors import ActorFuture
 from fluster.worker_pool.pace import MAX_ITEMS
+from fluster_bus import arenas
 
 PATIENCE_S = 30.0
 
@@ -149,6 +151,64 @@ def test_of_a_bundle_only_what_kills_workers_is_set_aside(cluster: LocalCluster)
         with pytest.raises(PoisonedTaskError, match="the task was given to 2 workers"):
             futures[7].result(PATIENCE_S)
         assert [future.result(PATIENCE_S) for future in futures[:7] + futures[8:]] == [*range(7), *range(8, 30)]
+
+
+def end_process(pid: int) -> None:
+    """Return when it has ended."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        assert select.select([descriptor], [], [], PATIENCE_S)[0]
+    finally:
+        os.close(descriptor)
+
+
+def submit_one(pool: WorkerPool, function: Callable[[Any], Any], item: Any) -> Any:
+    return pool.submit(function, item).result(PATIENCE_S)
+
+
+def submit_bundle(pool: WorkerPool, function: Callable[[Any], Any], item: Any) -> Any:
+    futures = submit_together(pool, function, [0, 1, item, 2, 3])
+    return [future.result(PATIENCE_S) for future in futures][2]
+
+
+def map_items(pool: WorkerPool, function: Callable[[Any], Any], item: Any) -> Any:
+    return pool.map(function, [0, 1, item, 2, 3], chunksize=5).results(timeout=PATIENCE_S)[2]
+
+
+@pytest.mark.parametrize("retries", [3, 0])
+@pytest.mark.parametrize("give", [submit_one, submit_bundle, map_items])
+def test_a_large_result_that_went_with_its_worker_is_made_again(
+    cluster: LocalCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    give: Callable[[WorkerPool, Callable[[Any], Any], Any], Any],
+    retries: int,
+) -> None:
+    ran = tmp_path / "ran"
+    held = arenas.held
+
+    def large_at_100_000(size: int) -> bytes:
+        if size == 100_000:
+            with ran.open("a") as file:
+                file.write(f"{os.getpid()}\n")
+        return bytes(size)
+
+    def held_too_late(reference: bytes) -> bytes:
+        pids = ran.read_text().split()
+        if len(pids) == 1:
+            end_process(int(pids[0]))
+        return held(reference)
+
+    with WorkerPool(cluster, 1, task_retries=retries) as pool:
+        pool.wait_for_workers()
+        monkeypatch.setattr(arenas, "held", held_too_late)
+        if retries:
+            assert len(give(pool, large_at_100_000, 100_000)) == 100_000
+        else:
+            with pytest.raises(ActorDiedError, match="ended before its answer was read"):
+                give(pool, large_at_100_000, 100_000)
+    assert len(ran.read_text().split()) == (2 if retries else 1)
 
 
 def test_the_limit_is_of_each_task(cluster: LocalCluster) -> None:
