@@ -4,6 +4,9 @@ import asyncio
 import dataclasses
 import hashlib
 import json
+import subprocess
+import tempfile
+import zipfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -49,6 +52,21 @@ async def running_images(engine: Engine, name: str = "one", **fields: Any) -> As
         yield images
     finally:
         await images.close()
+
+
+@pytest.fixture
+def small_engine(own_engine: OwnEngine, tmp_path: Path) -> Iterator[OwnEngine]:
+    """An engine with room for the image of the tests, and little more."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=420m", "tmpfs", disk], check=True)
+    folder = Path(tempfile.mkdtemp(prefix="fluster-engine-"))  # short, for its socket
+    try:
+        small = OwnEngine(folder, disk / "data")
+        yield small
+        small.remove()
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
 
 
 def needs(*requirements: str, **fields: Any) -> Needs:
@@ -169,6 +187,19 @@ async def test_an_engine_that_stops_answering_or_ends_in_the_middle_is_told(
         finally:
             own_engine.start()
         await wait_until_async(lambda: not left_of_builds(own_engine), PATIENCE_S)
+
+
+async def test_a_full_disk_of_the_engine_is_told_as_such_and_left_as_it_was(
+    tmp_path: Path, small_engine: OwnEngine
+) -> None:
+    wheel = make_wheel(tmp_path / "workspace", "large")
+    with zipfile.ZipFile(wheel, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("large.bin", bytes(300 << 20))
+    wanted = needs("./large-1.0-py3-none-any.whl", workspace="0" * 64)
+    async with running_images(small_engine) as images:
+        with pytest.raises(BuildError, match=r"(?s)the disk of the Docker engine is full: make room.*No space left"):
+            await images.use(small_engine.image, wanted, tmp_path / "workspace", "ns.job.0.1", nobody_listens)
+    assert left_of_builds(small_engine) == []
 
 
 @pytest.mark.parametrize(
