@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import statistics
 import sys
 import sysconfig
 import tempfile
@@ -14,7 +15,7 @@ from typing import Any
 
 from benchmarks.actor_work import Figures, tell
 
-WORKERS, ROUNDS = 2, 2
+WORKERS, ROUNDS = 2, 3
 # In a row, of which the mean is taken: how soon idle workers ask for work again is chance.
 TIMES = {"small_s": 20}
 ROWS, KEYS = 1_000_000, 1_000
@@ -53,10 +54,10 @@ def is_third(number: int) -> bool:
 def _client(side: str) -> Iterator[Any]:
     if side == "fluster":
         from fluster import LocalCluster
-        from fluster.integrations.fray import FlusterClient
+        from fluster.integrations.zephyr import PipelineClient
 
         with LocalCluster() as cluster:
-            yield FlusterClient(cluster)
+            yield PipelineClient(cluster)
     elif side == "iris":
         from fray.iris_backend import FrayIrisClient
         from iris.client.local_client import local_client
@@ -95,14 +96,14 @@ def _pipelines() -> dict[str, Callable[[], tuple[Any, int]]]:
 
 
 def figures(side: str) -> Figures:
-    """Seconds: until a pool has its first worker, and for each pipeline on it; the best of some rounds."""
+    """Seconds: until a pool has its first worker, and for each pipeline on it; medians of some rounds."""
     from fray.types import ResourceConfig
     from zephyr.context import ZephyrContext
     from zephyr.runners import InlineRunner
 
     # Iris' one machine has less disk than each asks for who names none.
     disk = {"disk": "1g"} if side == "iris" else {}
-    found: Figures = {}
+    rounds: list[Figures] = []
     pipelines = _pipelines()
     with tempfile.TemporaryDirectory() as folder, _client(side) as client:
         for _ in range(ROUNDS):
@@ -124,8 +125,8 @@ def figures(side: str) -> Figures:
                     for dataset, results in prepared:
                         assert len(context.execute(dataset).results) == results, name
                     taken[name] = (time.perf_counter() - began) / times
-            found = {name: min(seconds, found.get(name, seconds)) for name, seconds in taken.items()}
-    return found
+            rounds.append(taken)
+    return {name: statistics.median(taken[name] for taken in rounds) for name in rounds[0]}
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 from typing import Any
 
 try:
@@ -13,22 +11,20 @@ except ImportError as error:
         "fluster.integrations.zephyr needs Zephyr from 0.2.227 on: pip install 'fluster[zephyr]', with Python 3.12 or 3.13"
     ) from error
 
-from fray.types import ResourceConfig
+from fray.actor import ActorGroup, ActorHandle, HostedActor
+from fray.types import ActorConfig, EnvironmentConfig, ResourceConfig
 from zephyr.context import MAX_IRIS_WORKER_REPLICAS, ZephyrContext
+from zephyr.coordinator import ZephyrCoordinator
 from zephyr.dataset import Dataset
 from zephyr.runners import InlineRunner
 
 from fluster.cluster import Cluster, current_cluster
 from fluster.cluster.arguments import check_count
-from fluster.errors import FlusterError
 from fluster.integrations.fray import FlusterClient
-from fluster_bus.messages import EnvironmentConfig, parse_size
+from fluster_bus.messages import EnvironmentConfig as FlusterEnvironment
+from fluster_bus.messages import parse_size
 
-log = logging.getLogger(__name__)
-
-_COORDINATOR_CPU = 0.1  # it mostly waits
-_LONG_S = 10.0  # after this it is said what a pipeline waits for, if there is no worker yet
-_RETRIES = 3  # of a whole pipeline whose coordinator was lost
+_RETRIES = 3  # of a whole pipeline whose workers could not be begun, or whose connection was lost
 _LOST_WORKERS = 5  # of one shard: it may be what kills them
 
 
@@ -49,7 +45,7 @@ class FlusterBackend:
         memory_per_worker: int | str = "2GB",
         *,
         storage: str | None = None,
-        environment: EnvironmentConfig | None = None,
+        environment: FlusterEnvironment | None = None,
     ) -> None:
         check_count("max_parallelism", max_parallelism, 1, "the number of workers", most=MAX_IRIS_WORKER_REPLICAS)
         self._cluster = cluster if cluster is not None else current_cluster()
@@ -64,32 +60,65 @@ class FlusterBackend:
         Raises ZephyrWorkerError when a stage does not come through, with its traceback; ValueError when there never will be
         room for a worker, TypeError for what cannot be pickled.
         """
-        client = FlusterClient(self._cluster, environment=self._environment)
+        client = PipelineClient(self._cluster, environment=self._environment)
         context = ZephyrContext(
             client=client,
             max_workers=self._max_workers,
             resources=ResourceConfig(cpu=1, ram=self._memory),
-            coordinator_resources=ResourceConfig(cpu=_COORDINATOR_CPU, ram=self._memory),
             chunk_storage_prefix=self._storage,
             name=name,
             max_execution_retries=_RETRIES,
             max_shard_infra_failures=_LOST_WORKERS,
             stage_runner_factory=InlineRunner,
         )
-        patience = threading.Timer(_LONG_S, _tell_why_it_waits, [client])
-        patience.daemon = True
-        patience.start()
         try:
             results: list[Any] = context.execute(dataset).results
         finally:
-            patience.cancel()
             client.shutdown()
         return results
 
 
-def _tell_why_it_waits(client: FlusterClient) -> None:
-    try:
-        for reason in client.waiting():
-            log.warning("the pipeline waits for room: %s", reason)
-    except FlusterError as error:
-        log.info("why the pipeline waits cannot be told: %s", error)
+class PipelineClient(FlusterClient):
+    """A fray client for a ZephyrContext whose coordinator runs in this process, which waits for it anyway.
+
+    So its pool has its first worker sooner, what the coordinator logs is seen here, and it needs no room on the cluster. When
+    this process ends, its workers do too, within some minutes.
+    """
+
+    def create_actor_group(
+        self,
+        actor_class: type,
+        *args: Any,
+        name: str,
+        count: int,
+        resources: ResourceConfig = ResourceConfig(),  # noqa: B008 - as the protocol has it
+        actor_config: ActorConfig = ActorConfig(),  # noqa: B008
+        environment: EnvironmentConfig | None = None,
+        **kwargs: Any,
+    ) -> ActorGroup:
+        """As a FlusterClient's, but for coordinators."""
+        if actor_class is ZephyrCoordinator:
+            return _Coordinator(self.host_actor(actor_class, *args, name=name, actor_config=actor_config, **kwargs))
+        return super().create_actor_group(
+            actor_class,
+            *args,
+            name=name,
+            count=count,
+            resources=resources,
+            actor_config=actor_config,
+            environment=environment,
+            **kwargs,
+        )
+
+
+class _Coordinator:
+    """A group of one, which is there."""
+
+    def __init__(self, hosted: HostedActor) -> None:
+        self._hosted = hosted
+
+    def wait_ready(self, count: int | None = None, timeout: float | None = None) -> list[ActorHandle]:  # noqa: ARG002
+        return [self._hosted.handle]
+
+    def shutdown(self) -> None:
+        self._hosted.shutdown()

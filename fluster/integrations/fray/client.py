@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any
 
@@ -18,12 +19,11 @@ from fluster.integrations.fray import jobs, requests
 from fluster.integrations.fray.groups import FlusterActorGroup
 from fluster.integrations.fray.handles import FlusterActorHandle
 from fluster.integrations.fray.here import client_here
-from fluster.integrations.fray.hosting import check_servable, host, made, served
+from fluster.integrations.fray.hosting import LAST_CALLS_S, check_servable, host, made, served
 from fluster.integrations.fray.jobs import FlusterJobHandle
 from fluster_bus.messages import Entrypoint, JobId
 from fluster_bus.messages import EnvironmentConfig as FlusterEnvironment
 from fluster_bus.messages import JobRequest as FlusterJobRequest
-from fluster_bus.messages import JobStatus as FlusterJobStatus
 from fluster_bus.names import unique_name
 
 _LIVE = (JobStatus.PENDING, JobStatus.RUNNING)
@@ -118,7 +118,7 @@ class FlusterClient:
         server.serve_background()
         with self._lock:
             self._servers.append(server)
-        return HostedActor(handle, stop=server.shutdown)
+        return HostedActor(handle, stop=functools.partial(server.shutdown, LAST_CALLS_S))
 
     def create_actor(
         self,
@@ -193,19 +193,17 @@ class FlusterClient:
             self._groups.append(group)
         return group
 
-    def waiting(self) -> list[str]:
-        """Why those jobs have not begun that are this client's actors, or that they launched; a sentence for each."""
-        with self._lock:
-            own = {group._job_id for group in self._groups}  # noqa: SLF001 - its twin's
-        pending = self.cluster.list_jobs(states=[FlusterJobStatus.PENDING])
-        return [self.cluster.explain(job.job_id) for job in pending if own & {job.job_id, job.parent}]
+    def shutdown(self, wait: bool = True) -> None:
+        """End the actors that this client made; with `wait`, return when they have ended.
 
-    def shutdown(self, wait: bool = True) -> None:  # noqa: ARG002 - as the protocol has it
-        """End the actors that this client made. Jobs go on, and the cluster stays connected."""
+        Jobs go on, and the cluster stays connected.
+        """
         with self._lock:
             groups, self._groups = self._groups, []
             servers, self._servers = self._servers, []
         for server in servers:
-            server.shutdown()
+            server.shutdown(LAST_CALLS_S)
         for group in groups:
+            group.terminate()
+        for group in groups if wait else ():
             group.shutdown()

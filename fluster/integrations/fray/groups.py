@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -67,12 +68,16 @@ class FlusterActorGroup:
         except JobNotFoundError:
             return True
 
+    def terminate(self) -> None:
+        """Have the actors end."""
+        with contextlib.suppress(JobNotFoundError):
+            self._bound()[0].cluster.terminate(self._job_id, reason="its fray client shut the group down")
+
     def shutdown(self) -> None:
         """End the actors, and wait until they have ended."""
-        cluster = self._bound()[0].cluster
+        self.terminate()
         try:
-            cluster.terminate(self._job_id, reason="its fray client shut the group down")
-            cluster.wait(self._job_id, timeout=_END_TIMEOUT_S)
+            self._bound()[0].cluster.wait(self._job_id, timeout=_END_TIMEOUT_S)
         except JobNotFoundError:
             pass
         except JobTimeoutError as error:

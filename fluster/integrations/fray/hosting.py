@@ -19,7 +19,7 @@ from fluster_bus.messages import EnvironmentConfig
 if TYPE_CHECKING:
     from fluster.integrations.fray.client import FlusterClient
 
-_LAST_CALLS_S = 5.0  # for those that an actor still has when it asks for its end
+LAST_CALLS_S = 5.0  # for those that an actor still has when it asks for its end
 
 
 def host(
@@ -49,7 +49,7 @@ def host(
 
     def end_when_asked() -> None:
         ending.wait()
-        server.shutdown(_LAST_CALLS_S)
+        server.shutdown(LAST_CALLS_S)
 
     threading.Thread(target=end_when_asked, name=f"end of {actor_name}", daemon=True).start()
     try:
