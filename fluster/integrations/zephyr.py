@@ -82,7 +82,7 @@ class PipelineClient(FlusterClient):
     """A fray client for a ZephyrContext whose coordinator runs in this process, which waits for it anyway.
 
     So its pool has its first worker sooner, what the coordinator logs is seen here, and it needs no room on the cluster. When
-    this process ends, its workers do too, within some minutes.
+    this process is killed, its workers end with the shards that they are at.
     """
 
     def create_actor_group(
