@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.actor_work import Figures, tell
 
-WORKERS, ROUNDS = 2, 3
+WORKERS, ROUNDS = 2, 2
 # In a row, of which the mean is taken: how soon idle workers ask for work again is chance.
 TIMES = {"small_s": 20}
 ROWS, KEYS = 1_000_000, 1_000
