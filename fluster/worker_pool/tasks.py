@@ -10,6 +10,7 @@ from fluster.actors.futures import ActorFuture
 from fluster.worker_pool.pace import Pace
 
 _MAX_BUNDLE = 128 << 10  # bytes, unless one task has more
+_FEWEST = 8  # tasks; fewer go to one worker each, so that they may wait for each other, as in other pools
 
 
 class Task:
@@ -81,8 +82,8 @@ class TaskQueue:
         return len(self._waiting)
 
     def next_size(self, workers: int) -> int:
-        share = -(-len(self._waiting) // (2 * max(workers, 1)))  # so that all workers have something to do
-        return min(self.pace.chunk(), share)
+        share = len(self._waiting) // (2 * max(workers, 1))  # so that all workers have something to do
+        return min(self.pace.chunk(), share) if share >= _FEWEST else min(1, len(self._waiting))
 
     def take(self, size: int) -> Task | Bundle | None:
         tasks: list[Task] = []

@@ -168,6 +168,15 @@ def test_short_tasks_travel_together(world: World) -> None:
     assert tasks[0] in firsts
 
 
+@pytest.mark.parametrize(("count", "largest"), [(31, 1), (32, 8)])
+def test_few_tasks_do_not_share_a_worker_that_could_wait_for_each_other(world: World, count: int, largest: int) -> None:
+    for _ in range(count):
+        world.task()
+    world.join("a", "b")
+    world.pace.observe(1_000, 0.0)
+    assert max(unit.size for units in world.assign().values() for unit in units) == largest
+
+
 def test_a_bundle_is_no_larger_than_a_message(world: World) -> None:
     for size in (100_000, 20_000, 20_000, 500_000, 10):
         world.task(size=size)
@@ -255,29 +264,25 @@ def test_what_comes_late_for_a_bundle_that_was_lost_concerns_nobody(world: World
     assert [type(error) for error in books.errors] == [ConnectionLostError]
 
 
-@pytest.mark.parametrize("together", [1, 1_000])
-def test_what_was_with_a_dead_worker_is_tried_alone(world: World, together: int) -> None:
-    tasks = [world.task() for _ in range(3)]
+@pytest.mark.parametrize("sizes", [[1] * 4, [8] + [1] * 8])
+def test_what_was_with_a_dead_worker_is_tried_alone(world: World, sizes: list[int]) -> None:
+    tasks = [world.task() for _ in range(sum(sizes))]
     world.join("a")
-    if together > 1:
-        world.pace.observe(together, 0.0)
-        assert [unit.size for unit in world.assign()["a"]] == [2, 1]
-    else:
-        world.pace.observe(1, 0.0)
-        world.assign()
+    world.pace.observe(1_000, 0.0)
+    assert [unit.size for unit in world.assign()["a"]] == sizes
     world.die("a", answers=False)
     later = world.task()
     world.join("b", "c")
-    assert world.assign() == {"b": [tasks[0]], "c": [tasks[1]]}
-    world.answer("b")
-    assert world.assign() == {"b": [tasks[2]]}
-    world.answer("c")
-    assert world.assign() == {"c": [later]}
+    for first, second in zip(tasks[::2], tasks[1::2], strict=True):
+        assert world.assign() == {"b": [first], "c": [second]}
+        world.answer("b")
+        world.answer("c")
+    assert world.assign() == {"b": [later]}
 
 
 def test_what_kills_all_its_workers_is_given_up_and_nothing_else(world: World) -> None:
     world.pace.observe(1_000, 0.0)
-    poison, *others = [world.task() for _ in range(10)]
+    poison, *others = [world.task() for _ in range(30)]
     for number in range(50):
         worker = f"w{number}"
         world.join(worker)
@@ -295,15 +300,16 @@ def test_what_kills_all_its_workers_is_given_up_and_nothing_else(world: World) -
 
 def test_a_lost_connection_blames_nobody(world: World) -> None:
     world.pace.observe(1_000, 0.0)
-    tasks = [world.task() for _ in range(3)]
+    tasks = [world.task() for _ in range(16)]
     world.join("a")
     world.assign()
     lost = world.out.pop("a")
+    assert lost[0].size == 8
     for unit in lost:
         assert world.dispatch.on_lost(unit, Loss.CONNECTION)
     assert world.assign() == {"a": lost}
     assert [task for unit in lost for task in unit.parts()] == tasks
-    assert [unit.deaths for unit in lost] == [0, 0]
+    assert {unit.deaths for unit in lost} == {0}
 
 
 def test_what_was_never_run_is_not_charged(world: World) -> None:

@@ -110,7 +110,7 @@ def test_a_task_is_cancelled_until_its_bundle_is_sent(pool: WorkerPool) -> None:
 def test_large_results_of_a_bundle(cluster: LocalCluster, *, shares_memory: bool) -> None:
     environment = None if shares_memory else create_environment({"FLUSTER_ARENA_BYTES": "0"})
     with WorkerPool(cluster, 1, environment=environment) as pool:
-        sizes = [10, 100_000, 3 << 20, 3 << 20, 5, 1 << 20, 100_000, 1]
+        sizes = [10, 100_000, 3 << 20, 3 << 20, 5, 1 << 20, 100_000, 1, *range(20)]
         futures = submit_together(pool, bytes, sizes)
         assert [len(future.result(PATIENCE_S)) for future in futures] == sizes
 
@@ -147,10 +147,10 @@ def test_of_a_bundle_only_what_kills_workers_is_set_aside(cluster: LocalCluster)
         return number
 
     with WorkerPool(cluster, 2, task_retries=1) as pool:
-        futures = submit_together(pool, poisonous, list(range(30)))
+        futures = submit_together(pool, poisonous, list(range(60)))
         with pytest.raises(PoisonedTaskError, match="the task was given to 2 workers"):
             futures[7].result(PATIENCE_S)
-        assert [future.result(PATIENCE_S) for future in futures[:7] + futures[8:]] == [*range(7), *range(8, 30)]
+        assert [future.result(PATIENCE_S) for future in futures[:7] + futures[8:]] == [*range(7), *range(8, 60)]
 
 
 def end_process(pid: int) -> None:
@@ -168,7 +168,7 @@ def submit_one(pool: WorkerPool, function: Callable[[Any], Any], item: Any) -> A
 
 
 def submit_bundle(pool: WorkerPool, function: Callable[[Any], Any], item: Any) -> Any:
-    futures = submit_together(pool, function, [0, 1, item, 2, 3])
+    futures = submit_together(pool, function, [0, 1, item, *range(2, 20)])
     return [future.result(PATIENCE_S) for future in futures][2]
 
 
@@ -221,6 +221,23 @@ def test_the_limit_is_of_each_task(cluster: LocalCluster) -> None:
         with pytest.raises(ActorTimeoutError, match=r"has run for 0\.5 s"):
             futures[7].result(PATIENCE_S)
         assert [future.result(PATIENCE_S) for future in futures[:7] + futures[8:]] == [*range(7), *range(8, 40)]
+
+
+def test_few_tasks_may_wait_for_each_other(cluster: LocalCluster, tmp_path: Path) -> None:
+    def meet(number: int) -> int:
+        gate = tmp_path / str(number // 2)
+        if number % 2:
+            gate.write_text("open")
+        else:
+            gate.read_text()  # until its neighbour writes
+        return number
+
+    for gate in range(4):
+        os.mkfifo(tmp_path / str(gate))
+    with WorkerPool(cluster, 2) as pool:
+        pool.wait_for_workers()
+        futures = submit_together(pool, meet, list(range(8)))
+        assert [future.result(PATIENCE_S) for future in futures] == list(range(8))
 
 
 def test_tasks_in_bundles_do_not_wait_for_a_slow_worker(cluster: LocalCluster, tmp_path: Path) -> None:
