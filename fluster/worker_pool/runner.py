@@ -40,6 +40,10 @@ def work(name: str) -> None:
         os._exit(_STUCK_EXIT_CODE)
 
 
+class LeavingError(NotRunError):
+    """The worker is about to end. Of its own kind, as a task may meet with NotRunError itself."""
+
+
 @actor
 class TaskRunner:
     """Runs functions, one at a time."""
@@ -106,7 +110,7 @@ class TaskRunner:
 
     def _check_alive(self) -> None:
         if self.is_stuck:
-            raise NotRunError("the worker is about to end; the task was not run")
+            raise LeavingError("the worker is about to end; the task was not run")
 
     def leave(self) -> None:
         """Finish what has arrived and end this worker."""

@@ -13,7 +13,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any, cast
 
-from fluster.actors.failures import decode_failure, is_failure_of
+from fluster.actors.failures import RETRY, advice_of, decode_failure, is_failure_of
 from fluster.actors.loop_calls import closed
 from fluster.actors.pool import AsyncActorPool
 from fluster.actors.rosters import Roster
@@ -23,7 +23,7 @@ from fluster.cluster.arguments import check_count
 from fluster.errors import ActorDiedError, ConnectionLostError, NotRunError, PoisonedTaskError
 from fluster.worker_pool.dispatch import Dispatch, Loss
 from fluster.worker_pool.pace import TASK_MEMORY, Pace
-from fluster.worker_pool.runner import FAILED, TaskRunner, work
+from fluster.worker_pool.runner import FAILED, LeavingError, TaskRunner, work
 from fluster.worker_pool.tasks import Bundle, Task, TaskQueue
 from fluster.worker_pool.tickets import BundleTicket, UnitTicket
 from fluster.worker_pool.work import Batch, Block, Outcome, Slice
@@ -319,7 +319,7 @@ class Workers:
     # ---- answers ----------------------------------------------------------------------------------------
 
     def on_answered(self, worker: str, unit: Task | Bundle | Slice, ok: bool, payload: bytes) -> None:
-        if not ok and is_failure_of(payload, NotRunError):
+        if not ok and _was_not_run(payload):
             self._deaf.add(worker)
             self._dispatch.on_lost(unit, Loss.NOT_RUN)
         elif isinstance(unit, Task):
@@ -497,6 +497,12 @@ def _call_of(unit: Task | Bundle | Slice) -> tuple[Callable[..., Any], tuple[Any
 
 def _reason_of(info: JobInfo) -> str:
     return f": {info.error_message}" if info.error_message else ""
+
+
+def _was_not_run(failure: bytes) -> bool:
+    """True when the worker says so, and not the task."""
+    is_rejected = is_failure_of(failure, NotRunError) and advice_of(failure) == RETRY
+    return is_rejected or is_failure_of(failure, LeavingError)
 
 
 _LOSSES = ((NotRunError, Loss.NOT_RUN), (ActorDiedError, Loss.DEATH), (ConnectionLostError, Loss.CONNECTION))

@@ -23,6 +23,7 @@ from fluster import (
     AsyncWorkerPool,
     JobStatus,
     LocalCluster,
+    NotRunError,
     PoisonedTaskError,
     RemoteError,
     WorkerPool,
@@ -466,3 +467,15 @@ def test_a_pool_outlives_its_cluster_without_a_hang() -> None:
         with pytest.raises(ClosedError):
             executor.submit(square, 3).result(PATIENCE_S)
     executor.shutdown()
+
+
+def test_a_task_that_met_with_what_was_not_run_has_run_itself(pool: WorkerPool, tmp_path: Path) -> None:
+    """As does one that calls an actor that is being shut down: it must not be given out again and again."""
+
+    def meet() -> None:
+        (tmp_path / str(time.monotonic_ns())).touch()
+        raise NotRunError("the actor was shut down; the call was not run")
+
+    with pytest.raises(NotRunError, match="the actor was shut down"):
+        pool.submit(meet).result(PATIENCE_S)
+    assert len(list(tmp_path.iterdir())) == 1
