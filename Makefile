@@ -103,12 +103,15 @@ test-fast: $(SETUP) ## Run the fast tests, on each version of Python that is her
 	$(BIN)/python -m pytest -m 'not slow' $(PYTEST_FLAGS) $(FAST_TESTS)
 	@$(MAKE) --no-print-directory test-fast-elsewhere
 
+# Side by side, as they mostly wait; each tells of its tests when it is through.
 .PHONY: test-fast-elsewhere
 test-fast-elsewhere: $(SETUP)
 	@own=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	others=; \
 	for version in $(PYTHON_VERSIONS); do \
-		test "$$version" = "$$own" || $(MAKE) --no-print-directory test-fast-$$version || exit; \
-	done
+		test "$$version" = "$$own" || others="$$others test-fast-$$version"; \
+	done; \
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=recurse $$others
 
 test-fast-%: $(UV)
 	@if test -z '$(call find_python,$*)'; then \
