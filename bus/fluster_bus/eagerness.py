@@ -15,7 +15,9 @@ T = TypeVar("T")
 
 VARIABLE = "FLUSTER_EAGER_US"  # microseconds for which a thread looks before it sleeps; 0: it sleeps at once
 _EAGER_US = 300.0
-_DISTURBED_S = 30e-6  # between two looks, some 2 µs apart: another ran here meanwhile, as the machine is busy
+# Between two looks, some 2 µs apart: another ran here meanwhile, for longer than a server or an actor takes for a small
+# call, so the machine is busy.
+_DISTURBED_S = 200e-6
 _MOST_FAILURES = 6  # that count: after so many, one wait in 64 is tried
 
 

@@ -79,7 +79,6 @@ class Lane:
         on_disconnect: Callable[[], object] = _nothing,
         on_wake: Callable[[], object] = _nothing,
         keep_reading: Callable[[], object] = bool,
-        eagerness: Eagerness | None = None,
         ping_every_s: float = 20.0,
     ) -> None:
         self.address = address
@@ -87,7 +86,6 @@ class Lane:
         self.turns = Turns()
         self._on_connect, self._on_disconnect, self._on_wake = on_connect, on_disconnect, on_wake
         self._keep_reading = keep_reading
-        self._eagerness = eagerness  # of those who read until something is done
         self._ping_every_s = ping_every_s
         self._line: Line | None = None
         self._closed: str | None = None  # why
@@ -263,18 +261,23 @@ class Lane:
     # ---- reading ----------------------------------------------------------------------------------------
 
     def read_until(
-        self, is_done: Callable[[], bool], when_done: Callable[[Callable[[], object]], object], timeout_s: float | None
+        self,
+        is_done: Callable[[], bool],
+        when_done: Callable[[Callable[[], object]], object],
+        timeout_s: float | None,
+        eagerness: Eagerness | None = None,
     ) -> None:
         """Return when `is_done`, or when the time is over or the lane is closed; take one's turn at reading meanwhile.
 
-        `when_done(callback)` has a callback run once it is, at once if it is already.
+        `when_done(callback)` has a callback run once it is, at once if it is already. Who reads sleeps as late as
+        `eagerness` wants.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not is_done() and self._closed is None and (deadline is None or time.monotonic() < deadline):
             woken = threading.Event()
             try:
                 try:
-                    self._read_or_wait(woken, is_done, when_done, deadline)
+                    self._read_or_wait(woken, is_done, when_done, deadline, eagerness)
                 finally:
                     self.leave(woken.set)
             finally:
@@ -286,6 +289,7 @@ class Lane:
         is_done: Callable[[], bool],
         when_done: Callable[[Callable[[], object]], object],
         deadline: float | None,
+        eagerness: Eagerness | None,
     ) -> None:
         if not self.turns.ask(woken.set):
             if not self._keep_reading():
@@ -293,11 +297,11 @@ class Lane:
             when_done(woken.set)
             woken.wait(_left_s(deadline))
         if self.turns.has(woken.set):
-            self._read_in_turn(is_done, deadline)
+            self._read_in_turn(is_done, deadline, eagerness)
 
-    def _read_in_turn(self, is_done: Callable[[], bool], deadline: float | None) -> None:
+    def _read_in_turn(self, is_done: Callable[[], bool], deadline: float | None, eagerness: Eagerness | None) -> None:
         while not is_done() and self._closed is None and (deadline is None or time.monotonic() < deadline):
-            self.receive(_left_s(deadline), beside=self._interrupter, eagerness=self._eagerness)
+            self.receive(_left_s(deadline), beside=self._interrupter, eagerness=eagerness)
 
     def interrupt(self) -> None:
         """Have who is in `read_until` ask again whether it is done."""

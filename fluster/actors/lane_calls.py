@@ -64,7 +64,8 @@ class LaneCalls:
         self._numbers = itertools.count(-1, -1)  # the desk numbers its own messages upwards
         self._out: dict[int, MessageOut] = {}
         self._taking = threading.Lock()  # held where a message, or a call of one, leaves our books
-        self._lane = Lane(address, "calls", on_disconnect=self._on_disconnect, eagerness=Eagerness.of_this_process())
+        self._eagerness = Eagerness.of_this_process()
+        self._lane = Lane(address, "calls", on_disconnect=self._on_disconnect)
         self._lane.subscribe(f"{inbox}.{subjects.ANY_TOKEN}", self._on_delivery)
         self._lane.start()
 
@@ -112,7 +113,9 @@ class LaneCalls:
             for future in futures:
                 future.add_done_callback(lambda _done: wake())
 
-        self._lane.read_until(lambda: number not in out, when_done, left_s)
+        # To gather the answers of many takes longer than one looks for them.
+        eagerness = self._eagerness if len(futures) == 1 else None
+        self._lane.read_until(lambda: number not in out, when_done, left_s, eagerness)
         if number in out and not self._lane.closed:
             self._tell(self._on_timeout, number)
 
