@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from tests.optional import import_or_skip
@@ -11,7 +12,8 @@ from tests.system.processes import Family
 ROOT = Path(__file__).parents[2]
 
 
-def _run(tmp_path: Path, name: str, *arguments: str) -> str:
+def _run(tmp_path: Path, name: str, *arguments: str, may_say: Collection[str] = ()) -> str:
+    """What an example prints. On stderr it says nothing, but for what it may say."""
     family = Family()
     program = tmp_path / name
     program.write_text((ROOT / "examples" / name).read_text(encoding="utf-8"), encoding="utf-8")
@@ -25,7 +27,7 @@ def _run(tmp_path: Path, name: str, *arguments: str) -> str:
         timeout=120,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, [line for line in done.stderr.splitlines() if line not in may_say]) == (0, [])
     family.wait_gone()
     return done.stdout
 
@@ -64,7 +66,9 @@ def test_the_demo_is_the_example() -> None:
 
 def test_zephyr_wordcount(tmp_path: Path) -> None:
     import_or_skip("zephyr", "`make setup-zephyr` installs it, on Python 3.12")
-    *ranking, summary = _run(tmp_path, "zephyr_wordcount.py").splitlines()
+    # Zephyr's own, when a stage is there before a worker is.
+    early = "All workers are dead/failed. Waiting for workers to recover..."
+    *ranking, summary = _run(tmp_path, "zephyr_wordcount.py", may_say=[early]).splitlines()
     assert len(ranking) == 5
     assert ranking[0].startswith("self ")
     assert re.fullmatch(r"A single process counts the same [\d,]+ words in \d+ files.", summary)
