@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from fluster_bus import wire
 from fluster_bus.address import BusAddress
+from fluster_bus.blocked_waits import LOOK_S, wait_seeing_signals
 from fluster_bus.delivery import Delivery
 from fluster_bus.eagerness import Eagerness
 from fluster_bus.errors import (
@@ -295,13 +296,15 @@ class Lane:
             if not self._keep_reading():
                 self.wake()  # it may be the keeper's turn
             when_done(woken.set)
-            woken.wait(_left_s(deadline))
+            wait_seeing_signals(woken.wait, _left_s(deadline))
         if self.turns.has(woken.set):
             self._read_in_turn(is_done, deadline, eagerness)
 
     def _read_in_turn(self, is_done: Callable[[], bool], deadline: float | None, eagerness: Eagerness | None) -> None:
         while not is_done() and self._closed is None and (deadline is None or time.monotonic() < deadline):
-            self.receive(_left_s(deadline), beside=self._interrupter, eagerness=eagerness)
+            left_s = _left_s(deadline)
+            look_s = LOOK_S if left_s is None else min(left_s, LOOK_S)  # as wait_seeing_signals does
+            self.receive(look_s, beside=self._interrupter, eagerness=eagerness)
 
     def interrupt(self) -> None:
         """Have who is in `read_until` ask again whether it is done."""

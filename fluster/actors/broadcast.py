@@ -13,6 +13,7 @@ from fluster.actors.futures import ActorFuture
 from fluster.actors.members import Member
 from fluster.cluster.arguments import check_patience, deadline_after
 from fluster.errors import ActorTimeoutError
+from fluster_bus.blocked_waits import wait_for_all, wait_for_future
 
 T = TypeVar("T")
 
@@ -99,12 +100,10 @@ class BroadcastResult(Generic[T]):
 
         Raises ActorTimeoutError when after `timeout` seconds it is not known yet who they are.
         """
-        try:
-            return list(self._answers.opened.result(check_patience(timeout)))
-        except TimeoutError as late:
-            if self._answers.opened.done():
-                raise
-            raise self._answers.too_late(timeout) from late
+        opened = self._answers.opened
+        if not wait_for_future(opened, check_patience(timeout)):
+            raise self._answers.too_late(timeout)
+        return list(opened.result())
 
     def results(self, timeout: float | None = None, *, return_exceptions: bool = False) -> list[T | Any]:
         """All answers, in the order in which the members joined the pool.
@@ -132,7 +131,7 @@ class BroadcastResult(Generic[T]):
         self._carry(timeout)
         deadline = deadline_after(timeout)
         futures = self.futures(timeout)
-        concurrent.futures.wait(futures, None if deadline is None else deadline - time.monotonic())
+        wait_for_all(futures, None if deadline is None else deadline - time.monotonic())
         return [self._answers.answer(place, timeout) for place in range(len(futures))]
 
     def as_completed(self, timeout: float | None = None) -> Iterator[Answer[T]]:

@@ -13,6 +13,7 @@ from fluster.actors.lazy_future import LazyFuture
 from fluster.cluster.arguments import check_patience
 from fluster.errors import ActorTimeoutError
 from fluster_bus import payloads
+from fluster_bus.blocked_waits import wait_for_future
 
 T = TypeVar("T")
 
@@ -98,15 +99,10 @@ class ActorFuture(LazyFuture[T]):
             return
         if self._loop is not None and is_running(self._loop):
             raise RuntimeError(f"{self._call} is answered on this very event loop: `await` the future instead")
-        try:
-            super().exception(timeout)
-        except concurrent.futures.CancelledError:
-            return  # the caller asks the base class, which raises it again
-        except TimeoutError:
-            if not self.done():
-                raise ActorTimeoutError(
-                    f"{self._call} has not answered after {timeout:g} s; it goes on, and result() may be asked again"
-                ) from None
+        if not wait_for_future(self, timeout):
+            raise ActorTimeoutError(
+                f"{self._call} has not answered after {timeout:g} s; it goes on, and result() may be asked again"
+            )
 
     def result(self, timeout: float | None = None) -> T:
         """What the method returned; what it raised is raised.

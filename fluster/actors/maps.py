@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from fluster.actors.futures import ActorFuture
+from fluster_bus.blocked_waits import wait_for_item
 
 T = TypeVar("T")
 
@@ -103,7 +104,7 @@ class UnorderedMapResults(Iterator[T]):
             future.add_done_callback(self._done.put)
         if self._window.is_over:
             raise StopIteration
-        future = self._done.get()
+        future = wait_for_item(self._done)
         self._window.had(future)
         result: T = future.result()
         return result

@@ -17,6 +17,7 @@ from fluster.actors.loop_calls import closed
 from fluster.actors.windows import Read, Window
 from fluster.errors import ActorTimeoutError, ConnectionLostError
 from fluster_bus import payloads
+from fluster_bus.blocked_waits import wait_for_future, wait_seeing_signals
 
 T = TypeVar("T")
 
@@ -195,7 +196,7 @@ class ActorStream(Generic[T]):
         arrived = threading.Event()
         items = reader.next_items(arrived.set)
         if items is None:
-            if not arrived.wait(reader.timeout_s):
+            if not wait_seeing_signals(arrived.wait, reader.timeout_s):
                 raise reader.late()
             items = reader.next_items(None)
             assert items is not None  # noqa: S101 - it is woken when something has arrived, or by the end
@@ -205,7 +206,7 @@ class ActorStream(Generic[T]):
         reader = self._reader
         reader.check_loop()
         fetched = reader.fetch(data)
-        concurrent.futures.wait([fetched], reader.timeout_s)
+        wait_for_future(fetched, reader.timeout_s)
         return self._outcome_of(fetched)
 
     def close(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import threading
 from collections.abc import Awaitable, Callable
@@ -12,13 +11,12 @@ from typing import Any, ParamSpec, TypeVar
 
 from fluster.errors import ForkedError
 from fluster.later import import_later
+from fluster_bus.blocked_waits import wait_for_future
 from fluster_bus.errors import ClosedError
 from fluster_bus.event_loops import HAS_UVLOOP, loop_factory
 
 # What a loop, its threads and the name of the first server bring along.
 import_later(*(("uvloop",) if HAS_UVLOOP else ()), "concurrent.futures.thread", "encodings.idna")
-
-_SIGNALS_S = 0.5  # between looks for a signal that was missed
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -50,7 +48,7 @@ class Portal:
                 raise _closed()
             future = asyncio.run_coroutine_threadsafe(_awaited(function, args), self.loop)
         try:
-            _see_signals_until_done(future)
+            wait_for_future(future)
             return future.result()
         except CancelledError as error:
             if not self._closed:
@@ -85,14 +83,6 @@ def forked() -> ForkedError:
 
 def _closed() -> ClosedError:
     return ClosedError("this cluster object was closed: make another, with Cluster(address)")
-
-
-def _see_signals_until_done(future: Future[Any]) -> None:
-    """Wake now and then: a signal that comes between Python's last look for one and the wait does not end the wait."""
-    if threading.current_thread() is threading.main_thread():  # which alone is told of signals
-        while not future.done():
-            with contextlib.suppress(TimeoutError):
-                future.exception(_SIGNALS_S)
 
 
 async def _awaited(function: Callable[..., Awaitable[T]], args: tuple[Any, ...]) -> T:

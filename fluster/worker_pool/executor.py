@@ -14,6 +14,7 @@ from fluster.actors.futures import ActorFuture, is_running
 from fluster.cluster.arguments import check_count, deadline_after
 from fluster.errors import ForkedError
 from fluster.worker_pool.pace import TASK_MEMORY, Pace
+from fluster_bus.blocked_waits import wait_for_all
 from fluster_bus.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class PoolExecutor(concurrent.futures.Executor):
         if cancel_futures:
             _cancel(unfinished)
         if wait:
-            concurrent.futures.wait(unfinished)
+            wait_for_all(unfinished)
 
     def _begin_what_can(self) -> None:
         """Have the loop look at what was submitted, unless this is its own thread, or it has ended."""

@@ -17,6 +17,7 @@ from fluster.actors.futures import ActorFuture
 from fluster.cluster.arguments import deadline_after
 from fluster.errors import ActorTimeoutError
 from fluster.worker_pool.work import Batch, Block, Outcome, blocks_of
+from fluster_bus.blocked_waits import wait_for_item, wait_seeing_signals
 
 T = TypeVar("T")
 
@@ -150,7 +151,7 @@ class MapResult(ItemFutures[T]):
                 left_s = None if deadline is None else deadline - time.monotonic()
                 if left_s is not None and left_s <= 0:
                     raise self._late(timeout)
-                self._arrival.wait(left_s)
+                wait_seeing_signals(self._arrival.wait, left_s)
             return outcome
 
 
@@ -304,7 +305,7 @@ class UnorderedResults(UnorderedItems[T], Iterator[T]):
         while self._outcome is None or self._place == self._outcome.stop:
             if not self._has_more():
                 raise StopIteration
-            self._open(self._arrived.get())
+            self._open(wait_for_item(self._arrived))
         return self._next_of(self._outcome)
 
 

@@ -397,9 +397,7 @@ def test_an_item_that_cannot_be_fetched_ends_the_stream(is_async: bool) -> None:
     lost, late, closed = Ear(), Ear(timeout_s=0.01), Ear()
     stored_at(lost, b"lost").set_exception(ObjectNotFoundError("gone"))
     stored_at(late, b"late")
-    cancelled = stored_at(closed, b"closed")
-    cancelled.cancel()
-    cancelled.set_running_or_notify_cancel()  # as the loop does that closes
+    stored_at(closed, b"closed").cancel()
     for ear, error in ((lost, ObjectNotFoundError), (late, ActorTimeoutError), (closed, ClosedError)):
         with pytest.raises(error):
             read(ear)

@@ -17,8 +17,6 @@ from fluster.integrations.fray.here import client_here
 if TYPE_CHECKING:
     from fluster.integrations.fray.client import FlusterClient
 
-# Polars, which Zephyr imports, has waits go on after a signal: Ctrl-C is noticed between two of them.
-_LOOK_S = 1.0
 _UNAVAILABLE = (ActorDiedError, ActorNotFoundError, ConnectionLostError)
 
 
@@ -106,14 +104,7 @@ class FlusterActorFuture:
         when the actor is not there, or has ended while the call was out.
         """
         with _read_by(self._client):
-            while timeout is None or timeout > _LOOK_S:
-                try:
-                    return self._future.result(_LOOK_S)
-                except TimeoutError:
-                    if self._future.done():
-                        break
-                timeout = None if timeout is None else timeout - _LOOK_S
-            return self._future.result(0 if self._future.done() else timeout)
+            return self._future.result(timeout)
 
     def done(self) -> bool:
         """Whether it has been answered."""
