@@ -138,7 +138,7 @@ docker: ## Install what the tests of containers need (Debian's packages), unless
 .PHONY: test-docker
 test-docker: $(SETUP) ## Run the tests of containers, which `make test` skips where there is no Docker engine
 	@test -n "$$FLUSTER_TEST_DOCKER_HOST" || $(MAKE) docker
-	FLUSTER_REQUIRE=docker $(BIN)/python -m pytest -k 'docker or containers or images or compose' $(PYTEST_FLAGS) tests/system
+	FLUSTER_REQUIRE=docker $(BIN)/python -m pytest -k 'docker or containers or images or compose or vm' $(PYTEST_FLAGS) tests/system
 
 .PHONY: check
 check: $(SETUP) ## Check format, lint, types and imports

@@ -21,7 +21,7 @@ from fluster_services.worker.machine_lock import alone
 async def main():
     async with alone(sys.argv[1], lambda: None):
         os.write(1, b"held")
-        await asyncio.sleep(600)
+        await asyncio.Event().wait()
 asyncio.run(main())
 """
 
