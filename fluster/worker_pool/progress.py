@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
+import logging
 import sys
 import threading
 import time
 from typing import Any, Protocol
+
+log = logging.getLogger(__name__)
 
 _BETWEEN_S = 0.1  # two messages to a notebook
 
@@ -88,8 +90,10 @@ class NotebookBar:
         self._next_at = time.monotonic() + _BETWEEN_S
         # In no context, as the loop's is that of an earlier cell: kernels then take it as of the cell that runs now, and
         # find by the id where it is shown.
-        with contextlib.suppress(Exception):  # the work goes on, whether anybody can see it or not
+        try:
             contextvars.Context().run(self._shown.update, self)
+        except Exception:  # the work goes on, whether anybody can see it or not
+            log.debug("the bar of %s could not be shown", self._name, exc_info=True)
 
     def __repr__(self) -> str:
         total = "?" if self._total is None else f"{self._total:,}"
