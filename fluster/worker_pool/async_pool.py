@@ -19,7 +19,8 @@ from fluster.worker_pool.progress import Bar, progress_bar
 from fluster.worker_pool.results import AsyncMapResult, AsyncUnorderedResults, ItemFutures, UnorderedItems
 from fluster.worker_pool.tasks import Task
 from fluster.worker_pool.work import Batch, Block, Outcome, blocks_of
-from fluster.worker_pool.workers import PoolPlan, PoolStatus, Workers
+from fluster.worker_pool.worker_jobs import PoolPlan
+from fluster.worker_pool.workers import PoolStatus, Workers
 from fluster_bus import codec, payloads
 from fluster_bus.messages import EnvironmentConfig, ResourceConfig
 from fluster_bus.messages.jobs import MAX_REPLICAS

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,34 +22,18 @@ from fluster.cluster.arguments import check_count
 from fluster.errors import ActorDiedError, ConnectionLostError, NotRunError, PoisonedTaskError
 from fluster.worker_pool.dispatch import Dispatch, Loss
 from fluster.worker_pool.pace import TASK_MEMORY, Pace
-from fluster.worker_pool.runner import FAILED, LeavingError, TaskRunner, work
+from fluster.worker_pool.runner import FAILED, LeavingError, TaskRunner
 from fluster.worker_pool.tasks import Bundle, Task, TaskQueue
 from fluster.worker_pool.tickets import BundleTicket, UnitTicket
 from fluster.worker_pool.work import Batch, Block, Outcome, Slice
-from fluster_bus import codec, payloads, subjects
-from fluster_bus.delivery import Delivery
+from fluster.worker_pool.worker_jobs import PoolPlan, WorkerJobs
+from fluster_bus import codec, payloads
 from fluster_bus.errors import BusError, ClosedError, ObjectTooLargeError
-from fluster_bus.messages import (
-    Entrypoint,
-    EnvironmentConfig,
-    JobId,
-    JobInfo,
-    JobRequest,
-    ResourceConfig,
-    TaskRecord,
-)
 from fluster_bus.messages.jobs import MAX_REPLICAS
 from fluster_bus.object_kinds import PAYLOADS
 from fluster_bus.objects import ObjectStore
 
-log = logging.getLogger(__name__)
-
-_PAUSE_S = 1.0  # before the cluster is asked again after an error
 _MOST_AT_ONCE = 10_000  # units, before the connection sends them: it keeps no more than a hundred thousand
-# A worker that died is begun anew, since tasks may kill it; one that never gets up must not be begun for ever.
-_RESTARTS = 20
-_RESTART_BACKOFF_S = 0.1
-_START_FAILURES = 3  # of one worker, before any was there: then something is wrong with all of them
 
 
 @dataclass(frozen=True)
@@ -65,33 +48,8 @@ class PoolStatus:
     failed: int  # that raised, were given up, or were cancelled
 
 
-@dataclass(frozen=True)
-class PoolPlan:
-    """What a pool's workers are."""
-
-    name: str
-    resources: ResourceConfig
-    environment: EnvironmentConfig | None
-    task_retries: int
-    task_timeout: float | None
-
-    def request(self, workers: int) -> JobRequest:
-        """The job that runs so many of them."""
-        return JobRequest(
-            name=self.name,
-            entrypoint=Entrypoint(callable=work, args=(self.name,)),
-            resources=self.resources,
-            environment=self.environment or EnvironmentConfig(),
-            replicas=workers,
-            max_task_failures=workers,  # the others work on
-            max_retries_failure=_RESTARTS,
-            retry_backoff_s=_RESTART_BACKOFF_S,
-            must_return=True,  # a worker that a task makes leave is begun anew, whatever its exit code
-        )
-
-
 class Workers:
-    """Launches the workers, hands out the work and counts it."""
+    """Hands work out to the workers and counts it."""
 
     def __init__(self, cluster: AsyncCluster, plan: PoolPlan, count: int) -> None:
         self.plan = plan
@@ -99,7 +57,6 @@ class Workers:
         self.error: Exception | None = None  # why there are no workers any more
         self.pool: AsyncActorPool[TaskRunner] = AsyncActorPool(cluster, plan.name)
         self.loop = asyncio.get_running_loop()
-        self._cluster = cluster
         self._dispatch = Dispatch(task_retries=plan.task_retries)
         self.pace = Pace(TASK_MEMORY)  # of single tasks
         self._tasks = TaskQueue(self.pace, self._count_cancelled)
@@ -112,78 +69,12 @@ class Workers:
         self._leaving: set[str] = set()  # workers that were sent away
         self._deaf: set[str] = set()  # those at which nobody listened; they are asked again after the next change
         self._roster: Roster | None = None
-        self._jobs: dict[asyncio.Task[None], asyncio.Future[JobId]] = {}
-        self._had_workers = False
         self._ended = asyncio.Event()
-        self._launch(count)
+        self._jobs = WorkerJobs(cluster, plan, self._end)
+        self._jobs.launch(count)
         self._watch = asyncio.create_task(self._follow(), name=f"workers of {plan.name}")
 
-    # ---- their jobs -------------------------------------------------------------------------------------
-
-    def _launch(self, count: int) -> None:
-        launched: asyncio.Future[JobId] = self.loop.create_future()
-        life = asyncio.create_task(self._live(count, launched), name=f"job of {self.plan.name}")
-        self._jobs[life] = launched
-
-    async def _live(self, count: int, launched: asyncio.Future[JobId]) -> None:
-        """Launch a job and stay until it ends; when the last has ended, what has not been sent then will never be."""
-        error: Exception
-        try:
-            job_id = await self._cluster.launch(self.plan.request(count))
-            launched.set_result(job_id)
-            starting = asyncio.create_task(self._watch_start(job_id), name=f"start of {self.plan.name}")
-            try:
-                info = await self._end_of_job(job_id)
-            finally:
-                starting.cancel()
-            error = ActorDiedError(f"the workers of {self.plan.name} have ended, as {info.status}{_reason_of(info)}")
-        except Exception as caught:
-            error = caught
-            if not launched.done():
-                launched.set_exception(error)
-                launched.exception()  # it is told to those who wait, whether there are any or not
-        log.info("workers of %s have ended: %s", self.plan.name, error)
-        if all(job.done() or job is asyncio.current_task() for job in self._jobs):
-            self._end(error)
-
-    async def _watch_start(self, job_id: JobId) -> None:
-        """End a job whose workers cannot be begun, before they are tried again for minutes."""
-        failed: asyncio.Future[TaskRecord] = self.loop.create_future()
-
-        def on_record(delivery: Delivery) -> None:
-            if delivery.data and not self._had_workers and not failed.done():
-                record = TaskRecord.from_json(delivery.data)
-                if record.failures >= _START_FAILURES:
-                    failed.set_result(record)
-
-        records = subjects.watch_jobs(self._cluster.namespace, f"{job_id}.{subjects.ANY_TOKEN}")
-        try:
-            subscription = await self._cluster.bus.subscribe(records, on_record)
-        except BusError as error:
-            log.info("the start of %s is not watched: %s", job_id, error)
-            return
-        try:
-            record = await failed
-        finally:
-            if self._cluster.bus.connected:
-                await subscription.unsubscribe()
-        reason = f"a worker failed {record.failures} times before any was there"
-        text = f"{self.plan.name}: {reason}: `fluster logs {job_id}` shows what it wrote"
-        self._end(ActorDiedError(text))
-        try:
-            await self._cluster.terminate(job_id, reason=reason)
-        except BusError as error:
-            log.info("%s could not be ended: %s", job_id, error)
-
-    async def _end_of_job(self, job_id: JobId) -> JobInfo:
-        while True:
-            try:
-                return await self._cluster.wait(job_id)
-            except ClosedError:
-                raise
-            except BusError as error:  # the workers may go on while nobody can tell how they are
-                log.info("how %s is cannot be told: %s", job_id, error)
-                await asyncio.sleep(_PAUSE_S)
+    # ---- who is there -----------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
         """Keep up with who is there."""
@@ -202,15 +93,14 @@ class Workers:
         self._ended.set()
         self._pump()
 
-    # ---- who is there -----------------------------------------------------------------------------------
-
     def _present(self) -> list[str]:
         """The workers that take tasks, the oldest first. Of more than are wanted the newest are sent away."""
         if self._roster is None:
             return []
         self._leaving &= self._roster.members.keys()
         staying = [str(each.endpoint_id) for each in self._roster.present() if each.endpoint_id not in self._leaving]
-        self._had_workers = self._had_workers or bool(staying)
+        if staying:
+            self._jobs.on_workers()
         for worker in staying[self.wanted :]:
             self._leaving.add(worker)
             _ = self.pool.submit_to(worker, TaskRunner.leave.__name__, codec.encode(((), {})))
@@ -245,7 +135,7 @@ class Workers:
             raise copy.copy(self.error)
         more, self.wanted = workers - self.wanted, workers
         if more > 0:
-            self._launch(more)
+            self._jobs.launch(more)
         self._pump()
 
     # ---- work -------------------------------------------------------------------------------------------
@@ -472,16 +362,10 @@ class Workers:
         try:
             self._pump()
             self._cancel_waiting(ended)
-            running = [(life, launched) for life, launched in self._jobs.items() if not life.done()]
             self._end(ended)
-            for _life, launched in running:
-                job_id = await asyncio.shield(launched)
-                await self._cluster.terminate(job_id, reason=f"{self.plan.name} was shut down")
-            if wait and running:
-                await asyncio.wait([life for life, _launched in running])
+            await self._jobs.terminate(wait=wait)
         finally:
-            for life in self._jobs:
-                life.cancel()
+            self._jobs.close()
             self._watch.cancel()
             self.pool.give_up(ended)
 
@@ -493,10 +377,6 @@ def _call_of(unit: Task | Bundle | Slice) -> tuple[Callable[..., Any], tuple[Any
     if isinstance(unit, Bundle):
         return TaskRunner.run_bundle, ([task.payload for task in unit.tasks],)
     return TaskRunner.run_slice, (unit.batch.function, unit.block.payload, unit.start, unit.size)
-
-
-def _reason_of(info: JobInfo) -> str:
-    return f": {info.error_message}" if info.error_message else ""
 
 
 def _was_not_run(failure: bytes) -> bool:

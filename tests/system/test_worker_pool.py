@@ -176,7 +176,7 @@ def fail_to_begin(name: str) -> None:
 
 
 def test_workers_that_cannot_begin_are_told_soon(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fluster.worker_pool.workers.work", fail_to_begin)
+    monkeypatch.setattr("fluster.worker_pool.worker_jobs.work", fail_to_begin)
     with WorkerPool(cluster, 2) as pool:
         with pytest.raises(ActorDiedError, match="failed 3 times before any was there"):
             pool.submit(square, 1).result(PATIENCE_S)
