@@ -40,16 +40,22 @@ class UnitTicket(Generic[UnitT_contra]):
     def begin(self, _call: object) -> bool:
         return True
 
+    def on_sent(self, _tell_read: Callable[[], object]) -> None:
+        """The call is under way. `tell_read` tells the worker how far answers were read that come one by one."""
+
     def settle(self, ok: bool, payload: bytes) -> None:
         if payloads.is_lost(payload):
             self.set_exception(_died_with_answer(self._unit))
             return
-        self._over = True
+        self._end()
         self._owner.on_answered(self._worker, self._unit, ok, payload)
 
     def set_exception(self, exception: BaseException) -> None:
-        self._over = True
+        self._end()
         self._owner.on_error(self._worker, self._unit, exception)
+
+    def _end(self) -> None:
+        self._over = True
 
 
 class BundleTicket(UnitTicket[Bundle], ItemsTicket):
@@ -66,7 +72,14 @@ class BundleTicket(UnitTicket[Bundle], ItemsTicket):
         self._on_result = on_result
         bundle.answered = 0
         self.progress = Read(Window(*BUNDLE_WINDOW))
-        self.tell_read: Callable[[], object] = lambda: None  # given once the call is sent
+        self._tell_read: Callable[[], object] | None = None
+
+    def on_sent(self, tell_read: Callable[[], object]) -> None:
+        self._tell_read = tell_read
+
+    def _end(self) -> None:
+        super()._end()
+        self._tell_read = None  # which has the call, and that has this ticket
 
     def take(self, first: int, items: list[bytes]) -> bool:
         if self._over:  # the call has not been withdrawn yet; the bundle may be with another worker
@@ -83,8 +96,8 @@ class BundleTicket(UnitTicket[Bundle], ItemsTicket):
             self._unit.answered += 1
             tells = self.progress.read(payloads.size_of(item)) or tells
             self._on_result(tasks.popleft(), item)
-        if tells:
-            self.tell_read()
+        if tells and self._tell_read is not None:
+            self._tell_read()
         return True
 
 

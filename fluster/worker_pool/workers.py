@@ -199,12 +199,9 @@ class Workers:
         )
         try:
             payload = payloads.encode(((*args, self.plan.task_timeout), {}))
-            tell_read = self.pool.send(worker, method.__name__, payload, ticket)
+            ticket.on_sent(self.pool.send(worker, method.__name__, payload, ticket))
         except (BusError, ConnectionLostError) as error:
             ticket.set_exception(error)
-        else:
-            if isinstance(ticket, BundleTicket):
-                ticket.tell_read = tell_read
 
     # ---- answers ----------------------------------------------------------------------------------------
 

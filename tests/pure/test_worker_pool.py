@@ -3,6 +3,7 @@ from __future__ import annotations
 import concurrent.futures
 import random
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -262,6 +263,22 @@ def test_what_comes_late_for_a_bundle_that_was_lost_concerns_nobody(world: World
     assert again.take(0, [b"2"])
     assert books.answered == [(tasks[0], b"0"), (tasks[1], b"1"), (tasks[2], b"2")]
     assert [type(error) for error in books.errors] == [ConnectionLostError]
+
+
+def test_a_ticket_that_is_over_keeps_nothing_of_its_call(world: World) -> None:
+    """Not until garbage is collected: a call has what it carried."""
+    books = Books()
+    ticket = BundleTicket(books, "a", Bundle([world.task()], world.pace), books.on_result)
+
+    def tell_read() -> object:
+        return ticket  # as a call has it
+
+    kept = weakref.ref(tell_read)
+    ticket.on_sent(tell_read)
+    del tell_read
+    assert kept() is not None
+    ticket.set_exception(ConnectionLostError("lost"))
+    assert kept() is None
 
 
 @pytest.mark.parametrize("sizes", [[1] * 4, [8] + [1] * 8])
