@@ -28,13 +28,14 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from fluster.local_setup import LocalSetup, LocalStarted
 from fluster_bus.errors import FlusterError, InvalidMessageError
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_services.config import LOCAL_TIMING
+from fluster_services.forked_child import run_and_exit
 from fluster_services.store_room import StoreRoom
 from fluster_services.worker.processes import set_process_name
 
@@ -156,37 +157,25 @@ class Supervisor:
     def _fork(self, daemon: Daemon, ready: int | None) -> None:
         pid = os.fork()
         if pid == 0:
-            self._become(daemon, ready)
+            run_and_exit(lambda: self._become(daemon, ready))
         daemon.pid, daemon.started_at, daemon.restart_at = pid, time.monotonic(), None
 
-    def _become(self, daemon: Daemon, ready: int | None) -> NoReturn:
+    def _become(self, daemon: Daemon, ready: int | None) -> None:
         """In the child: be the daemon, holding nothing of the supervisor but the pipe that tells its end."""
-        status = 1
-        try:
-            _show(daemon.name.partition("-")[0])
-            signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                signal.signal(number, signal.SIG_DFL)
-            self._selector.close()
-            for descriptor in (self._life, self._wake, self._wake_end):
-                os.close(descriptor)
-            errors = os.open(self._log_file(daemon, "err"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            null = os.open(os.devnull, os.O_RDWR)
-            for source, target in ((null, 0), (errors, 1), (errors, 2)):
-                os.dup2(source, target)
-            os.close(errors)
-            os.close(null)
-            daemon.body(ready, self.life_end)
-            status = 0
-        except SystemExit as leaving:
-            status = leaving.code if isinstance(leaving.code, int) else 1
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(status)
+        _show(daemon.name.partition("-")[0])
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        self._selector.close()
+        for descriptor in (self._life, self._wake, self._wake_end):
+            os.close(descriptor)
+        errors = os.open(self._log_file(daemon, "err"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        null = os.open(os.devnull, os.O_RDWR)
+        for source, target in ((null, 0), (errors, 1), (errors, 2)):
+            os.dup2(source, target)
+        os.close(errors)
+        os.close(null)
+        daemon.body(ready, self.life_end)
 
     # ---- what runs --------------------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from typing import NoReturn
 
+from fluster_services.forked_child import run_and_exit
 from fluster_services.worker.__main__ import run_worker
 from fluster_services.worker.config import WorkerConfig
 from fluster_services.worker.detection import detect_host
@@ -98,32 +98,20 @@ class Caretaker:
     def _fork(self, ready: int, ready_end: int) -> None:
         self._pid = os.fork()
         if self._pid == 0:
-            self._be_worker(ready, ready_end)
+            run_and_exit(lambda: self._be_worker(ready, ready_end))
 
-    def _be_worker(self, ready: int, ready_end: int) -> NoReturn:
-        status = 1
-        try:
-            signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, *_SIGNALS):
-                signal.signal(number, signal.SIG_DFL)
-            self._selector.close()
-            for descriptor in (self._life, self._wake, self._wake_end, ready_end):
-                os.close(descriptor)
-            null = os.open(os.devnull, os.O_RDWR)
-            os.dup2(null, _LEASH)
-            os.close(null)
-            set_process_name("fluster-worker")
-            run_worker(self._config, ready_fd=ready, owner_fd=self._life_end)
-            status = 0
-        except SystemExit as leaving:
-            status = leaving.code if isinstance(leaving.code, int) else 1
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(status)
+    def _be_worker(self, ready: int, ready_end: int) -> None:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, *_SIGNALS):
+            signal.signal(number, signal.SIG_DFL)
+        self._selector.close()
+        for descriptor in (self._life, self._wake, self._wake_end, ready_end):
+            os.close(descriptor)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, _LEASH)
+        os.close(null)
+        set_process_name("fluster-worker")
+        run_worker(self._config, ready_fd=ready, owner_fd=self._life_end)
 
     def _take_in(self, timeout_s: float | None = None) -> None:
         """Wait until something happens: pass signals on, and see whether the leash has ended."""

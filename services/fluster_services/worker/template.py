@@ -19,11 +19,10 @@ import signal
 import socket
 import sys
 import threading
-import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from fluster_services.forked_child import run_and_exit
 from fluster_services.worker import keeper
 from fluster_services.worker.processes import close_fds_except, handled_signals, reset_signals, set_process_name
 from fluster_services.worker.runtime import AlreadyStartedError, LaunchError
@@ -53,22 +52,9 @@ def start_template(*, owner_fd: int | None = None) -> TemplateHandle:
         stream.flush()
     pid = os.fork()
     if pid == 0:
-        _run_apart(lambda: _Template(theirs, owner_fd).run())
+        run_and_exit(lambda: _Template(theirs, owner_fd).run())
     theirs.close()
     return TemplateHandle(ours, pid)
-
-
-def _run_apart(body: Callable[[], object]) -> NoReturn:
-    """Run `body` as all that a forked child does: neither its end nor its failure reaches the frames that it was forked in."""
-    exit_code = 1
-    try:
-        body()
-        exit_code = 0
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(exit_code)
 
 
 class TemplateHandle:
@@ -259,7 +245,7 @@ class _Template:
                 try:
                     pid = os.fork()
                     if pid == 0:
-                        _run_apart(
+                        run_and_exit(
                             lambda: keeper.run_keeper(
                                 spec, listener, directory, owner_fd=self._owner_fd, umask=self._umask
                             )
