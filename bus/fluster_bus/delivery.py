@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from fluster_bus.codec import encode_json_error
 
@@ -15,7 +16,8 @@ STATUS_HEADER = "Status"
 _MAX_ERROR = 1_000  # characters; the whole text is in the data
 
 
-class Delivery(NamedTuple):
+@dataclass(slots=True)
+class Delivery:
     """A message as it arrived."""
 
     subject: str

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from fluster_bus.delivery import STATUS_HEADER, Delivery
 
@@ -24,7 +24,8 @@ class ProtocolError(Exception):
     """What arrived is not NATS."""
 
 
-class Message(NamedTuple):
+@dataclass(slots=True)
+class Message:
     """A message for the subscription with that number."""
 
     subscription: int
@@ -108,17 +109,16 @@ class Parser:
 
 def _message(parts: list[bytes], data: bytes, start: int, end: int) -> Message:
     headers: dict[str, str] | None = None
+    words = len(parts) - 1 if parts[0] == b"MSG" else len(parts) - 2  # before the sizes
+    if not 3 <= words <= 4:
+        raise _unknown(b" ".join(parts))
     try:
-        if parts[0] == b"MSG":
-            _, subject, number, *reply, _size = parts
-        else:
-            _, subject, number, *reply, header_size, _size = parts
-            body = start + int(header_size)
+        if parts[0] != b"MSG":
+            body = start + int(parts[words])
             headers = _headers(data[start:body])
             start = body
-        return Message(
-            int(number), Delivery(subject.decode(), data[start:end], reply[0].decode() if reply else "", headers)
-        )
+        reply = parts[3].decode() if words == 4 else ""
+        return Message(int(parts[2]), Delivery(parts[1].decode(), data[start:end], reply, headers))
     except ValueError as error:
         raise _unknown(b" ".join(parts)) from error
 

@@ -14,6 +14,7 @@ import os
 import select
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
@@ -92,13 +93,12 @@ class LaneQueue(Generic[T]):
 class LaneOutbox:
     """Takes replies from any thread. Those of the actor's own thread wait for each other for a moment."""
 
-    def __init__(self, lane: Lane, otherwise: Outbox, is_own_thread: Callable[[], bool]) -> None:
+    def __init__(self, lane: Lane, otherwise: Outbox, queue: LaneQueue[bool]) -> None:
         self._lane = lane
         self._otherwise = otherwise  # for while the lane has no connection
-        self._is_own_thread = is_own_thread
-        self._lock = threading.Lock()
+        self._queue = queue  # whose taker is the actor's own thread
         self._sending = threading.Lock()  # what streams have ready must not overtake what they had before
-        self._ready: list[Reply | Producer] = []
+        self._ready: deque[Reply | Producer] = deque()
         self._since = 0.0  # when the first of them was ready
 
     def add(self, reply: Reply | Producer) -> None:
@@ -106,16 +106,14 @@ class LaneOutbox:
         if self._otherwise.must_be_stored(reply):
             self._otherwise.add(reply)
             return
-        now = time.monotonic()
-        with self._lock:
-            if not self._ready:
-                self._since = now
-            self._ready.append(reply)
-            is_first = len(self._ready) == 1
-            is_full = len(self._ready) >= frames.MAX_CALLS or now - self._since > _JOIN_FOR_S
-        if is_full or not self._is_own_thread():
+        ready, now = self._ready, time.monotonic()
+        if not ready:
+            self._since = now
+        ready.append(reply)
+        count = len(ready)  # 0 when it has been sent meanwhile
+        if count >= frames.MAX_CALLS or now - self._since > _JOIN_FOR_S or threading.get_ident() != self._queue.taker:
             self.flush()
-        elif is_first and self._lane.turns.held:
+        elif count == 1 and self._lane.turns.held:
             self._lane.wake()  # the keeper sends it: the actor's thread may be at its next call for long
 
     def flush(self) -> None:
@@ -127,8 +125,7 @@ class LaneOutbox:
         self._lane.flush()
 
     def _publish_ready(self) -> None:
-        with self._lock:
-            ready, self._ready = self._ready, []
+        ready = [self._ready.popleft() for _ in range(len(self._ready))]
         for subject, data, headers in joined(ready):
             try:
                 self._lane.publish(subject, data, headers=headers, flush=False)
@@ -156,7 +153,7 @@ class ActorLane:
             address, name, on_connect=self._on_connect, on_disconnect=self._on_disconnect, on_wake=self._flush
         )
         self.queue: LaneQueue[bool] = LaneQueue(self._lane, self._flush)
-        self.outbox = LaneOutbox(self._lane, otherwise, lambda: threading.get_ident() == self.queue.taker)
+        self.outbox = LaneOutbox(self._lane, otherwise, self.queue)
         self._subscriptions: list[int] = []
         self._opened = False
 

@@ -137,7 +137,8 @@ class Part(NamedTuple):
     payload: Any
 
 
-class Done(NamedTuple):
+@dataclass(slots=True)
+class Done:
     """A call that is over: answered with a payload, or ended by an error that was found out here."""
 
     call: Call | Broadcast

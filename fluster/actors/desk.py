@@ -212,7 +212,10 @@ class Desk:
         message = self._messages.get(number)
         if message is None:
             return []
+        if message.member is not None:
+            endpoint_id = message.member.endpoint_id
         done: list[Done | Part] = []
+        taken: list[Call] = []
         for index, ok, payload in replies:
             key = endpoint_id if message.member is None else index
             if ok > 1:  # not the end of it
@@ -220,9 +223,10 @@ class Desk:
                 if call is not None and not call.over:
                     done.append(Part(call, ok, payload))
                 continue
-            call = self._messages.take(number, key)
+            call = message.calls.pop(key, None)
             if call is None:
                 continue
+            taken.append(call)
             if call.waits and not ok and not call.over and advice_of(payload) == FULL:
                 message.pool.turn_away(call, endpoint_id)
                 self._turns_away = True
@@ -231,6 +235,8 @@ class Desk:
                 message.pool.overflow.on_answer()
             call.over = True
             done.append(Done(call, bool(ok), payload))
+        if taken:
+            self._messages.strike(number, message, endpoint_id, taken)
         return done
 
     @property

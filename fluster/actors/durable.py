@@ -12,6 +12,7 @@ import asyncio
 import concurrent.futures
 import logging
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from fluster.actors import frames
@@ -254,17 +255,17 @@ class DurableActor:
         self._handled_at = await self._put(self._handled, subjects.handled_key(self._name), handled, self._handled_at)
         self._log.on_handled(call.sequence, call.call_id, len(call.data))
         if call.reply:
-            self._outbox.add(answer._replace(subject=call.reply))
+            self._outbox.add(replace(answer, subject=call.reply))
         before = self._log.droppable()
         if before is not None:
             self._bus.spawn(self._trim(before), f"dropping handled calls of {self._name}")
 
     async def _put_among_objects(self, answer: Reply) -> Reply:
         try:
-            return answer._replace(payload=await payloads.stored(answer.payload, self._store))
+            return replace(answer, payload=await payloads.stored(answer.payload, self._store))
         except Exception as error:
             error.add_note(f"the result has {len(answer.payload):,} bytes: return less, or the path of a file")
-            return answer._replace(ok=False, payload=encode_failure(error))
+            return replace(answer, ok=False, payload=encode_failure(error))
 
     async def _trim(self, before: int) -> None:
         request = TrimCalls(name=self._name, before=before)

@@ -10,10 +10,11 @@ both clocks: the monotonic one counts where both ends run since the same boot, e
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -136,7 +137,7 @@ def reads_of(reply: str, payload: bytes) -> list[tuple[tuple[str, int], int, int
         ) from error
 
 
-def encode_replies(endpoint_id: str, replies: list[WireReply]) -> bytes:
+def encode_replies(endpoint_id: str, replies: Sequence[WireReply]) -> bytes:
     return pickle.dumps((endpoint_id, replies), protocol=pickle.HIGHEST_PROTOCOL)
 
 
@@ -151,15 +152,17 @@ def decode_replies(data: bytes) -> tuple[str, list[WireReply]]:
     return endpoint_id, replies
 
 
-def batches(items: Iterable[tuple[int, T]], *, most: int = MAX_CALLS) -> Iterator[list[T]]:
-    """Items, each given with its size in bytes, in order, as many together as one message may carry."""
-    batch: list[T] = []
-    room = MAX_BYTES
-    for size, item in items:
-        if batch and (len(batch) == most or size > room):
-            yield batch
-            batch, room = [], MAX_BYTES
-        batch.append(item)
-        room -= size
-    if batch:
-        yield batch
+def batches(items: Sequence[T], sizes: Sequence[int], *, most: int = MAX_CALLS) -> Iterator[Sequence[T]]:
+    """Items, each of so many bytes, in order, as many together as one message may carry."""
+    start = 0
+    while start < len(items):
+        stop = start + most
+        if sum(sizes[start:stop]) > MAX_BYTES:
+            stop = start + _fitting(sizes[start:stop])
+        yield items[start:stop]
+        start = stop
+
+
+def _fitting(sizes: Sequence[int]) -> int:
+    """How many of the first of them one message may carry: one that is too large travels alone."""
+    return max(sum(size <= MAX_BYTES for size in itertools.accumulate(sizes)), 1)

@@ -73,10 +73,12 @@ class ActorFuture(LazyFuture[T]):
     def settle(self, ok: bool, payload: Any) -> None:
         """Take the reply. It is read by whoever asks for it: their classes may be slow to import."""
         self._payload = payload
-        if ok:
-            self.set_result(_UNREAD)
-        else:
+        if not ok:
             self.set_exception(_Unread())
+        elif self._end_unseen(_UNREAD, None):
+            self._sent = None
+        else:
+            self.set_result(_UNREAD)
 
     def set_result(self, result: T) -> None:
         self._sent = None

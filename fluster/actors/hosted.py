@@ -8,8 +8,8 @@ import functools
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from inspect import iscoroutine
-from typing import Any, NamedTuple
+from types import CoroutineType
+from typing import Any
 
 from fluster.actors import frames, json_frames
 from fluster.actors.actor_lane import ActorLane
@@ -48,7 +48,8 @@ _NO_ARGUMENTS = codec.encode(((), {}))
 _FRAME_OVERHEAD = 4096  # of a reply around its payload, amply
 
 
-class _Job(NamedTuple):
+@dataclasses.dataclass(slots=True)
+class _Job:
     """A call in the mailbox."""
 
     reply: str
@@ -91,6 +92,7 @@ class HostedActor:
         self.seat = seat
         self.durable = durable
         self.methods: Mapping[str, MethodInfo] = methods_of(type(instance))
+        self._endpoint_id = str(context.endpoint_id)
         self._clock = clock
         cls = type(instance)
         self.timers = [Timer(cls, name, put=self._put_run, clock=clock) for name in timers_of(cls)]
@@ -203,7 +205,7 @@ class HostedActor:
         try:
             if codec.is_pickle(delivery.data):
                 raise InvalidMessageError(f"{self.context.actor_name} takes JSON only: nothing here is unpickled")
-            self._admit(job._replace(deadline=json_frames.deadline_of(delivery)))
+            self._admit(dataclasses.replace(job, deadline=json_frames.deadline_of(delivery)))
         except InvalidMessageError as error:
             self._fail(job, error)
 
@@ -234,7 +236,7 @@ class HostedActor:
         cancellation = Cancellation()
         if job.reply:  # else there is no name by which it could be cancelled
             self._cancellations[job.reply, job.place] = cancellation
-        return job._replace(cancellation=cancellation)
+        return dataclasses.replace(job, cancellation=cancellation)
 
     def _on_notice(self, message: _Job) -> None:
         try:
@@ -306,7 +308,7 @@ class HostedActor:
             self._run(job, lanes)
         else:
             with serving(str(self.context.actor_name), job.method, job.trace) as span:
-                self._run(job._replace(span=span), lanes)
+                self._run(dataclasses.replace(job, span=span), lanes)
 
     def _go_on(self, producer: Producer, lanes: _Lanes) -> None:
         if LogContext.in_use:
@@ -329,7 +331,7 @@ class HostedActor:
         try:
             if job.deadline is not None and frames.seconds_between(job.deadline, self._clock.now()) >= 0:
                 raise ActorTimeoutError(f"{self.context.actor_name}.{job.method} arrived too late; it was not run")
-            args, kwargs = self._json_arguments(job) if job.is_json else self._decode(job.payload)
+            args, kwargs = self._arguments(job)
             if Ref.in_use:
                 args, kwargs = resolved(args, kwargs, self.context.cluster)
             info = self._infos.get(job.method)
@@ -342,7 +344,7 @@ class HostedActor:
         if info is not None and info.window is not None and isinstance(result, Generator | AsyncGenerator):
             self._open_stream(job, lanes, info.window, result, functions)
             return
-        if not iscoroutine(result):
+        if not isinstance(result, CoroutineType):
             self._finish(job, lanes, started_ns, result, None)
             return
         running = asyncio.run_coroutine_threadsafe(outcome_of(result, job.cancellation), self._actor_loop())
@@ -386,10 +388,10 @@ class HostedActor:
 
         self.streams.open(job, lanes, window, items, end)
 
-    def _decode(self, payload: bytes) -> Any:
-        return payloads.decode(self._stored.fetch(payload).result() if payloads.is_stored(payload) else payload)
-
-    def _json_arguments(self, job: _Job) -> tuple[Sequence[Any], dict[str, Any]]:
+    def _arguments(self, job: _Job) -> tuple[Sequence[Any], dict[str, Any]]:
+        if not job.is_json:
+            payload = job.payload
+            return payloads.decode(self._stored.fetch(payload).result() if payloads.is_stored(payload) else payload)  # type: ignore[no-any-return]
         args, kwargs = codec.decode_json_call(job.payload)
         method = self._json_methods.get(job.method)
         return (args, kwargs) if method is None else method.arguments(args, kwargs)
@@ -416,6 +418,9 @@ class HostedActor:
     def _finish(self, job: _Job, lanes: _Lanes, started_ns: int, result: Any, error: BaseException | None) -> None:
         if self.seat is not None and self.durable is None and (superseded := self.seat.fence()) is not None:
             error = superseded  # the answer is another's to give
+        counts = self.counts.get(job.method)
+        if counts is not None:
+            counts.requests += 1  # before an error is counted: nobody shall see more of these
         cancellation = job.cancellation
         if cancellation is not None and cancellation.cancelled:
             self._send_cancelled(job)
@@ -426,9 +431,7 @@ class HostedActor:
                 self._fail(job, error)
         if cancellation is not None:
             self._forget(job)
-        counts = self.counts.get(job.method)
         if counts is not None:
-            counts.requests += 1
             counts.processing_ns += time.perf_counter_ns() - started_ns
         self._leave(job, lanes, error)
 
@@ -499,5 +502,5 @@ class HostedActor:
             self._send(job, ok=False, payload=b"")
 
     def _send(self, job: _Job, *, ok: bool, payload: bytes) -> None:
-        endpoint_id = "" if job.is_json else str(self.context.endpoint_id)
+        endpoint_id = "" if job.is_json else self._endpoint_id
         self._outbox.add(Reply(job.reply, endpoint_id, job.place, ok, payload))

@@ -71,20 +71,21 @@ class LazyFuture(concurrent.futures.Future[T]):
         return super().set_running_or_notify_cancel()
 
     def set_result(self, result: T) -> None:
-        with _lock:
-            if self._made is None and self._state not in _OVER:
-                self._result = result
-                self._state = FINISHED
-                return
-        super().set_result(result)
+        if not self._end_unseen(result, None):
+            super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
+        if not self._end_unseen(None, exception):
+            super().set_exception(exception)
+
+    def _end_unseen(self, result: Any, exception: BaseException | None) -> bool:
+        """End it as long as nobody has asked for its condition; False when it has one, or is over."""
         with _lock:
-            if self._made is None and self._state not in _OVER:
-                self._exception = exception
-                self._state = FINISHED
-                return
-        super().set_exception(exception)
+            if self._made is not None or self._state in _OVER:
+                return False
+            self._result, self._exception = result, exception
+            self._state = FINISHED  # last: whoever sees it takes the others
+            return True
 
     def cancel_at_once(self) -> None:
         """Cancel it, and tell all who wait: there is nobody who would begin it. Nothing happens the second time."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,16 +76,21 @@ class MessagesOut:
         """A call, which is out no more."""
         message = self._out.get(number)
         call = message.calls.pop(key, None) if message is not None else None
-        if message is None or call is None:
-            return None
-        call.number = None
-        self.bytes -= len(call.payload)
+        if message is not None and call is not None:
+            self.strike(number, message, message.endpoint_id(key), [call])
+        return call
+
+    def strike(self, number: int, message: MessageOut, endpoint_id: str, calls: Sequence[Call]) -> None:
+        """Calls that one member had were taken from a message: strike them from the books."""
+        size = 0
+        for call in calls:
+            call.number = None
+            size += len(call.payload)
+        self.bytes -= size
         if not message.calls:
             del self._out[number]
-        endpoint_id = message.endpoint_id(key)
         if endpoint_id in message.pool.out:
-            message.pool.out[endpoint_id] -= 1
-        return call
+            message.pool.out[endpoint_id] -= len(calls)
 
     def take_all(self, number: int) -> dict[Any, Call]:
         """The calls of a message by their keys, in order; none of one that is not out."""

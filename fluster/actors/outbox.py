@@ -7,7 +7,8 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeGuard
 
 from fluster.actors import frames
 from fluster.actors.failures import encode_failure
@@ -24,7 +25,8 @@ _PAUSE_S = 0.001
 _FRAME_OVERHEAD = 4096  # of a reply around its payload, amply
 
 
-class Reply(NamedTuple):
+@dataclass(slots=True)
+class Reply:
     """One reply of the actor at `endpoint_id`; one without is JSON, and is sent as it stands."""
 
     subject: str
@@ -111,10 +113,10 @@ class Outbox:
     async def _publish_stored(self, reply: Reply) -> None:
         """A result that no message can carry goes to the object store first; others do not wait for it."""
         try:
-            reply = reply._replace(payload=await payloads.stored(reply.payload, self._store))
+            reply = replace(reply, payload=await payloads.stored(reply.payload, self._store))
         except Exception as error:
             error.add_note(f"the result has {len(reply.payload):,} bytes: return less, or the path of a file")
-            reply = reply._replace(ok=False, payload=encode_failure(error))
+            reply = replace(reply, ok=False, payload=encode_failure(error))
         wire = (reply.place, reply.ok, reply.payload)
         await self._publish(reply.subject, frames.encode_replies(reply.endpoint_id, [wire]))
 
@@ -136,18 +138,22 @@ class Outbox:
 
 def joined(ready: Iterable[Reply | Producer]) -> Iterator[tuple[str, bytes, dict[str, str] | None]]:
     """Messages, each with its subject and headers, that carry these replies."""
-    together: dict[tuple[str, str], list[tuple[int, WireReply]]] = {}  # {(subject, endpoint id): (size, reply)}
+    together: dict[tuple[str, str], list[WireReply]] = {}  # {(subject, endpoint id): replies}
+    sizes: dict[tuple[str, str], list[int]] = {}
     for reply in ready:
+        if isinstance(reply, Reply) and not reply.endpoint_id:
+            yield reply.subject, reply.payload, reply.headers
+            continue
+        key = reply.subject, reply.endpoint_id
+        if key not in together:
+            together[key], sizes[key] = [], []
         if isinstance(reply, Producer):
             for size, items in reply.take():
-                together.setdefault((reply.subject, reply.endpoint_id), []).append(
-                    (size, (reply.place, reply.ok, items))
-                )
-        elif reply.endpoint_id:
-            wire = (reply.place, reply.ok, reply.payload)
-            together.setdefault((reply.subject, reply.endpoint_id), []).append((len(reply.payload), wire))
+                together[key].append((reply.place, reply.ok, items))
+                sizes[key].append(size)
         else:
-            yield reply.subject, reply.payload, reply.headers
-    for (subject, endpoint_id), replies in together.items():
-        for batch in frames.batches(replies):
-            yield subject, frames.encode_replies(endpoint_id, batch), None
+            together[key].append((reply.place, reply.ok, reply.payload))
+            sizes[key].append(len(reply.payload))
+    for key, replies in together.items():
+        for batch in frames.batches(replies, sizes[key]):
+            yield key[0], frames.encode_replies(key[1], batch), None

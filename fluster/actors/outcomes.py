@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from fluster.actors import frames
 from fluster.actors.calls import Broadcast, Call, Done, Part
@@ -53,15 +54,16 @@ class Outcomes:
         for each in done:
             if isinstance(each, Part):
                 self._on_part(each)
-                continue
-            if not (each.ok or final) and self._retry(each):
-                continue
-            if isinstance(each.error, NobodyServesError) and not final:
-                unexplained.append(each)
-            elif each.ok and payloads.is_stored(each.payload):
-                self._bus.spawn(self._fetch(each), "stored result")
-            else:
-                self._settle(each)
+            elif each.ok:
+                if payloads.is_stored(each.payload):
+                    self._bus.spawn(self._fetch(each), "stored result")
+                else:
+                    self._settle(each)
+            elif final or not self._retry(each):
+                if isinstance(each.error, NobodyServesError) and not final:
+                    unexplained.append(each)
+                else:
+                    self._settle(each)
         if unexplained:
             self._bus.spawn(self._explain(unexplained), "explanation")
 
@@ -101,7 +103,7 @@ class Outcomes:
             settle(done, closed())
             raise
         else:
-            settle(done._replace(payload=payload), None)
+            settle(replace(done, payload=payload), None)
 
     async def _explain(self, done: list[Done]) -> None:
         async for each, error in self._explanations.errors(done):

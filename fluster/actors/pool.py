@@ -280,18 +280,23 @@ class AsyncActorPool(Generic[T]):
     def _methods_or_none(self) -> Mapping[str, MethodInfo] | None:
         return vars(self).get("_methods")
 
-    def check_method(self, name: str) -> None:
-        """Raise AttributeError when the actors have no such method, as far as that is known here."""
+    def check_method(self, name: str) -> bool:
+        """Raise AttributeError when the actors have no such method, as far as that is known here.
+
+        Gives whether the name is remembered; so many are not.
+        """
         if name in self._checked:
-            return
+            return True
         if name.startswith("_"):
             raise AttributeError(f"{name!r} cannot be called from outside: it begins with an underscore")
         check_name("method", name)
         if self._methods is not None and name not in self._methods:
             kind = self.actor_class.__name__ if self.actor_class is not None else self.name
             raise AttributeError(f"{kind} has no method {name!r}{near(name, self._methods)}")
-        if len(self._checked) < _MOST_CHECKED:
-            self._checked.add(name)
+        if len(self._checked) == _MOST_CHECKED:
+            return False
+        self._checked.add(name)
+        return True
 
     def use_lane(self) -> None:
         """Let threads that wait for their calls carry them themselves."""
@@ -396,6 +401,11 @@ class ActorPool(Generic[T]):
             fixed=fixed,
         )
         self.asynchronous.use_lane()
+        # Made once, which an AsyncActorPool could not: it would be kept by what it keeps.
+        submit, broadcast = self.asynchronous.submit_call, self.asynchronous._broadcast  # noqa: SLF001
+        self._call = Verb[T](self.asynchronous, "call", lambda *call: result_of(submit(*call, alone=True)))
+        self._submit = Verb[Any](self.asynchronous, "submit", submit)
+        self._broadcast = Verb[Any](self.asynchronous, "broadcast", lambda *call: BroadcastResult(*broadcast(*call)))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
@@ -433,22 +443,17 @@ class ActorPool(Generic[T]):
         Raises what the method raises; ActorNotFoundError at once when nobody serves the name; ActorDiedError,
         ConnectionLostError, MailboxFullError; ActorTimeoutError (a TimeoutError) after `call(timeout=…)` seconds.
         """
-        submit = self.asynchronous.submit_call
-        return Verb(self.asynchronous, "call", lambda *call: result_of(submit(*call, alone=True)))
+        return self._call
 
     @property
     def submit(self) -> Verb[Any]:
         """`pool.submit().method(…)`: the same, as an ActorFuture."""
-        return self.asynchronous.submit
+        return self._submit
 
     @property
     def broadcast(self) -> Verb[Any]:
         """`pool.broadcast().method(…)`: every member; a BroadcastResult."""
-        return Verb(
-            self.asynchronous,
-            "broadcast",
-            lambda *call: BroadcastResult(*self.asynchronous._broadcast(*call)),  # noqa: SLF001
-        )
+        return self._broadcast
 
     def map(self, *, max_out: int = MAX_OUT, timeout: float | None = None) -> Any:
         """`for result in pool.map().method(items)`: results in the order of the items.

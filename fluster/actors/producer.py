@@ -87,8 +87,8 @@ class Producer:
         """What is ready, as (size, (number of the first, items)), in portions that one message may carry."""
         self._announced = False  # before looking: what gets ready from here on is announced again
         ready = [self._ready.popleft() for _ in range(len(self._ready))]
-        for portion in frames.batches(((len(item), item) for item in ready), most=frames.MAX_ITEMS):
-            yield sum(map(len, portion)), (self._taken, portion)
+        for portion in frames.batches(ready, list(map(len, ready)), most=frames.MAX_ITEMS):
+            yield sum(map(len, portion)), (self._taken, list(portion))
             self._taken += len(portion)
 
     def on_read(self, items: int, size: int) -> None:

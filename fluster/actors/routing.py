@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fluster.actors import frames
 from fluster.actors.calls import Broadcast, Call, Done, Send, failed, faulted
@@ -94,9 +94,13 @@ class Routing:
         if call.blocks is not None and (deadlock := call.blocks.deadlock(call, member)) is not None:
             self.refuse(call, deadlock)
         elif call.begin():
-            self._joining.setdefault(member.endpoint_id, (pool, member, []))[2].append(call)
+            endpoint_id = member.endpoint_id
+            joining = self._joining.get(endpoint_id)
+            if joining is None:
+                joining = self._joining[endpoint_id] = pool, member, []
+            joining[2].append(call)
             # Counted at once, so that the policy sees it when it chooses for the next call.
-            pool.out[member.endpoint_id] = pool.out.get(member.endpoint_id, 0) + 1
+            pool.out[endpoint_id] = pool.out.get(endpoint_id, 0) + 1
 
     def _place_broadcast(self, pool: DeskPool, broadcast: Broadcast) -> None:
         members = pool.choices
@@ -127,10 +131,10 @@ class Routing:
         return self._sends, self._done
 
 
-def _batches(member: Member, calls: list[Call]) -> Iterable[list[Call]]:
+def _batches(member: Member, calls: list[Call]) -> Iterable[Sequence[Call]]:
     if member.takes_json_only:  # in the form that people write too, a message is one call
         return [[call] for call in calls]
-    return frames.batches((len(call.payload), call) for call in calls)
+    return frames.batches(calls, [len(call.payload) for call in calls])
 
 
 def nobody_listens(item: Call | Broadcast) -> Exception:

@@ -16,21 +16,21 @@ T = TypeVar("T")
 class Verb(Generic[T]):
     """What stands between a pool and a method: `pool.call()`, `pool.submit()`, `pool.broadcast()`."""
 
-    __slots__ = ("_pool", "_start", "_verb")
+    __slots__ = ("_methods", "_verb")
 
     def __init__(self, pool: AsyncActorPool[Any], verb: str, start: Callable[..., Any]) -> None:
-        self._pool = pool
         self._verb = verb
-        self._start = start
+        self._methods = Methods(pool, start, None, wait=False)
 
     def __call__(self, *, timeout: float | None = None, wait: bool = False) -> T:
         """The actors' methods. `timeout` in seconds counts from each call, and goes before the method's own.
 
         With `wait`, a call that finds all mailboxes full waits for room, rather than raise MailboxFullError.
         """
-        if timeout is not None:
-            check_timeout(timeout)
-        return Methods(self._pool, self._start, timeout, wait)  # type: ignore[return-value]  # it stands for the methods of T
+        methods = self._methods
+        if timeout is not None or wait:
+            methods = methods._with(check_timeout(timeout), wait=wait)  # noqa: SLF001 - what has no underscore is the actors'
+        return methods  # type: ignore[return-value]  # it stands for the methods of T
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -39,22 +39,28 @@ class Verb(Generic[T]):
 
 
 class Methods:
-    """The actors' methods, behind a verb."""
+    """The actors' methods, behind a verb. Those that were asked for stay here as attributes, which Python finds by itself."""
 
-    __slots__ = ("_pool", "_start", "_timeout", "_wait")
-
-    def __init__(self, pool: AsyncActorPool[Any], start: Callable[..., Any], timeout: float | None, wait: bool) -> None:
+    def __init__(
+        self, pool: AsyncActorPool[Any], start: Callable[..., Any], timeout: float | None, *, wait: bool
+    ) -> None:
         self._pool = pool
         self._start = start
         self._timeout = timeout
         self._wait = wait
 
+    def _with(self, timeout: float | None, *, wait: bool) -> Methods:
+        """The same, called otherwise."""
+        return Methods(self._pool, self._start, timeout, wait=wait)
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        self._pool.check_method(name)
+        is_known = self._pool.check_method(name)
         start, timeout, wait = self._start, self._timeout, self._wait
 
         def method(*args: Any, **kwargs: Any) -> Any:
             return start(name, args, kwargs, timeout, wait)
 
         method.__name__ = name
+        if is_known:
+            vars(self)[name] = method
         return method

@@ -63,8 +63,9 @@ async def test_methods_run_again_and_again_until_the_actor_ends(shared: Env, cap
     counts = {each["name"]: each for each in stats["endpoints"]}
     assert counts["every-refresh"]["num_requests"] >= 1
     assert "skipped" in counts["every-refresh"]["data"]
-    assert counts["every-_fail"]["num_errors"] == counts["every-_fail"]["num_requests"] >= 1
-    assert counts["every-_fail"]["last_error"] == "ValueError: every time"
+    failed = counts["every-_fail"]
+    assert 1 <= failed["num_errors"] <= failed["num_requests"] <= failed["num_errors"] + 1  # one may be under way
+    assert failed["last_error"] == "ValueError: every time"
     assert any("beating.every-_fail failed" in record.message and record.exc_info for record in caplog.records)
     assert all(timer._alarm is None and timer.idle.is_set() for timer in server._actors[0].actor.timers)
 

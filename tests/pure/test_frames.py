@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import pickle
 from typing import Any
 
@@ -33,11 +34,13 @@ def test_what_is_no_frame_is_said_to_be_none(data: bytes) -> None:
 
 @given(st.lists(st.integers(0, MAX_BYTES * 2), max_size=300))
 def test_batches_keep_order_and_limits(sizes: list[int]) -> None:
-    batches = list(frames.batches((size, (number, size)) for number, size in enumerate(sizes)))
+    batches = list(frames.batches(list(enumerate(sizes)), sizes))
     assert [item for batch in batches for item in batch] == list(enumerate(sizes))
     for batch in batches:
         assert 1 <= len(batch) <= MAX_CALLS
         assert len(batch) == 1 or sum(size for _number, size in batch) <= MAX_BYTES
+    for batch, behind in itertools.pairwise(batches):  # they are no more than there must be
+        assert len(batch) == MAX_CALLS or sum(size for _number, size in [*batch, behind[0]]) > MAX_BYTES
 
 
 def test_on_one_machine_the_steady_clock_counts() -> None:

@@ -18,10 +18,11 @@ VALUES = st.text(st.characters(min_codepoint=32, max_codepoint=1_000), max_size=
 
 def sent(message: Message) -> bytes:
     """As the server sends it: as a client does, but for the number of the subscription."""
-    number, (subject, data, reply, headers) = message
-    kind, _, rest = wire.publish(subject, data, reply, headers).partition(b" ")
+    delivery = message.delivery
+    line = wire.publish(delivery.subject, delivery.data, delivery.reply, delivery.headers)
+    kind, _, rest = line.partition(b" ")
     _, _, sizes = rest.partition(b" ")
-    return b"%b %b %d %b" % (kind.replace(b"PUB", b"MSG"), subject.encode(), number, sizes)
+    return b"%b %b %d %b" % (kind.replace(b"PUB", b"MSG"), delivery.subject.encode(), message.subscription, sizes)
 
 
 @st.composite

@@ -76,7 +76,7 @@ def _pickled(value: Any) -> memoryview:
     file = _Bounded()
     try:
         pickle.dump(value, file, protocol=pickle.HIGHEST_PROTOCOL)
-        if not mentions_own_modules(file.getbuffer()):
+        if not mentions_own_modules(file.getvalue()):
             return file.getbuffer()
     except _TooLargeError:
         raise
