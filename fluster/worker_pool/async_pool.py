@@ -14,6 +14,7 @@ from fluster.actors.maps import iterated
 from fluster.cluster import AsyncCluster
 from fluster.cluster.arguments import check_count
 from fluster.cluster.portal import forked
+from fluster.worker_pool.function_pickles import FunctionPickles
 from fluster.worker_pool.pace import Pace
 from fluster.worker_pool.progress import Bar, progress_bar
 from fluster.worker_pool.results import AsyncMapResult, AsyncUnorderedResults, ItemFutures, UnorderedItems
@@ -21,7 +22,7 @@ from fluster.worker_pool.tasks import Task
 from fluster.worker_pool.work import Batch, Block, Outcome, blocks_of
 from fluster.worker_pool.worker_jobs import PoolPlan
 from fluster.worker_pool.workers import PoolStatus, Workers
-from fluster_bus import codec, payloads
+from fluster_bus import payloads
 from fluster_bus.messages import EnvironmentConfig, ResourceConfig
 from fluster_bus.messages.jobs import MAX_REPLICAS
 from fluster_bus.names import check_name, unique_name
@@ -63,7 +64,7 @@ class AsyncWorkerPool:
         name = unique_name(check_name("name_prefix", name_prefix))
         plan = PoolPlan(name, resources, environment, task_retries, check_timeout(task_timeout))
         self.workers = Workers(cluster, plan, num_workers)
-        self._last_function: tuple[object, bytes] = (self, b"")  # of those that travel by their name
+        self._functions = FunctionPickles()
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._closed = False
@@ -130,7 +131,7 @@ class AsyncWorkerPool:
         self.check_open()
         workers = self.workers
         future = ActorFuture[T](self.name, workers.loop)
-        payload = (self._pickled(function), payloads.encode_whole((args, kwargs)))
+        payload = (self._functions.of(function), payloads.encode_whole((args, kwargs)))
         workers.add(Task(payload, future, pace))
         return future
 
@@ -155,7 +156,7 @@ class AsyncWorkerPool:
     ) -> Items:
         """Run a function for items; `kind` holds what they give."""
         self.check_open()
-        pickled = self._pickled(function)
+        pickled = self._functions.of(function)
         items = _arguments(iterables)
         blocks = list(blocks_of(items, 0, _checked(chunksize)))
         result = kind(self.name, len(items), self.workers.loop)
@@ -187,7 +188,7 @@ class AsyncWorkerPool:
     ) -> Unordered:
         """Run a function for items as they are asked for; `kind` takes them and hands out what they give."""
         self.check_open()
-        pickled = self._pickled(function)
+        pickled = self._functions.of(function)
         total = len(items) if isinstance(items, Sequence) else None
         bar = progress_bar(self.name, total) if progress else None
 
@@ -208,18 +209,6 @@ class AsyncWorkerPool:
             workers=lambda: self.num_workers,
             on_end=on_end,
         )
-
-    def _pickled(self, function: Callable[..., Any]) -> bytes:
-        known, pickle = self._last_function
-        if function is known:
-            return pickle
-        if not callable(function):
-            raise TypeError(f"{function!r} cannot be called: pass the function itself, and its arguments behind it")
-        reference = codec.reference_to(function)
-        if reference is None:  # it travels by value, which may be another the next time
-            return codec.encode(function)
-        self._last_function = function, reference
-        return reference
 
     def _counted(self, then: Callable[[Outcome], object], bar: Bar | None) -> Callable[[Outcome], None]:
         def on_outcome(outcome: Outcome) -> None:
