@@ -40,9 +40,16 @@ class Portal:
     def run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """What `await function(*args)` gives on the loop. Ctrl-C here cancels it there.
 
-        Raises ClosedError after `close`, and when that comes before there is an answer, and ForkedError.
+        Raises ClosedError after `close`, and when that comes before there is an answer, ForkedError, and RuntimeError on the
+        loop's own thread.
         """
         self.check_process()
+        if threading.get_ident() == self._thread.ident:
+            raise RuntimeError(
+                "a blocking method was called on the thread of its cluster's own event loop, as callbacks of futures are, and "
+                "would wait for itself for ever: await the asynchronous API there (cluster.asynchronous), or call it in "
+                "another thread (loop.run_in_executor)"
+            )
         with self._last_call:
             if self._closed:
                 raise _closed()

@@ -96,3 +96,13 @@ def test_a_call_after_close_is_refused(portal: Portal) -> None:
     with pytest.raises(ClosedError, match="was closed"):
         portal.run(echo, 1)
     gc.collect()
+
+
+def test_a_call_from_its_own_thread_is_refused_since_it_would_wait_for_itself(portal: Portal) -> None:
+    async def call() -> int:
+        return portal.run(echo, 1)
+
+    with pytest.raises(RuntimeError, match="await the asynchronous API there"):
+        portal.run(call)
+    assert portal.run(echo, 2) == 2
+    gc.collect()
