@@ -65,6 +65,10 @@ class Portal:
             future.cancel()
             raise
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def check_process(self) -> None:
         """Raise ForkedError in a child, where the thread is not: waiting for it would never end."""
         if os.getpid() != self._pid:

@@ -234,7 +234,8 @@ class AsyncWorkerPool:
     async def shutdown(self, wait: bool = True) -> None:
         """End the workers. With `wait` the tasks are finished first; else those not begun are cancelled.
 
-        Nothing happens the second time.
+        Nothing happens the second time, nor when the cluster object was closed before: then the workers of a LocalCluster
+        have ended with it, and others go on until somebody ends the jobs that have the pool's name.
         """
         if self.close():
             await self.workers.shutdown(wait=wait)

@@ -137,9 +137,10 @@ class WorkerPool:
     def shutdown(self, wait: bool = True) -> None:
         """End the workers. With `wait` the tasks are finished first; else those not begun are cancelled.
 
-        Nothing happens the second time.
+        Nothing happens the second time, nor when the cluster object was closed before: then the workers of a LocalCluster
+        have ended with it, and others go on until somebody ends the jobs that have the pool's name.
         """
-        if self.asynchronous.close():
+        if self.asynchronous.close() and not self.portal.closed:
             with contextlib.suppress(ForkedError):  # a child ends; the pool is its parent's, and goes on
                 self.portal.run(functools.partial(self.asynchronous.workers.shutdown, wait=wait))
 

@@ -139,11 +139,15 @@ class WorkerJobs:
                 await asyncio.sleep(_PAUSE_S)
 
     async def terminate(self, *, wait: bool) -> None:
-        """End those that have not ended; with `wait`, return when they have."""
+        """End those that have not ended; with `wait`, return when they have. Once the cluster object is closed they go on."""
         running = [(life, launched) for life, launched in self._jobs.items() if not life.done()]
-        for _life, launched in running:
-            job_id = await asyncio.shield(launched)
-            await self._cluster.terminate(job_id, reason=f"{self._plan.name} was shut down")
+        try:
+            for _life, launched in running:
+                job_id = await asyncio.shield(launched)
+                await self._cluster.terminate(job_id, reason=f"{self._plan.name} was shut down")
+        except ClosedError as error:
+            log.info("the workers of %s go on unless their cluster has ended: %s", self._plan.name, error)
+            return
         if wait and running:
             await asyncio.wait([life for life, _launched in running])
 

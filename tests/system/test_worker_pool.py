@@ -21,6 +21,7 @@ from fluster import (
     ActorTimeoutError,
     AsyncCluster,
     AsyncWorkerPool,
+    Cluster,
     JobStatus,
     LocalCluster,
     NotRunError,
@@ -467,6 +468,33 @@ def test_a_pool_outlives_its_cluster_without_a_hang() -> None:
         with pytest.raises(ClosedError):
             executor.submit(square, 3).result(PATIENCE_S)
     executor.shutdown()
+
+
+def test_a_pool_of_a_cluster_object_that_was_closed_has_nothing_to_end(cluster: LocalCluster) -> None:
+    with Cluster(cluster.address) as other:
+        pool = WorkerPool(other, 1)
+        assert pool.submit(square, 3).result(PATIENCE_S) == 9
+    pool.shutdown()
+    with pytest.raises(RuntimeError, match="was shut down"):
+        _ = pool.submit(square, 3)
+    end_workers_that_went_on(cluster, pool.name)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("wait", [True, False])
+async def test_nor_has_an_awaited_one(cluster: LocalCluster, wait: bool) -> None:
+    async with await AsyncCluster.connect(cluster.address) as other:
+        pool = AsyncWorkerPool(other, 1)
+        assert await pool.submit(square, 3) == 9
+    await pool.shutdown(wait=wait)
+    end_workers_that_went_on(cluster, pool.name)
+
+
+def end_workers_that_went_on(cluster: LocalCluster, name: str) -> None:
+    [job] = [job for job in cluster.list_jobs() if job.name == name]
+    assert job.status is JobStatus.RUNNING
+    cluster.terminate(job.job_id)
+    cluster.wait(job.job_id, timeout=PATIENCE_S)
 
 
 def test_a_task_that_met_with_what_was_not_run_has_run_itself(pool: WorkerPool, tmp_path: Path) -> None:
