@@ -10,11 +10,12 @@ from fluster.actors.deploying import deploy
 from fluster.later import names_of
 
 if TYPE_CHECKING:
+    from fluster.actors.blocking_pool import ActorPool
     from fluster.actors.broadcast import Answer, AsyncBroadcastResult, BroadcastResult
     from fluster.actors.futures import ActorFuture
     from fluster.actors.handles import ActorHandle, AsyncActorHandle
     from fluster.actors.members import Member, MemberState
-    from fluster.actors.pool import ActorPool, AsyncActorPool
+    from fluster.actors.pool import AsyncActorPool
     from fluster.actors.reader import ActorStream
     from fluster.actors.resolver import ClusterResolver, FixedResolver, Resolver
     from fluster.actors.server import ActorServer
@@ -47,11 +48,12 @@ __all__ = [
 if not TYPE_CHECKING:
     __getattr__ = names_of(
         __name__,
+        blocking_pool=("ActorPool",),
         broadcast=("Answer", "AsyncBroadcastResult", "BroadcastResult"),
         futures=("ActorFuture",),
         handles=("ActorHandle", "AsyncActorHandle"),
         members=("Member", "MemberState"),
-        pool=("ActorPool", "AsyncActorPool"),
+        pool=("AsyncActorPool",),
         reader=("ActorStream",),
         resolver=("ClusterResolver", "FixedResolver", "Resolver"),
         server=("ActorServer",),

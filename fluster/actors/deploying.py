@@ -13,9 +13,10 @@ from fluster.cluster.client import AsyncCluster
 from fluster.later import import_later
 
 if TYPE_CHECKING:
-    from fluster.actors.pool import ActorPool, AsyncActorPool
+    from fluster.actors.blocking_pool import ActorPool
+    from fluster.actors.pool import AsyncActorPool
 
-import_later("fluster.actors.deployment")
+import_later("fluster.actors.blocking_pool", "fluster.actors.deployment")
 
 T = TypeVar("T")
 
@@ -52,8 +53,8 @@ def deploy(
     Raises what a constructor raised, ActorNameTakenError, JobRefusedError, and JobFailedError when the actors could
     not be run; then nothing of them is left. What is no class, or arguments that it does not take, is a TypeError.
     """
+    from fluster.actors.blocking_pool import ActorPool
     from fluster.actors.deployment import Deployment
-    from fluster.actors.pool import ActorPool
 
     if not isinstance(cluster, Cluster | AsyncCluster):
         raise TypeError(f"deploy() takes a cluster first, not {cluster!r}: write deploy(cluster, TheClass, …)")

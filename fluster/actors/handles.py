@@ -12,7 +12,8 @@ from fluster.actors.verbs import Verb
 from fluster.errors import NotRunError
 
 if TYPE_CHECKING:
-    from fluster.actors.pool import ActorPool, AsyncActorPool
+    from fluster.actors.blocking_pool import ActorPool
+    from fluster.actors.pool import AsyncActorPool
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Pools: all actors of one name, and the ways to call them."""
+"""Pools: all actors of one name, and the ways to call them; to be awaited. Those that block are made of these."""
 
 from __future__ import annotations
 
@@ -8,35 +8,24 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar
 
-from fluster.actors.broadcast import Answers, AsyncBroadcastResult, BroadcastResult
+from fluster.actors.broadcast import Answers, AsyncBroadcastResult
 from fluster.actors.caller import Caller
 from fluster.actors.calls import Broadcast, Call, Ticket
 from fluster.actors.census import census
 from fluster.actors.definition import MethodInfo, check_timeout, methods_of, near, options_of
-from fluster.actors.futures import ActorFuture, is_running, result_of
-from fluster.actors.handles import ActorHandle, AsyncActorHandle, member_id
+from fluster.actors.futures import ActorFuture, is_running
+from fluster.actors.handles import AsyncActorHandle, member_id
 from fluster.actors.lane_calls import LaneFuture
-from fluster.actors.maps import (
-    MAX_OUT,
-    AsyncMapResults,
-    AsyncUnorderedMapResults,
-    MapResults,
-    UnorderedMapResults,
-    Window,
-    check_max_out,
-    iterated,
-)
+from fluster.actors.maps import MAX_OUT, AsyncMapResults, AsyncUnorderedMapResults, Window, check_max_out, iterated
 from fluster.actors.members import Member
 from fluster.actors.own_thread import own_thread
 from fluster.actors.policies import ByKey, Policy, policy_of
 from fluster.actors.rosters import Roster
 from fluster.actors.verbs import Methods, Verb
-from fluster.cluster import AsyncCluster, Cluster
-from fluster.cluster.blocking_methods import blocking
-from fluster.errors import ActorTimeoutError, ForkedError
+from fluster.cluster import AsyncCluster
+from fluster.errors import ActorTimeoutError
 from fluster.tracing import announce, begin_call, end_with
 from fluster_bus import payloads
-from fluster_bus.errors import ClosedError
 from fluster_bus.messages import JobId
 from fluster_bus.names import check_name
 
@@ -108,10 +97,10 @@ class AsyncActorPool(Generic[T]):
         return f"{type(self).__name__}({self.name!r})"
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise _no_attribute(self, name, self._methods_or_none())
+        raise no_attribute(self, name, self._methods_or_none())
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _found_again, (AsyncActorPool, self.name, self.recipe)
+        return _found_again, (self.name, self.recipe)
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -369,141 +358,16 @@ class AsyncActorPool(Generic[T]):
             self._caller.close_pool(self._key, error)
 
 
-class ActorPool(Generic[T]):
-    """All actors that serve `name`; their methods are called as if they were here. Use it from any thread.
-
-    `policy` chooses the member for a call: "round-robin" (unless told otherwise), "least" (the one with the fewest calls
-    of this client), "random", or an object of your own (fluster.actors.policies).
-
-    It can be pickled: where it is unpickled it finds the same actors, by `current_cluster()`.
-    """
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        name: str,
-        *,
-        actor_class: type[T] | None = None,
-        job_id: JobId | None = None,
-        policy: str | Policy | None = None,
-        fixed: tuple[Member, ...] | None = None,
-    ) -> None:
-        if not isinstance(cluster, Cluster):
-            raise TypeError(f"ActorPool takes a Cluster, not {cluster!r}: for an AsyncCluster take AsyncActorPool")
-        self.portal = cluster.portal
-        self.asynchronous: AsyncActorPool[T] = AsyncActorPool(
-            cluster.asynchronous,
-            name,
-            actor_class=actor_class,
-            job_id=job_id,
-            loop=cluster.portal.loop,
-            policy=policy,
-            fixed=fixed,
-        )
-        self.asynchronous.use_lane()
-        # Made once, which an AsyncActorPool could not: it would be kept by what it keeps.
-        submit, broadcast = self.asynchronous.submit_call, self.asynchronous._broadcast  # noqa: SLF001
-        self._call = Verb[T](self.asynchronous, "call", lambda *call: result_of(submit(*call, alone=True)))
-        self._submit = Verb[Any](self.asynchronous, "submit", submit)
-        self._broadcast = Verb[Any](self.asynchronous, "broadcast", lambda *call: BroadcastResult(*broadcast(*call)))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r})"
-
-    def _repr_html_(self) -> str:
-        """What notebooks show: its members, asked for now."""
-        from fluster.actors.members_view import live_view, still_view
-
-        heading = f"ActorPool {self.name}"
-        try:
-            return self.portal.run(live_view, heading, self.asynchronous)
-        except (ClosedError, ForkedError) as error:
-            return still_view(heading, error)
-
-    def __getattr__(self, name: str) -> NoReturn:
-        asynchronous = vars(self).get("asynchronous")
-        raise _no_attribute(self, name, None if asynchronous is None else asynchronous._methods)  # noqa: SLF001
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _found_again, (ActorPool, self.name, self.asynchronous.recipe)
-
-    @property
-    def name(self) -> str:
-        return self.asynchronous.name
-
-    @property
-    def job_id(self) -> JobId | None:
-        """The job whose tasks the actors are, if `deploy` started them."""
-        return self.asynchronous.job_id
-
-    @property
-    def call(self) -> Verb[T]:
-        """`pool.call().method(…)`: one member after the other, chosen at each call; its result.
-
-        Raises what the method raises; ActorNotFoundError at once when nobody serves the name; ActorDiedError,
-        ConnectionLostError, MailboxFullError; ActorTimeoutError (a TimeoutError) after `call(timeout=…)` seconds.
-        """
-        return self._call
-
-    @property
-    def submit(self) -> Verb[Any]:
-        """`pool.submit().method(…)`: the same, as an ActorFuture."""
-        return self._submit
-
-    @property
-    def broadcast(self) -> Verb[Any]:
-        """`pool.broadcast().method(…)`: every member; a BroadcastResult."""
-        return self._broadcast
-
-    def map(self, *, max_out: int = MAX_OUT, timeout: float | None = None) -> Any:
-        """`for result in pool.map().method(items)`: results in the order of the items.
-
-        The method is called for each item, or with one of each of several iterables, `max_out` at a time. Items are taken
-        as results are asked for. What a call raised is raised in its turn, and the iterator goes on after it; `close()`
-        ends it.
-        """
-        return Methods(
-            self.asynchronous, self.asynchronous.mapped(MapResults, max_out), check_timeout(timeout), wait=True
-        )
-
-    def map_unordered(self, *, max_out: int = MAX_OUT, timeout: float | None = None) -> Any:
-        """As `map`, each result as it comes."""
-        return Methods(
-            self.asynchronous, self.asynchronous.mapped(UnorderedMapResults, max_out), check_timeout(timeout), wait=True
-        )
-
-    def on(self, key: object) -> ActorHandle[T]:
-        """`pool.on(key).call().method(…)`: for each key always the same member while it lives, for every client.
-
-        Raises TypeError for a key that is no text, bytes, int, bool, or tuple of these.
-        """
-        return ActorHandle(self, None, key)
-
-    def to(self, member: Member | str) -> ActorHandle[T]:
-        """`pool.to(member).call().method(…)`: that one of `members()`, which may also be given by its endpoint's id."""
-        return ActorHandle(self, member_id(self.name, member), None)
-
-    members = blocking(AsyncActorPool.members)
-    wait_for_size = blocking(AsyncActorPool.wait_for_size)
-    shutdown = blocking(AsyncActorPool.shutdown)
-
-    @property
-    def size(self) -> int:
-        """How many members take calls now."""
-        return len(self.portal.run(self.asynchronous.wait_for_members, 0))
-
-
-def _no_attribute(pool: object, name: str, methods: Mapping[str, MethodInfo] | None) -> AttributeError:
+def no_attribute(pool: object, name: str, methods: Mapping[str, MethodInfo] | None) -> AttributeError:
+    """What is raised for a name that a pool does not have, where it may be one of the actors' methods."""
     kind = type(pool).__name__
     if not name.startswith("_") and (methods is None or name in methods):
         return AttributeError(f"{kind} has no attribute {name!r}: a method of the actors is pool.call().{name}(…)")
     return AttributeError(f"{kind} has no attribute {name!r}")
 
 
-def _found_again(kind: type[Any], name: str, recipe: dict[str, Any]) -> Any:
+def _found_again(name: str, recipe: dict[str, Any]) -> AsyncActorPool[Any]:
     from fluster.cluster import current_cluster
 
     cluster = current_cluster()
-    if kind is ActorPool:
-        return ActorPool(cluster, name, **recipe)
     return AsyncActorPool(cluster.asynchronous, name, loop=cluster.portal.loop, **recipe)

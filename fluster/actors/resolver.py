@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from fluster.actors.blocking_pool import ActorPool
 from fluster.actors.definition import near
 from fluster.actors.members import Member
-from fluster.actors.pool import ActorPool
 from fluster.cluster import Cluster
 from fluster.errors import ActorNotFoundError
 

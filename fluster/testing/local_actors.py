@@ -7,10 +7,10 @@ import functools
 from collections.abc import Mapping
 from typing import Any, NoReturn, Self, TypeVar, cast
 
+from fluster.actors.blocking_pool import ActorPool
 from fluster.actors.caller import Caller
 from fluster.actors.definition import check_class, name_of, options_of
 from fluster.actors.deployment import check_replicas
-from fluster.actors.pool import ActorPool
 from fluster.actors.server import ActorServer
 from fluster.cluster import AsyncCluster, Cluster
 from fluster.errors import ActorNameTakenError
