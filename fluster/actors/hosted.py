@@ -19,14 +19,15 @@ from fluster.actors.codecs import JSON
 from fluster.actors.context import ActorContext
 from fluster.actors.definition import MethodInfo, methods_of, near, options_of
 from fluster.actors.durable import DurableActor
-from fluster.actors.failures import FULL, RETRY, encode_failure, message_of, traceback_of, type_name
+from fluster.actors.failures import FULL, RETRY
 from fluster.actors.hooks import outcome_of
 from fluster.actors.json_methods import JsonMethod
 from fluster.actors.lanes import Lanes
 from fluster.actors.mailbox import Mailbox
-from fluster.actors.outbox import Answers, Reply
+from fluster.actors.outbox import Answers
 from fluster.actors.own_thread import OwnThread
 from fluster.actors.producer import Items, Producer
+from fluster.actors.replies import Job, Replies
 from fluster.actors.seats import Seat
 from fluster.actors.stored import StoredPayloads
 from fluster.actors.streams import Streams
@@ -36,10 +37,10 @@ from fluster.actors.windows import Window
 from fluster.cluster.refs import Ref, resolved
 from fluster.errors import ActorTimeoutError, MailboxFullError, NotRunError
 from fluster.log_context import LogContext, RunningCall, set_running
-from fluster.tracing import Carrier, ServedSpan, serving
+from fluster.tracing import serving
 from fluster_bus import codec, payloads, subjects
-from fluster_bus.delivery import Delivery, error_headers
-from fluster_bus.errors import InvalidMessageError, MessageTooLargeError
+from fluster_bus.delivery import Delivery
+from fluster_bus.errors import InvalidMessageError
 from fluster_bus.services_api import EndpointCounts
 
 log = logging.getLogger(__name__)
@@ -48,23 +49,7 @@ _NO_ARGUMENTS = codec.encode(((), {}))
 _FRAME_OVERHEAD = 4096  # of a reply around its payload, amply
 
 
-@dataclasses.dataclass(slots=True)
-class _Job:
-    """A call in the mailbox."""
-
-    reply: str
-    place: int  # in its message
-    method: str
-    deadline: tuple[str, float, float] | None
-    payload: bytes
-    is_json: bool = False
-    timer: Timer | None = None  # whose run it is
-    trace: Carrier | None = None  # that its caller is in
-    span: ServedSpan | None = None
-    cancellation: Cancellation | None = None  # of methods that can be told while they run
-
-
-_Lanes = Lanes[_Job | Producer]
+_Lanes = Lanes[Job | Producer]
 
 
 class HostedActor:
@@ -92,7 +77,6 @@ class HostedActor:
         self.seat = seat
         self.durable = durable
         self.methods: Mapping[str, MethodInfo] = methods_of(type(instance))
-        self._endpoint_id = str(context.endpoint_id)
         self._clock = clock
         cls = type(instance)
         self.timers = [Timer(cls, name, put=self._put_run, clock=clock) for name in timers_of(cls)]
@@ -102,16 +86,14 @@ class HostedActor:
         self.counts |= {timer.key: timer.counts for timer in self.timers}
         self._options = options_of(type(instance))
         self.takes_json_only = self._options.codec == JSON
-        self._outbox: Answers = outbox
-        self._max_reply = max_reply - _FRAME_OVERHEAD  # in JSON: a pickle may be stored
+        max_reply -= _FRAME_OVERHEAD
+        self._replies = Replies(context, self.methods, self.counts, outbox=outbox, max_json=max_reply)
         self._stored = stored
         self.kind = type(instance).__name__
         self.supervisor = Supervisor(
             instance, str(context.actor_name), self._options, factory=factory, actor_loop=actor_loop
         )
-        self.streams = Streams(
-            context, outbox=outbox, max_item=self._max_reply, store=stored.store, actor_loop=actor_loop
-        )
+        self.streams = Streams(context, outbox=outbox, max_item=max_reply, store=stored.store, actor_loop=actor_loop)
         self._cancellable = {
             name
             for name, method in self.methods.items()
@@ -151,7 +133,7 @@ class HostedActor:
 
     def ride(self, lane: ActorLane) -> None:
         """Have that one thread read `lane`, and answer over it. To be said before `start`."""
-        self._outbox = self.streams.outbox = lane.outbox
+        self._replies.outbox = self.streams.outbox = lane.outbox
         self._lanes[None].mailbox.wait_in(lane.queue)
 
     def start(self) -> None:
@@ -174,11 +156,11 @@ class HostedActor:
         try:
             calls = frames.decode_calls(delivery.data)
         except InvalidMessageError as error:
-            self._fail(_Job(delivery.reply, 0, "", None, b""), error)
+            self._replies.send_failure(Job(delivery.reply, 0, "", None, b""), error)
             return
         for index, call in enumerate(calls):
             trace = call[3] if len(call) == 4 else None
-            self._admit(_Job(delivery.reply, index, call[0], call[1], payloads.held(call[2]), False, None, trace))
+            self._admit(Job(delivery.reply, index, call[0], call[1], payloads.held(call[2]), False, None, trace))
 
     def accept_unstored(self, delivery: Delivery) -> None:
         """For a durable actor: take no calls but pings of a message that did not come out of its stream."""
@@ -197,19 +179,19 @@ class HostedActor:
         except InvalidMessageError as unreadable:
             error, count = unreadable, 1
         for place in range(count):
-            self._fail(_Job(delivery.reply, place, "", None, b"", is_json=is_json), error)
+            self._replies.send_failure(Job(delivery.reply, place, "", None, b"", is_json=is_json), error)
 
     def _accept_json(self, delivery: Delivery) -> None:
         method = subjects.last_token(delivery.subject)
-        job = _Job(delivery.reply, 0, method, None, delivery.data, is_json=True, trace=json_frames.trace_of(delivery))
+        job = Job(delivery.reply, 0, method, None, delivery.data, is_json=True, trace=json_frames.trace_of(delivery))
         try:
             if codec.is_pickle(delivery.data):
                 raise InvalidMessageError(f"{self.context.actor_name} takes JSON only: nothing here is unpickled")
             self._admit(dataclasses.replace(job, deadline=json_frames.deadline_of(delivery)))
         except InvalidMessageError as error:
-            self._fail(job, error)
+            self._replies.send_failure(job, error)
 
-    def _admit(self, job: _Job) -> None:
+    def _admit(self, job: Job) -> None:
         if job.method in self._cancellable:
             job = self._made_cancellable(job)
         if self.supervisor.given_up is not None:
@@ -218,7 +200,9 @@ class HostedActor:
             if job.method in self._notices:
                 self._on_notice(job)
                 return
-            self._fail(job, AttributeError(f"{self.kind} has no method {job.method!r}{near(job.method, self.methods)}"))
+            self._replies.send_failure(
+                job, AttributeError(f"{self.kind} has no method {job.method!r}{near(job.method, self.methods)}")
+            )
         elif not (mailbox := lanes.mailbox).put(job, len(job.payload), (job.reply, job.place) if job.reply else None):
             text = (
                 f"{self.context.actor_name} has {len(mailbox):,} calls waiting: "
@@ -226,24 +210,24 @@ class HostedActor:
             )
             self._reject(job, MailboxFullError(text), FULL)
 
-    def _reject(self, job: _Job, error: Exception, advice: str) -> None:
+    def _reject(self, job: Job, error: Exception, advice: str) -> None:
         """Tell the caller that its call was not run; one that is stored is left as it is."""
         self._forget(job)
         if self.durable is None or not self.durable.on_not_run(job.reply):
-            self._fail(job, error, advice=advice)
+            self._replies.send_failure(job, error, advice=advice)
 
-    def _made_cancellable(self, job: _Job) -> _Job:
+    def _made_cancellable(self, job: Job) -> Job:
         cancellation = Cancellation()
         if job.reply:  # else there is no name by which it could be cancelled
             self._cancellations[job.reply, job.place] = cancellation
         return dataclasses.replace(job, cancellation=cancellation)
 
-    def _on_notice(self, message: _Job) -> None:
+    def _on_notice(self, message: Job) -> None:
         try:
             self._notices[message.method](message.reply, message.payload)
         except InvalidMessageError as error:
             log.warning("a notice to %s was dropped: %s", self.context.actor_name, error)
-            self._fail(message, error)
+            self._replies.send_failure(message, error)
 
     def _on_cancel(self, reply: str, payload: bytes) -> None:
         for key in frames.cancelled_calls(reply, payload):
@@ -252,20 +236,20 @@ class HostedActor:
                 if cancellation is not None:
                     cancellation.cancel()
 
-    def _remove(self, mailbox: Mailbox[_Job | Producer], key: tuple[str, int]) -> bool:
+    def _remove(self, mailbox: Mailbox[Job | Producer], key: tuple[str, int]) -> bool:
         """Take a call that waits out of its mailbox."""
         job = mailbox.remove(key)
-        if not isinstance(job, _Job):
+        if not isinstance(job, Job):
             return False
         self._forget(job)
-        self._send_cancelled(job)
+        self._replies.send_cancelled(job)
         mailbox.done(len(job.payload))
         return True
 
     def _put_run(self, timer: Timer) -> bool:
         if self.supervisor.given_up is not None:
             return False
-        job = _Job("", 0, timer.key, None, _NO_ARGUMENTS, timer=timer)
+        job = Job("", 0, timer.key, None, _NO_ARGUMENTS, timer=timer)
         return self._lanes[timer.info.concurrency_group].mailbox.put(job, len(_NO_ARGUMENTS))
 
     async def drain(self, timeout_s: float) -> None:
@@ -297,7 +281,7 @@ class HostedActor:
 
     # ---- on the actor's threads -------------------------------------------------------------------------
 
-    def _handle(self, job: _Job | Producer, lanes: _Lanes) -> None:
+    def _handle(self, job: Job | Producer, lanes: _Lanes) -> None:
         """Run it, seen by those who watch."""
         if isinstance(job, Producer):
             self._go_on(job, lanes)
@@ -317,7 +301,7 @@ class HostedActor:
             replacing.wait()
         self.streams.take_turn(producer, lanes)
 
-    def _run(self, job: _Job, lanes: _Lanes) -> None:
+    def _run(self, job: Job, lanes: _Lanes) -> None:
         started_ns = time.perf_counter_ns()
         supervisor = self.supervisor
         if (replacing := supervisor.replacing) is not None:
@@ -361,14 +345,14 @@ class HostedActor:
             finish(*running.result())
 
     def _finish_failed(
-        self, job: _Job, lanes: _Lanes, started_ns: int, functions: Functions, error: BaseException
+        self, job: Job, lanes: _Lanes, started_ns: int, functions: Functions, error: BaseException
     ) -> None:
         replace_instance = self.supervisor.on_error(functions, error)
         self._finish(job, lanes, started_ns, None, error)
         if replace_instance is not None:
             replace_instance()
 
-    def _open_stream(self, job: _Job, lanes: _Lanes, window: Window, items: Items, functions: Functions) -> None:
+    def _open_stream(self, job: Job, lanes: _Lanes, window: Window, items: Items, functions: Functions) -> None:
         if job.is_json or not job.reply:
             why = (
                 "an actor that takes JSON only has no streams: return a list"
@@ -388,7 +372,7 @@ class HostedActor:
 
         self.streams.open(job, lanes, window, items, end)
 
-    def _arguments(self, job: _Job) -> tuple[Sequence[Any], dict[str, Any]]:
+    def _arguments(self, job: Job) -> tuple[Sequence[Any], dict[str, Any]]:
         if not job.is_json:
             payload = job.payload
             return payloads.decode(self._stored.fetch(payload).result() if payloads.is_stored(payload) else payload)  # type: ignore[no-any-return]
@@ -407,7 +391,7 @@ class HostedActor:
             name: JsonMethod(functions[name], takes_context=info.takes_context) for name, info in self.methods.items()
         }
 
-    def _context_of(self, job: _Job) -> ActorContext:
+    def _context_of(self, job: Job) -> ActorContext:
         is_stream = self._infos[job.method].window is not None  # whose deadline is only for its beginning
         left_s = None if job.deadline is None or is_stream else frames.seconds_between(self._clock.now(), job.deadline)
         deadline = None if left_s is None else time.monotonic() + left_s
@@ -415,7 +399,7 @@ class HostedActor:
             self.context, method=job.method, deadline=deadline, _cancellation=job.cancellation, _reply=job.reply
         )
 
-    def _finish(self, job: _Job, lanes: _Lanes, started_ns: int, result: Any, error: BaseException | None) -> None:
+    def _finish(self, job: Job, lanes: _Lanes, started_ns: int, result: Any, error: BaseException | None) -> None:
         if self.seat is not None and self.durable is None and (superseded := self.seat.fence()) is not None:
             error = superseded  # the answer is another's to give
         counts = self.counts.get(job.method)
@@ -423,84 +407,26 @@ class HostedActor:
             counts.requests += 1  # before an error is counted: nobody shall see more of these
         cancellation = job.cancellation
         if cancellation is not None and cancellation.cancelled:
-            self._send_cancelled(job)
+            self._replies.send_cancelled(job)
         else:
             if error is None:
-                error = self._answer(job, result)
+                error = self._replies.send_result(job, result)
             if error is not None:
-                self._fail(job, error)
+                self._replies.send_failure(job, error)
         if cancellation is not None:
             self._forget(job)
         if counts is not None:
             counts.processing_ns += time.perf_counter_ns() - started_ns
         self._leave(job, lanes, error)
 
-    def _forget(self, job: _Job) -> None:
+    def _forget(self, job: Job) -> None:
         """It cannot be cancelled any more."""
         self._cancellations.pop((job.reply, job.place), None)
 
     @staticmethod
-    def _leave(job: _Job, lanes: _Lanes, error: BaseException | None) -> None:
+    def _leave(job: Job, lanes: _Lanes, error: BaseException | None) -> None:
         if job.span is not None:
             job.span.end(error)
         lanes.done(len(job.payload))
         if job.timer is not None:
             job.timer.on_done()
-
-    # ---- answers ----------------------------------------------------------------------------------------
-
-    def _answer(self, job: _Job, result: Any) -> Exception | None:
-        """Send the result; return what is wrong with it."""
-        if not job.reply:
-            return None
-        try:
-            payload = codec.encode_json_result(result) if job.is_json else payloads.encode_for(result, job.reply)
-        except TypeError as error:
-            return error
-        if job.is_json and len(payload) > self._max_reply:
-            return MessageTooLargeError(
-                f"the result of {self.context.actor_name}.{job.method} has {len(payload):,} bytes, over the "
-                f"server's limit of {self._max_reply:,}: return less, or the path of a file"
-            )
-        self._send(job, ok=True, payload=payload)
-        return None
-
-    def _fail(self, job: _Job, error: BaseException, *, advice: str = "") -> None:
-        counts = self.counts.get(job.method)
-        if counts is not None:
-            counts.errors += 1
-            counts.last_error = f"{type_name(error)}: {message_of(error)}"[:200]
-        if job.timer is not None:
-            log.error("%s.%s failed", self.context.actor_name, job.method, exc_info=error)
-            return
-        if not isinstance(error, Exception):
-            log.error("%s.%s raised %s", self.context.actor_name, job.method, type_name(error), exc_info=error)
-        if not job.reply:
-            log.warning(
-                "%s.%s failed, and nobody waits for it: %s", self.context.actor_name, job.method, message_of(error)
-            )
-            return
-        advice = advice or self._advice_about(job, error)
-        if not job.is_json:
-            self._send(job, ok=False, payload=encode_failure(error, skipped_frames=1, advice=advice))
-        else:
-            kind, text = type_name(error), message_of(error)
-            headers = error_headers(kind, text)
-            body = codec.encode_json_error(kind, text, traceback_of(error, skipped_frames=1), advice=advice)
-            self._outbox.add(Reply(job.reply, "", 0, ok=False, payload=body, headers=headers))
-
-    def _advice_about(self, job: _Job, error: BaseException) -> str:
-        info = self.methods.get(job.method)
-        return RETRY if info is not None and isinstance(error, info.retry_exceptions) else ""
-
-    def _send_cancelled(self, job: _Job) -> None:
-        """Tell the caller that it is over: what came of it nobody wants to know."""
-        if job.is_json:
-            body = codec.encode_json_error("CancelledError", "the call was cancelled by its caller")
-            self._outbox.add(Reply(job.reply, "", 0, ok=False, payload=body))
-        else:
-            self._send(job, ok=False, payload=b"")
-
-    def _send(self, job: _Job, *, ok: bool, payload: bytes) -> None:
-        endpoint_id = "" if job.is_json else self._endpoint_id
-        self._outbox.add(Reply(job.reply, endpoint_id, job.place, ok, payload))
