@@ -39,7 +39,7 @@ class Engine:
     def __init__(self, folder: Path, parts: Sequence[bytes], *, listens: bool) -> None:
         self.url = f"unix://{folder}/engine.sock"
         self.request = b""
-        self.asked, self.hung_up = asyncio.Event(), asyncio.Event()
+        self.asked, self.over = asyncio.Event(), asyncio.Event()
         self._parts = parts
         self._listens = listens
 
@@ -57,8 +57,10 @@ class Engine:
         with suppress(ConnectionError):
             while await reader.read(1 << 20):
                 pass
-        self.hung_up.set()
         writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        self.over.set()
 
 
 @asynccontextmanager
@@ -66,6 +68,8 @@ async def engine(folder: Path, *parts: bytes, listens: bool = True) -> AsyncIter
     running = Engine(folder, parts, listens=listens)
     async with await asyncio.start_unix_server(running.on_connection, running.url.removeprefix("unix://")):
         yield running
+        async with asyncio.timeout(10):
+            await running.over.wait()
 
 
 async def heard(url: str) -> str:
@@ -120,7 +124,7 @@ async def test_whoever_leaves_hangs_up(tmp_path: Path, monkeypatch: pytest.Monke
         async with asyncio.timeout(10):
             await running.asked.wait()
             listening.cancel()
-            await running.hung_up.wait()
+            await running.over.wait()
             with pytest.raises(asyncio.CancelledError):
                 await listening
 
