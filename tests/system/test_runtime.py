@@ -1,6 +1,7 @@
 """The process runtime with real processes and signals."""
 
 import base64
+import gc
 import os
 import pickle
 import signal
@@ -128,7 +129,7 @@ async def test_a_callable_finds_a_fresh_process(site: Site, tmp_path: Path) -> N
         print([number for number in signal.valid_signals() if signal.getsignal(number) not in (None, signal.SIG_DFL)])
         print(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
         print(threading.current_thread() is threading.main_thread(), os.getsid(0) == os.getpid())
-        print(oct(os.umask(0)))
+        print(oct(os.umask(0)), gc.isenabled())
 
     task = await site.call(look, env={"GIVEN": "yes"}, working_dir=str(tmp_path), python_path=["/somewhere"])
     assert (await end_of(task)).exit_code == 0
@@ -145,7 +146,7 @@ async def test_a_callable_finds_a_fresh_process(site: Site, tmp_path: Path) -> N
         str([signal.SIGINT, signal.SIGPIPE]),
         "set()",
         "True True",
-        oct(umask),
+        f"{oct(umask)} True",
     ]
 
 

@@ -272,7 +272,6 @@ def _run_callable(spec: LaunchSpec, directory: Path, environment: dict[str, str]
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
-    gc.enable()
     try:
         exit_code = _call(payload, directory, keeps_none=spec.must_return)
         # What the interpreter does when it ends, as multiprocessing does it.
@@ -316,6 +315,7 @@ def _call(payload: bytes, directory: Path, *, keeps_none: bool) -> int:
 
 
 def _unpickled(payload: bytes) -> Any:
+    gc.disable()  # what modules are made of stays: to look through it again and again takes a fourth of an import
     try:
         return pickle.loads(payload)
     except ModuleNotFoundError as error:
@@ -327,6 +327,8 @@ def _unpickled(payload: bytes) -> Any:
             "pip_packages=…",
             name=error.name,
         ) from error
+    finally:
+        gc.enable()
 
 
 def _exit_code_of(error: BaseException, directory: Path) -> int:
