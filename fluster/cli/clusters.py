@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -74,6 +74,13 @@ def up(
         Literal["docker"] | None,
         typer.Option(help="Have each worker in a container of its own, held to its share of CPUs and memory."),
     ] = None,
+    folder: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="With --backend: share this folder of the machine with all containers; may be given several times.",
+        ),
+    ] = None,
     show_url: Annotated[
         bool, typer.Option("--show-url", help="Print the URL with its password, as the nats tool wants it.")
     ] = False,
@@ -91,6 +98,8 @@ def up(
 
     if backend is not None and (runtime != "process" or enforce_limits):
         raise CommandError("--backend has no use for --runtime and --enforce-limits: leave these out", ExitCode.USAGE)
+    if folder and backend is None:
+        raise CommandError("--folder is for --backend docker: other workers see the machine's folders", ExitCode.USAGE)
     namespaces = _namespaces(context, namespace)
     first = namespaces[0] if namespaces else None
     with (
@@ -107,7 +116,7 @@ def up(
             runtime=runtime,
             docker_host=docker_host if backend is None else None,
             image=image if backend is None else None,
-            backend=_docker_backend(image, docker_host) if backend is not None else None,
+            backend=_docker_backend(image, docker_host, folder or []) if backend is not None else None,
             on_progress=say,
         ) as cluster,
     ):
@@ -153,8 +162,14 @@ def _namespaces(context: typer.Context, given: list[str] | None) -> list[str]:
     return list(dict.fromkeys([*filter(None, [Options.of(context).namespace]), *(given or [])]))
 
 
-def _docker_backend(image: str | None, docker_host: str | None) -> object:
-    made: object = import_module(_BACKENDS).DockerBackend(image=image, docker_host=docker_host)
+def _docker_backend(image: str | None, docker_host: str | None, folders: Sequence[Path]) -> object:
+    backends = import_module(_BACKENDS)
+    try:
+        made: object = backends.DockerBackend(
+            image=image, docker_host=docker_host, folders=[folder.absolute() for folder in folders]
+        )
+    except ValueError as error:
+        raise CommandError(f"--folder: {error}", ExitCode.USAGE) from error
     return made
 
 

@@ -51,6 +51,15 @@ def test_wrong_usage_ends_with_2() -> None:
         assert CliRunner().invoke(app, arguments).exit_code == 2, arguments
 
 
+def test_folders_are_for_workers_in_containers_and_not_the_systems_own() -> None:
+    for arguments, why in (
+        (["--folder", "/srv"], "is for --backend docker"),
+        (["--folder", "/etc", "--backend", "docker"], "folders has '/etc'"),
+    ):
+        refused = CliRunner().invoke(app, ["up", *arguments])
+        assert (refused.exit_code, why in refused.stderr) == (ExitCode.USAGE, True), refused.stderr
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -3,20 +3,24 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from fluster_bus.messages import Capacity, WorkerId
-from fluster_services.vm import DockerBackend, LocalBackend, VMError, output
-from fluster_services.vm.container import OWN_MEMORY, create_body, folders_tar, vm_container
+from fluster_services.vm import ClusterToJoin, DockerBackend, LocalBackend, VMError, output
+from fluster_services.vm.container import OWN_MEMORY, User, create_body, folders_tar, user_of_vms, vm_container
+from fluster_services.vm.folders import SharedFolder, checked_folders
 from fluster_services.vm.output import Output
 from fluster_services.vm.owners import is_gone, own_mark
 from fluster_services.vm.sizes import sized, usual_size
-from fluster_services.worker.container import Libraries
+from fluster_services.worker.container import NOBODY, Libraries
 
 USUAL = Capacity(cpu=4, memory=1 << 30)
 
@@ -28,7 +32,8 @@ def body_of(network: str = "host") -> dict[str, object]:
         image="python:3.12-slim",
         network=network,
         owner="boot-1.2.3",
-        user=(1000, 1001),
+        user=User(1000, 1001, (20, 30)),
+        folders=[SharedFolder(Path("/srv/data"), Path("/big/data"))],
         libraries=[
             Libraries({"/src": "/opt/fluster/given/0"}, ("/opt/fluster/given/0",)),
             Libraries({"/own": "/o"}, ("/o",)),
@@ -49,7 +54,74 @@ def test_a_container_has_its_resources_and_no_more() -> None:
     assert [(each["Source"], each["Target"], each["ReadOnly"]) for each in host["Mounts"]] == [
         ("/src", "/opt/fluster/given/0", True),
         ("/own", "/o", True),
+        ("/big/data", "/srv/data", False),
     ]
+    assert host["GroupAdd"] == ["20", "30"]
+
+
+def test_who_is_in_a_vm_is_who_runs_the_program_and_can_do_everything_nowhere() -> None:
+    me, root = User(1000, 1001, (20,)), User(0, 0, (0, 4))
+    assert user_of_vms(me, shares_folders=False) == User(1000, 1001)
+    assert user_of_vms(me, shares_folders=True) == me
+    assert user_of_vms(root, shares_folders=False) == User(NOBODY, NOBODY)
+    assert user_of_vms(root, shares_folders=True) == root, "whose files could not be used by anybody else"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder with a file and some links."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "file").touch()
+    for name, target in {"etc": "/etc", "run": "/run", "shm": "/dev/shm"}.items():
+        (data / name).symlink_to(target)
+    return data
+
+
+def test_folders_are_shared_under_their_own_path_with_what_it_leads_to_now(data: Path) -> None:
+    link = data.with_name("link")
+    link.symlink_to(data)
+    found = checked_folders([data, f"{data}/", link], engine="unix:///x/docker.sock")
+    assert [(each.path, each.source) for each in found] == [(data, data), (link, data)]
+    assert checked_folders([], engine="unix:///x/docker.sock") == ()
+    (data / "below").mkdir()
+    for inner, outer in ((data / "below", data), (link / "below", data), (data / "below", link)):
+        with pytest.raises(ValueError, match=f"folders has '{inner}', which lies in '{outer}': give that alone"):
+            checked_folders([outer, inner], engine="unix:///x/docker.sock")
+
+
+@pytest.mark.parametrize(
+    ("folder", "why"),
+    [
+        ("data", "give the whole path"),
+        ("", "give the whole path"),
+        ("{data}/none", "which is not there"),
+        ("{data}/file", "which is no folder"),
+        *((path, "a container engine's") for path in ("/", "/run", "/var", "{data}", "{data}/../data", "{data}/run")),
+        *((path, "a system has its own files") for path in ("/etc", "/usr/share", "/proc", "/dev/shm", "/opt")),
+        *((path, "a system has its own files") for path in ("{data}/etc", "{data}/shm", "{data}/etc/../etc")),
+    ],
+)
+def test_folders_that_no_vm_is_to_see_or_to_cover_are_refused(folder: str, why: str, data: Path) -> None:
+    named = folder.format(data=data)
+    engine = f"unix://{data}/docker.sock" if "engine" in why else "unix:///x/docker.sock"
+    with pytest.raises(ValueError, match=f"folders has {re.escape(repr(named))}.*{why}"):
+        DockerBackend(docker_host=engine, folders=[named])
+
+
+def test_one_folder_is_not_several() -> None:
+    with pytest.raises(ValueError, match=r"folders='/srv' is one folder: give a list"):
+        DockerBackend(folders="/srv")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("place", [".", "records", "records/below"])
+async def test_what_the_cluster_keeps_is_shared_with_no_vm(place: str, data: Path) -> None:
+    (data / "records" / "below").mkdir(parents=True)
+    backend = DockerBackend(docker_host="unix:///x/docker.sock", folders=[data / place])
+    cluster = cast("ClusterToJoin", SimpleNamespace(state_dir=data / "records"))
+    with pytest.raises(VMError, match="the cluster keeps files that no task may see"):
+        await backend.open(cluster)
 
 
 def test_a_container_publishes_nothing_and_is_tied_to_whoever_attaches() -> None:
@@ -61,7 +133,7 @@ def test_a_container_publishes_nothing_and_is_tied_to_whoever_attaches() -> None
 
 
 def test_the_worker_owns_its_folders() -> None:
-    with tarfile.open(fileobj=io.BytesIO(folders_tar((1000, 1001)))) as tar:
+    with tarfile.open(fileobj=io.BytesIO(folders_tar(User(1000, 1001)))) as tar:
         found = {each.name: (each.isdir(), each.mode, each.uid, each.gid) for each in tar}
     assert found == dict.fromkeys(
         ["fluster", "fluster/state", "fluster/work", "fluster/home"], (True, 0o700, 1000, 1001)

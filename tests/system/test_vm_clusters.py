@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import cloudpickle
@@ -48,18 +49,20 @@ class Used:
     """A cluster of two workers, and whether these see the same machine."""
 
     cluster: LocalCluster
-    shares_memory: bool
+    is_one_machine: bool
+    folder: Path  # that all of them see
 
 
 @pytest.fixture(scope="module", params=["processes", "containers"])
-def used(request: pytest.FixtureRequest) -> Iterator[Used]:
+def used(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Used]:
+    folder = tmp_path_factory.mktemp("shared")
     if request.param == "processes":
         with LocalCluster(workers=2, cpu=2 * CPUS) as cluster:
-            yield Used(cluster, shares_memory=True)
+            yield Used(cluster, True, folder)
         return
     engine = cast("Engine", request.getfixturevalue("engine"))
-    with LocalCluster(workers=2, backend=docker_backend(engine)) as cluster:
-        yield Used(cluster, shares_memory=False)
+    with LocalCluster(workers=2, backend=docker_backend(engine, folders=[folder])) as cluster:
+        yield Used(cluster, False, folder)
     assert vms(engine) == []
 
 
@@ -124,6 +127,22 @@ def test_all_items_are_done_though_a_process_of_the_pool_is_killed(cluster: Loca
             assert result.results(PATIENCE_S) == [number * number for number in range(200)]
 
 
+def test_what_jobs_find_and_leave_in_a_folder_is_their_program_s(used: Used, tmp_path: Path) -> None:
+    shared = used.folder
+    (shared / "given").write_text("words")
+
+    def copy(target: Path) -> bool:
+        target.parent.mkdir(mode=0o700, exist_ok=True)
+        target.write_text((shared / "given").read_text())
+        return tmp_path.exists()
+
+    made = shared / "below" / "made"
+    assert used.cluster.result(used.cluster.launch(call(copy, made)), timeout=PATIENCE_S) is used.is_one_machine
+    assert made.read_text() == "words"
+    for each in (made, made.parent):
+        assert (each.stat().st_uid, each.stat().st_gid) == (os.getuid(), os.getgid())
+
+
 class Block:
     """Bytes that are pickled out of band, as arrays are."""
 
@@ -164,8 +183,8 @@ def test_a_job_on_one_worker_calls_an_actor_on_the_other_with_whatever_it_has(us
         here, there, *rest = used.cluster.result(job_id, timeout=PATIENCE_S)
         assert {here[1], there[1]} == {"worker-0", "worker-1"}
         assert rest == [(size, b"ok") for size in (8, 8, 1 << 20, 1 << 20, 64 << 20, 64 << 20)]
-        assert (here[0] == there[0]) == used.shares_memory
-        assert (there[0] == arenas.place()) == used.shares_memory
+        assert (here[0] == there[0]) == used.is_one_machine
+        assert (there[0] == arenas.place()) == used.is_one_machine
         assert pool.call().ends(Block(bytearray(1 << 20))) == (1 << 20, b"\0\0"), "from outside"
         with pytest.raises(ActorDiedError):
             pool.call().die()

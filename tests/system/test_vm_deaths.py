@@ -176,12 +176,12 @@ def test_what_is_not_for_a_backend_is_refused() -> None:
 
 
 @contextmanager
-def up(engine: Engine, family: Family) -> Iterator[tuple[subprocess.Popen[str], IO[str], IO[str]]]:
+def up(engine: Engine, family: Family, *more: str) -> Iterator[tuple[subprocess.Popen[str], IO[str], IO[str]]]:
     """`fluster up` with containers, and what it says."""
     others = ids(engine)
     words = f"up --backend docker --image {engine.image} --docker-host {engine.host} --workers 2 --cpu 4 --memory 2GB"
     with subprocess.Popen(
-        [sys.executable, "-c", "from fluster.cli import main; main()", *words.split()],
+        [sys.executable, "-c", "from fluster.cli import main; main()", *words.split(), *more],
         env=family.environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -194,15 +194,20 @@ def up(engine: Engine, family: Family) -> Iterator[tuple[subprocess.Popen[str], 
     wait_until(lambda: ids(engine) == others, PATIENCE_S)
 
 
-def test_up_shares_its_resources_among_containers_and_tells_how_far_it_is(engine: Engine, family: Family) -> None:
+def test_up_shares_its_resources_among_containers_and_tells_how_far_it_is(
+    engine: Engine, family: Family, tmp_path: Path
+) -> None:
     others = ids(engine)
-    with up(engine, family) as (process, stdout, stderr):
+    with up(engine, family, "--folder", os.path.relpath(tmp_path)) as (process, stdout, stderr):
         told = [stderr.readline().strip() for _ in range(3)]
         assert [line.removeprefix("fluster: ") for line in told] == [f"{n} of 2 VMs are ready" for n in range(3)]
         assert stdout.readline().startswith("export FLUSTER_CLUSTER_ADDRESS=")
         for each in ids(engine) - others:
-            limits = engine.client.inspect_container(each)["HostConfig"]
+            found = engine.client.inspect_container(each)
+            limits = found["HostConfig"]
             assert (limits["CpuQuota"] / limits["CpuPeriod"], limits["Memory"]) == (2, 10**9 + OWN_MEMORY)
+            writable = [(mount["Source"], mount["Destination"]) for mount in found["Mounts"] if mount["RW"]]
+            assert writable == [(str(tmp_path), str(tmp_path))]
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == 0
         assert ids(engine) == others

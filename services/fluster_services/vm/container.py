@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fluster_bus.messages import Capacity, WorkerId
-from fluster_services.worker.container import OWN_MINOR, Libraries
+from fluster_services.vm.folders import SharedFolder
+from fluster_services.worker.container import NOBODY, OWN_MINOR, Libraries, bind
 from fluster_services.worker.limits import MAX_PIDS, MIN_QUOTA_US, PERIOD_US
 
 VM_LABEL = "fluster.vm"
@@ -21,6 +22,25 @@ _LOG_OPTIONS = {"max-size": "10m", "max-file": "2", "compress": "false"}
 
 
 @dataclass(frozen=True)
+class User:
+    """Who somebody is towards files."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()  # beside that
+
+
+def user_of_vms(program: User, *, shares_folders: bool) -> User:
+    """Who is in a VM: whoever runs the program, but for the one who may do everything.
+
+    With folders in common that one is there too, without the right to do everything: nobody else could use their files.
+    """
+    if shares_folders:
+        return program
+    return User(program.uid, program.gid) if program.uid else User(NOBODY, NOBODY)
+
+
+@dataclass(frozen=True)
 class VMContainer:
     """What is asked of an engine."""
 
@@ -29,7 +49,8 @@ class VMContainer:
     network: str
     resources: Capacity
     owner: str  # the mark of the program that asks
-    user: tuple[int, int]
+    user: User
+    folders: tuple[SharedFolder, ...]
     mounts: tuple[tuple[str, str], ...]  # (where it lies here, where it lies in the container)
     python_path: tuple[str, ...]  # in the container, behind what the image has
 
@@ -41,7 +62,8 @@ def vm_container(
     image: str,
     network: str,
     owner: str,
-    user: tuple[int, int],
+    user: User,
+    folders: Sequence[SharedFolder] = (),
     libraries: Sequence[Libraries],
 ) -> VMContainer:
     """A container that sees these libraries, those of the last first in the way of its own interpreter."""
@@ -52,13 +74,14 @@ def vm_container(
         resources=resources,
         owner=owner,
         user=user,
+        folders=tuple(folders),
         mounts=tuple(pair for each in libraries for pair in each.mounts.items()),
         python_path=tuple(entry for each in libraries for entry in each.python_path),
     )
 
 
 def create_body(vm: VMContainer) -> dict[str, Any]:
-    """The request that has it made. It publishes no port, and has nothing of this machine but read-only packages.
+    """The request that has it made. It publishes no port, and has nothing of this machine but read-only packages and its folders.
 
     Standard input is the leash: the engine ends it when whoever attached is gone, whatever became of that program. It removes
     the container when it is over.
@@ -69,7 +92,7 @@ def create_body(vm: VMContainer) -> dict[str, Any]:
         "Entrypoint": ["python3", "-c", _BOOT, OWN_MINOR, vm.image, *vm.python_path],
         "Cmd": [],
         "Env": [f"HOME={HOME_FOLDER}", "PYTHONUNBUFFERED=1", "NVIDIA_VISIBLE_DEVICES=void"],
-        "User": f"{vm.user[0]}:{vm.user[1]}",
+        "User": f"{vm.user.uid}:{vm.user.gid}",
         "WorkingDir": WORK_FOLDER,
         "Healthcheck": {"Test": ["NONE"]},  # the image's own is for what the image would run
         "Labels": {VM_LABEL: vm.vm_id, OWNER_LABEL: vm.owner},
@@ -81,8 +104,10 @@ def create_body(vm: VMContainer) -> dict[str, Any]:
             "AutoRemove": True,
             "NetworkMode": vm.network,
             "Mounts": [
-                {"Type": "bind", "Source": source, "Target": target, "ReadOnly": True} for source, target in vm.mounts
+                *(bind(source, target) for source, target in vm.mounts),
+                *(bind(str(folder.source), str(folder.path), is_writable=True) for folder in vm.folders),
             ],
+            "GroupAdd": [str(group) for group in vm.user.groups],
             "LogConfig": {"Type": "local", "Config": _LOG_OPTIONS},
             "CapDrop": ["ALL"],
             "SecurityOpt": ["no-new-privileges"],
@@ -97,14 +122,14 @@ def create_body(vm: VMContainer) -> dict[str, Any]:
     }
 
 
-def folders_tar(user: tuple[int, int]) -> bytes:
+def folders_tar(user: User) -> bytes:
     """The worker's own folders, to be unpacked at the container's root."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as tar:
         for folder in (FOLDER, STATE_FOLDER, WORK_FOLDER, HOME_FOLDER):
             entry = tarfile.TarInfo(folder.removeprefix("/"))
             entry.type, entry.mode = tarfile.DIRTYPE, 0o700
-            entry.uid, entry.gid = user
+            entry.uid, entry.gid = user.uid, user.gid
             tar.addfile(entry)
     return content.getvalue()
 

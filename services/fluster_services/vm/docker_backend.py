@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fluster_bus.address import BusAddress
 from fluster_bus.messages import Capacity, WorkerId
 from fluster_services.vm.backend import ClusterToJoin, VMError
-from fluster_services.vm.container import OWNER_LABEL, STATE_FOLDER, WORK_FOLDER, vm_container
+from fluster_services.vm.container import OWNER_LABEL, STATE_FOLDER, WORK_FOLDER, User, user_of_vms, vm_container
 from fluster_services.vm.docker_machine import DockerMachine, Engine
 from fluster_services.vm.fleet import Fleet, Machine
+from fluster_services.vm.folders import checked_folders
 from fluster_services.vm.machine import setup_line
 from fluster_services.vm.owners import is_gone, own_mark
 from fluster_services.vm.sizes import sized, usual_size
 from fluster_services.worker.config import WorkerConfig
-from fluster_services.worker.container import NOBODY, ContainerSettings, given_libraries, own_libraries
+from fluster_services.worker.container import ContainerSettings, given_libraries, own_libraries
 from fluster_services.worker.engine import EngineError, asked, find_api_version
 from fluster_services.worker.environments import without_interpreters_own
 from fluster_services.worker.images import Images
+from fluster_services.worker.mounts import is_in_or_around, secret_places
 
 _HOST_NETWORK = "host"
 
@@ -33,6 +36,9 @@ class DockerBackend(Fleet):
 
     On the machine's `network` a worker reaches the bus by the address that the cluster has. On any other it is told
     `cluster_url`, such as nats://172.17.0.1:4222, by which containers reach the bus.
+
+    Each of the `folders` is the same in all VMs as it is here, under the same path and to be written to; what tasks write
+    there is yours. Else VMs have no files in common, neither with this machine nor with each other.
     """
 
     def __init__(
@@ -44,6 +50,7 @@ class DockerBackend(Fleet):
         memory: int | str = "4GB",
         network: str = _HOST_NETWORK,
         cluster_url: str | None = None,
+        folders: Sequence[str | Path] = (),
     ) -> None:
         super().__init__()
         default = ContainerSettings()
@@ -59,11 +66,18 @@ class DockerBackend(Fleet):
                 f"network={network!r} needs cluster_url='nats://HOST:PORT', by which its containers reach the bus: "
                 "127.0.0.1 there is the container itself"
             )
+        self._folders = checked_folders(folders, engine=self._settings.engine)
         self._cluster_url = BusAddress(cluster_url).url if cluster_url is not None else None
         self._engine: Engine | None = None  # once it is open
         self._images: Images | None = None
 
     async def open(self, cluster: ClusterToJoin) -> None:
+        for folder in self._folders:
+            if is_in_or_around(folder.source, [cluster.state_dir.resolve()]):
+                raise VMError(
+                    f"folders has {str(folder.path)!r}, and the cluster keeps files that no task may see in {str(cluster.state_dir)!r}: "
+                    "give another folder, or have those elsewhere (store_dir)"
+                )
         try:
             version = await asked(find_api_version, self._settings.engine)
             engine = Engine(self._settings.engine, version, self._settings.timeout_s)
@@ -83,15 +97,16 @@ class DockerBackend(Fleet):
 
     def _machine(self, cluster: ClusterToJoin, vm_id: WorkerId, resources: Capacity) -> Machine:
         assert self._engine is not None  # noqa: S101 - it is open
-        secret = [cluster.state_dir, Path(self._settings.engine.removeprefix("unix://"))]
-        # As this program, unless that may do everything.
+        secret = secret_places(self._settings.engine, cluster.state_dir)
+        program = User(os.getuid(), os.getgid(), tuple(os.getgroups()))
         container = vm_container(
             vm_id,
             resources,
             image=self._settings.image,
             network=self._settings.network,
             owner=own_mark(),
-            user=(os.getuid(), os.getgid()) if os.getuid() else (NOBODY, NOBODY),
+            user=user_of_vms(program, shares_folders=bool(self._folders)),
+            folders=self._folders,
             libraries=[
                 given_libraries(without_interpreters_own(cluster.python_path), secret=secret),
                 own_libraries(sys.path),

@@ -152,9 +152,9 @@ def create_body(
     """
     is_callable = wanted.command is None
     libraries = {**own.mounts, **given.mounts} if is_callable else dict(given.mounts)
-    mounts = [_bind(str(task_folder), INNER_FOLDER, is_writable=True)]
-    mounts += [_bind(source, target) for source, target in libraries.items()]
-    mounts += [_bind(source, target) for target, source in wanted.mounts.items()]
+    mounts = [bind(str(task_folder), INNER_FOLDER, is_writable=True)]
+    mounts += [bind(source, target) for source, target in libraries.items()]
+    mounts += [bind(source, target) for target, source in wanted.mounts.items()]
     environment = {
         "PYTHONUNBUFFERED": "1",
         **init_words.VARIABLE,
@@ -187,7 +187,8 @@ def create_body(
     }
 
 
-def _bind(source: str, target: str, *, is_writable: bool = False) -> dict[str, Any]:
+def bind(source: str, target: str, *, is_writable: bool = False) -> dict[str, Any]:
+    """A place of this machine for the request that has a container made."""
     return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": not is_writable}
 
 

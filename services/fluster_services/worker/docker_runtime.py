@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fluster.progress_file import DIRECTORY_VARIABLE
@@ -29,7 +28,7 @@ from fluster_services.worker.container import (
 from fluster_services.worker.engine import EngineError, NotThereError, asked, connect, told
 from fluster_services.worker.environments import without_interpreters_own
 from fluster_services.worker.limits import Limits, group_name
-from fluster_services.worker.mounts import checked_mounts
+from fluster_services.worker.mounts import checked_mounts, secret_places
 from fluster_services.worker.process_runtime import ProcessRuntime
 from fluster_services.worker.process_task import ProcessTask
 
@@ -40,8 +39,6 @@ _log = logging.getLogger(__name__)
 
 _SWEEP_S = 30.0
 _CREDENTIALS_FILE = "credentials.json"
-# Through which whoever reaches one owns the machine, whichever of them this worker's engine is.
-_ENGINES = (Path("/run/docker.sock"), Path("/run/containerd"), Path("/run/podman"))
 
 
 class DockerRuntime:
@@ -93,7 +90,7 @@ class DockerRuntime:
         # As the worker itself, unless that may do everything.
         user = (os.getuid(), os.getgid()) if os.getuid() else (NOBODY, NOBODY)
         is_trusted = settings.profile == "trusted"
-        secret = [self._processes.state_dir, Path(settings.engine.removeprefix("unix://")), *_ENGINES]
+        secret = secret_places(settings.engine, self._processes.state_dir)
         given = given_libraries(without_interpreters_own(spec.python_path), secret=secret)
         credentials = spec.env.get(CREDENTIALS_VARIABLE)
         inner = {DIRECTORY_VARIABLE: INNER_FOLDER}
