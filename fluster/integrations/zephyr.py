@@ -16,11 +16,11 @@ from fray.types import ActorConfig, EnvironmentConfig, ResourceConfig
 from zephyr.context import MAX_IRIS_WORKER_REPLICAS, ZephyrContext
 from zephyr.coordinator import ZephyrCoordinator
 from zephyr.dataset import Dataset
-from zephyr.runners import InlineRunner
 
 from fluster.cluster import Cluster, current_cluster
 from fluster.cluster.arguments import check_count
 from fluster.integrations.fray import FlusterClient
+from fluster.integrations.zephyr_storage import marked
 from fluster_bus.messages import EnvironmentConfig as FlusterEnvironment
 from fluster_bus.messages import parse_size
 
@@ -34,8 +34,8 @@ class FlusterBackend:
     Each pipeline has workers of its own: up to `max_parallelism`, and no more than it has shards, of `memory_per_worker` and one
     CPU each. It begins with the first that is there, and others join as there is room for them. A worker runs its shards in its
     own process; one that dies is begun anew, and what it was at is given out again. What stages hand to each other lies
-    in `storage`, a folder or bucket that all workers reach, by default Zephyr's own choice. `environment` surrounds them, so that
-    they find the program's code on other machines.
+    in `storage`, a folder or bucket that this process and all workers reach, by default Zephyr's own choice. `environment`
+    surrounds them, so that they find the program's code on other machines.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class FlusterBackend:
     def execute(self, dataset: Dataset[Any], *, name: str = "pipeline") -> list[Any]:
         """What the dataset's last stage gives, in order. Workers and coordinator are gone then, also when it fails.
 
-        Raises ZephyrWorkerError when a stage does not come through, with its traceback; ValueError when there never will be
-        room for a worker, TypeError for what cannot be pickled.
+        Raises ZephyrWorkerError when a stage does not come through, with its traceback, or a worker does not see the `storage`;
+        ValueError when there never will be room for a worker, TypeError for what cannot be pickled.
         """
         client = PipelineClient(self._cluster, environment=self._environment)
         context = ZephyrContext(
@@ -69,10 +69,11 @@ class FlusterBackend:
             name=name,
             max_execution_retries=_RETRIES,
             max_shard_infra_failures=_LOST_WORKERS,
-            stage_runner_factory=InlineRunner,
         )
+        assert context.chunk_storage_prefix is not None  # noqa: S101 - it has chosen one
         try:
-            results: list[Any] = context.execute(dataset).results
+            with marked(context.chunk_storage_prefix) as context.stage_runner_factory:
+                results: list[Any] = context.execute(dataset).results
         finally:
             client.shutdown()
         return results

@@ -2,9 +2,12 @@
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from fluster.cluster import current_task
 
 
 def double(number: int) -> int:
@@ -61,4 +64,20 @@ class DieOnce:
         if number == self._number and not self._marker.exists():
             self._marker.write_text(str(os.getpid()), encoding="utf-8")
             os.kill(os.getpid(), signal.SIGKILL)
+        return number
+
+
+class StayOnce:
+    """Whoever first comes to one of the numbers tells on which worker it is, and goes no further."""
+
+    def __init__(self, marker: Path, number: int) -> None:
+        self._marker = marker
+        self._number = number
+
+    def __call__(self, number: int) -> int:
+        if number == self._number and not self._marker.exists():
+            draft = self._marker.with_name("draft")
+            draft.write_text(current_task().worker_id, encoding="utf-8")
+            draft.rename(self._marker)
+            threading.Event().wait()
         return number
