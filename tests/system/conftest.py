@@ -5,6 +5,7 @@ import pytest
 from fluster.cluster import LocalCluster
 from tests.docker_engine import engine, own_engine  # noqa: F401 - fixtures
 from tests.system.built_images import index  # noqa: F401 - a fixture
+from tests.system.either_cluster import either  # noqa: F401 - a fixture
 from tests.system.processes import Family
 from tests.system.runtime_site import (  # noqa: F401 - fixtures
     any_site,

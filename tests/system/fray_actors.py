@@ -1,8 +1,10 @@
 """Actors for the tests of the fray client, as programs that use fray have them."""
 
 import os
+import signal
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,13 +17,18 @@ from fluster.integrations.fray import FlusterClient
 class Counter:
     def __init__(self, start: int = 0) -> None:
         self._value = start
+        self._mark = uuid.uuid4().hex
 
     def add(self, amount: int) -> int:
         self._value += amount
         return self._value
 
-    def pid(self) -> int:
-        return os.getpid()
+    def mark(self) -> str:
+        """What no other instance has."""
+        return self._mark
+
+    def be_killed(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def fail(self, text: str) -> None:
         raise KeyError(text)

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from fluster.cluster import LocalCluster
@@ -28,6 +27,7 @@ from fray.types import ActorConfig, Entrypoint, JobRequest, JobStatus, ResourceC
 from fluster.integrations.fray import FlusterClient
 from fluster.integrations.fray.groups import FlusterActorGroup
 from tests.system import fray_actors
+from tests.system.either_cluster import EitherCluster
 from tests.system.fray_actors import Broken, Counter, Introspective, Meeting, Quitter, Unserved
 
 pytestmark = pytest.mark.slow
@@ -50,6 +50,11 @@ class Outer:
 def check():
     assert Outer().inner_sides() == 4
 """
+
+
+@pytest.fixture(scope="module")
+def cluster(either: EitherCluster) -> LocalCluster:
+    return either.cluster
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -203,18 +208,18 @@ def test_a_killed_actor_is_found_by_the_same_handle(client: FlusterClient) -> No
     counter = client.create_actor(
         Counter, name="counter", resources=SMALL, actor_config=ActorConfig(max_task_retries=1)
     )
-    pid = counter.pid()
-    os.kill(pid, signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=10)
+    mark = counter.mark()
+    with pytest.raises(ActorUnavailableError):
+        counter.be_killed()
 
-    def pid_again() -> int | None:
+    def mark_again() -> str | None:
         try:
-            found: int = counter.pid()
+            found: str = counter.mark()
         except ActorUnavailableError:
             return None
         return found
 
-    assert wait_until(pid_again) != pid
+    assert wait_until(mark_again) != mark
 
 
 def test_a_constructor_s_error_is_raised_and_nothing_is_left(client: FlusterClient) -> None:

@@ -5,9 +5,8 @@ import pickle
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -25,12 +24,10 @@ from fluster import (
     deploy,
 )
 from fluster_bus import arenas
-from tests.docker_engine import Engine
+from tests.system.either_cluster import CPUS, EitherCluster
 from tests.system.job_requests import call, command, texts, wait_ready
-from tests.system.vm_site import docker_backend, vms
 
 PATIENCE_S = 60
-CPUS = 4.0  # of each of two workers
 FULL = ResourceConfig(cpu=CPUS, memory=256 << 20)
 
 pytestmark = pytest.mark.slow
@@ -44,31 +41,9 @@ def _pickled_by_value() -> Iterator[None]:
     cloudpickle.unregister_pickle_by_value(module)
 
 
-@dataclass(frozen=True)
-class Used:
-    """A cluster of two workers, and whether these see the same machine."""
-
-    cluster: LocalCluster
-    is_one_machine: bool
-    folder: Path  # that all of them see
-
-
-@pytest.fixture(scope="module", params=["processes", "containers"])
-def used(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Used]:
-    folder = tmp_path_factory.mktemp("shared")
-    if request.param == "processes":
-        with LocalCluster(workers=2, cpu=2 * CPUS) as cluster:
-            yield Used(cluster, True, folder)
-        return
-    engine = cast("Engine", request.getfixturevalue("engine"))
-    with LocalCluster(workers=2, backend=docker_backend(engine, folders=[folder])) as cluster:
-        yield Used(cluster, False, folder)
-    assert vms(engine) == []
-
-
 @pytest.fixture
-def cluster(used: Used) -> LocalCluster:
-    return used.cluster
+def cluster(either: EitherCluster) -> LocalCluster:
+    return either.cluster
 
 
 # ---- with whatever workers ------------------------------------------------------------------------------------
@@ -127,8 +102,8 @@ def test_all_items_are_done_though_a_process_of_the_pool_is_killed(cluster: Loca
             assert result.results(PATIENCE_S) == [number * number for number in range(200)]
 
 
-def test_what_jobs_find_and_leave_in_a_folder_is_their_program_s(used: Used, tmp_path: Path) -> None:
-    shared = used.folder
+def test_what_jobs_find_and_leave_in_a_folder_is_their_program_s(either: EitherCluster, tmp_path: Path) -> None:
+    shared = either.folder()
     (shared / "given").write_text("words")
 
     def copy(target: Path) -> bool:
@@ -137,7 +112,7 @@ def test_what_jobs_find_and_leave_in_a_folder_is_their_program_s(used: Used, tmp
         return tmp_path.exists()
 
     made = shared / "below" / "made"
-    assert used.cluster.result(used.cluster.launch(call(copy, made)), timeout=PATIENCE_S) is used.is_one_machine
+    assert either.cluster.result(either.cluster.launch(call(copy, made)), timeout=PATIENCE_S) is either.is_one_machine
     assert made.read_text() == "words"
     for each in (made, made.parent):
         assert (each.stat().st_uid, each.stat().st_gid) == (os.getuid(), os.getgid())
@@ -170,21 +145,21 @@ class Holder:
         os._exit(3)
 
 
-def test_a_job_on_one_worker_calls_an_actor_on_the_other_with_whatever_it_has(used: Used) -> None:
+def test_a_job_on_one_worker_calls_an_actor_on_the_other_with_whatever_it_has(either: EitherCluster) -> None:
     def use(pool: ActorPool[Holder]) -> list[Any]:
         found: list[Any] = [(arenas.place(), current_task().worker_id), pool.call().where()]
         for size in (8, 1 << 20, 64 << 20):
             found += [pool.call().ends(Block(bytearray(size - 2) + b"ok")), Holder().ends(pool.call().made(size))]
         return found
 
-    pool = deploy(used.cluster, Holder, name="holder")
+    pool = deploy(either.cluster, Holder, name="holder")
     try:
-        job_id = used.cluster.launch(call(use, pool, resources=FULL))
-        here, there, *rest = used.cluster.result(job_id, timeout=PATIENCE_S)
+        job_id = either.cluster.launch(call(use, pool, resources=FULL))
+        here, there, *rest = either.cluster.result(job_id, timeout=PATIENCE_S)
         assert {here[1], there[1]} == {"worker-0", "worker-1"}
         assert rest == [(size, b"ok") for size in (8, 8, 1 << 20, 1 << 20, 64 << 20, 64 << 20)]
-        assert (here[0] == there[0]) == used.is_one_machine
-        assert (there[0] == arenas.place()) == used.is_one_machine
+        assert (here[0] == there[0]) == either.is_one_machine
+        assert (there[0] == arenas.place()) == either.is_one_machine
         assert pool.call().ends(Block(bytearray(1 << 20))) == (1 << 20, b"\0\0"), "from outside"
         with pytest.raises(ActorDiedError):
             pool.call().die()

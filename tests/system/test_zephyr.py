@@ -1,17 +1,14 @@
 """Zephyr pipelines on Fluster, with workers that are processes and in containers, do what they do in Zephyr's own process."""
 
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from fluster.cluster import LocalCluster
-from tests.docker_engine import Engine
 from tests.optional import import_or_skip
 from tests.waiting import wait_until
 
@@ -28,7 +25,7 @@ from fluster.integrations.fray import FlusterClient
 from fluster.integrations.zephyr import FlusterBackend
 from fluster_services.vm.container import VM_LABEL
 from tests.system import zephyr_stages as stages
-from tests.system.vm_site import docker_backend, vms
+from tests.system.either_cluster import EitherCluster
 from tests.system.zephyr_stages import DieOnce, StayOnce
 
 pytestmark = pytest.mark.slow
@@ -37,48 +34,23 @@ NUMBERS = list(range(40))
 PATIENCE_S = 120
 
 
-@dataclass(frozen=True)
-class Site:
-    """A cluster of two workers, and a folder that is theirs and the program's."""
-
-    cluster: LocalCluster
-    shared: Path
-    engine: Engine | None  # that has the workers' containers; None when they are processes
-
-    def folder(self) -> Path:
-        """A new one."""
-        return Path(tempfile.mkdtemp(dir=self.shared))
-
-
-@pytest.fixture(scope="module", params=["processes", "containers"])
-def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    shared = tmp_path_factory.mktemp("shared")
-    if request.param == "processes":
-        yield Site(request.getfixturevalue("cluster"), shared, None)
-        return
-    engine = cast("Engine", request.getfixturevalue("engine"))
-    with LocalCluster(workers=2, backend=docker_backend(engine, folders=[shared])) as cluster:
-        yield Site(cluster, shared, engine)
-    assert vms(engine) == []
-
-
 @pytest.fixture(scope="module")
-def pool(site: Site) -> Iterator[ZephyrContext]:
+def pool(either: EitherCluster) -> Iterator[ZephyrContext]:
     """Two workers on Fluster, for all pipelines that leave them alive."""
-    client = FlusterClient(site.cluster)
+    client = FlusterClient(either.cluster)
     context = ZephyrContext(
         client=client,
         max_workers=2,
         resources=ResourceConfig(cpu=1, ram="512m"),
         coordinator_resources=ResourceConfig(cpu=0.1, ram="512m"),
-        chunk_storage_prefix=str(site.folder()),
+        chunk_storage_prefix=str(either.folder()),
         stage_runner_factory=InlineRunner,
         name="shared",
     )
     with context:
         yield context
         client.shutdown()  # at once: workers that are idle hear of the context's end only when they next ask for work
-    wait_until(lambda: not _living(site.cluster, "zephyr-"), describe=lambda: _living(site.cluster, "zephyr-"))
+    wait_until(lambda: not _living(either.cluster, "zephyr-"), describe=lambda: _living(either.cluster, "zephyr-"))
 
 
 @pytest.fixture(scope="module")
@@ -171,10 +143,10 @@ def test_a_pipeline_gives_what_it_gives_locally(name: str, outcomes: _Outcomes) 
 
 @pytest.mark.parametrize("form", ["jsonl", "jsonl.gz", "parquet", "text"])
 def test_files_are_written_and_read_as_they_are_locally(
-    form: str, pool: ZephyrContext, own: ZephyrContext, site: Site
+    form: str, pool: ZephyrContext, own: ZephyrContext, either: EitherCluster
 ) -> None:
     contents = []
-    place = site.folder()
+    place = either.folder()
     for context, folder in ((pool, place / "fluster"), (own, place / "local")):
         pattern = f"{folder}/part-{{shard:03d}}.{form}"
         rows = _rows()
@@ -193,8 +165,8 @@ def test_files_are_written_and_read_as_they_are_locally(
     assert len(contents[0]) == len(NUMBERS)
 
 
-def test_parquet_is_read_in_batches(pool: ZephyrContext, own: ZephyrContext, site: Site) -> None:
-    folder = site.folder()
+def test_parquet_is_read_in_batches(pool: ZephyrContext, own: ZephyrContext, either: EitherCluster) -> None:
+    folder = either.folder()
     own.execute(_rows().write_parquet(f"{folder}/{{shard}}.parquet"))
     batches = Dataset.from_files(f"{folder}/*.parquet").load_parquet(columns=["id"], batch_mode=True)
     sums = batches.map(lambda batch: (batch.num_rows, sum(batch.column("id").to_pylist())))
@@ -227,12 +199,14 @@ def test_results_that_cannot_be_pickled_are_told(pool: ZephyrContext) -> None:
 
 
 @pytest.fixture
-def backend(site: Site) -> FlusterBackend:
-    return FlusterBackend(site.cluster, max_parallelism=2, memory_per_worker="512MiB", storage=str(site.folder()))
+def backend(either: EitherCluster) -> FlusterBackend:
+    return FlusterBackend(either.cluster, max_parallelism=2, memory_per_worker="512MiB", storage=str(either.folder()))
 
 
-def test_pipelines_side_by_side_of_which_one_loses_a_worker_and_one_fails(site: Site, backend: FlusterBackend) -> None:
-    killed = site.folder() / "killed"
+def test_pipelines_side_by_side_of_which_one_loses_a_worker_and_one_fails(
+    either: EitherCluster, backend: FlusterBackend
+) -> None:
+    killed = either.folder() / "killed"
     counted = _numbers().map(DieOnce(killed, 7)).group_by(key=stages.last_digit, reducer=stages.total)
     with ThreadPoolExecutor(2) as threads:
         good = threads.submit(backend.execute, counted, name="good")
@@ -241,28 +215,28 @@ def test_pipelines_side_by_side_of_which_one_loses_a_worker_and_one_fails(site: 
         with pytest.raises(ZephyrWorkerError, match="seven is not to be had"):
             bad.result()
     assert killed.exists()
-    assert _living(site.cluster, "zephyr-good") == _living(site.cluster, "zephyr-bad") == []
+    assert _living(either.cluster, "zephyr-good") == _living(either.cluster, "zephyr-bad") == []
 
 
-@pytest.mark.parametrize("site", ["containers"], indirect=True)
+@pytest.mark.parametrize("either", ["containers"], indirect=True)
 def test_a_pipeline_comes_through_though_a_container_is_killed_with_all_that_runs_there(
-    site: Site, backend: FlusterBackend
+    either: EitherCluster, backend: FlusterBackend
 ) -> None:
-    assert site.engine is not None
-    reached = site.folder() / "reached"
+    assert either.engine is not None
+    reached = either.folder() / "reached"
     counted = _numbers().map(StayOnce(reached, 7)).group_by(key=stages.last_digit, reducer=stages.total)
     with ThreadPoolExecutor(1) as thread:
         result = thread.submit(backend.execute, counted)
         wait_until(lambda: reached.exists() or result.done(), PATIENCE_S)
-        (container,) = site.engine.containers(**{VM_LABEL: reached.read_text(encoding="utf-8")})
-        site.engine.client.kill(container["Id"])
+        (container,) = either.engine.containers(**{VM_LABEL: reached.read_text(encoding="utf-8")})
+        either.engine.client.kill(container["Id"])
         assert sorted(result.result()) == [(digit, sum(range(digit, 40, 10))) for digit in range(10)]
 
 
-@pytest.mark.parametrize("site", ["containers"], indirect=True)
-def test_a_pipeline_whose_storage_its_workers_do_not_see_says_so(site: Site, tmp_path: Path) -> None:
+@pytest.mark.parametrize("either", ["containers"], indirect=True)
+def test_a_pipeline_whose_storage_its_workers_do_not_see_says_so(either: EitherCluster, tmp_path: Path) -> None:
     storage = f"file://{tmp_path}/chunks"  # as Zephyr writes the one that it chooses by itself
-    backend = FlusterBackend(site.cluster, memory_per_worker="512MiB", storage=storage)
+    backend = FlusterBackend(either.cluster, memory_per_worker="512MiB", storage=storage)
     with pytest.raises(ZephyrWorkerError, match=f"worker-[01] does not see storage={storage!r}.*DockerBackend"):
         backend.execute(_numbers(1).map(stages.double))
     assert list(tmp_path.glob("chunks/*")) == []
