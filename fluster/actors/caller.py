@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import cast
@@ -106,6 +107,9 @@ class Caller:
         self._publisher = Publisher(bus, namespace, store, self._inboxes)
         self._stored = StoredCalls(cast("Bus", bus), namespace, self._finish, prepare=self._prepare_stored)
         self._flushing = False
+        self._openings: deque[tuple[str, Sequence[Member] | None, bool]] = (
+            deque()
+        )  # for which the loop is to open pools
         self._lane: LaneCalls | None = None
         tell(loop, self._start)
 
@@ -217,7 +221,8 @@ class Caller:
 
     def open_pool(self, name: str, *, fixed: Sequence[Member] | None = None, is_durable: bool = False) -> None:
         """Watch who serves `name`, unless `fixed` tells it. Each needs its `close_pool`."""
-        tell(self.loop, self._open_pool, name, fixed, is_durable)
+        self._openings.append((name, fixed, is_durable))
+        tell(self.loop, self._open_pools)
 
     def close_pool(self, name: str, error: Exception | None = None) -> None:
         """Give a pool up; once all that were opened under its name are, its calls end with `error`."""
@@ -310,6 +315,7 @@ class Caller:
 
     def _take_arrived(self) -> list[Call | Broadcast]:
         arrived = self._arrivals.take()
+        self._open_pools()  # woken by another thread, the loop may be here before it was told of a call's pool
         if self._desk.bytes_out + self._desk.bytes_turned_away > _MAX_BYTES_OUT:
             self._finish(map(_too_much_out, arrived))
             return []
@@ -414,6 +420,10 @@ class Caller:
         self._finish(self._desk.on_disconnected(lambda number: next_number < number < 0))
 
     # ---- pools ------------------------------------------------------------------------------------------
+
+    def _open_pools(self) -> None:
+        while self._openings:
+            self._open_pool(*self._openings.popleft())
 
     def _open_pool(self, name: str, fixed: Sequence[Member] | None, is_durable: bool) -> None:
         is_new = self._rosters.open(name)

@@ -93,6 +93,33 @@ def test_the_one_with_least_to_do_gets_the_call(shared: Env) -> None:
     assert [each.result(TIMEOUT_S) for each in held] == [0, 1, 2]
 
 
+def test_a_pool_is_known_before_its_calls_while_another_thread_calls(shared: Env) -> None:
+    numbers(shared, "new", 1)
+    numbers(shared, "other", 1)
+    cluster = shared.cluster()
+    other: ActorPool[Any] = ActorPool(cluster, "other")
+    other.wait_for_size(1, timeout=TIMEOUT_S)
+    loop = cluster.portal.loop
+    busy, called = threading.Event(), threading.Event()
+
+    def keep_busy() -> None:
+        busy.set()
+        assert called.wait(TIMEOUT_S)
+
+    async def call_behind() -> Any:
+        """A call for which the loop will look in this very turn, after it was kept busy."""
+        loop.call_soon(keep_busy)
+        return other.asynchronous.submit().mine()
+
+    begun = asyncio.run_coroutine_threadsafe(call_behind(), loop)
+    assert busy.wait(TIMEOUT_S)
+    pool: ActorPool[Any] = ActorPool(cluster, "new")
+    first = pool.submit().mine()
+    called.set()
+    assert first.result(TIMEOUT_S) == 0
+    assert begun.result(TIMEOUT_S).result(TIMEOUT_S) == 0
+
+
 def test_policies_by_name_and_of_one_s_own(shared: Env) -> None:
     class Newest:
         def choose(self, members: Any, out: Any) -> Any:
