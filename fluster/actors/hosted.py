@@ -69,6 +69,7 @@ class HostedActor:
         stored: StoredPayloads,
         actor_loop: Callable[[], asyncio.AbstractEventLoop],
         factory: Callable[[], object] | None = None,
+        initializer: Callable[[], object] | None = None,
         clock: Clock = SYSTEM_CLOCK,
         seat: Seat | None = None,
         durable: DurableActor | None = None,
@@ -77,6 +78,7 @@ class HostedActor:
         self.seat = seat
         self.durable = durable
         self.methods: Mapping[str, MethodInfo] = methods_of(type(instance))
+        self._initializer = initializer
         self._clock = clock
         cls = type(instance)
         self.timers = [Timer(cls, name, put=self._put_run, clock=clock) for name in timers_of(cls)]
@@ -116,6 +118,12 @@ class HostedActor:
         own_thread = OwnThread(
             str(self.context.endpoint_id), str(self.context.actor_name), names if at_once == 1 else frozenset()
         )
+
+        def begin() -> None:
+            own_thread.enter()
+            if self._initializer is not None:
+                self._initializer()
+
         return Lanes(
             f"{self.context.actor_name}-{group}" if group else str(self.context.actor_name),
             Mailbox(max_items=self._options.mailbox_calls, max_bytes=self._options.mailbox_bytes),
@@ -123,7 +131,7 @@ class HostedActor:
             at_once=at_once,
             has_sync=False in kinds,
             has_async=True in kinds,
-            begin=own_thread.enter,
+            begin=begin,
         )
 
     @property

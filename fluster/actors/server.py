@@ -60,12 +60,14 @@ class ActorServer:
         metadata: Mapping[str, str] | None = None,
         *,
         factory: Callable[[], object] | None = None,
+        initializer: Callable[[], object] | None = None,
     ) -> EndpointId:
         """Serve `instance` under `name`, as one more member of that pool; the id of its endpoint.
 
         It takes calls from `serve` on, at once when this server serves already. `metadata` is shown to whoever
         looks at the pool's members. `factory` makes another instance when this one fails, as often as the class's
-        max_restarts allows; without it a failed actor is given up.
+        max_restarts allows; without it a failed actor is given up. `initializer` is called first on each thread that runs its
+        methods, before arguments are unpickled there.
 
         One of a class that is a singleton, or durable, is the only one of its name: from when it serves. Who serves, or
         registers with a server that does, then waits as long as the one before may live, and gets ActorNameTakenError
@@ -96,6 +98,7 @@ class ActorServer:
             stored=self._host.stored,
             actor_loop=self._loop_of_actors,
             factory=factory,
+            initializer=initializer,
             clock=self._clock,
             seat=self._host.seat(context, is_durable=options.durable) if options.has_seat else None,
             durable=durable,

@@ -28,7 +28,7 @@ from fluster.integrations.fray import FlusterClient
 from fluster.integrations.fray.groups import FlusterActorGroup
 from tests.system import fray_actors
 from tests.system.either_cluster import EitherCluster
-from tests.system.fray_actors import Broken, Counter, Introspective, Meeting, Quitter, Unserved
+from tests.system.fray_actors import Broken, Counter, Delegate, Introspective, Meeting, Quitter, Unserved
 
 pytestmark = pytest.mark.slow
 
@@ -270,6 +270,18 @@ def test_hosting_in_this_process(client: FlusterClient) -> None:
     counter.shutdown()
     with pytest.raises(ActorUnavailableError):
         counter.handle.add(1)
+
+
+def test_handles_given_to_a_hosted_actor_are_of_its_cluster(
+    client: FlusterClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_other() -> None:
+        raise AssertionError("nobody asked for another cluster")
+
+    monkeypatch.setattr("fluster.integrations.fray.client.current_cluster", no_other)
+    counter = client.create_actor(Counter, name="counter", resources=SMALL)
+    hosted = client.host_actor(Delegate, name="hosted")
+    assert hosted.handle.add_to([counter], 2) == [2]
 
 
 def test_code_travels_to_actors_and_to_theirs(

@@ -19,7 +19,7 @@ from fluster.integrations.fray import jobs, requests
 from fluster.integrations.fray.groups import FlusterActorGroup
 from fluster.integrations.fray.handles import FlusterActorHandle
 from fluster.integrations.fray.here import client_here
-from fluster.integrations.fray.hosting import LAST_CALLS_S, check_servable, host, made, served
+from fluster.integrations.fray.hosting import LAST_CALLS_S, check_servable, host, made, serve
 from fluster.integrations.fray.jobs import FlusterJobHandle
 from fluster_bus.messages import Entrypoint, JobId
 from fluster_bus.messages import EnvironmentConfig as FlusterEnvironment
@@ -114,7 +114,7 @@ class FlusterClient:
         context = ActorContext(handle=handle, index=0, group_name=name)
         instance = made(context, self, actor_class, args, kwargs)
         server = ActorServer(self.cluster)
-        server.register(actor_name, served(instance, self, actor_config.max_concurrency))
+        serve(server, actor_name, instance, self, actor_config.max_concurrency)
         server.serve_background()
         with self._lock:
             self._servers.append(server)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fray.actor import ActorContext, _reset_current_actor, _set_current_actor
-from fray.current_client import set_current_client
+from fray.current_client import _current_client_var, set_current_client
 
 from fluster.actors import ActorServer, actor
 from fluster.actors.definition import check_class, methods_of
@@ -45,7 +45,7 @@ def host(
         handle=FlusterActorHandle(actor_name, index, client), index=index, group_name=group_name, shutdown_event=ending
     )
     server = ActorServer(client.cluster)
-    server.register(actor_name, served(made(context, client, actor_class, args, kwargs), client, max_concurrency))
+    serve(server, actor_name, made(context, client, actor_class, args, kwargs), client, max_concurrency)
 
     def end_when_asked() -> None:
         ending.wait()
@@ -72,16 +72,19 @@ def made(
         _reset_current_actor(token)
 
 
-def served(instance: object, client: FlusterClient, max_concurrency: int) -> object:
-    """What Fluster serves for `instance`: its methods, each run where `current_client()` is this client."""
-    methods = {name: _with_client(getattr(instance, name), client) for name in methods_of(type(instance))}
-    return actor(max_concurrency=max_concurrency)(type(type(instance).__name__, (), methods))()
+def serve(server: ActorServer, actor_name: str, instance: object, client: FlusterClient, max_concurrency: int) -> None:
+    """Have `server` serve the methods of `instance`, on threads where `current_client()` is this client.
+
+    So it is also that of the handles among the arguments, which the instance may use on threads of its own.
+    """
+    methods = {name: _unbound(getattr(instance, name)) for name in methods_of(type(instance))}
+    served = actor(max_concurrency=max_concurrency)(type(type(instance).__name__, (), methods))()
+    server.register(actor_name, served, initializer=lambda: _current_client_var.set(client))
 
 
-def _with_client(method: Callable[..., Any], client: FlusterClient) -> Callable[..., Any]:
+def _unbound(method: Callable[..., Any]) -> Callable[..., Any]:
     def call(_served: object, /, *args: Any, **kwargs: Any) -> Any:
-        with set_current_client(client):
-            return method(*args, **kwargs)
+        return method(*args, **kwargs)
 
     return call
 
