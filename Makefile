@@ -15,6 +15,9 @@ BIN := .venv/bin
 SETUP := .venv/.setup-done
 UV := .venv/.uv-done
 ZEPHYR := .venv/.zephyr-done
+# Before Python 3.12 there is an older Zephyr, which has the same tests.
+OLD_ZEPHYR_PYTHON := 3.11
+ZEPHYR_TESTS := $(wildcard tests/system/test_fray*.py tests/system/test_zephyr.py)
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--custom-compile-command 'make lock' $(LOCK_FLAGS)
 
@@ -67,7 +70,8 @@ $(SETUP): $(UV) pyproject.toml requirements/dev.txt requirements/integrations.tx
 	@$(BIN)/python -m compileall -q fluster bus services
 	@touch $@
 
-# The same, for the fast tests on another version of Python.
+# The same, for tests on another version of Python.
+.PRECIOUS: .venv-%/.setup-done
 .venv-%/.setup-done: $(UV) pyproject.toml requirements/dev.txt
 	@test -x .venv-$*/bin/python || $(BIN)/uv venv --quiet --clear --python '$(call find_python,$*)' .venv-$*
 	@$(BIN)/uv pip install --quiet --compile-bytecode --python .venv-$*/bin/python --require-hashes -r requirements/dev.txt
@@ -75,15 +79,11 @@ $(SETUP): $(UV) pyproject.toml requirements/dev.txt requirements/integrations.tx
 	@.venv-$*/bin/python -m compileall -q fluster bus services
 	@touch $@
 
-# What the tests of Zephyr need beside that, some 800 MB; it needs Python 3.12. What they import is compiled by importing it,
-# which is a small part of it all.
-$(ZEPHYR): $(SETUP) requirements/zephyr.txt
-	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then \
-		$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/zephyr.txt && \
-		env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c 'import zephyr.context, zephyr.shard_subprocess, zephyr.worker'; \
-	else \
-		echo '*** Zephyr NOT INSTALLED: it needs Python 3.12 ***'; \
-	fi
+# What the tests of Zephyr need beside that, some 800 MB. What they import is compiled by importing it, which is a small part
+# of it all.
+%/.zephyr-done: %/.setup-done requirements/zephyr.txt
+	@$(BIN)/uv pip install --quiet --python $*/bin/python --require-hashes -r requirements/zephyr.txt
+	@env -u PYTHONDONTWRITEBYTECODE $*/bin/python -c 'import fluster.integrations.zephyr, zephyr.shard_subprocess'
 	@touch $@
 
 .PHONY: setup-zephyr
@@ -97,6 +97,7 @@ demo: $(SETUP) ## Index Python's standard library on a cluster of this machine, 
 test: $(SETUP) $(ZEPHYR) ## Run every test, the fast ones first, and the fast ones on each version of Python that is here
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 	@$(MAKE) --no-print-directory test-fast-elsewhere
+	@$(MAKE) --no-print-directory test-old-zephyr
 
 .PHONY: test-fast
 test-fast: $(SETUP) ## Run the fast tests, on each version of Python that is here
@@ -119,6 +120,18 @@ test-fast-%: $(UV)
 	else \
 		echo "Fast tests on Python $*"; \
 		$(MAKE) .venv-$*/.setup-done && .venv-$*/bin/python -m pytest -m 'not slow' $(PYTEST_FLAGS) $(FAST_TESTS); \
+	fi
+
+.PHONY: test-old-zephyr
+test-old-zephyr: $(SETUP) ## Run the tests of Zephyr with the one for Python 3.11
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then \
+		echo 'Zephyr of Python $(OLD_ZEPHYR_PYTHON): tested with all else'; \
+	elif test -z '$(call find_python,$(OLD_ZEPHYR_PYTHON))'; then \
+		echo '*** Zephyr NOT TESTED on Python $(OLD_ZEPHYR_PYTHON): this machine has no python$(OLD_ZEPHYR_PYTHON) ***'; \
+	else \
+		echo 'Tests of Zephyr on Python $(OLD_ZEPHYR_PYTHON)'; \
+		$(MAKE) .venv-$(OLD_ZEPHYR_PYTHON)/.zephyr-done && \
+		.venv-$(OLD_ZEPHYR_PYTHON)/bin/python -m pytest $(PYTEST_FLAGS) $(ZEPHYR_TESTS); \
 	fi
 
 .PHONY: docker

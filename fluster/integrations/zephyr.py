@@ -5,24 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 try:
-    import zephyr.context as _zephyr  # noqa: F401 - older ones have none
+    from fluster.integrations.zephyr_coordinators import MAX_WORKERS, PipelineClient, ZephyrContext
 except ImportError as error:
     raise ImportError(
-        "fluster.integrations.zephyr needs Zephyr from 0.2.227 on: pip install 'fluster[zephyr]', with Python 3.12 or 3.13"
+        "fluster.integrations.zephyr needs Zephyr, 0.2.20.dev202606180959 or from 0.2.227 on: pip install 'fluster[zephyr]'"
     ) from error
 
-from fray.actor import ActorGroup, ActorHandle, HostedActor
-from fray.types import ActorConfig, EnvironmentConfig, ResourceConfig
-from zephyr.context import MAX_IRIS_WORKER_REPLICAS, ZephyrContext
-from zephyr.coordinator import ZephyrCoordinator
+from fray.types import ResourceConfig
 from zephyr.dataset import Dataset
 
 from fluster.cluster import Cluster, current_cluster
 from fluster.cluster.arguments import check_count
-from fluster.integrations.fray import FlusterClient
 from fluster.integrations.zephyr_storage import marked
 from fluster_bus.messages import EnvironmentConfig as FlusterEnvironment
 from fluster_bus.messages import parse_size
+
+__all__ = ["FlusterBackend", "PipelineClient"]
 
 _RETRIES = 3  # of a whole pipeline whose workers could not be begun, or whose connection was lost
 _LOST_WORKERS = 5  # of one shard: it may be what kills them
@@ -47,7 +45,7 @@ class FlusterBackend:
         storage: str | None = None,
         environment: FlusterEnvironment | None = None,
     ) -> None:
-        check_count("max_parallelism", max_parallelism, 1, "the number of workers", most=MAX_IRIS_WORKER_REPLICAS)
+        check_count("max_parallelism", max_parallelism, 1, "the number of workers", most=MAX_WORKERS)
         self._cluster = cluster if cluster is not None else current_cluster()
         self._environment = environment
         self._max_workers = max_parallelism
@@ -77,49 +75,3 @@ class FlusterBackend:
         finally:
             client.shutdown()
         return results
-
-
-class PipelineClient(FlusterClient):
-    """A fray client for a ZephyrContext whose coordinator runs in this process, which waits for it anyway.
-
-    So its pool has its first worker sooner, what the coordinator logs is seen here, and it needs no room on the cluster. When
-    this process is killed, its workers end with the shards that they are at.
-    """
-
-    def create_actor_group(
-        self,
-        actor_class: type,
-        *args: Any,
-        name: str,
-        count: int,
-        resources: ResourceConfig = ResourceConfig(),  # noqa: B008 - as the protocol has it
-        actor_config: ActorConfig = ActorConfig(),  # noqa: B008
-        environment: EnvironmentConfig | None = None,
-        **kwargs: Any,
-    ) -> ActorGroup:
-        """As a FlusterClient's, but for coordinators."""
-        if actor_class is ZephyrCoordinator:
-            return _Coordinator(self.host_actor(actor_class, *args, name=name, actor_config=actor_config, **kwargs))
-        return super().create_actor_group(
-            actor_class,
-            *args,
-            name=name,
-            count=count,
-            resources=resources,
-            actor_config=actor_config,
-            environment=environment,
-            **kwargs,
-        )
-
-
-class _Coordinator:
-    """A group of one, which is there."""
-
-    def __init__(self, hosted: HostedActor) -> None:
-        self._hosted = hosted
-
-    def wait_ready(self, count: int | None = None, timeout: float | None = None) -> list[ActorHandle]:  # noqa: ARG002
-        return [self._hosted.handle]
-
-    def shutdown(self) -> None:
-        self._hosted.shutdown()

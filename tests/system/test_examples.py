@@ -65,7 +65,7 @@ def test_the_demo_is_the_example() -> None:
 
 
 def test_zephyr_wordcount(tmp_path: Path) -> None:
-    import_or_skip("zephyr", "`make setup-zephyr` installs it, on Python 3.12")
+    import_or_skip("zephyr", "`make setup-zephyr` installs it")
     # Zephyr's own, when a stage is there before a worker is.
     early = "All workers are dead/failed. Waiting for workers to recover..."
     *ranking, summary = _run(tmp_path, "zephyr_wordcount.py", may_say=[early]).splitlines()

@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fray.actor import ActorUnavailableError
 from fray.current_client import set_current_client
 
 from fluster.actors import ActorFuture, ActorPool
 from fluster.actors.members import Member
 from fluster.errors import ActorDiedError, ActorNotFoundError, ConnectionLostError
 from fluster.integrations.fray.here import client_here
+from fluster.integrations.fray.versions import ActorUnavailableError
 
 if TYPE_CHECKING:
     from fluster.integrations.fray.client import FlusterClient

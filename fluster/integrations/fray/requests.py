@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from fray import types as fray
 
+from fluster.integrations.fray.versions import ANY_REGION, in_full
 from fluster_bus.messages import (
     CpuConfig,
     Entrypoint,
@@ -35,11 +36,12 @@ def name_of(name: str, within: str = "") -> str:
     return f"{plain[: MAX_NAME_LENGTH - _DIGEST_CHARACTERS - 1]}-{digest}"
 
 
-def job_of(request: fray.JobRequest, run: Callable[..., None], default: EnvironmentConfig) -> JobRequest:
+def job_of(asked: fray.JobRequest, run: Callable[..., None], default: EnvironmentConfig) -> JobRequest:
     """The job that a request asks for; `run(callable, args, kwargs, default)` is what a callable is run by.
 
     Raises NotImplementedError for what Fluster does not have, TypeError and ValueError.
     """
+    request = in_full(asked)
     _refuse("JobRequest", processes_per_task=request.processes_per_task if request.processes_per_task != 1 else None)
     replicas = request.replicas or 1
     gang = is_slice(request.resources, replicas) or (
@@ -68,12 +70,13 @@ def _entrypoint_of(entrypoint: fray.Entrypoint, run: Callable[..., None], defaul
     raise ValueError("the JobRequest's entrypoint has neither a callable nor a binary")
 
 
-def resources_of(asked: fray.ResourceConfig) -> ResourceConfig:
+def resources_of(resources: fray.ResourceConfig) -> ResourceConfig:
     """Raises NotImplementedError and ValueError.
 
     What says where, as region and zone do, is asked for as labels of workers. `preemptible` asks for nothing, since
     Fluster does not know which machines are; nor does a disk of the size that all have who name none.
     """
+    asked = in_full(resources)
     _refuse(
         "ResourceConfig",
         target_cluster=asked.target_cluster,
@@ -82,7 +85,7 @@ def resources_of(asked: fray.ResourceConfig) -> ResourceConfig:
         regions=asked.regions if asked.regions and len(asked.regions) > 1 else None,
     )
     labels = {} if asked.zone is None else {"zone": asked.zone}
-    if asked.regions and asked.regions[0] != fray.ANY_REGION:
+    if asked.regions and asked.regions[0] != ANY_REGION:
         labels["region"] = asked.regions[0]
     return ResourceConfig(
         cpu=asked.cpu,
@@ -107,13 +110,14 @@ def is_slice(asked: fray.ResourceConfig, replicas: int) -> bool:
 
 
 def environment_of(
-    asked: fray.EnvironmentConfig | None, resources: fray.ResourceConfig, default: EnvironmentConfig
+    environment: fray.EnvironmentConfig | None, resources: fray.ResourceConfig, default: EnvironmentConfig
 ) -> EnvironmentConfig:
     """What is asked for, else the default, and what its device wants. Raises NotImplementedError and ValueError."""
     variables: Mapping[str, str] = resources.device.default_env_vars()
-    if asked is None:
+    if environment is None:
         image = resources.image or default.image
         return default.model_copy(update={"env_vars": {**variables, **default.env_vars}, "image": image})
+    asked = in_full(environment)
     _refuse(
         "EnvironmentConfig",
         secrets=asked.secrets,
