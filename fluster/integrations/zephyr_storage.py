@@ -18,7 +18,7 @@ _OF_THIS_MACHINE = ("", "file", "local")  # as fsspec has it
 
 
 @contextmanager
-def marked(storage: str) -> Iterator[Callable[[], StageRunner]]:
+def marked(storage: str) -> Iterator[Callable[..., StageRunner]]:
     """What makes runners of shards in workers, while a file marks `storage` as the folder that it is here.
 
     They raise FileNotFoundError where it is another: the pipeline would lose what it writes there, and try again for a minute.
@@ -38,8 +38,8 @@ def marked(storage: str) -> Iterator[Callable[[], StageRunner]]:
 
 
 class _Runner(InlineRunner):  # type: ignore[misc]  # Zephyr has no types
-    def __init__(self, storage: str, marker: Path) -> None:
-        super().__init__()
+    def __init__(self, storage: str, marker: Path, *workers: int) -> None:
+        super().__init__(*workers)  # their number, which 0.2.20 gives
         self._storage = storage
         self._marker = marker
 
