@@ -36,6 +36,7 @@ from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_services.config import LOCAL_TIMING
 from fluster_services.forked_child import run_and_exit
+from fluster_services.shared_memory import keep_shared
 from fluster_services.store_room import StoreRoom
 from fluster_services.worker.processes import set_process_name
 
@@ -413,7 +414,7 @@ def _import(*names: str) -> None:
     gc.disable()
     for name in names:
         importlib.import_module(name)
-    gc.freeze()  # collections in the copies would touch, and so copy, every page
+    keep_shared()
     gc.enable()
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fluster_services.forked_child import run_and_exit
+from fluster_services.shared_memory import keep_shared
 from fluster_services.worker import keeper
 from fluster_services.worker.processes import close_fds_except, handled_signals, reset_signals, set_process_name
 from fluster_services.worker.runtime import AlreadyStartedError, LaunchError
@@ -50,6 +51,7 @@ def start_template(*, owner_fd: int | None = None) -> TemplateHandle:
     ours, theirs = socket.socketpair()
     for stream in (sys.stdout, sys.stderr):  # or the copy would write out what is buffered a second time
         stream.flush()
+    keep_shared()
     pid = os.fork()
     if pid == 0:
         run_and_exit(lambda: _Template(theirs, owner_fd).run())
@@ -189,7 +191,7 @@ class _Template:
         gc.disable()
         _import_for_tasks()
         gc.collect()
-        gc.freeze()  # so that collections in the copies do not touch, and so copy, every page
+        keep_shared()
         self._umask = umask
         wake_read, wake_write = os.pipe()
         for fd in (wake_read, wake_write):
