@@ -8,13 +8,11 @@ code do not end before their process either; so they are made like None.
 from __future__ import annotations
 
 import gc
-import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from ctypes import c_uint32
-from functools import cache, partial
-from itertools import compress
-from types import CodeType, FunctionType
-from typing import Any
+from functools import cache
+from itertools import chain
+from types import FunctionType
 
 _PROBES = 100
 
@@ -27,33 +25,16 @@ def keep_shared() -> None:
     """
     count = _immortal_count()
     if count is not None:
-        objects = gc.get_objects()
-        _make_immortal(objects, count)
-        _make_immortal_code(_of_type(FunctionType, objects), count)
+        _make_immortal(gc.get_objects(), count)
     gc.freeze()  # the first full collection in a copy would write to everything
 
 
 def _make_immortal(objects: Sequence[object], count: int) -> None:
-    types = list(map(type, objects))
-    lasting = {kind: not hasattr(kind, "__del__") for kind in set(types)}
-    _write_counts(compress(objects, map(lasting.__getitem__, types)), count)
-
-
-def _make_immortal_code(functions: Iterable[FunctionType], count: int) -> None:
-    """The collector does not know of code: it is found from the functions that have it."""
-    codes = [function.__code__ for function in functions]
-    while codes:
-        _write_counts(codes, count)
-        codes = list(_of_type(CodeType, [constant for code in codes for constant in code.co_consts]))
-
-
-def _of_type(kind: type, objects: Sequence[Any]) -> Iterable[Any]:
-    return compress(objects, map(partial(operator.is_, kind), map(type, objects)))
-
-
-def _write_counts(objects: Iterable[object], count: int) -> None:
+    lasting = {kind for kind in set(map(type, objects)) if not hasattr(kind, "__del__")}
+    kept = [each for each in objects if type(each) in lasting]
+    codes = [each.__code__ for each in kept if type(each) is FunctionType]  # of which the collector does not know
     word_at = c_uint32.from_address
-    for address in map(id, objects):
+    for address in map(id, chain(kept, codes)):
         word_at(address).value = count
 
 
