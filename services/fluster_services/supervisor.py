@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import importlib
 import os
 import selectors
 import shutil
@@ -36,6 +35,7 @@ from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_services.config import LOCAL_TIMING
 from fluster_services.forked_child import run_and_exit
+from fluster_services.own_imports import import_own
 from fluster_services.shared_memory import keep_shared
 from fluster_services.store_room import StoreRoom
 from fluster_services.worker.processes import set_process_name
@@ -412,8 +412,7 @@ _OF_VMS = ("fluster_services.vm.daemon",)
 def _import(*names: str) -> None:
     """Have modules in memory once for all that are forked from here."""
     gc.disable()
-    for name in names:
-        importlib.import_module(name)
+    import_own(*names)
     keep_shared()
     gc.enable()
 

@@ -1,17 +1,20 @@
 """Jobs on a LocalCluster, as users meet them."""
 
 import asyncio
+import importlib
 import json
 import os
 import pickle
 import random
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import pytest
 
 from fluster.cluster import AsyncCluster, Cluster, LocalCluster
@@ -83,6 +86,28 @@ def test_a_job_is_seen_running(cluster: LocalCluster) -> None:
     assert [each.job_id for each in cluster.list_jobs(states=[JobStatus.RUNNING])] == [job_id]
     cluster.terminate(job_id)
     assert cluster.wait(job_id, timeout=PATIENCE_S).status is JobStatus.KILLED
+
+
+def test_a_jobs_models_have_the_plugins_that_are_installed_for_them(cluster: LocalCluster, tmp_path: Path) -> None:
+    """The processes that a task is a copy of have made models before, of their own."""
+    (tmp_path / "noticing-1.dist-info").mkdir()
+    (tmp_path / "noticing-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: noticing\nVersion: 1\n")
+    (tmp_path / "noticing-1.dist-info" / "entry_points.txt").write_text("[pydantic]\nnoticing = noticing:plugin\n")
+    (tmp_path / "noticing.py").write_text(
+        "noticed = []\n"
+        "class plugin:\n"
+        "    def new_schema_validator(schema, schema_type, *_):\n"
+        "        noticed.append(schema_type.__name__)\n"
+        "        return None, None, None\n"
+    )
+
+    def work() -> list[str]:
+        sys.path.insert(0, str(tmp_path))
+        pydantic.create_model("Point", x=(int, 0))
+        noticed: list[str] = importlib.import_module("noticing").noticed
+        return noticed
+
+    assert cluster.result(cluster.launch(call(work)), timeout=PATIENCE_S) == ["Point"]
 
 
 def test_a_job_can_use_the_cluster_it_runs_on(cluster: LocalCluster) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fluster_services.forked_child import run_and_exit
+from fluster_services.own_imports import import_own
 from fluster_services.shared_memory import keep_shared
 from fluster_services.worker import keeper
 from fluster_services.worker.processes import close_fds_except, handled_signals, reset_signals, set_process_name
@@ -164,10 +165,9 @@ class TemplateHandle:
 
 def _import_for_tasks() -> None:
     """Have in memory what else each task would import that serves an actor, is a pool's worker or calls one."""
-    import fluster.actors.server
-    import fluster.worker_pool  # noqa: F401 - with the actors
     from fluster.later import import_now
 
+    import_own("fluster.actors.server", "fluster.worker_pool")
     import_now()
 
 
