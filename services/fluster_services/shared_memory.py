@@ -8,13 +8,16 @@ code do not end before their process either; so they are made like None.
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Sequence
-from ctypes import c_uint32
+from ctypes import c_uint32, sizeof
 from functools import cache
-from itertools import chain
 from types import FunctionType
+from typing import Any
 
 _PROBES = 100
+_WORD_BYTES = sizeof(c_uint32)
+_words = (c_uint32 * (sys.maxsize // _WORD_BYTES)).from_address(0)  # all of memory
 
 
 def keep_shared() -> None:
@@ -29,13 +32,14 @@ def keep_shared() -> None:
     gc.freeze()  # the first full collection in a copy would write to everything
 
 
-def _make_immortal(objects: Sequence[object], count: int) -> None:
+def _make_immortal(objects: Sequence[Any], count: int) -> None:
     lasting = {kind for kind in set(map(type, objects)) if not hasattr(kind, "__del__")}
-    kept = [each for each in objects if type(each) in lasting]
-    codes = [each.__code__ for each in kept if type(each) is FunctionType]  # of which the collector does not know
-    word_at = c_uint32.from_address
-    for address in map(id, chain(kept, codes)):
-        word_at(address).value = count
+    for each in objects:  # one loop, as there are many
+        kind = type(each)
+        if kind in lasting:
+            _words[id(each) // _WORD_BYTES] = count
+            if kind is FunctionType:
+                _words[id(each.__code__) // _WORD_BYTES] = count  # the collector does not know of code
 
 
 @cache
@@ -49,4 +53,4 @@ def _immortal_count() -> int | None:
 
 
 def _word(value: object) -> int:
-    return c_uint32.from_address(id(value)).value
+    return _words[id(value) // _WORD_BYTES]
