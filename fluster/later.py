@@ -11,6 +11,8 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
+from fluster_bus.web_sockets import without_web_sockets
+
 _later: list[str] = []
 
 
@@ -24,8 +26,9 @@ def import_now() -> None:
     collects = gc.isenabled()
     gc.disable()  # nothing of a module is garbage
     try:
-        while _later:
-            importlib.import_module(_later.pop(0))
+        with without_web_sockets():
+            while _later:
+                importlib.import_module(_later.pop(0))
     finally:
         if collects:
             gc.enable()

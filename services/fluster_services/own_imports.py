@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from fluster_bus.web_sockets import without_web_sockets
+
 _DISABLE_PLUGINS, _ALL = "PYDANTIC_DISABLE_PLUGINS", "__all__"
 
 
@@ -16,7 +18,7 @@ def import_own(*modules: str) -> None:
     Pydantic's plugins are for the models of users. It would search every installed package for some at the first model, which takes
     5 to 15 ms; a task that defines one does that now.
     """
-    with _without_plugins():
+    with _without_plugins(), without_web_sockets():
         for module in modules:
             importlib.import_module(module)
 
