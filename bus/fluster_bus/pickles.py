@@ -11,11 +11,12 @@ import cloudpickle
 
 from fluster_bus import codec
 
-LARGE_BYTES = (
-    32 << 10
-)  # of a buffer that travels beside the pickle; smaller ones are part of it, as they are of any pickle
+# Of a buffer that travels beside the pickle; smaller ones are part of it, as they are of any pickle.
+LARGE_BYTES = 32 << 10
 _PROTOCOL = pickle.HIGHEST_PROTOCOL
 # (last opcode, bytes of the length behind it) after which the pickler writes a large object as it lies in memory.
+_NUMBERS = frozenset({type(None), bool, int, float})
+_TEXTS = frozenset({bytes, str})
 _RAW = ((b"B", 4), (b"X", 4), (b"\x8e", 8), (b"\x8d", 8), (b"\x96", 8))
 
 
@@ -70,6 +71,9 @@ _idle: list[_Writer] = []  # those that nobody pickles with
 
 def dump(value: Any) -> bytes | Pickled:
     """A pickle of `value`, as `codec.encode` makes it, in pieces when it is large. Raises TypeError."""
+    kind = type(value)
+    if kind in _NUMBERS or (kind in _TEXTS and len(value) < LARGE_BYTES):  # as most results: they name nothing
+        return pickle.dumps(value, _PROTOCOL)
     try:
         pickled = _dump(value)
         mentions = codec.mentions_own_modules if type(pickled) is bytes else _mention_own_modules
