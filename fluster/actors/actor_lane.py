@@ -60,14 +60,15 @@ class LaneQueue(Generic[T]):
         return self._items.get_nowait()
 
     def get(self) -> T:
-        self.taker = threading.get_ident()
-        while not self._lane.closed:
+        while True:
             try:
                 return self._items.get_nowait()
             except Empty:
+                if self._lane.closed:
+                    return self._items.get()
+                self.taker = threading.get_ident()
                 self._before_waiting()
                 self._wait()
-        return self._items.get()
 
     def wake(self) -> None:
         """Have the taker look again."""
