@@ -128,7 +128,6 @@ class BroadcastResult(Generic[T]):
         Who has not answered after `timeout` seconds stands there with ActorTimeoutError. Raises ActorNotFoundError.
         """
         self._carry(timeout)
-        self._carry(timeout)
         deadline = deadline_after(timeout)
         futures = self.futures(timeout)
         wait_for_all(futures, None if deadline is None else deadline - time.monotonic())
