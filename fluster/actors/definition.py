@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -161,6 +160,8 @@ def check_exceptions(option: str, classes: tuple[type[Exception], ...]) -> None:
 
 def near(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'this'?` when there is something like it among `known`, else what there is."""
+    import difflib  # for errors alone, and tasks share its memory
+
     names = sorted(known)
     matches = difflib.get_close_matches(name, names, n=3)
     if matches:

@@ -15,8 +15,8 @@ from fluster_bus.blocked_waits import wait_for_future
 from fluster_bus.errors import ClosedError
 from fluster_bus.event_loops import HAS_UVLOOP, loop_factory
 
-# What a loop, its threads and the name of the first server bring along.
-import_later(*(("uvloop",) if HAS_UVLOOP else ()), "concurrent.futures.thread", "encodings.idna")
+# What a loop and its threads bring along.
+import_later(*(("uvloop",) if HAS_UVLOOP else ()), "concurrent.futures.thread")
 
 T = TypeVar("T")
 P = ParamSpec("P")

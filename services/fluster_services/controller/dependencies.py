@@ -7,7 +7,6 @@ yet, and a waiting job costs nothing but its record.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fluster_bus.messages import JobId, JobRecord, JobStatus
@@ -52,6 +51,8 @@ def unknown(
     missing = next((job_id for job_id in job_ids if not is_known(job_id)), None)
     if missing is None:
         return None
+    import difflib
+
     near = difflib.get_close_matches(missing, names(), n=_NEAR_NAMES)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ": submit it first"
     return f"after={missing!r}: there is no such job{hint}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable
@@ -202,6 +201,8 @@ class Fleet(ABC):
             return self._vms[vm_id]
         if vm_id in self._released:
             raise UnknownVMError(f"VM {vm_id!r} was released")
+        import difflib
+
         near = difflib.get_close_matches(vm_id, self._vms, n=3) or list(self._vms)[:3]
         raise UnknownVMError(f"there is no VM {vm_id!r}: there is {', '.join(near) or 'none at all'}")
 
