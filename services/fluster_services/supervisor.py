@@ -190,7 +190,7 @@ class Supervisor:
         name = f"controller-{number}" if number else "controller"
 
         def body(ready_fd: int | None, owner_fd: int) -> None:
-            _import(*_OF_CONTROLLERS)
+            _import(*_OF_CONTROLLERS, is_shared=False)
             from fluster_services.controller.__main__ import run_controller
             from fluster_services.controller.controller import ControllerConfig
 
@@ -409,11 +409,12 @@ _OF_WORKERS = ("fluster_services.worker.__main__", "fluster.cluster")
 _OF_VMS = ("fluster_services.vm.daemon",)
 
 
-def _import(*names: str) -> None:
-    """Have modules in memory once for all that are forked from here."""
+def _import(*names: str, is_shared: bool = True) -> None:
+    """Have modules in memory, once for all that are forked from here or for this process."""
     gc.disable()
     import_own(*names)
-    keep_shared()
+    keep = keep_shared if is_shared else gc.freeze
+    keep()
     gc.enable()
 
 
