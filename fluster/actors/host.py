@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import importlib.metadata
 import json
 import logging
 import os
@@ -49,6 +48,7 @@ from fluster_bus.objects import ObjectStore
 from fluster_bus.registry import LEASE_S
 from fluster_bus.retries import retried
 from fluster_bus.services_api import Announcement, ServedEndpoint
+from fluster_bus.version import VERSION
 
 log = logging.getLogger(__name__)
 
@@ -363,7 +363,7 @@ def _announcement(served: Served, namespace: str) -> Announcement:
     return Announcement(
         endpoint.name,
         endpoint.endpoint_id,
-        importlib.metadata.version("fluster"),
+        VERSION,
         description=f"actors of class {kind} in namespace {namespace}",
         endpoints=[
             ServedEndpoint(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import itertools
 import time
 from collections.abc import Iterable, Sequence
@@ -38,6 +37,7 @@ from fluster_bus.messages import (
 from fluster_bus.messages.model import Message
 from fluster_bus.services_api import Announcement, ServedEndpoint
 from fluster_bus.stored_calls import drop_calls
+from fluster_bus.version import VERSION
 from fluster_services import lifecycle
 from fluster_services.controller.books import JobKey
 from fluster_services.controller.dependencies import waits_for
@@ -107,7 +107,7 @@ class ControllerService:
         announcement = Announcement(
             "fluster-controller",
             self._controller.config.controller_id,
-            importlib.metadata.version("fluster"),
+            VERSION,
             description="Jobs and endpoints of a Fluster cluster",
             endpoints=endpoints,
         )

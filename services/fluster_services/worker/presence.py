@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import logging
 import os
 import platform
@@ -18,6 +17,7 @@ from fluster_bus.messages import Capacity, Heartbeat, HeartbeatReply, WorkerId, 
 from fluster_bus.retries import retried
 from fluster_bus.services_api import Announcement, ServedEndpoint
 from fluster_bus.streams import workers_table
+from fluster_bus.version import VERSION
 from fluster_services.config import Timing
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Presence:
             host=socket.gethostname(),
             pid=os.getpid(),
             total=total,
-            version=importlib.metadata.version("fluster"),
+            version=VERSION,
             python=platform.python_version(),
             started_at=time.time(),
         )
