@@ -54,6 +54,8 @@ class Methods:
         return Methods(self._pool, self._start, timeout, wait=wait)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):  # Python's own, asked for also before there is a pool
+            raise AttributeError(name)
         is_known = self._pool.check_method(name)
         start, timeout, wait = self._start, self._timeout, self._wait
 

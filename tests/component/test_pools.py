@@ -46,6 +46,9 @@ class Number:
     def use(self, target: Any) -> Any:
         return target.call().mine()
 
+    def use_methods(self, methods: Any) -> Any:
+        return methods.mine()
+
     async def use_later(self, pool: AsyncActorPool[Any]) -> tuple[int, int]:
         members = await pool.members()
         return await pool.to(members[1]).call().mine(), len(members)
@@ -313,6 +316,7 @@ def test_handles_find_their_target_by_name(shared: Env, address: None) -> None:
         assert {there.call().mine() for _ in range(100 if len(expected) > 1 else 3)} == expected, target
         assert repr(there) == repr(target)
         assert other.call().use(target) in expected  # from another actor
+        assert other.call().use_methods(target.call()) in expected
 
 
 def test_threads_share_a_handle(shared: Env) -> None:
