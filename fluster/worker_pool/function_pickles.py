@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Iterator
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType, NoneType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator
+from types import BuiltinFunctionType, CodeType, FunctionType, GenericAlias, ModuleType, NoneType, UnionType
+from typing import Any, NamedTuple, get_args, get_origin
 
 import cloudpickle
 
@@ -15,12 +15,14 @@ from fluster_bus import codec
 _MOST_KEPT = 16  # functions
 _MOST_PARTS = 1_000  # of one: to look at more takes as long as to pickle them
 _VALUES = frozenset({int, float, complex, str, bytes, bool, NoneType, CodeType})
+_IMPORTABLE = (type, FunctionType, BuiltinFunctionType)
+_GENERICS = frozenset({GenericAlias, UnionType})
 _MISSING = object()  # stands for a global that is not there
 
 
 class _Kept(NamedTuple):
     function: object
-    parts: list[object] | None  # None: it travels by its name, and stays what it is
+    parts: list[object] | None  # None: it travels by its name
     pickle: bytes
 
 
@@ -37,7 +39,7 @@ class FunctionPickles:
         it takes along is the same as before, and can't have changed.
         """
         kept = self._kept.get(id(function))
-        if kept is not None and (kept.parts is None or _are_same(kept.parts, parts_of(function))):
+        if kept is not None and _is_as_before(kept):
             return kept.pickle
         if not callable(function):
             raise TypeError(f"{function!r} cannot be called: pass the function itself, and its arguments behind it")
@@ -51,8 +53,11 @@ class FunctionPickles:
         return pickle
 
 
-def _are_same(parts: list[object], others: list[object] | None) -> bool:
-    return others is not None and len(parts) == len(others) and all(map(operator.is_, parts, others))
+def _is_as_before(kept: _Kept) -> bool:
+    if kept.parts is None:
+        return _is_importable(kept.function)
+    parts = parts_of(kept.function)
+    return parts is not None and len(parts) == len(kept.parts) and all(map(operator.is_, parts, kept.parts))
 
 
 def parts_of(function: object) -> list[object] | None:
@@ -63,18 +68,21 @@ def parts_of(function: object) -> list[object] | None:
     while waiting:
         each = waiting.pop()
         parts.append(each)
-        if each is _MISSING or type(each) in _VALUES or id(each) in seen:
+        if each is _MISSING or each is NoneType or type(each) in _VALUES or id(each) in seen:
             continue
         seen.add(id(each))
         if type(each) is tuple or type(each) is frozenset:
             waiting += each
         elif isinstance(each, ModuleType):
-            if sys.modules.get(each.__name__) is not each:
+            if sys.modules.get(each.__name__) is not each or _travels_by_value(each.__name__):
                 return None
         elif type(each) is FunctionType and not _is_importable(each):
             if vars(each):
                 return None
+            parts += (each.__name__, each.__qualname__, each.__module__, each.__doc__)
             waiting += _taken_along(each)
+        elif type(each) in _GENERICS:  # list[int], int | None
+            waiting += (get_origin(each), *get_args(each))
         elif not _is_importable(each):
             return None
         if len(parts) + len(waiting) > _MOST_PARTS:
@@ -84,13 +92,12 @@ def parts_of(function: object) -> list[object] | None:
 
 def _is_importable(thing: object) -> bool:
     """True for a class or a function that is pickled as its module and name."""
-    if not isinstance(thing, type | FunctionType | BuiltinFunctionType):
+    if not isinstance(thing, _IMPORTABLE):
         return False
     module: Any = sys.modules.get(thing.__module__ or "")
     if module is None or thing.__module__ == "__main__":
         return False
-    by_value = cloudpickle.list_registry_pickle_by_value()
-    if any(thing.__module__ == name or thing.__module__.startswith(f"{name}.") for name in by_value):
+    if _travels_by_value(thing.__module__):
         return False
     try:
         return operator.attrgetter(thing.__qualname__)(module) is thing
@@ -98,19 +105,42 @@ def _is_importable(thing: object) -> bool:
         return False
 
 
+def _travels_by_value(module: str) -> bool:
+    by_value = cloudpickle.list_registry_pickle_by_value()
+    return bool(by_value) and any(module == name or module.startswith(f"{name}.") for name in by_value)
+
+
 def _taken_along(function: FunctionType) -> Iterator[object]:
     yield function.__code__
     yield function.__defaults__
-    for name, value in (function.__kwdefaults__ or {}).items():
-        yield name
+    for values in (function.__kwdefaults__ or {}, function.__annotations__):
+        for name, value in values.items():
+            yield name
+            yield value
+    names = frozenset(_names_in(function.__code__))
+    for value in _variables(function, names):
         yield value
+        if isinstance(value, ModuleType) and "__path__" in vars(value):
+            yield from _modules_within(value.__name__, names)
+
+
+def _variables(function: FunctionType, names: Iterable[str]) -> Iterator[object]:
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
         except ValueError:  # nothing is in it yet
             yield _MISSING
-    for name in _names_in(function.__code__):
+    for name in names:
         yield function.__globals__.get(name, _MISSING)
+
+
+def _modules_within(package: str, names: Collection[str]) -> Iterator[object]:
+    """Those that are imported by now and can be meant: the function is given these as well."""
+    for path in map(f"{package}.".__add__, names):
+        module = sys.modules.get(path)
+        if module is not None:
+            yield module
+            yield from _modules_within(path, names)
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
