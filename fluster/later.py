@@ -27,8 +27,8 @@ def import_now() -> None:
     gc.disable()  # nothing of a module is garbage
     try:
         with without_web_sockets():
-            while _later:
-                importlib.import_module(_later.pop(0))
+            for name in _later:  # all, also when another thread is at it; these may name more
+                importlib.import_module(name)
     finally:
         if collects:
             gc.enable()

@@ -25,7 +25,9 @@ def without_web_sockets() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.meta_path.remove(hidden)
+        hidden.thread = None  # whoever changed the finders meanwhile may yet put it back
+        if hidden in sys.meta_path:
+            sys.meta_path.remove(hidden)
         transport: Any = sys.modules.get(_TRANSPORT)
         if hidden.was_asked_for and transport is not None and transport.aiohttp is None:
             for name in _FOR_WEB_SOCKETS:
@@ -33,23 +35,30 @@ def without_web_sockets() -> Iterator[None]:
 
 
 class _Hidden:
-    """To this thread alone aiohttp is not installed."""
+    """To one thread aiohttp is not installed."""
 
     def __init__(self) -> None:
         self.was_asked_for = False
-        self._thread = threading.get_ident()
+        self.thread: int | None = threading.get_ident()
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
-        if name == _AIOHTTP and threading.get_ident() == self._thread:
+        if name == _AIOHTTP and threading.get_ident() == self.thread:
             self.was_asked_for = True
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 class _Later:
-    """A module that is imported when it is used."""
+    """A module that is imported when it is used. False if it cannot be."""
 
     def __init__(self, name: str) -> None:
         self._name = name
+
+    def __bool__(self) -> bool:  # nats-py asks before it uses it, and tells what to install
+        try:
+            importlib.import_module(self._name)
+        except ImportError:
+            return False
+        return True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self._name), name)

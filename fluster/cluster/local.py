@@ -126,10 +126,10 @@ class LocalCluster(Cluster):
             python_path=tuple(str(Path(entry or ".").absolute()) for entry in sys.path),
         )
         self._supervisor = _Supervisor(setup)
-        import_now()  # while that comes up
-        started = self._supervisor.wait_started(on_progress or _log.info)
-        self.store_dir = Path(started.store_dir)
         try:
+            import_now()  # while that comes up
+            started = self._supervisor.wait_started(on_progress or _log.info)
+            self.store_dir = Path(started.store_dir)
             super().__init__(started.address, chosen)
         except BaseException:
             self._supervisor.stop()
@@ -168,21 +168,17 @@ class _Supervisor:
             pass  # it died at once: `wait_started` tells why
 
     def wait_started(self, on_progress: Callable[[str], object]) -> LocalStarted:
-        """What the supervisor reports. Raises ClusterStartError; then nothing is left running."""
+        """What the supervisor reports. Raises ClusterStartError."""
         timeout_s = self._setup.start_timeout_s + _REPORT_TIMEOUT_S
-        try:
-            for line in self._read_lines(timeout_s):
-                started = LocalStarted.from_json(line)
-                if not started.progress:
-                    break
-                on_progress(started.progress)
-            else:
-                raise ClusterStartError(self._gone())
-            if started.error:
-                raise ClusterStartError(started.error)
-        except BaseException:
-            self.stop()
-            raise
+        for line in self._read_lines(timeout_s):
+            started = LocalStarted.from_json(line)
+            if not started.progress:
+                break
+            on_progress(started.progress)
+        else:
+            raise ClusterStartError(self._gone())
+        if started.error:
+            raise ClusterStartError(started.error)
         self._temporary = Path(started.store_dir) if self._setup.store_dir is None else None
         return started
 

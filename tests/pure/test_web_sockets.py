@@ -31,6 +31,37 @@ with without_web_sockets():
 print(nats.aio.transport.aiohttp.ClientSession, nats.aio.transport.multidict.CIMultiDict)
 """
 
+_NOT_INSTALLED = """
+import sys
+from fluster_bus.web_sockets import without_web_sockets
+
+class Nowhere:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("aiohttp", "multidict"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Nowhere())
+with without_web_sockets():
+    import nats.aio.transport
+try:
+    nats.aio.transport.WebSocketTransport()
+except ImportError as error:
+    print(error)
+"""
+
+_FINDERS_CHANGED = """
+import sys
+from fluster_bus.web_sockets import without_web_sockets
+
+before = list(sys.meta_path)
+with without_web_sockets():
+    hiding = list(sys.meta_path)
+    sys.meta_path = before
+sys.meta_path = hiding
+import aiohttp
+print(aiohttp.ClientSession)
+"""
+
 
 def _run(folder: Path, script: str) -> str:
     (folder / "aiohttp.py").write_text("ClientSession = 'session'\n")
@@ -50,3 +81,11 @@ def test_daemons_import_aiohttp_when_it_is_used(tmp_path: Path) -> None:
 
 def test_other_threads_import_aiohttp_meanwhile(tmp_path: Path) -> None:
     assert _run(tmp_path, _OTHERS) == "session headers\n"
+
+
+def test_who_has_no_aiohttp_is_told_to_install_it(tmp_path: Path) -> None:
+    assert "pip install aiohttp" in _run(tmp_path, _NOT_INSTALLED)
+
+
+def test_nothing_is_hidden_afterwards_whoever_changed_the_finders_meanwhile(tmp_path: Path) -> None:
+    assert _run(tmp_path, _FINDERS_CHANGED) == "session\n"

@@ -51,6 +51,20 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # ---- the end --------------------------------------------------------------------------------------------------
 
 
+def test_a_start_that_is_interrupted_leaves_nothing(
+    family: Family, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fluster.cluster.local.import_now", interrupt)
+    with pytest.raises(KeyboardInterrupt) as interrupted:  # its traceback keeps the cluster, as a notebook's does
+        LocalCluster()
+    assert interrupted.traceback
+    assert not family.named("python")
+    assert not list(temporary.iterdir())
+
+
 def test_shutdown_leaves_nothing(family: Family, temporary: Path) -> None:
     cluster = LocalCluster(workers=2)
     assert family.named("nats-server")
