@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 import threading
 from collections.abc import Iterator
@@ -38,27 +38,27 @@ class _Hidden:
     """To one thread aiohttp is not installed."""
 
     def __init__(self) -> None:
-        self.was_asked_for = False
+        self.was_asked_for = False  # and would have been found
         self.thread: int | None = threading.get_ident()
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
-        if name == _AIOHTTP and threading.get_ident() == self.thread:
+        if name == _AIOHTTP and threading.get_ident() == self.thread and self._others_find(name):
             self.was_asked_for = True
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
+    def _others_find(self, name: str) -> bool:
+        thread, self.thread = self.thread, None
+        try:
+            return importlib.util.find_spec(name) is not None
+        finally:
+            self.thread = thread
+
 
 class _Later:
-    """A module that is imported when it is used. False if it cannot be."""
+    """A module that is imported when it is used."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-
-    def __bool__(self) -> bool:  # nats-py asks before it uses it, and tells what to install
-        try:
-            importlib.import_module(self._name)
-        except ImportError:
-            return False
-        return True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self._name), name)

@@ -47,6 +47,7 @@ try:
     nats.aio.transport.WebSocketTransport()
 except ImportError as error:
     print(error)
+print(nats.aio.transport.aiohttp)
 """
 
 _FINDERS_CHANGED = """
@@ -83,8 +84,10 @@ def test_other_threads_import_aiohttp_meanwhile(tmp_path: Path) -> None:
     assert _run(tmp_path, _OTHERS) == "session headers\n"
 
 
-def test_who_has_no_aiohttp_is_told_to_install_it(tmp_path: Path) -> None:
-    assert "pip install aiohttp" in _run(tmp_path, _NOT_INSTALLED)
+def test_nats_py_tells_who_has_no_aiohttp_to_install_it(tmp_path: Path) -> None:
+    said, stands_there = _run(tmp_path, _NOT_INSTALLED).splitlines()
+    assert "pip install aiohttp" in said
+    assert stands_there == "None", "or whoever asks all objects for an attribute meets an ImportError"
 
 
 def test_nothing_is_hidden_afterwards_whoever_changed_the_finders_meanwhile(tmp_path: Path) -> None:
