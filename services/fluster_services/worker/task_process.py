@@ -51,6 +51,7 @@ from fluster_services.worker.task_result import keep_result
 EXIT_NOT_EXECUTABLE = 126  # as shells have it
 EXIT_NOT_FOUND = 127
 
+_RARE_COLLECTIONS = 100_000  # more objects than most imports make
 _MAX_PICKLED_ERROR_BYTES = 256 * 1024
 _MAX_TRACEBACK_CHARACTERS = 64 * 1024
 _MAX_MESSAGE_CHARACTERS = 16 * 1024
@@ -315,7 +316,11 @@ def _call(payload: bytes, directory: Path, *, keeps_none: bool) -> int:
 
 
 def _unpickled(payload: bytes) -> Any:
-    gc.disable()  # what modules are made of stays: to look through it again and again takes a fourth of an import
+    # What modules are made of stays: to look through it again and again takes a fourth of an import.
+    usual = gc.get_threshold()
+    rare = (_RARE_COLLECTIONS, *usual[1:])
+    gc.set_threshold(*rare)
+    gc.enable()
     try:
         return pickle.loads(payload)
     except ModuleNotFoundError as error:
@@ -328,7 +333,8 @@ def _unpickled(payload: bytes) -> Any:
             name=error.name,
         ) from error
     finally:
-        gc.enable()
+        if gc.get_threshold() == rare:  # no module has chosen another
+            gc.set_threshold(*usual)
 
 
 def _exit_code_of(error: BaseException, directory: Path) -> int:
