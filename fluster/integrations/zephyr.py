@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 try:
@@ -16,7 +17,7 @@ from zephyr.dataset import Dataset
 
 from fluster.cluster import Cluster, current_cluster
 from fluster.cluster.arguments import check_count
-from fluster.integrations.zephyr_storage import marked
+from fluster.integrations.zephyr_storage import marked, whole
 from fluster_bus.messages import EnvironmentConfig as FlusterEnvironment
 from fluster_bus.messages import parse_size
 
@@ -42,7 +43,7 @@ class FlusterBackend:
         max_parallelism: int = 100,
         memory_per_worker: int | str = "2GB",
         *,
-        storage: str | None = None,
+        storage: str | Path | None = None,
         environment: FlusterEnvironment | None = None,
     ) -> None:
         check_count("max_parallelism", max_parallelism, 1, "the number of workers", most=MAX_WORKERS)
@@ -50,13 +51,18 @@ class FlusterBackend:
         self._environment = environment
         self._max_workers = max_parallelism
         self._memory = str(parse_size(memory_per_worker))  # in bytes: Zephyr reads other units than Fluster
-        self._storage = storage
+        if storage is not None and not isinstance(storage, str | Path):
+            raise TypeError(
+                f"storage={storage!r}: give a folder's path or a bucket's address, such as 'gs://bucket/tmp'"
+            )
+        self._storage = str(storage) if storage is not None else None
 
     def execute(self, dataset: Dataset[Any], *, name: str = "pipeline") -> list[Any]:
         """What the dataset's last stage gives, in order. Workers and coordinator are gone then, also when it fails.
 
         Raises ZephyrWorkerError when a stage does not come through, with its traceback, or a worker does not see the `storage`;
-        ValueError when there never will be room for a worker, TypeError for what cannot be pickled.
+        ValueError when there never will be room for a worker, TypeError for what cannot be pickled, OSError for a storage that
+        this process cannot write to.
         """
         client = PipelineClient(self._cluster, environment=self._environment)
         context = ZephyrContext(
@@ -69,9 +75,10 @@ class FlusterBackend:
             max_shard_infra_failures=_LOST_WORKERS,
         )
         assert context.chunk_storage_prefix is not None  # noqa: S101 - it has chosen one
-        try:
-            with marked(context.chunk_storage_prefix) as context.stage_runner_factory:
+        context.chunk_storage_prefix = whole(context.chunk_storage_prefix)
+        with marked(context.chunk_storage_prefix) as context.stage_runner_factory:
+            try:
                 results: list[Any] = context.execute(dataset).results
-        finally:
-            client.shutdown()
+            finally:
+                client.shutdown()  # while the mark is there, which workers look for until they have ended
         return results

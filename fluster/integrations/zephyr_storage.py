@@ -9,28 +9,41 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fsspec.core import strip_protocol  # Zephyr's own
+from fsspec.utils import get_protocol
 from zephyr.runners import InlineRunner
 from zephyr.stage_io import StageRunner
 
 from fluster.cluster import current_task
 
-_OF_THIS_MACHINE = ("", "file", "local")  # as fsspec has it
+_OF_THIS_MACHINE = ("file", "local")  # as fsspec has it
+
+
+def whole(storage: str) -> str:
+    """The storage as all processes find it: a folder's whole path, wherever they run and whose home they have."""
+    return str(strip_protocol(storage)) if get_protocol(storage) in _OF_THIS_MACHINE else storage
 
 
 @contextmanager
 def marked(storage: str) -> Iterator[Callable[..., StageRunner]]:
-    """What makes runners of shards in workers, while a file marks `storage` as the folder that it is here.
+    """What makes runners of shards in workers, while a file marks the whole `storage` as the folder that it is here.
 
     They raise FileNotFoundError where it is another: the pipeline would lose what it writes there, and try again for a minute.
-    A bucket is the same everywhere, and is not marked.
+    A bucket is the same everywhere, and is not marked. Raises OSError for what cannot be written to.
     """
-    protocol, _, path = storage.rpartition("://")
-    if protocol not in _OF_THIS_MACHINE:
+    if get_protocol(storage) not in _OF_THIS_MACHINE:
         yield InlineRunner
         return
-    marker = Path(path) / f".fluster-{secrets.token_hex(8)}"
-    marker.parent.mkdir(parents=True, exist_ok=True)
-    marker.touch()
+    marker = Path(storage) / f".fluster-{secrets.token_hex(8)}"
+    try:
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"storage={storage!r} cannot be used: {error.strerror}; give a folder that this program and its workers may "
+            "write to, or a bucket",
+        ) from error
     try:
         yield functools.partial(_Runner, storage, marker)
     finally:

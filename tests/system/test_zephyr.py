@@ -247,12 +247,37 @@ def test_a_pipeline_comes_through_though_a_container_is_killed_with_all_that_run
 def test_a_pipeline_whose_storage_its_workers_do_not_see_says_so(either: EitherCluster, tmp_path: Path) -> None:
     storage = f"file://{tmp_path}/chunks"  # as Zephyr writes the one that it chooses by itself
     backend = FlusterBackend(either.cluster, memory_per_worker="512MiB", storage=storage)
-    with pytest.raises(ZephyrWorkerError, match=f"worker-[01] does not see storage={storage!r}.*DockerBackend"):
+    with pytest.raises(ZephyrWorkerError, match=f"worker-[01] does not see storage='{tmp_path}/chunks'.*DockerBackend"):
         backend.execute(_numbers(1).map(stages.double))
     assert list(tmp_path.glob("chunks/*")) == []
 
 
+@pytest.mark.parametrize("either", ["processes"], indirect=True)
+def test_the_storage_is_the_folder_that_the_program_means(
+    either: EitherCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    digits = _numbers(1).group_by(key=stages.last_digit, reducer=stages.total)
+    for storage in ("chunks", "~/chunks of mine", tmp_path / "given"):
+        backend = FlusterBackend(either.cluster, memory_per_worker="512MiB", storage=storage)
+        assert len(backend.execute(digits)) == 10
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["chunks", "given", "home"]
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["chunks of mine"]
+
+
+def test_a_storage_that_cannot_be_used_is_told_before_there_is_a_worker(cluster: LocalCluster, tmp_path: Path) -> None:
+    storage = tmp_path / "a file"
+    storage.touch()
+    backend = FlusterBackend(cluster, storage=storage)
+    with pytest.raises(OSError, match=rf"storage={str(storage)!r} cannot be used: File exists"):
+        backend.execute(_numbers(1))
+    assert _living(cluster, "zephyr-") == []
+
+
 def test_what_makes_no_sense_is_refused(cluster: LocalCluster) -> None:
+    with pytest.raises(TypeError, match="storage=5"):
+        FlusterBackend(cluster, storage=5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="max_parallelism"):
         FlusterBackend(cluster, max_parallelism=0)
     with pytest.raises(ValueError, match="no size"):
