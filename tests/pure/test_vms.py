@@ -81,7 +81,7 @@ def data(tmp_path: Path) -> Path:
 def test_folders_are_shared_under_their_own_path_with_what_it_leads_to_now(data: Path) -> None:
     link = data.with_name("link")
     link.symlink_to(data)
-    found = checked_folders([data, f"{data}/", link], engine="unix:///x/docker.sock")
+    found = checked_folders([data, f"{data}/", f"/{data}", link], engine="unix:///x/docker.sock")
     assert [(each.path, each.source) for each in found] == [(data, data), (link, data)]
     assert checked_folders([], engine="unix:///x/docker.sock") == ()
     (data / "below").mkdir()
@@ -109,9 +109,11 @@ def test_folders_that_no_vm_is_to_see_or_to_cover_are_refused(folder: str, why: 
         DockerBackend(docker_host=engine, folders=[named])
 
 
-def test_one_folder_is_not_several() -> None:
+def test_one_folder_is_not_several_and_nothing_is_none() -> None:
     with pytest.raises(ValueError, match=r"folders='/srv' is one folder: give a list"):
         DockerBackend(folders="/srv")
+    with pytest.raises(ValueError, match=r"folders has None: give a path, such as '/srv/data'"):
+        DockerBackend(folders=[None])  # type: ignore[list-item]
 
 
 @pytest.mark.anyio

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,12 @@ def checked_folders(folders: Iterable[str | Path], *, engine: str) -> tuple[Shar
     secret = [each.resolve() for each in secret_places(engine, *_OF_ENGINES)]
     found: list[SharedFolder] = []
     for folder in folders:
-        given, path = str(folder), Path(os.path.normpath(folder))
+        if not isinstance(folder, str | Path):
+            raise ValueError(f"folders has {folder!r}: give a path, such as '/srv/data'")
+        given, path = (
+            str(folder),
+            Path(os.path.normpath(re.sub("^/+", "/", str(folder)))),
+        )  # POSIX keeps two apart from one
         if not path.is_absolute():
             raise ValueError(f"folders has {given!r}: give the whole path, such as {str(path.absolute())!r}")
         if not path.is_dir():
