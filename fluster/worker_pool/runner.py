@@ -18,6 +18,7 @@ from fluster.errors import ActorTimeoutError, NotRunError
 from fluster_bus import codec, payloads
 
 _KEPT_FUNCTIONS = 64  # of those that a worker has read
+_CLASS_BY_VALUE = b"_make_skeleton_"  # how a pickle begins one, by cloudpickle
 _STUCK_EXIT_CODE = 75
 _SMALL = (int, float, bool, type(None))  # to look at the clock takes longer than these
 _PART_S = 0.001  # of results that are pickled together
@@ -50,6 +51,7 @@ class TaskRunner:
 
     def __init__(self, shutdown: Callable[[float], object]) -> None:
         self._shutdown = shutdown
+        self._functions = _Functions()
         self._thread: _LimitedThread | None = None
         self.is_stuck = False
 
@@ -59,7 +61,7 @@ class TaskRunner:
         args, kwargs = payloads.decode(arguments)
         if Ref.in_use:
             args, kwargs = resolved(args, kwargs)
-        return self._call(_function(function), args, kwargs, limit_s)
+        return self._call(self._functions.of(function), args, kwargs, limit_s)
 
     @method(stream_window=BUNDLE_WINDOW[0], stream_window_bytes=BUNDLE_WINDOW[1])
     def run_bundle(self, tasks: list[tuple[bytes, bytes]], limit_s: float | None) -> Iterator[Any]:
@@ -83,7 +85,7 @@ class TaskRunner:
         Values are pickled together, those of a moment: so it is known in time when the answer is large enough.
         """
         self._check_alive()
-        called = _function(function)
+        called = self._functions.of(function)
         parts: list[bytes] = []
         values: list[Any] = []
         failures: dict[int, bytes] = {}
@@ -160,10 +162,22 @@ class _LimitedThread:
                 self._outcomes.put((None, error))
 
 
-@functools.lru_cache(maxsize=_KEPT_FUNCTIONS)
-def _function(pickled: bytes) -> Callable[..., Any]:
-    function: Callable[..., Any] = codec.decode(pickled)
-    return function
+class _Functions:
+    """Those that were read, kept with what they keep themselves."""
+
+    def __init__(self) -> None:
+        self._read = functools.lru_cache(maxsize=_KEPT_FUNCTIONS)(codec.decode)
+        self._newest: tuple[bytes, Callable[..., Any]] = b"", codec.decode
+
+    def of(self, pickled: bytes) -> Callable[..., Any]:
+        if pickled != self._newest[0]:
+            reads = self._read.cache_info().misses
+            function = self._read(pickled)
+            if _CLASS_BY_VALUE in pickled and self._read.cache_info().misses == reads:
+                # A class is one, whichever pickle brings it, and is as the last that was read has it: that shall be this one.
+                codec.decode(pickled)
+            self._newest = pickled, function
+        return self._newest[1]
 
 
 def _encoded(values: list[Any], first: int, failures: dict[int, bytes]) -> bytes:

@@ -213,6 +213,33 @@ def test_the_limit_is_of_each_item(cluster: LocalCluster) -> None:
 # ---- maps -----------------------------------------------------------------------------------------------
 
 
+def test_a_class_of_the_script_is_as_it_was_when_the_task_was_given_also_when_it_is_changed_back(
+    cluster: LocalCluster,
+) -> None:
+    class Settings:
+        number = 1
+
+    read = _counting_reader(Settings)
+    with WorkerPool(cluster, 1) as pool:
+        assert pool.submit(read).result() == (1, 1)
+        Settings.number = 2
+        assert pool.submit(lambda: Settings.number).result() == 2
+        assert pool.submit(read).result() == (2, 1)
+        Settings.number = 1
+        assert pool.submit(read).result() == (1, 2), "with what the function itself has kept there"
+
+
+def _counting_reader(settings: Any) -> Any:
+    calls = 0
+
+    def read() -> tuple[int, int]:
+        nonlocal calls
+        calls += 1
+        return settings.number, calls
+
+    return read
+
+
 def test_what_an_item_raises_is_its_own(pool: WorkerPool) -> None:
     result = pool.map(odd_only, range(100), chunksize=7)
     assert [future.exception(PATIENCE_S) is None for future in result] == [bool(number % 2) for number in range(100)]
