@@ -33,10 +33,8 @@ def checked_folders(folders: Iterable[str | Path], *, engine: str) -> tuple[Shar
     for folder in folders:
         if not isinstance(folder, str | Path):
             raise ValueError(f"folders has {folder!r}: give a path, such as '/srv/data'")
-        given, path = (
-            str(folder),
-            Path(os.path.normpath(re.sub("^/+", "/", str(folder)))),
-        )  # POSIX keeps two apart from one
+        given = str(folder)
+        path = Path(os.path.normpath(re.sub("^/+", "/", given)))  # POSIX tells two slashes from one
         if not path.is_absolute():
             raise ValueError(f"folders has {given!r}: give the whole path, such as {str(path.absolute())!r}")
         if not path.is_dir():
