@@ -306,12 +306,13 @@ def test_handles_find_their_target_by_name(shared: Env, address: None) -> None:
     _, pool = numbers(shared, "travelling", 3)
     _, other = numbers(shared, "traveller", 1)
     found = pool.members()
-    for target, expected in [
+    handles: list[tuple[Any, set[int]]] = [
         (pool.to(found[1]), {1}),
         (pool.on("key"), {pool.on("key").call().mine()}),
         (ActorPool[Any](shared.cluster(), "travelling", policy="random"), {0, 1, 2}),
         (ActorPool[Any](shared.cluster(), "travelling", fixed=(found[2],)), {2}),
-    ]:
+    ]
+    for target, expected in handles:
         there = pickle.loads(pickle.dumps(target))
         assert {there.call().mine() for _ in range(100 if len(expected) > 1 else 3)} == expected, target
         assert repr(there) == repr(target)
