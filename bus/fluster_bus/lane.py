@@ -5,7 +5,7 @@
 
 One thread more, the keeper, makes the connection and makes it anew when it is lost, sends pings, and reads when nobody
 else does: a moment after the turn was given back, so that it never stands in the way of threads that come and go. When
-others wait for the turn it gives it to them at once, unless `keep_reading` says that it has to read for all.
+others wait for the turn it gives it to them at once.
 """
 
 from __future__ import annotations
@@ -79,14 +79,12 @@ class Lane:
         on_connect: Callable[[], object] = _nothing,
         on_disconnect: Callable[[], object] = _nothing,
         on_wake: Callable[[], object] = _nothing,
-        keep_reading: Callable[[], object] = bool,
         ping_every_s: float = 20.0,
     ) -> None:
         self.address = address
         self.name = name
         self.turns = Turns()
         self._on_connect, self._on_disconnect, self._on_wake = on_connect, on_disconnect, on_wake
-        self._keep_reading = keep_reading
         self._ping_every_s = ping_every_s
         self._line: Line | None = None
         self._closed: str | None = None  # why
@@ -293,8 +291,7 @@ class Lane:
         eagerness: Eagerness | None,
     ) -> None:
         if not self.turns.ask(woken.set):
-            if not self._keep_reading():
-                self.wake()  # it may be the keeper's turn
+            self.wake()  # it may be the keeper's turn
             when_done(woken.set)
             wait_seeing_signals(woken.wait, _left_s(deadline))
         if self.turns.has(woken.set):
@@ -393,9 +390,9 @@ class Lane:
             stood, pause_s = True, _FIRST_PAUSE_S
             self._ping_if_due(line)
             if self.turns.has(self.wake):
-                if self.turns.wanted and not self._keep_reading():
+                if self.turns.wanted:
                     self.turns.leave(self.wake)
-            elif (self._keep_reading() or idle.for_s() >= _UNREAD_S) and self.turns.take(self.wake):
+            elif idle.for_s() >= _UNREAD_S and self.turns.take(self.wake):
                 self._call(self._on_wake)
             if not self.turns.has(self.wake):
                 self._doze(idle)

@@ -163,17 +163,6 @@ def test_the_keeper_reads_while_nobody_does_and_gives_the_turn_to_who_wants_it(a
         assert heard.wait(TIMEOUT_S)
 
 
-def test_a_keeper_that_reads_for_all_keeps_the_turn(address: BusAddress) -> None:
-    with opened(address, keep_reading=lambda: True) as lane:
-        wait_until(lambda: lane.turns.held)
-        came = threading.Event()
-        assert not lane.turns.ask(came.set)
-        lane.wake()
-        seen(lane)
-        lane.leave(came.set)
-        assert not came.is_set()
-
-
 def test_waking_the_keeper_has_it_call_back(address: BusAddress) -> None:
     called = threading.Semaphore(0)
     with opened(address, on_wake=called.release) as lane:
