@@ -1,7 +1,7 @@
-"""A small connection to NATS for threads that block: who waits for an answer reads the socket itself.
+"""A small connection to NATS for threads that block: who waits for a message reads the socket itself.
 
     thread ── publish ──► Line ──► server        the turn to read (turns.py) goes from thread to thread; callbacks
-    thread ◄─ read_until / receive ◄─ Line       run in the thread that has it
+    thread ◄─ receive ◄── Line ◄── server        run in the thread that has it
 
 One thread more, the keeper, makes the connection and makes it anew when it is lost, sends pings, and reads when nobody
 else does: a moment after the turn was given back, so that it never stands in the way of threads that come and go. When
@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 from fluster_bus import wire
 from fluster_bus.address import BusAddress
-from fluster_bus.blocked_waits import LOOK_S, wait_seeing_signals
 from fluster_bus.delivery import Delivery
 from fluster_bus.eagerness import Eagerness
 from fluster_bus.errors import (
@@ -35,7 +34,7 @@ from fluster_bus.errors import (
     MessageTooLargeError,
 )
 from fluster_bus.line import Line, RefusedError
-from fluster_bus.turns import OnTurn, Turns
+from fluster_bus.turns import Idleness, OnTurn, Turns
 from fluster_bus.waker import Waker
 from fluster_bus.wire import Info, Message, Ping, Pong, ProtocolError, Refusal, Said
 
@@ -87,7 +86,7 @@ class Lane:
         self._on_connect, self._on_disconnect, self._on_wake = on_connect, on_disconnect, on_wake
         self._ping_every_s = ping_every_s
         self._line: Line | None = None
-        self._closed: str | None = None  # why
+        self.closed: str | None = None  # why
         self._error: BusError | None = None  # why there is no connection
         self._standing = threading.Condition()  # over the line, whether it is closed, and the subscriptions
         self._numbers = itertools.count(1)
@@ -99,7 +98,6 @@ class Lane:
         self._next_ping = time.monotonic() + ping_every_s
         self._asleep = False
         self._waker = Waker()
-        self._interrupter = Waker()
         self._keeper = threading.Thread(target=self._keep, name=f"{name} lane", daemon=True)
 
     # ---- life -------------------------------------------------------------------------------------------
@@ -112,10 +110,6 @@ class Lane:
     @property
     def connected(self) -> bool:
         return self._line is not None
-
-    @property
-    def closed(self) -> bool:
-        return self._closed is not None
 
     def wait_connected(self, timeout_s: float) -> None:
         """Wait until there is a connection.
@@ -130,8 +124,8 @@ class Lane:
                 raise self._error if self._error is not None and not self.closed else self._unavailable()
 
     def _unavailable(self) -> BusError:
-        if self._closed is not None:
-            return ClosedError(self._closed)
+        if self.closed is not None:
+            return ClosedError(self.closed)
         return DisconnectedError(f"the connection to {self.address} is lost; it is being rebuilt")
 
     def close(self, *, join: bool = True) -> None:
@@ -144,9 +138,9 @@ class Lane:
         except BusError:
             log.debug("%s: the connection was lost while it was closed", self.name)
         with self._standing:
-            if self._closed is not None:
+            if self.closed is not None:
                 return
-            self._closed = f"the connection {self.name!r} was closed"
+            self.closed = f"the connection {self.name!r} was closed"
             self._standing.notify_all()
         line = self._line
         if line is not None:
@@ -160,7 +154,7 @@ class Lane:
 
     def _after_fork(self) -> None:
         # Its locks may be held by threads that stayed behind, and the socket is the parent's: nothing is sent.
-        self._closed = f"the connection {self.name!r} belongs to the process that was forked: make one here"
+        self.closed = f"the connection {self.name!r} belongs to the process that was forked: make one here"
         self._line = None
         self._waker.close()
 
@@ -259,54 +253,6 @@ class Lane:
 
     # ---- reading ----------------------------------------------------------------------------------------
 
-    def read_until(
-        self,
-        is_done: Callable[[], bool],
-        when_done: Callable[[Callable[[], object]], object],
-        timeout_s: float | None,
-        eagerness: Eagerness | None = None,
-    ) -> None:
-        """Return when `is_done`, or when the time is over or the lane is closed; take one's turn at reading meanwhile.
-
-        `when_done(callback)` has a callback run once it is, at once if it is already. Who reads sleeps as late as
-        `eagerness` wants.
-        """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not is_done() and self._closed is None and (deadline is None or time.monotonic() < deadline):
-            woken = threading.Event()
-            try:
-                try:
-                    self._read_or_wait(woken, is_done, when_done, deadline, eagerness)
-                finally:
-                    self.leave(woken.set)
-            finally:
-                self.leave(woken.set)  # once more: Ctrl-C may come at any moment, in the midst of leaving too
-
-    def _read_or_wait(
-        self,
-        woken: threading.Event,
-        is_done: Callable[[], bool],
-        when_done: Callable[[Callable[[], object]], object],
-        deadline: float | None,
-        eagerness: Eagerness | None,
-    ) -> None:
-        if not self.turns.ask(woken.set):
-            self.wake()  # it may be the keeper's turn
-            when_done(woken.set)
-            wait_seeing_signals(woken.wait, _left_s(deadline))
-        if self.turns.has(woken.set):
-            self._read_in_turn(is_done, deadline, eagerness)
-
-    def _read_in_turn(self, is_done: Callable[[], bool], deadline: float | None, eagerness: Eagerness | None) -> None:
-        while not is_done() and self._closed is None and (deadline is None or time.monotonic() < deadline):
-            left_s = _left_s(deadline)
-            look_s = LOOK_S if left_s is None else min(left_s, LOOK_S)  # as wait_seeing_signals does
-            self.receive(look_s, beside=self._interrupter, eagerness=eagerness)
-
-    def interrupt(self) -> None:
-        """Have who is in `read_until` ask again whether it is done."""
-        self._interrupter.wake()
-
     def receive(
         self, timeout_s: float | None = None, *, beside: Waker | None = None, eagerness: Eagerness | None = None
     ) -> None:
@@ -377,9 +323,9 @@ class Lane:
 
     def _keep(self) -> None:
         pause_s = _FIRST_PAUSE_S
-        idle = _Idleness(self.turns)
+        idle = Idleness(self.turns)
         stood = False
-        while self._closed is None:
+        while self.closed is None:
             line = self._line
             if line is None:
                 if stood:
@@ -423,7 +369,7 @@ class Lane:
         if self._waker.look():
             self._call(self._on_wake)
 
-    def _doze(self, idle: _Idleness) -> None:
+    def _doze(self, idle: Idleness) -> None:
         """Wait a moment; long, when somebody is reading and has been for a while."""
         self._asleep = idle.for_s() > _ASLEEP_AFTER_S
         if self._asleep and idle.for_s() == 0:  # the turn was left before it could be seen that we sleep
@@ -456,7 +402,7 @@ class Lane:
                 self._fail(ConnectError(f"no nats-server answers at {server}: {str(error) or type(error).__name__}"))
             else:
                 return self._stand(line)
-            if self._closed is not None:
+            if self.closed is not None:
                 break
         return 0
 
@@ -472,7 +418,7 @@ class Lane:
         others = (f"{scheme}://{each}" for each in line.info.get("connect_urls", ()))
         self._servers = list(dict.fromkeys([*self.address.servers, *others]))
         with self._standing:
-            if self._closed is not None:
+            if self.closed is not None:
                 line.shut()
                 return _FIRST_PAUSE_S
             for number, subscription in self._subscriptions.items():
@@ -488,29 +434,10 @@ class Lane:
 
     def _rest_before_dialling(self, pause_s: float) -> float:
         deadline = time.monotonic() + pause_s * _random.uniform(0.75, 1.25)
-        while self._closed is None and (left_s := deadline - time.monotonic()) > 0:
+        while self.closed is None and (left_s := deadline - time.monotonic()) > 0:
             self._waker.wait(left_s)
             self._look_awake()
         return min(2 * pause_s, _LONGEST_PAUSE_S)
-
-
-def _left_s(deadline: float | None) -> float | None:
-    return None if deadline is None else max(deadline - time.monotonic(), 0)
-
-
-class _Idleness:
-    """For how long nobody has given the turn back: nobody reads, or somebody has been all the time."""
-
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
-        self._seen = turns.left
-        self._since = time.monotonic()
-
-    def for_s(self) -> float:
-        now = time.monotonic()
-        if self._turns.left != self._seen:
-            self._seen, self._since = self._turns.left, now
-        return now - self._since
 
 
 def _after_fork() -> None:

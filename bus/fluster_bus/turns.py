@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -60,3 +61,18 @@ class Turns:
                 self._holder = next_ = self._waiting.popleft() if self._waiting else None
         if next_ is not None:
             next_()
+
+
+class Idleness:
+    """For how long nobody has given the turn back: nobody reads, or somebody has been all the time. For one thread."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._seen = turns.left
+        self._since = time.monotonic()
+
+    def for_s(self) -> float:
+        now = time.monotonic()
+        if self._turns.left != self._seen:
+            self._seen, self._since = self._turns.left, now
+        return now - self._since

@@ -30,6 +30,7 @@ from fluster_bus.delivery import Delivery
 from fluster_bus.eagerness import Eagerness
 from fluster_bus.errors import BusError, InvalidMessageError
 from fluster_bus.lane import Lane
+from fluster_bus.lane_readers import LaneReaders
 
 T = TypeVar("T")
 
@@ -66,6 +67,7 @@ class LaneCalls:
         self._taking = threading.Lock()  # held where a message, or a call of one, leaves our books
         self._eagerness = Eagerness.of_this_process()
         self._lane = Lane(address, "calls", on_disconnect=self._on_disconnect)
+        self._readers = LaneReaders(self._lane)
         self._lane.subscribe(f"{inbox}.{subjects.ANY_TOKEN}", self._on_delivery)
         self._lane.start()
 
@@ -115,7 +117,7 @@ class LaneCalls:
 
         # To gather the answers of many takes longer than one looks for them.
         eagerness = self._eagerness if len(futures) == 1 else None
-        self._lane.read_until(lambda: number not in out, when_done, left_s, eagerness)
+        self._readers.read_until(lambda: number not in out, when_done, left_s, eagerness)
         if number in out and not self._lane.closed:
             self._tell(self._on_timeout, number)
 
@@ -162,7 +164,7 @@ class LaneCalls:
         """That message, whose thread reads for it no more; None when it was answered, or taken before."""
         message = self._pop(number)
         if message is not None:
-            self._lane.interrupt()
+            self._readers.interrupt()
         return message
 
     def _pop(self, number: int) -> MessageOut | None:

@@ -21,6 +21,7 @@ from fluster_bus.address import BusAddress
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import ClosedError, ConnectError, CredentialsError, DisconnectedError, MessageTooLargeError
 from fluster_bus.lane import Lane
+from fluster_bus.lane_readers import LaneReaders
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer, find_binary
 from tests.component.conftest import freeze_server, kill_server
@@ -33,7 +34,7 @@ class Asker:
     """Requests on a lane, each with a reply subject of its own."""
 
     def __init__(self, lane: Lane, inbox: str) -> None:
-        self.lane = lane
+        self.lane, self._readers = lane, LaneReaders(lane)
         self._inbox = inbox
         self._answers: dict[str, Future[Delivery]] = {}
         self._lock = threading.Lock()
@@ -48,7 +49,7 @@ class Asker:
         def when_done(callback: Callable[[], object]) -> None:
             answer.add_done_callback(lambda _: callback())
 
-        self.lane.read_until(answer.done, when_done, timeout_s)
+        self._readers.read_until(answer.done, when_done, timeout_s)
         return answer.result() if answer.done() else None
 
 
@@ -255,7 +256,7 @@ def test_a_reader_outlasts_a_lost_connection(own_server: EmbeddedServer) -> None
         lane.subscribe("lane.outlast", lambda _each: heard.set())
 
         def read() -> None:
-            lane.read_until(heard.is_set, lambda _callback: None, TIMEOUT_S)
+            LaneReaders(lane).read_until(heard.is_set, lambda _callback: None, TIMEOUT_S)
 
         reader = threading.Thread(target=read)
         reader.start()

@@ -1,0 +1,75 @@
+"""Threads that wait for answers on a lane, each for its own, and read for all of them in turn meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from fluster_bus.blocked_waits import LOOK_S, wait_seeing_signals
+from fluster_bus.eagerness import Eagerness
+from fluster_bus.lane import Lane
+from fluster_bus.waker import Waker
+
+
+class LaneReaders:
+    """Those of one lane. What they wait for is brought about by the lane's callbacks, in the thread that reads."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._turns = lane.turns
+        self._interrupter = Waker()
+
+    def read_until(
+        self,
+        is_done: Callable[[], bool],
+        when_done: Callable[[Callable[[], object]], object],
+        timeout_s: float | None,
+        eagerness: Eagerness | None = None,
+    ) -> None:
+        """Return when `is_done`, or when the time is over or the lane is closed; take one's turn at reading meanwhile.
+
+        `when_done(callback)` has a callback run once it is, at once if it is already. Who reads sleeps as late as
+        `eagerness` wants.
+        """
+        lane = self._lane
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not is_done() and lane.closed is None and (deadline is None or time.monotonic() < deadline):
+            woken = threading.Event()
+            try:
+                try:
+                    self._read_or_wait(woken, is_done, when_done, deadline, eagerness)
+                finally:
+                    lane.leave(woken.set)
+            finally:
+                lane.leave(woken.set)  # once more: Ctrl-C may come at any moment, in the midst of leaving too
+
+    def interrupt(self) -> None:
+        """Have who reads ask again whether it is done."""
+        self._interrupter.wake()
+
+    def _read_or_wait(
+        self,
+        woken: threading.Event,
+        is_done: Callable[[], bool],
+        when_done: Callable[[Callable[[], object]], object],
+        deadline: float | None,
+        eagerness: Eagerness | None,
+    ) -> None:
+        if not self._turns.ask(woken.set):
+            self._lane.wake()  # it may be the keeper's turn
+            when_done(woken.set)
+            wait_seeing_signals(woken.wait, _left_s(deadline))
+        if self._turns.has(woken.set):
+            self._read_in_turn(is_done, deadline, eagerness)
+
+    def _read_in_turn(self, is_done: Callable[[], bool], deadline: float | None, eagerness: Eagerness | None) -> None:
+        lane = self._lane
+        while not is_done() and lane.closed is None and (deadline is None or time.monotonic() < deadline):
+            left_s = _left_s(deadline)
+            look_s = LOOK_S if left_s is None else min(left_s, LOOK_S)  # as wait_seeing_signals does
+            lane.receive(look_s, beside=self._interrupter, eagerness=eagerness)
+
+
+def _left_s(deadline: float | None) -> float | None:
+    return None if deadline is None else max(deadline - time.monotonic(), 0)
