@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import random
 import threading
 import time
 import weakref
@@ -24,26 +23,22 @@ from typing import NamedTuple
 from fluster_bus import wire
 from fluster_bus.address import BusAddress
 from fluster_bus.delivery import Delivery
+from fluster_bus.dialler import Dialler
 from fluster_bus.eagerness import Eagerness
 from fluster_bus.errors import (
     BusError,
     ClosedError,
-    ConnectError,
     CredentialsError,
     DisconnectedError,
     MessageTooLargeError,
 )
-from fluster_bus.line import Line, RefusedError
+from fluster_bus.line import Line
 from fluster_bus.turns import Idleness, OnTurn, Turns
 from fluster_bus.waker import Waker
 from fluster_bus.wire import Info, Message, Ping, Pong, ProtocolError, Refusal, Said
 
 log = logging.getLogger(__name__)
 
-_random = random.Random()  # not the one that programs seed: a lane works in a thread of its own
-
-_DIAL_TIMEOUT_S = 2.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0  # between attempts to connect
 _UNREAD_S = 0.005  # the keeper reads when nobody has for so long, at least
 _ASLEEP_AFTER_S = 0.1
 _MISSED_PINGS = 2
@@ -92,7 +87,7 @@ class Lane:
         self._numbers = itertools.count(1)
         self._subscriptions: dict[int, _Subscription] = {}
         self._pings: deque[Callable[[], object]] = deque()  # those out on this line: what waits for their PONG
-        self._servers = list(address.servers)
+        self._dialler = Dialler(address, name)
         self._heard = True  # anything since the last ping
         self._missed = 0
         self._next_ping = time.monotonic() + ping_every_s
@@ -322,7 +317,6 @@ class Lane:
         self._waker.wake()
 
     def _keep(self) -> None:
-        pause_s = _FIRST_PAUSE_S
         idle = Idleness(self.turns)
         stood = False
         while self.closed is None:
@@ -331,9 +325,10 @@ class Lane:
                 if stood:
                     stood = False
                     self._on_lost()
-                pause_s = self._dial() or self._rest_before_dialling(pause_s)
+                if not self._dial():
+                    self._rest()
                 continue
-            stood, pause_s = True, _FIRST_PAUSE_S
+            stood = True
             self._ping_if_due(line)
             if self.turns.has(self.wake):
                 if self.turns.wanted:
@@ -391,20 +386,22 @@ class Lane:
         self._heard = False
         self.when_seen(_nothing)
 
-    def _dial(self) -> float:
-        """The first pause of the next time when there is a connection, else 0."""
-        for server in _random.sample(self._servers, len(self._servers)):
-            try:
-                line = Line.dial(server, self.address, self.name, timeout_s=_DIAL_TIMEOUT_S)
-            except RefusedError as error:
-                self._fail(CredentialsError(f"{self.address} refused the credentials: {error}"))
-            except (OSError, ProtocolError) as error:
-                self._fail(ConnectError(f"no nats-server answers at {server}: {str(error) or type(error).__name__}"))
-            else:
-                return self._stand(line)
+    def _dial(self) -> bool:
+        """True when a connection was made."""
+        for made in self._dialler.attempts():
+            if isinstance(made, Line):
+                self._stand(made)
+                return True
+            self._fail(made)
             if self.closed is not None:
                 break
-        return 0
+        return False
+
+    def _rest(self) -> None:
+        deadline = time.monotonic() + self._dialler.next_pause_s()
+        while self.closed is None and (left_s := deadline - time.monotonic()) > 0:
+            self._waker.wait(left_s)
+            self._look_awake()
 
     def _fail(self, error: BusError) -> None:
         level = logging.WARNING if isinstance(error, CredentialsError) else logging.DEBUG
@@ -413,14 +410,11 @@ class Lane:
             self._error = error
             self._standing.notify_all()
 
-    def _stand(self, line: Line) -> float:
-        scheme = self._servers[0].partition("://")[0]
-        others = (f"{scheme}://{each}" for each in line.info.get("connect_urls", ()))
-        self._servers = list(dict.fromkeys([*self.address.servers, *others]))
+    def _stand(self, line: Line) -> None:
         with self._standing:
             if self.closed is not None:
                 line.shut()
-                return _FIRST_PAUSE_S
+                return
             for number, subscription in self._subscriptions.items():
                 line.add(wire.subscribe(number, subscription.subject, subscription.queue))
             self._heard, self._missed = True, 0
@@ -430,14 +424,6 @@ class Lane:
             self._standing.notify_all()
         self._flush(line)
         self._call(self._on_connect)
-        return _FIRST_PAUSE_S
-
-    def _rest_before_dialling(self, pause_s: float) -> float:
-        deadline = time.monotonic() + pause_s * _random.uniform(0.75, 1.25)
-        while self.closed is None and (left_s := deadline - time.monotonic()) > 0:
-            self._waker.wait(left_s)
-            self._look_awake()
-        return min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def _after_fork() -> None:
