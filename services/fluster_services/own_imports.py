@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fluster_bus.web_sockets import without_web_sockets
+from fluster_services.shared_memory import keep_shared
 
 _DISABLE_PLUGINS, _ALL = "PYDANTIC_DISABLE_PLUGINS", "__all__"
 
@@ -21,6 +23,15 @@ def import_own(*modules: str) -> None:
     with _without_plugins(), without_web_sockets():
         for module in modules:
             importlib.import_module(module)
+
+
+def import_kept(*modules: str, is_shared: bool = True) -> None:
+    """As `import_own`, for good: in memory that is shared with what is forked from here, or for this process alone."""
+    gc.disable()
+    import_own(*modules)
+    keep = keep_shared if is_shared else gc.freeze
+    keep()
+    gc.enable()
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import os
 import selectors
 import shutil
@@ -27,44 +26,21 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fluster.local_setup import LocalSetup, LocalStarted
 from fluster_bus.errors import FlusterError, InvalidMessageError
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_services.config import LOCAL_TIMING
 from fluster_services.forked_child import run_and_exit
-from fluster_services.own_imports import import_own
-from fluster_services.shared_memory import keep_shared
+from fluster_services.local_daemons import FOR_ALL, FOR_VMS, FOR_WORKERS, Daemon, LocalDaemons
+from fluster_services.own_imports import import_kept
 from fluster_services.store_room import StoreRoom
 from fluster_services.worker.processes import set_process_name
 
-if TYPE_CHECKING:
-    from fluster_bus.address import BusAddress
-    from fluster_bus.bus import Bus
-    from fluster_bus.messages import Capacity, Namespace
-    from fluster_services.vm.backend import ClusterToJoin
-    from fluster_services.worker.container import ContainerSettings
-
 _LEAVE_TIMEOUT_S, _VMS_LEAVE_TIMEOUT_S = 5.0, 15.0
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 5.0  # before a daemon that died is started again
+_SERVER_PAUSE_S = 5.0  # before it is tried again to start a server that could not be
 _LOOK_AT_DISK_S = 2.0
-_SETTLED_S = 10.0  # one that ran for so long may be started again at once
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-
-
-@dataclass
-class Daemon:
-    """A process that is forked from here, and forked again when it ends."""
-
-    name: str
-    body: Callable[[int | None, int], None]  # (ready_fd, owner_fd) -> runs until it ends
-    pid: int = 0
-    started_at: float = 0.0
-    pause_s: float = _FIRST_PAUSE_S
-    restart_at: float | None = None
-    may_leave: bool = False  # when it ends with status 0 it has done what it was told, and stays away
 
 
 @dataclass
@@ -84,6 +60,7 @@ class Supervisor:
         os.set_blocking(self._wake_end, False)
         os.set_blocking(self._wake, False)
         self._selector = selectors.DefaultSelector()
+        self._kinds = LocalDaemons(self.setup, self.store_dir, self.server)
 
     # ---- starting ---------------------------------------------------------------------------------------
 
@@ -96,14 +73,14 @@ class Supervisor:
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: None)  # the wake-up pipe tells
         _become_subreaper()
-        self.server.start(meanwhile=lambda: _import(*_OF_ALL))
-        ready = self._fork_all(self._controller(number) for number in range(self.setup.controllers))
+        self.server.start(meanwhile=lambda: import_kept(*FOR_ALL))
+        ready = self._fork_all(self._kinds.controller(number) for number in range(self.setup.controllers))
         if self.setup.backend is not None:
-            _import(*_OF_VMS)
-            ready += self._fork_all([self._vms()])
+            import_kept(*FOR_VMS)
+            ready += self._fork_all([self._kinds.vms()])
         else:
-            _import(*_OF_WORKERS)  # while controllers import what is theirs
-            ready += self._fork_all(self._worker(number) for number in range(self.setup.workers))
+            import_kept(*FOR_WORKERS)  # while controllers import what is theirs
+            ready += self._fork_all(self._kinds.worker(number) for number in range(self.setup.workers))
         deadline = time.monotonic() + self.setup.start_timeout_s
         for daemon, ready_fd in ready:
             self._wait_ready(daemon, ready_fd, leash, deadline)
@@ -159,7 +136,7 @@ class Supervisor:
         pid = os.fork()
         if pid == 0:
             run_and_exit(lambda: self._become(daemon, ready))
-        daemon.pid, daemon.started_at, daemon.restart_at = pid, time.monotonic(), None
+        daemon.on_start(pid, time.monotonic())
 
     def _become(self, daemon: Daemon, ready: int | None) -> None:
         """In the child: be the daemon, holding nothing of the supervisor but the pipe that tells its end."""
@@ -177,116 +154,6 @@ class Supervisor:
         os.close(errors)
         os.close(null)
         daemon.body(ready, self.life_end)
-
-    # ---- what runs --------------------------------------------------------------------------------------
-
-    def _namespaces(self) -> tuple[Namespace, ...]:
-        from fluster_bus.messages import Namespace
-
-        return tuple(Namespace(name) for name in self.setup.namespaces)
-
-    def _controller(self, number: int) -> Daemon:
-        # Started again under the same name, it leads again at once if it did before.
-        name = f"controller-{number}" if number else "controller"
-
-        def body(ready_fd: int | None, owner_fd: int) -> None:
-            _import(*_OF_CONTROLLERS, is_shared=False)
-            from fluster_services.controller.__main__ import run_controller
-            from fluster_services.controller.controller import ControllerConfig
-
-            config = ControllerConfig(
-                address=self.server.credentials(Role.SERVICE),
-                namespaces=self._namespaces(),
-                timing=LOCAL_TIMING,
-                controller_id=name,
-            )
-            run_controller(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=self.store_dir / f"logs/{name}.log")
-
-        return Daemon(name, body)
-
-    def _worker(self, number: int) -> Daemon:
-        name = f"worker-{number}"
-
-        def body(ready_fd: int | None, owner_fd: int) -> None:
-            from fluster_bus.messages import WorkerId
-            from fluster_services.worker.__main__ import run_worker
-            from fluster_services.worker.chosen_containers import choose_containers
-            from fluster_services.worker.config import WorkerConfig
-
-            config = WorkerConfig(
-                address=self.server.credentials(Role.SERVICE),
-                worker_id=WorkerId(name),
-                state_dir=self.store_dir / name,
-                total=self._share(),
-                job_credentials=self._job_credentials(),
-                timing=LOCAL_TIMING,
-                working_dir=Path(self.setup.working_dir),
-                python_path=self.setup.python_path,
-                enforce_limits="always" if self.setup.enforce_limits else "never",
-                containers=choose_containers(self.setup.runtime, self._containers()),
-            )
-            run_worker(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=self.store_dir / f"logs/{name}.log")
-
-        return Daemon(name, body, may_leave=True)
-
-    def _vms(self) -> Daemon:
-        def body(ready_fd: int | None, owner_fd: int) -> None:
-            import base64
-            import pickle
-
-            from fluster_bus.messages import WorkerId
-            from fluster_services.vm.daemon import WantedVMs, run_vms
-
-            # The backend's class may be the owner's own.
-            sys.path[:] = dict.fromkeys((*self.setup.python_path, *sys.path))
-            run_vms(
-                WantedVMs(
-                    backend=pickle.loads(base64.b64decode(self.setup.backend or "")),
-                    vm_ids=[WorkerId(f"worker-{number}") for number in range(self.setup.workers)],
-                    resources=self._share(),
-                    boot_timeout_s=self.setup.start_timeout_s,
-                ),
-                self._cluster_to_join,
-                address=self.server.credentials(Role.SERVICE),
-                ready_fd=ready_fd,
-                owner_fd=owner_fd,
-                log_file=self.store_dir / "logs/vms.log",
-            )
-
-        return Daemon("vms", body, may_leave=True)
-
-    def _cluster_to_join(self, bus: Bus) -> ClusterToJoin:
-        from fluster_services.vm.backend import ClusterToJoin
-
-        return ClusterToJoin(
-            bus=bus,
-            address=self.server.credentials(Role.SERVICE),
-            job_credentials=self._job_credentials(),
-            state_dir=self.store_dir,
-            timing=LOCAL_TIMING,
-            working_dir=Path(self.setup.working_dir),
-            python_path=self.setup.python_path,
-            log_dir=self.store_dir / "logs",
-        )
-
-    def _job_credentials(self) -> dict[Namespace, BusAddress]:
-        return {namespace: self.server.credentials(Role.JOB, namespace) for namespace in self._namespaces()}
-
-    def _containers(self) -> ContainerSettings:
-        from fluster_services.worker.container import ContainerSettings
-
-        known = dict(self.setup.containers)
-        if self.setup.docker_host:
-            known["engine"] = self.setup.docker_host
-        if self.setup.image:
-            known["image"] = self.setup.image
-        return ContainerSettings(**known)
-
-    def _share(self) -> Capacity:
-        from fluster_bus.messages import Capacity
-
-        workers = self.setup.workers
-        return Capacity(cpu=round(self.setup.cpu / workers, 3), memory=self.setup.memory // workers)
 
     # ---- watching ---------------------------------------------------------------------------------------
 
@@ -337,12 +204,8 @@ class Supervisor:
         while ended := _next_ended():
             pid, status = ended
             for daemon in self.daemons:
-                if daemon.pid == pid and daemon.may_leave and status == 0:
-                    daemon.pid = 0
-                elif daemon.pid == pid:
-                    settled = now - daemon.started_at >= _SETTLED_S
-                    daemon.pause_s = _FIRST_PAUSE_S if settled else min(daemon.pause_s * 2, _LAST_PAUSE_S)
-                    daemon.pid, daemon.restart_at = 0, now + daemon.pause_s
+                if daemon.pid == pid:
+                    daemon.on_end(status, now)
 
     def _restart_due(self) -> None:
         now = time.monotonic()
@@ -357,7 +220,7 @@ class Supervisor:
             self.server.start()
         except FlusterError as error:
             sys.stderr.write(f"nats-server could not be started again: {error}\n")
-            self.server_restart_at = now + _LAST_PAUSE_S
+            self.server_restart_at = now + _SERVER_PAUSE_S
         else:
             self.server_restart_at = None
             self._selector.register(self.server, selectors.EVENT_READ, "server")
@@ -393,29 +256,6 @@ class Supervisor:
                     if daemon.pid:
                         os.kill(daemon.pid, signal.SIGKILL)
                 deadline = time.monotonic() + _LEAVE_TIMEOUT_S
-
-
-_OF_ALL = (
-    "fluster_services.daemon",
-    "fluster_services.lifecycle",
-    "fluster_services.capacity",
-    "fluster_bus.registry",
-    "fluster_bus.services_api",
-    "fluster_bus.streams",
-    "uvloop",
-)
-_OF_CONTROLLERS = ("fluster_services.controller.__main__",)
-_OF_WORKERS = ("fluster_services.worker.__main__", "fluster.cluster")
-_OF_VMS = ("fluster_services.vm.daemon",)
-
-
-def _import(*names: str, is_shared: bool = True) -> None:
-    """Have modules in memory, once for all that are forked from here or for this process."""
-    gc.disable()
-    import_own(*names)
-    keep = keep_shared if is_shared else gc.freeze
-    keep()
-    gc.enable()
 
 
 def _next_ended() -> tuple[int, int] | None:

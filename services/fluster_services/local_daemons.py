@@ -1,0 +1,184 @@
+"""The daemons of a cluster on this machine: what each is made of, and when it is started again.
+
+Nothing that takes long is imported above: the supervisor imports this before it starts the server.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fluster.local_setup import LocalSetup
+from fluster_bus.roles import Role
+from fluster_bus.server import EmbeddedServer
+from fluster_services.config import LOCAL_TIMING
+from fluster_services.own_imports import import_kept
+
+if TYPE_CHECKING:
+    from fluster_bus.address import BusAddress
+    from fluster_bus.bus import Bus
+    from fluster_bus.messages import Capacity, Namespace
+    from fluster_services.vm.backend import ClusterToJoin
+    from fluster_services.worker.container import ContainerSettings
+
+# What is to be imported before the fork, by those who share it.
+FOR_ALL = (
+    "fluster_services.daemon",
+    "fluster_services.lifecycle",
+    "fluster_services.capacity",
+    "fluster_bus.registry",
+    "fluster_bus.services_api",
+    "fluster_bus.streams",
+    "uvloop",
+)
+FOR_WORKERS = ("fluster_services.worker.__main__", "fluster.cluster")
+FOR_VMS = ("fluster_services.vm.daemon",)
+_FOR_CONTROLLERS = ("fluster_services.controller.__main__",)  # which they import by themselves
+
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 5.0  # before one that died is started again
+_SETTLED_S = 10.0  # one that ran for so long may be started again at once
+
+
+@dataclass
+class Daemon:
+    """A process that the supervisor forks, and forks again when it ends."""
+
+    name: str
+    body: Callable[[int | None, int], None]  # (ready_fd, owner_fd) -> runs until it ends
+    may_leave: bool = False  # when it ends with status 0 it has done what it was told, and stays away
+    pid: int = 0  # 0 while it does not run
+    restart_at: float | None = None
+    _started_at: float = field(default=0.0, init=False)
+    _pause_s: float = field(default=_FIRST_PAUSE_S, init=False)
+
+    def on_start(self, pid: int, now: float) -> None:
+        self.pid, self._started_at, self.restart_at = pid, now, None
+
+    def on_end(self, status: int, now: float) -> None:
+        """It has ended: say in `restart_at` when it is to be started again, if it is."""
+        self.pid = 0
+        if self.may_leave and status == 0:
+            return
+        settled = now - self._started_at >= _SETTLED_S
+        self._pause_s = _FIRST_PAUSE_S if settled else min(self._pause_s * 2, _LAST_PAUSE_S)
+        self.restart_at = now + self._pause_s
+
+
+class LocalDaemons:
+    """Makes those of one cluster, as its owner has asked for them. Their bodies run in processes of their own."""
+
+    def __init__(self, setup: LocalSetup, store_dir: Path, server: EmbeddedServer) -> None:
+        self._setup = setup
+        self._store_dir = store_dir
+        self._server = server
+
+    def controller(self, number: int) -> Daemon:
+        # Started again under the same name, it leads again at once if it did before.
+        name = f"controller-{number}" if number else "controller"
+
+        def body(ready_fd: int | None, owner_fd: int) -> None:
+            import_kept(*_FOR_CONTROLLERS, is_shared=False)
+            from fluster_services.controller.__main__ import run_controller
+            from fluster_services.controller.controller import ControllerConfig
+
+            config = ControllerConfig(
+                address=self._server.credentials(Role.SERVICE),
+                namespaces=self._namespaces(),
+                timing=LOCAL_TIMING,
+                controller_id=name,
+            )
+            run_controller(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=self._store_dir / f"logs/{name}.log")
+
+        return Daemon(name, body)
+
+    def worker(self, number: int) -> Daemon:
+        name = f"worker-{number}"
+
+        def body(ready_fd: int | None, owner_fd: int) -> None:
+            from fluster_bus.messages import WorkerId
+            from fluster_services.worker.__main__ import run_worker
+            from fluster_services.worker.chosen_containers import choose_containers
+            from fluster_services.worker.config import WorkerConfig
+
+            config = WorkerConfig(
+                address=self._server.credentials(Role.SERVICE),
+                worker_id=WorkerId(name),
+                state_dir=self._store_dir / name,
+                total=self._share(),
+                job_credentials=self._job_credentials(),
+                timing=LOCAL_TIMING,
+                working_dir=Path(self._setup.working_dir),
+                python_path=self._setup.python_path,
+                enforce_limits="always" if self._setup.enforce_limits else "never",
+                containers=choose_containers(self._setup.runtime, self._containers()),
+            )
+            run_worker(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=self._store_dir / f"logs/{name}.log")
+
+        return Daemon(name, body, may_leave=True)
+
+    def vms(self) -> Daemon:
+        def body(ready_fd: int | None, owner_fd: int) -> None:
+            import base64
+            import pickle
+
+            from fluster_bus.messages import WorkerId
+            from fluster_services.vm.daemon import WantedVMs, run_vms
+
+            # The backend's class may be the owner's own.
+            sys.path[:] = dict.fromkeys((*self._setup.python_path, *sys.path))
+            run_vms(
+                WantedVMs(
+                    backend=pickle.loads(base64.b64decode(self._setup.backend or "")),
+                    vm_ids=[WorkerId(f"worker-{number}") for number in range(self._setup.workers)],
+                    resources=self._share(),
+                    boot_timeout_s=self._setup.start_timeout_s,
+                ),
+                self._cluster_to_join,
+                address=self._server.credentials(Role.SERVICE),
+                ready_fd=ready_fd,
+                owner_fd=owner_fd,
+                log_file=self._store_dir / "logs/vms.log",
+            )
+
+        return Daemon("vms", body, may_leave=True)
+
+    def _cluster_to_join(self, bus: Bus) -> ClusterToJoin:
+        from fluster_services.vm.backend import ClusterToJoin
+
+        return ClusterToJoin(
+            bus=bus,
+            address=self._server.credentials(Role.SERVICE),
+            job_credentials=self._job_credentials(),
+            state_dir=self._store_dir,
+            timing=LOCAL_TIMING,
+            working_dir=Path(self._setup.working_dir),
+            python_path=self._setup.python_path,
+            log_dir=self._store_dir / "logs",
+        )
+
+    def _namespaces(self) -> tuple[Namespace, ...]:
+        from fluster_bus.messages import Namespace
+
+        return tuple(Namespace(name) for name in self._setup.namespaces)
+
+    def _job_credentials(self) -> dict[Namespace, BusAddress]:
+        return {namespace: self._server.credentials(Role.JOB, namespace) for namespace in self._namespaces()}
+
+    def _containers(self) -> ContainerSettings:
+        from fluster_services.worker.container import ContainerSettings
+
+        known = dict(self._setup.containers)
+        if self._setup.docker_host:
+            known["engine"] = self._setup.docker_host
+        if self._setup.image:
+            known["image"] = self._setup.image
+        return ContainerSettings(**known)
+
+    def _share(self) -> Capacity:
+        from fluster_bus.messages import Capacity
+
+        workers = self._setup.workers
+        return Capacity(cpu=round(self._setup.cpu / workers, 3), memory=self._setup.memory // workers)
