@@ -29,6 +29,7 @@ class Arrivals:
         self._awake = False
         self._wake = asyncio.Event()
         self._taken = threading.Event()  # all that was there
+        self.in_hand = False  # while the loop sends what it took
         self.closed: Exception | None = None  # why nothing is taken any more
 
     def __len__(self) -> int:

@@ -7,7 +7,6 @@ threads ◄── outcomes ◄── desk ◄── replies, members, losses ─
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 import threading
@@ -20,19 +19,17 @@ from typing import cast
 from fluster.actors.actor_lane import lanes_are_on
 from fluster.actors.arrivals import Arrivals
 from fluster.actors.calls import Broadcast, Call, Done, Send, failed, faulted
+from fluster.actors.carried_calls import CarriedCalls
 from fluster.actors.clock import SYSTEM_CLOCK, Clock
 from fluster.actors.deadlines import Deadlines
 from fluster.actors.desk import Desk
 from fluster.actors.explanations import Explanations
 from fluster.actors.frames import Moment, WireReply
-from fluster.actors.futures import is_running
 from fluster.actors.held_calls import HeldCalls
 from fluster.actors.inboxes import Inboxes
 from fluster.actors.json_frames import NoJsonError
-from fluster.actors.lane_calls import LaneCalls
 from fluster.actors.loop_calls import closed, tell, tell_soon
 from fluster.actors.members import Member
-from fluster.actors.messages_out import MessageOut
 from fluster.actors.notices import Notices
 from fluster.actors.outcomes import Outcomes, settle
 from fluster.actors.paused_calls import PausedCalls
@@ -46,8 +43,7 @@ from fluster.cluster.portal import forked
 from fluster.errors import ActorTimeoutError, MailboxFullError
 from fluster_bus.bus import Bus
 from fluster_bus.carrier import Carrier
-from fluster_bus.delivery import Delivery
-from fluster_bus.errors import BusError, ClosedError, DisconnectedError, MessageTooLargeError
+from fluster_bus.errors import BusError, DisconnectedError, MessageTooLargeError
 from fluster_bus.messages import JobId, JobInfo
 from fluster_bus.object_kinds import PAYLOADS
 from fluster_bus.objects import ObjectStore
@@ -103,14 +99,25 @@ class Caller:
         )
         self._finish = self._outcomes.finish
         self._held = HeldCalls(loop, self._finish)
+        self.carried = CarriedCalls(
+            loop,
+            clock,
+            self._desk,
+            self._inboxes,
+            self._arrivals,
+            held=self._held,
+            deadlines=self._deadlines,
+            rosters=self._rosters,
+            finish=self._finish,
+            on_timeout=self._on_timeout,
+            end_calls=self._end_calls,
+        )
         self._waiting = WaitingPools(self._desk, loop, self._arrivals.wake)
         self._publisher = Publisher(bus, namespace, store, self._inboxes)
         self._stored = StoredCalls(cast("Bus", bus), namespace, self._finish, prepare=self._prepare_stored)
-        self._flushing = False
         self._openings: deque[tuple[str, Sequence[Member] | None, bool]] = (
             deque()
         )  # for which the loop is to open pools
-        self._lane: LaneCalls | None = None
         tell(loop, self._start)
 
     @classmethod
@@ -131,79 +138,13 @@ class Caller:
     @property
     def is_sending(self) -> bool:
         """True while something that was submitted is not with the bus yet."""
-        return bool(self._arrivals) or self._flushing
+        return bool(self._arrivals) or self._arrivals.in_hand
 
     def use_lane(self) -> None:
-        """Let threads that wait for their calls make them by themselves, where that changes nothing but the time."""
+        """Let threads that wait for their calls carry them, where that changes nothing but the time."""
         with _callers_lock:
-            if self._lane is None and self._closed is None and isinstance(self._bus, Bus) and lanes_are_on():
-                self._lane = LaneCalls(
-                    self._bus.address,
-                    self._namespace,
-                    self._inboxes.open_alone(),
-                    tell=lambda *callback: tell_soon(self.loop, *callback),
-                    settle=lambda done: settle(done, None),
-                    on_other=self._on_lane_delivery,
-                    on_timeout=self._on_lane_timeout,
-                    on_lost=self._on_lane_lost,
-                )
-
-    def submit_alone(self, call: Call) -> Callable[[], None] | None:
-        """As `submit`, for a call whose thread waits for it next: with what it gives, if anything."""
-        lane = self._free_lane() if not self._arrivals else None
-        message = self._desk.choose_alone(call, self._clock.now()) if lane is not None else None
-        if message is not None and message.member is not None and call.blocks is not None:
-            deadlock = call.blocks.deadlock(call, message.member)
-            if deadlock is not None:
-                raise deadlock
-        wait = self._carry(message, lane) if message is not None and lane is not None else None
-        if wait is None:
-            self.submit(call)
-        return wait
-
-    def take_over(self, broadcast: Broadcast) -> Callable[[], None] | None:
-        """What the thread that submitted a broadcast waits with, if it waits next and the loop has not come to it yet."""
-        lane = self._free_lane()
-        if lane is None or not self._arrivals.take_back(broadcast):
-            return None
-        message = self._desk.choose_alone(broadcast, self._clock.now())
-        if message is None:
-            self._submit_again([broadcast])
-            return None
-        wait = self._carry(message, lane) if message.calls else None
-        if wait is None:
-            for endpoint_id, call in message.calls.items():
-                call.pinned = endpoint_id
-            self._submit_again(message.calls.values())
-        return wait
-
-    def _submit_again(self, items: Iterable[Call | Broadcast]) -> None:
-        for item in items:
-            try:
-                self.submit(item)
-            except (MailboxFullError, ClosedError) as error:
-                settle(Done(item, ok=False), error)
-
-    def _free_lane(self) -> LaneCalls | None:
-        """The lane, if a message that is sent there overtakes nothing that goes the other way."""
-        lane = self._lane
-        is_free = lane is not None and lane.connected and not (self._flushing or self._held or is_running(self.loop))
-        return lane if is_free else None
-
-    def _carry(self, message: MessageOut, lane: LaneCalls) -> Callable[[], None] | None:
-        """Send a message by this very thread, which waits with what this gives; None when it cannot be."""
-        calls = [(message.endpoint_id(key), call) for key, call in message.calls.items()]
-        for endpoint_id, call in calls:
-            member = message.member or message.pool.members.get(endpoint_id)
-            if member is not None:
-                self._deadlines.take_declared(call, member)
-        wait = lane.send(message)
-        roster = self._rosters.get(message.pool.name)
-        for endpoint_id, _call in calls:
-            if wait is not None and roster is not None and endpoint_id not in roster.members:
-                # It ended between the choice and the sending, and what ends its calls may have been here before.
-                lane.when_seen(functools.partial(self._end_calls, message.pool.name, Left(endpoint_id)))
-        return wait
+            if self._closed is None and isinstance(self._bus, Bus) and lanes_are_on():
+                self.carried.open(self._bus.address, self._namespace)
 
     def deadline_of(self, timeout_s: float | None) -> Moment | None:
         """The moment at which nobody waits any more."""
@@ -258,11 +199,11 @@ class Caller:
             await self._inboxes.open()
             while True:
                 await self._arrivals.wait()
-                self._flushing = True
+                self._arrivals.in_hand = True
                 try:
                     await self._flush()
                 finally:
-                    self._flushing = False
+                    self._arrivals.in_hand = False
         except Exception as unexpected:
             error = unexpected
             raise
@@ -273,10 +214,9 @@ class Caller:
         self._arrivals.close(error)
         self._bus.off(self._on_disconnect)
         self._bus.off(self._on_reconnect)
-        self._adopt_all()
+        self.carried.adopt_all()
         self._finish(self._desk.close(error), final=True)
-        if self._lane is not None:
-            self._lane.close()
+        self.carried.close()
         kept = [*self._held.take(), *self._paused.all(), *self._stored.take_all()]
         self._finish([Done(item, ok=False, error=error) for item in kept], final=True)
         self._arrivals.drop_rest()
@@ -285,7 +225,7 @@ class Caller:
     async def _flush(self) -> None:
         for call in list(self._notices.withdrawn):
             if call.number is not None:
-                self._adopt(call.number)
+                self.carried.adopt(call.number)
         self._notices.take_withdrawn()
         arrived = self._take_arrived()
         if not self._bus.connected:
@@ -387,38 +327,6 @@ class Caller:
         self._desk.on_reconnected(self._clock.now())
         self._arrivals.wake()
 
-    # ---- calls that were sent alone ---------------------------------------------------------------------
-
-    def _adopt(self, number: int, message: MessageOut | None = None) -> list[Call]:
-        """Have the desk know a message that was sent alone; its calls, none when it has ended or was adopted before."""
-        if message is None:
-            message = self._lane.take(number) if self._lane is not None else None
-        if message is None:
-            return []
-        calls = list(message.calls.values())
-        self._finish(self._desk.adopt(number, message))
-        for call in calls:
-            self._deadlines.watch(call)
-        return calls
-
-    def _adopt_all(self, pool: str | None = None) -> None:
-        for number in self._lane.numbers(pool) if self._lane is not None else ():
-            self._adopt(number)
-
-    def _on_lane_delivery(self, number: int, message: MessageOut | None, delivery: Delivery) -> None:
-        self._adopt(number, message)
-        self._inboxes.on_delivery(delivery)
-
-    def _on_lane_timeout(self, number: int) -> None:
-        for call in self._adopt(number):
-            self._on_timeout(call)
-
-    def _on_lane_lost(self, next_number: int) -> None:
-        for number in self._lane.numbers() if self._lane is not None else ():
-            if number > next_number:
-                self._adopt(number)
-        self._finish(self._desk.on_disconnected(lambda number: next_number < number < 0))
-
     # ---- pools ------------------------------------------------------------------------------------------
 
     def _open_pools(self) -> None:
@@ -451,7 +359,7 @@ class Caller:
 
     def _close_pool(self, name: str, error: Exception) -> None:
         if self._rosters.close(name):
-            self._adopt_all(name)
+            self.carried.adopt_all(name)
             kept = [*self._paused.of(name), *self._stored.close_pool(name)]
             ended = [Done(call, ok=False, error=error) for call in kept]
             self._finish([*self._desk.close_pool(name, error), *ended], final=True)
@@ -477,18 +385,16 @@ class Caller:
                 if name in self._rosters:
                     self._finish(self._desk.fail_waiting(name, error), final=True)
         self._waiting.move(name)
-        if self._lane is None:
-            self._end_calls(name, change)
-        elif isinstance(change, Left) or (isinstance(change, Joined) and change.member.disconnected_at is not None):
-            # What a member answered before comes on another connection, and may be on its way.
-            self._lane.when_seen(lambda: self._end_calls(name, change))
+        if isinstance(change, Left) or (isinstance(change, Joined) and change.member.disconnected_at is not None):
+            # What a member answered before may come on another connection, and be on its way.
+            self.carried.when_seen(lambda: self._end_calls(name, change))
 
     def _end_calls(self, name: str, change: Change) -> None:
         """End what is out at a member that has ended or lost its connection, if that is still the newest of it."""
         roster = self._rosters.get(name)
         if roster is None or self._closed is not None:
             return
-        self._adopt_all(name)
+        self.carried.adopt_all(name)
         match change:
             case Joined(member) if roster.members.get(member.endpoint_id) == member:
                 self._finish(self._desk.on_member(name, member))

@@ -222,7 +222,7 @@ class AsyncActorPool(Generic[T]):
             end_with(span, future)
         try:
             if isinstance(future, LaneFuture):
-                future.wait_alone = self._caller.submit_alone(call)
+                future.wait_alone = self._caller.carried.submit(call)
             else:
                 self._caller.submit(call)
         except BaseException:
@@ -260,7 +260,7 @@ class AsyncActorPool(Generic[T]):
             trace=announce(self.name, method),
         )
         self._caller.submit(broadcast)
-        return answers, functools.partial(self._caller.take_over, broadcast)
+        return answers, functools.partial(self._caller.carried.take_over, broadcast)
 
     def _timeout_of(self, method: str) -> float | None:
         info = self._methods.get(method) if self._methods is not None else None

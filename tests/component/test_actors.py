@@ -399,7 +399,7 @@ def test_a_lost_connection_ends_what_is_out_and_what_comes_after_waits_for_the_n
 def is_cut_off(pool: ActorPool[Any]) -> bool:
     """True once the client has noticed that its connections are lost."""
     caller = pool.asynchronous._caller
-    return not caller._bus.connected and (caller._lane is None or not caller._lane.connected)
+    return not caller._bus.connected and (caller.carried.lane is None or not caller.carried.lane.connected)
 
 
 def test_while_the_connection_is_lost_a_call_waits_no_longer_than_its_deadline(env: Env) -> None:

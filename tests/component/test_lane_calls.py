@@ -50,7 +50,7 @@ each_way = pytest.mark.parametrize("via", WAYS, ids=[via.name for via in WAYS])
 
 def carried(pool: ActorPool[Any]) -> dict[int, Any]:
     """The calls that are out on the lane."""
-    lane = pool.asynchronous._caller._lane
+    lane = pool.asynchronous._caller.carried.lane
     return lane._out if lane is not None else {}
 
 
@@ -95,7 +95,7 @@ def test_a_call_that_is_alone_goes_over_the_lane_and_one_behind_others_does_not(
     shared.serve(f"alone-{via.name}", actor)
     pool = shared.pool(f"alone-{via.name}")
     target = via.of(pool)
-    wait_until(lambda: pool.asynchronous._caller._lane.connected)  # type: ignore[union-attr]
+    wait_until(lambda: pool.asynchronous._caller.carried.lane.connected)  # type: ignore[union-attr]
     alone = in_thread(target.call().wait)
     actor.is_entered()
     assert len(carried(pool)) == 1
@@ -262,7 +262,7 @@ def entered(*actors: Gate) -> None:
 def busy_loop(pool: ActorPool[Any]) -> Iterator[None]:
     """Meanwhile the client's loop comes to nothing."""
     caller = pool.asynchronous._caller
-    wait_until(lambda: caller._lane is not None and caller._lane.connected and not caller.is_sending)
+    wait_until(lambda: caller.carried.lane is not None and caller.carried.lane.connected and not caller.is_sending)
     busy, free = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -441,8 +441,8 @@ def test_ctrl_c_at_any_moment_leaves_a_client_that_works(shared: Env) -> None:
 def test_what_is_lent_is_carried_as_well(shared: Env, monkeypatch: pytest.MonkeyPatch) -> None:
     shared.serve("lent", Calculator())
     pool = shared.pool("lent")
-    wait_until(lambda: goes_through(pool) and pool.asynchronous._caller._free_lane() is not None)
-    monkeypatch.setattr(pool.asynchronous._caller, "submit", None)  # nothing goes the other way
+    wait_until(lambda: goes_through(pool) and pool.asynchronous._caller.carried._free_lane() is not None)
+    monkeypatch.setattr(pool.asynchronous._caller._arrivals, "put", None)  # nothing goes the other way
     data = bytes(3_000_000)
     assert [pool.call().echo(data) == data for _ in range(5)] == [True] * 5
 

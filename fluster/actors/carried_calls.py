@@ -1,0 +1,185 @@
+"""The calls of a client that their waiting threads carry: which may go that way, and what the desk is given after all.
+
+    thread ── submit, take_over ──► LaneCalls ──► bus        the desk chooses the member, and keeps no books
+    loop ──── adopt ──► desk                                 for what does not end with plain results
+
+A call that may not go that way goes the way of all others, by the arrivals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Iterable
+
+from fluster.actors.arrivals import Arrivals
+from fluster.actors.calls import Broadcast, Call, Done
+from fluster.actors.clock import Clock
+from fluster.actors.deadlines import Deadlines
+from fluster.actors.desk import Desk
+from fluster.actors.futures import is_running
+from fluster.actors.held_calls import HeldCalls
+from fluster.actors.inboxes import Inboxes
+from fluster.actors.lane_calls import LaneCalls
+from fluster.actors.loop_calls import tell_soon
+from fluster.actors.messages_out import MessageOut
+from fluster.actors.outcomes import settle
+from fluster.actors.rosters import Change, Left, Rosters
+from fluster.errors import MailboxFullError
+from fluster_bus.address import BusAddress
+from fluster_bus.delivery import Delivery
+from fluster_bus.errors import ClosedError
+
+
+class CarriedCalls:
+    """Those of one client; none until `open`.
+
+    `on_timeout` is given calls that the desk has by then, `end_calls` what became of a member while it was sent to.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        desk: Desk,
+        inboxes: Inboxes,
+        arrivals: Arrivals,
+        *,
+        held: HeldCalls,
+        deadlines: Deadlines,
+        rosters: Rosters,
+        finish: Callable[[Iterable[Done]], object],
+        on_timeout: Callable[[Call], object],
+        end_calls: Callable[[str, Change], object],
+    ) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._desk = desk
+        self._inboxes = inboxes
+        self._arrivals = arrivals
+        self._held = held
+        self._deadlines = deadlines
+        self._rosters = rosters
+        self._finish, self._on_timeout, self._end_calls = finish, on_timeout, end_calls
+        self.lane: LaneCalls | None = None
+
+    # ---- from any thread --------------------------------------------------------------------------------
+
+    def open(self, address: BusAddress, namespace: str) -> None:
+        """Have calls carried from now on. For one thread at a time."""
+        if self.lane is None:
+            self.lane = LaneCalls(
+                address,
+                namespace,
+                self._inboxes.open_alone(),
+                tell=lambda *callback: tell_soon(self._loop, *callback),
+                settle=lambda done: settle(done, None),
+                on_other=self._on_delivery,
+                on_timeout=self._on_late,
+                on_lost=self._on_lost,
+            )
+
+    def submit(self, call: Call) -> Callable[[], None] | None:
+        """Send a call whose thread waits for it next: with what this gives, if anything.
+
+        Raises ActorDeadlockError for one that would wait for itself, MailboxFullError, ClosedError.
+        """
+        lane = self._free_lane() if not self._arrivals else None
+        message = self._desk.choose_alone(call, self._clock.now()) if lane is not None else None
+        if message is not None and message.member is not None and call.blocks is not None:
+            deadlock = call.blocks.deadlock(call, message.member)
+            if deadlock is not None:
+                raise deadlock
+        wait = self._carry(message, lane) if message is not None and lane is not None else None
+        if wait is None:
+            self._arrivals.put(call)
+        return wait
+
+    def take_over(self, broadcast: Broadcast) -> Callable[[], None] | None:
+        """What the thread that submitted a broadcast waits with, if it waits next and the loop has not come to it yet."""
+        lane = self._free_lane()
+        if lane is None or not self._arrivals.take_back(broadcast):
+            return None
+        message = self._desk.choose_alone(broadcast, self._clock.now())
+        if message is None:
+            self._put_again([broadcast])
+            return None
+        wait = self._carry(message, lane) if message.calls else None
+        if wait is None:
+            for endpoint_id, call in message.calls.items():
+                call.pinned = endpoint_id
+            self._put_again(message.calls.values())
+        return wait
+
+    def _put_again(self, items: Iterable[Call | Broadcast]) -> None:
+        for item in items:
+            try:
+                self._arrivals.put(item)
+            except (MailboxFullError, ClosedError) as error:
+                settle(Done(item, ok=False), error)
+
+    def _free_lane(self) -> LaneCalls | None:
+        """The lane, if a message that is sent there overtakes nothing that goes the other way."""
+        lane = self.lane
+        in_hand = self._arrivals.in_hand
+        is_free = lane is not None and lane.connected and not (in_hand or self._held or is_running(self._loop))
+        return lane if is_free else None
+
+    def _carry(self, message: MessageOut, lane: LaneCalls) -> Callable[[], None] | None:
+        """Send a message by this very thread, which waits with what this gives; None when it cannot be."""
+        calls = [(message.endpoint_id(key), call) for key, call in message.calls.items()]
+        for endpoint_id, call in calls:
+            member = message.member or message.pool.members.get(endpoint_id)
+            if member is not None:
+                self._deadlines.take_declared(call, member)
+        wait = lane.send(message)
+        roster = self._rosters.get(message.pool.name)
+        for endpoint_id, _call in calls:
+            if wait is not None and roster is not None and endpoint_id not in roster.members:
+                # It ended between the choice and the sending, and what ends its calls may have been here before.
+                lane.when_seen(functools.partial(self._end_calls, message.pool.name, Left(endpoint_id)))
+        return wait
+
+    # ---- on the loop ------------------------------------------------------------------------------------
+
+    def adopt(self, number: int, message: MessageOut | None = None) -> list[Call]:
+        """Have the desk know a message that is carried; its calls, none when it has ended or was adopted before."""
+        if message is None:
+            message = self.lane.take(number) if self.lane is not None else None
+        if message is None:
+            return []
+        calls = list(message.calls.values())
+        self._finish(self._desk.adopt(number, message))
+        for call in calls:
+            self._deadlines.watch(call)
+        return calls
+
+    def adopt_all(self, pool: str | None = None) -> None:
+        """The same, for all that are out, or those of one pool."""
+        for number in self.lane.numbers(pool) if self.lane is not None else ():
+            self.adopt(number)
+
+    def when_seen(self, callback: Callable[[], object]) -> None:
+        """Have `callback` run once all answers that are on their way to threads have been handed out."""
+        if self.lane is None:
+            callback()
+        else:
+            self.lane.when_seen(callback)
+
+    def close(self) -> None:
+        if self.lane is not None:
+            self.lane.close()
+
+    def _on_delivery(self, number: int, message: MessageOut | None, delivery: Delivery) -> None:
+        self.adopt(number, message)
+        self._inboxes.on_delivery(delivery)
+
+    def _on_late(self, number: int) -> None:
+        for call in self.adopt(number):
+            self._on_timeout(call)
+
+    def _on_lost(self, next_number: int) -> None:
+        for number in self.lane.numbers() if self.lane is not None else ():
+            if number > next_number:
+                self.adopt(number)
+        self._finish(self._desk.on_disconnected(lambda number: next_number < number < 0))
