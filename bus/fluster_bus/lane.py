@@ -323,12 +323,11 @@ class Lane:
             line = self._line
             if line is None:
                 if stood:
-                    stood = False
                     self._on_lost()
-                if not self._dial():
+                stood = self._dial()  # it may be lost by the time that this is here again
+                if not stood:
                     self._rest()
                 continue
-            stood = True
             self._ping_if_due(line)
             if self.turns.has(self.wake):
                 if self.turns.wanted:

@@ -249,6 +249,30 @@ def test_a_lost_connection_comes_back_with_its_subscriptions(
         lane.publish("lane.back", b"closed")
 
 
+def test_a_connection_that_is_lost_at_once_is_told_as_lost(own_server: EmbeddedServer) -> None:
+    lost, back = threading.Event(), threading.Event()
+    stopped: list[bool] = []
+
+    def on_connect() -> None:
+        if lost.is_set():
+            back.set()
+        elif not stopped:
+            stopped.append(True)
+            own_server.stop()
+            with contextlib.suppress(DisconnectedError):
+                while True:
+                    lane.publish("lane.at-once", bytes(1_000))
+            own_server.start()
+
+    lane = Lane(own_server.credentials(Role.OPERATOR), "test", on_connect=on_connect, on_disconnect=lost.set)
+    lane.start()
+    try:
+        assert lost.wait(TIMEOUT_S)
+        assert back.wait(TIMEOUT_S)
+    finally:
+        lane.close()
+
+
 def test_a_reader_outlasts_a_lost_connection(own_server: EmbeddedServer) -> None:
     lost = threading.Event()
     with opened(own_server.credentials(Role.OPERATOR), on_disconnect=lost.set) as lane:
