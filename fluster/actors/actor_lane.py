@@ -158,6 +158,10 @@ class ActorLane:
         self._subscriptions: list[int] = []
         self._opened = False
 
+    @property
+    def connected(self) -> bool:
+        return self._lane.connected
+
     async def open(self) -> None:
         """Connect. Raises BusError."""
         self._lane.start()
@@ -171,7 +175,7 @@ class ActorLane:
     async def subscribe(self, callback: Callable[[Delivery], object], *subjects: tuple[str, str]) -> None:
         """Have `callback` take what comes on these (subject, queue); they stand with the server on return."""
         self._subscriptions += [self._lane.subscribe(subject, callback, queue=queue) for subject, queue in subjects]
-        await self._seen()
+        await self.seen()
 
     async def drain(self) -> None:
         """Leave all subjects; what is on its way here has been taken on return."""
@@ -180,14 +184,15 @@ class ActorLane:
     async def wait_sent(self) -> None:
         """Return when all replies so far are with the server."""
         self.outbox.flush()
-        await self._seen()
+        await self.seen()
 
     async def close(self) -> None:
         self.outbox.flush()
         await asyncio.to_thread(self._lane.close)
         self.queue.wake()
 
-    async def _seen(self) -> None:
+    async def seen(self) -> None:
+        """Return when the server has dealt with all that was sent, or the connection is lost."""
         await self._until(self._lane.when_seen)
 
     async def _until(self, begin: Callable[[Callable[[], object]], object]) -> None:

@@ -74,7 +74,10 @@ class Desk:
             self._pools[name].paused = False
 
     def on_member(self, name: str, member: Member) -> list[Done]:
-        """A member is new or has changed. What was sent to it before it lost its connection is over."""
+        """A member is new or has changed. What was sent to it before it lost its connection is over.
+
+        So is its part of a broadcast that was sent before it was back: that it missed one, nobody else tells.
+        """
         pool = self._pools[name]
         pool.put_member(member)
         disconnected_at = member.disconnected_at
@@ -82,7 +85,8 @@ class Desk:
             return []
 
         def was_cut_off(message: MessageOut) -> bool:
-            return frames.seconds_between(message.sent_at, disconnected_at) > 0
+            until = disconnected_at if message.member is not None else member.reconnected_at or disconnected_at
+            return frames.seconds_between(message.sent_at, until) > 0
 
         lost = "the actor lost its connection to the bus while the call was out; it may have run"
         cut_off = self._messages.take_of_member(pool, member.endpoint_id, was_cut_off)

@@ -9,7 +9,7 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from fluster.actors import frames
@@ -28,6 +28,7 @@ from fluster.actors.members import (
     LAST_ERROR,
     LEAVING,
     PLACE,
+    RECONNECTED_AT,
     RESTARTING,
     RESTARTS,
     RETRIES,
@@ -69,6 +70,7 @@ class Served:
     subscriptions: list[Interest] = field(default_factory=list)
     lane: ActorLane | None = None  # on which calls come, where it is not the connection of all
     renewals: asyncio.Task[None] | None = None
+    lost_at: frames.Moment | None = None  # when the connection was lost on which calls come, until pools are told
 
     def note(self, **notes: str) -> None:
         """Tell pools something, from the next registration on."""
@@ -221,13 +223,11 @@ class Host:
         return lane
 
     def _on_lane_lost(self, served: Served) -> None:
-        if served in self._open:
-            served.note(**{DISCONNECTED_AT: json.dumps(frames.now())})
-            self._on_lane_back(served)  # pools can know at once, if only the lane was lost
+        served.lost_at = frames.now()
 
     def _on_lane_back(self, served: Served) -> None:
         if served in self._open:
-            self._bus.spawn(self._register_again(served), f"registration of {served.endpoint.name}")
+            self._bus.spawn(self._until_told(self._come_back, served), f"return of {served.endpoint.name}")
 
     async def _renew(self, served: Served) -> None:
         while True:
@@ -258,22 +258,31 @@ class Host:
             producer.cancel()
 
     def _on_disconnect(self) -> None:
-        moment = json.dumps(frames.now())
         for served in self._open:
             if served.lane is None:
-                served.note(**{DISCONNECTED_AT: moment})
+                served.lost_at = frames.now()
 
     def _on_reconnect(self) -> None:
         for served in self._open:
-            self._bus.spawn(self._register_again(served), f"registration of {served.endpoint.name}")
+            self._bus.spawn(self._until_told(self._come_back, served), f"return of {served.endpoint.name}")
 
-    async def _register_again(self, served: Served) -> None:
+    async def _come_back(self, served: Served) -> None:
+        """Tell pools that a connection was lost, once calls reach the actor again: who hears of it may call at once."""
+        await (self._bus.flush() if served.lane is None else served.lane.seen())
+        if served.lane is not None and not served.lane.connected:
+            return  # it is told when the lane is back
+        if served.lost_at is not None:
+            away = {DISCONNECTED_AT: served.lost_at, RECONNECTED_AT: frames.now()}
+            served.note(**{note: json.dumps(moment) for note, moment in away.items()})
+            served.lost_at = None
+        await self._cluster.registry.register(served.endpoint)
+
+    async def _register(self, served: Served) -> None:
+        await self._cluster.registry.register(served.endpoint)
+
+    async def _until_told(self, tell: Callable[[Served], Awaitable[None]], served: Served) -> None:
         try:
-            await retried(
-                lambda _left_s: self._cluster.registry.register(served.endpoint),
-                on=(BusError,),
-                timeout_s=_REGISTER_TIMEOUT_S,
-            )
+            await retried(lambda _left_s: tell(served), on=(BusError,), timeout_s=_REGISTER_TIMEOUT_S)
         except BusError:
             log.exception("%s could not be registered again", served.endpoint.name)
 
@@ -286,7 +295,7 @@ class Host:
                 restarting = "yes" if supervisor.replacing is not None else ""
                 restarts, last_error = str(supervisor.restarts), supervisor.last_error
                 served.note(**{RESTARTING: restarting, RESTARTS: restarts, LAST_ERROR: last_error})
-                self._bus.spawn(self._register_again(served), f"news of {served.endpoint.name}")
+                self._bus.spawn(self._until_told(self._register, served), f"news of {served.endpoint.name}")
 
         try:
             self._loop.call_soon_threadsafe(register)

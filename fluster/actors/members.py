@@ -16,9 +16,9 @@ from fluster_bus.messages import Endpoint, EndpointId, JobId, WorkerId
 # What an actor's server tells pools in its endpoint's metadata, beside what the user put there.
 OWN_METADATA = "fluster:"
 LEAVING = f"{OWN_METADATA}leaving"  # it finishes what it has and takes no more
-DISCONNECTED_AT = (
-    f"{OWN_METADATA}disconnected-at"  # when it last lost its connection, and what was on its way to it with that
-)
+# Of the last time that it lost its connection, told once it is back:
+DISCONNECTED_AT = f"{OWN_METADATA}disconnected-at"  # what was on its way to it then is lost
+RECONNECTED_AT = f"{OWN_METADATA}reconnected-at"  # what was sent to all until then it may have missed
 CODEC = f"{OWN_METADATA}codec"  # "json": it takes and gives nothing else
 TIMEOUTS = f"{OWN_METADATA}timeouts"  # JSON, {method: seconds}
 RESTARTING = f"{OWN_METADATA}restarting"  # it has failed, and is being made anew; calls wait in its mailbox
@@ -56,6 +56,7 @@ class Member:
     last_error: str = ""  # why it died or failed last
     leaving: bool = False
     disconnected_at: Moment | None = None
+    reconnected_at: Moment | None = None
     timeouts: Mapping[str, float] | None = None
     place: str | None = None
     retries: Mapping[str, int] | None = None
@@ -66,7 +67,7 @@ class Member:
     def of(cls, endpoint: Endpoint) -> Self:
         """The member that an endpoint of the registry tells of."""
         metadata = dict(endpoint.metadata)
-        disconnected_at = metadata.pop(DISCONNECTED_AT, None)
+        disconnected_at, reconnected_at = metadata.pop(DISCONNECTED_AT, None), metadata.pop(RECONNECTED_AT, None)
         timeouts = metadata.pop(TIMEOUTS, None)
         place = metadata.pop(PLACE, None)
         retries = metadata.pop(RETRIES, None)
@@ -86,6 +87,7 @@ class Member:
             last_error=metadata.pop(LAST_ERROR, ""),
             leaving=leaving,
             disconnected_at=None if disconnected_at is None else Moment(*json.loads(disconnected_at)),
+            reconnected_at=None if reconnected_at is None else Moment(*json.loads(reconnected_at)),
             codec=metadata.pop(CODEC, PICKLE),
             is_durable=metadata.pop(DURABLE, None) is not None,
             timeouts=None if timeouts is None else json.loads(timeouts),

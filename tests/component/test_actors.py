@@ -27,6 +27,7 @@ from fluster.actors import (
     actor,
     method,
 )
+from fluster.actors.members import LEAVING
 from fluster.cluster import AsyncCluster, Cluster
 from fluster.errors import (
     ActorDiedError,
@@ -39,6 +40,7 @@ from fluster.errors import (
 from fluster_bus import codec, subjects
 from fluster_bus.bus import Bus
 from fluster_bus.errors import ClosedError
+from fluster_bus.line import Line
 from fluster_bus.roles import Role
 from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Calculator, Env, Gate, MemoryEnv
 from tests.waiting import wait_until
@@ -429,6 +431,56 @@ def test_a_call_to_an_actor_that_lost_its_connection_does_not_hang(env: Env) -> 
         gate.opened.set()
         assert pool.call(timeout=TIMEOUT_S).wait() == "went through"
         assert pool.size == 1
+
+
+def test_who_hears_that_an_actor_lost_its_connection_finds_it_back(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, proxy, may_dial = Gate(), env.proxy(), threading.Event()
+    address = replace(env.server.credentials(Role.OPERATOR), url=f"nats://127.0.0.1:{proxy.port}")
+    with Cluster(address) as cut_off:
+        env.serve("back", gate, cluster=cut_off)
+        pool = env.pool("back")
+        out = pool.submit(timeout=TIMEOUT_S).wait()
+        gate.is_entered()
+        again: list[Any] = []
+        out.add_done_callback(lambda _out: again.append(pool.submit(timeout=TIMEOUT_S).wait()))
+        dial, reconnected = Line.dial, threading.Event()
+
+        def dial_late(*args: Any, **kwargs: Any) -> Line:
+            assert may_dial.wait(TIMEOUT_S)
+            return dial(*args, **kwargs)
+
+        monkeypatch.setattr(Line, "dial", dial_late)  # the actor's lane is back after its process's other connection
+        cut_off.asynchronous.bus.on_reconnect(reconnected.set)
+        env.portal.run(proxy.cut)
+        assert reconnected.wait(TIMEOUT_S)
+        # All that its process has told of it by now reaches the pool before this, of one that is not called.
+        other = cut_off.asynchronous.new_endpoint("back", "nowhere", metadata={LEAVING: "yes"})
+        cut_off.portal.run(cut_off.asynchronous.registry.register, other)
+        wait_until(lambda: len(pool.members()) == 2)
+        may_dial.set()
+        with pytest.raises(ConnectionLostError, match="the actor lost its connection"):
+            out.result(TIMEOUT_S)
+        gate.opened.set()
+        assert wait_until(lambda: again)[0].result(TIMEOUT_S) == "went through"
+
+
+def test_a_broadcast_that_an_actor_missed_while_it_was_cut_off_ends(env: Env) -> None:
+    here, away, proxy = Gate(), Gate(), env.proxy()
+    address = replace(env.server.credentials(Role.OPERATOR), url=f"nats://127.0.0.1:{proxy.port}")
+    here.opened.set()
+    with Cluster(address) as cut_off:
+        env.serve("missed", here)
+        server = env.serve("missed", away, cluster=cut_off)
+        lane = server._actors[0].lane
+        pool = env.pool("missed", size=2)
+        env.portal.run(proxy.hold)
+        env.portal.run(proxy.cut)
+        wait_until(lambda: not (cut_off.asynchronous.bus.connected or (lane is not None and lane.connected)))
+        answers = pool.broadcast().wait()
+        here.is_entered()
+        env.portal.run(proxy.release)
+        errors = {type(each.error) for each in answers.answers(TIMEOUT_S)}
+        assert errors == {type(None), ConnectionLostError}
 
 
 # ---- awaited --------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import settings
@@ -226,6 +227,16 @@ def test_a_member_that_lost_its_connection_fails_what_was_sent_before() -> None:
     done = desk.on_member("pool", member("a", disconnected_at=START.after(1)))
     assert [(str(each.call), type(each.error)) for each in done] == [("pool.before", ConnectionLostError)]
     assert desk.on_member("pool", member("a", disconnected_at=START.after(1))) == []
+
+
+def test_a_member_that_was_away_fails_the_broadcasts_that_it_may_have_missed() -> None:
+    desk = desk_with("a", "b")
+    for at_s in (2, 4):
+        desk.route([call(f"{at_s}"), broadcast([])], START.after(at_s))
+    back = replace(member("a", disconnected_at=START.after(1)), reconnected_at=START.after(3))
+    done = desk.on_member("pool", back)
+    assert [(str(each.call), type(each.error)) for each in done] == [("pool.all", ConnectionLostError)]
+    assert len(desk.out()) == 5  # the broadcast's other half, and what was sent to one member or later
 
 
 def test_a_lost_connection_fails_what_is_out_and_keeps_what_waits() -> None:
