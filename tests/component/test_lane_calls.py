@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import pytest
 
@@ -399,8 +399,37 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
+class CtrlC:
+    """A handler that raises at most once each time that the block is entered, and never outside of it."""
+
+    def __init__(self) -> None:
+        self._armed = False
+        self.count = 0
+
+    def __call__(self, *_: object) -> None:
+        if self._armed:
+            self._armed = False
+            self.count += 1
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> Self:
+        self._armed = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._armed = False
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[CtrlC]:
+    handler = CtrlC()
+    before = signal.signal(signal.SIGINT, handler)
+    yield handler
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.usefixtures("no_collector")
-def test_ctrl_c_at_any_moment_leaves_a_client_that_works(shared: Env) -> None:
+def test_ctrl_c_at_any_moment_leaves_a_client_that_works(shared: Env, ctrl_c: CtrlC) -> None:
     shared.serve("any-moment", Calculator())
     pool = shared.pool("any-moment")
     stop = threading.Event()
@@ -426,11 +455,11 @@ def test_ctrl_c_at_any_moment_leaves_a_client_that_works(shared: Env) -> None:
     interrupting = threading.Thread(target=interrupts)
     interrupting.start()
     while not stop.is_set():
-        with contextlib.suppress(KeyboardInterrupt, ConnectionLostError):
+        with contextlib.suppress(KeyboardInterrupt, ConnectionLostError), ctrl_c:
             while not stop.is_set():
                 pool.call(timeout=TIMEOUT_S).add(1)
-    with contextlib.suppress(KeyboardInterrupt):
-        interrupting.join()
+    interrupting.join()
+    assert ctrl_c.count
     for thread in threads:
         thread.join(TIMEOUT_S)
         assert not thread.is_alive()
