@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks.simulator.machines import Machine
 from benchmarks.simulator.queue_growth import Backlog
 from benchmarks.simulator.simulation import Simulation
 from benchmarks.simulator.workload import Workload
@@ -11,7 +12,11 @@ from fluster_services.controller.books import JobKey
 
 
 class Checked(Simulation):
-    """Looks again after each thing that happens."""
+    """Looks again after each thing that happens, at the machines that it has changed."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._seen: dict[Machine, object] = {}
+        super().__init__(workload)
 
     def write(self, record: JobRecord | TaskRecord) -> None:
         super().write(record)
@@ -19,7 +24,10 @@ class Checked(Simulation):
         tasks = [(attempt.job, attempt.record.task) for attempt in running]
         assert len(set(tasks)) == len(tasks), "a task runs twice"
         for machine in self.fleet.machines:
-            machine.check()
+            state = machine.is_up, machine.ledger.free, [*machine.attempts], [*machine.ledger.attempts()]
+            if self._seen.get(machine) != state:
+                machine.check()
+                self._seen[machine] = state
 
     def on_placed(self, key: JobKey, task: TaskRecord) -> None:
         super().on_placed(key, task)
