@@ -73,6 +73,7 @@ class Bus:
         self._settled = asyncio.Event()  # there is a connection, or there will be none
         self._on_disconnect: list[Callable[[], None]] = []
         self._on_reconnect: list[Callable[[], None]] = []
+        self._on_end: list[Callable[[], None]] = []
         self._spawned = SpawnedTasks(name)
 
     # ---- life -------------------------------------------------------------------------------------------
@@ -133,6 +134,8 @@ class Bus:
         self._over = reason
         self._settled.set()
         self._replies.fail(ClosedError(reason))
+        for callback in self._on_end:
+            callback()
 
     def _connect_error(self, error: Exception) -> ConnectError:
         file = self.address.file
@@ -155,7 +158,7 @@ class Bus:
         if self._closed:
             return
         self._closed = True
-        self._end(f"the connection {self.name!r} was closed")
+        self._end(f"the connection {self.name!r} was closed: make another")
         try:
             if self._nats.is_connected:
                 await self._drain()
@@ -212,10 +215,15 @@ class Bus:
         """Have `callback` run whenever the connection is back and subscriptions stand again."""
         self._on_reconnect.append(callback)
 
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Have `callback` run when there will be no connection any more: it is being closed, or the server closed it for good."""
+        self._on_end.append(callback)
+
     def off(self, callback: Callable[[], None]) -> None:
         """Have `callback` not run any more."""
         self._on_disconnect = [each for each in self._on_disconnect if each != callback]
         self._on_reconnect = [each for each in self._on_reconnect if each != callback]
+        self._on_end = [each for each in self._on_end if each != callback]
 
     async def wait_connected(self, timeout_s: float | None = None) -> None:
         """Wait until there is a connection. Raises DisconnectedError when there is none in time, ClosedError when none
@@ -402,7 +410,9 @@ class Bus:
     async def subscribe(
         self, subject: str, callback: Callable[[Delivery], Awaitable[None] | None], *, queue: str = ""
     ) -> Subscription:
-        """Have `callback` run for each message, one after the other, in the order they were sent."""
+        """Have `callback` run for each message, one after the other, in the order they were sent. Raises ClosedError."""
+        if self._over is not None:
+            raise ClosedError(self._over)
 
         async def on_message(msg: Msg) -> None:
             result = callback(Delivery.of(msg))

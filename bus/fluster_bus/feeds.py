@@ -101,11 +101,13 @@ class Feed:
     async def follow(self, start: int = 1) -> AsyncGenerator[Entry | CaughtUp]:
         """What is stored from `start` on, then CaughtUp, then what comes, until the caller stops reading.
 
-        CaughtUp is given again after every reconnect. Raises StreamNotFoundError when there is no such stream.
+        CaughtUp is given again after every reconnect. Raises StreamNotFoundError when there is no such stream, and ClosedError
+        when there will be no connection any more.
         """
         arrivals = _Arrivals()
-        self._bus.on_reconnect(arrivals.reread)
         subscription = await self._bus.subscribe(self._watch, arrivals.add)
+        self._bus.on_reconnect(arrivals.reread)
+        self._bus.on_end(arrivals.reread)  # which raises then
         patience_s = _STREAM_PATIENCE_S
         try:
             while True:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fluster.actors.members import Member
 from fluster.errors import ActorNotFoundError
 from fluster_bus import subjects
-from fluster_bus.errors import BusError
+from fluster_bus.errors import BusError, ClosedError
 from fluster_bus.feeds import CaughtUp
 from fluster_bus.messages import JobId
 from fluster_bus.registry import Registry
@@ -67,6 +67,7 @@ class Roster:
     known: bool = False
     users: int = 0  # pools that need it
     error: BusError | None = None
+    closed: Exception | None = None  # why nothing changes any more
     _last_jobs: set[JobId] = field(default_factory=set)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -80,8 +81,11 @@ class Roster:
         return [member for member in self.members.values() if not member.leaving]
 
     async def change(self) -> None:
-        """Return after the next change."""
-        await self._changed.wait()
+        """Return after the next change. Raises why there will be none."""
+        if self.closed is None:
+            await self._changed.wait()
+        if self.closed is not None:
+            raise copy.copy(self.closed)
 
     def tell(self, change: Change) -> None:
         match change:
@@ -99,19 +103,30 @@ class Roster:
             case Unknown(error):
                 self.error = error
         self.on_change(self.name, change)
+        self._wake()
+
+    def close(self, error: Exception) -> None:
+        """Nothing changes any more: who waits for that is given the error."""
+        self.closed = error
+        self._wake()
+
+    def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     async def watch(self, registry: Registry) -> None:
-        """Keep up with the registry until cancelled."""
-        while True:
+        """Keep up with the registry until cancelled, or the connection has ended."""
+        while self.closed is None:
             try:
                 await self._follow(registry)
             except BusError as error:
                 log.info("the members of %s cannot be read: %s", self.name, error)
                 if not self.known:  # else what is known has to do until it can be read again
                     self.tell(Unknown(error))
-                await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
+                if isinstance(error, ClosedError):
+                    self.close(error)
+                else:
+                    await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
     async def _follow(self, registry: Registry) -> None:
         keys = subjects.endpoints_named(self.name)
@@ -155,9 +170,9 @@ class Rosters:
         roster = self._rosters.get(name)
         if roster is None:
             raise was_shut_down(name)
-        while not roster.known and roster.error is None and self._closed is None:
+        while not roster.known and roster.error is None:
             await roster.change()
-        error = self._closed or (None if roster.known else roster.error)
+        error = roster.closed or (None if roster.known else roster.error)
         if error is not None:
             raise copy.copy(error)
         return roster
@@ -166,7 +181,7 @@ class Rosters:
         """One more pool needs the roster of that name; True for the first, after which it is to be filled."""
         is_new = name not in self._rosters
         if is_new:
-            self._rosters[name] = Roster(name, self._on_change)
+            self._rosters[name] = Roster(name, self._on_change, closed=self._closed)
         self._rosters[name].users += 1
         return is_new
 
@@ -191,6 +206,7 @@ class Rosters:
         if roster.users:
             return False
         del self._rosters[name]
+        roster.close(was_shut_down(name))
         watch = self._watches.pop(name, None)
         if watch is not None:
             watch.cancel()
@@ -202,7 +218,7 @@ class Rosters:
         for task in self._watches.values():
             task.cancel()
         for roster in self._rosters.values():
-            roster.tell(Known())
+            roster.close(error)
 
 
 def was_shut_down(name: str) -> ActorNotFoundError:

@@ -18,7 +18,7 @@ async def wait_finished(bus: Bus, namespace: Namespace, unfinished: set[JobId], 
     """Return when all jobs in `unfinished` have ended, each taken out of the set as it ends.
 
     Their records tell, as the server republishes them, so nobody needs to answer; after each reconnect, when a
-    change may have been missed, the controller is asked. While it is away it is waited for.
+    change may have been missed, the controller is asked. While it is away it is waited for. Raises ClosedError.
     """
     changed = asyncio.Event()
     unsure = True
@@ -29,14 +29,15 @@ async def wait_finished(bus: Bus, namespace: Namespace, unfinished: set[JobId], 
             unfinished.discard(job_id)
             changed.set()
 
-    def on_reconnect() -> None:
+    def ask() -> None:
         nonlocal unsure
         unsure = True
         changed.set()
 
     key = next(iter(unfinished)) if len(unfinished) == 1 else subjects.ANY_TOKEN
-    bus.on_reconnect(on_reconnect)
     subscription = await bus.subscribe(subjects.watch_jobs(namespace, key), on_record)
+    bus.on_reconnect(ask)
+    bus.on_end(ask)  # which raises then
     try:
         # The server hears of the subscription before it hears the question, on the same connection: no change is missed
         # between the two.
@@ -52,7 +53,7 @@ async def wait_finished(bus: Bus, namespace: Namespace, unfinished: set[JobId], 
             else:
                 await changed.wait()
     finally:
-        bus.off(on_reconnect)
+        bus.off(ask)
         await subscription.unsubscribe()
 
 

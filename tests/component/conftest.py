@@ -42,6 +42,12 @@ def freeze_server(server: EmbeddedServer) -> None:
     os.waitid(os.P_PID, server.pid, os.WSTOPPED | os.WNOWAIT)
 
 
+def thaw_server(server: EmbeddedServer) -> None:
+    """Have it go on."""
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGCONT)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def no_thread_is_left() -> Iterator[None]:
     """What a module's tests began has ended with the last of them, but for what a process keeps for all."""

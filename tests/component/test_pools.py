@@ -299,6 +299,17 @@ async def test_the_awaited_pool_has_it_all(shared: Env) -> None:
         members[1].gate.set()
 
 
+@pytest.mark.anyio
+async def test_whoever_waits_for_members_is_told_when_the_pool_is_shut_down(shared: Env) -> None:
+    async with await AsyncCluster.connect(shared.server.credentials(Role.OPERATOR)) as cluster:
+        pool: AsyncActorPool[Any] = AsyncActorPool(cluster, "given-up")
+        await pool.wait_for_size(0)
+        waiting = asyncio.create_task(pool.wait_for_size(1, timeout=TIMEOUT_S))
+        await pool.shutdown()
+        with pytest.raises(ActorNotFoundError, match="the pool 'given-up' was shut down"):
+            await waiting
+
+
 # ---- handles that travel --------------------------------------------------------------------------------
 
 
