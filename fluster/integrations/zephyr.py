@@ -17,7 +17,7 @@ from zephyr.dataset import Dataset
 
 from fluster.cluster import Cluster, current_cluster
 from fluster.cluster.arguments import check_count
-from fluster.integrations.zephyr_storage import marked, whole
+from fluster.integrations.zephyr_storage import check_shared, marked, whole
 from fluster_bus.messages import EnvironmentConfig as FlusterEnvironment
 from fluster_bus.messages import parse_size
 
@@ -33,8 +33,8 @@ class FlusterBackend:
     Each pipeline has workers of its own: up to `max_parallelism`, and no more than it has shards, of `memory_per_worker` and one
     CPU each. It begins with the first that is there, and others join as there is room for them. A worker runs its shards in its
     own process; one that dies is begun anew, and what it was at is given out again. What stages hand to each other lies
-    in `storage`, a folder or bucket that this process and all workers reach, by default Zephyr's own choice. `environment`
-    surrounds them, so that they find the program's code on other machines.
+    in `storage`, a folder or bucket that this process and all workers reach, by default Zephyr's own choice; memory of this
+    process (`memory://`) is a ValueError. `environment` surrounds them, so that they find the program's code on other machines.
     """
 
     def __init__(
@@ -55,14 +55,16 @@ class FlusterBackend:
             raise TypeError(
                 f"storage={storage!r}: give a folder's path or a bucket's address, such as 'gs://bucket/tmp'"
             )
+        if storage is not None:
+            check_shared(str(storage))
         self._storage = str(storage) if storage is not None else None
 
     def execute(self, dataset: Dataset[Any], *, name: str = "pipeline") -> list[Any]:
         """What the dataset's last stage gives, in order. Workers and coordinator are gone then, also when it fails.
 
         Raises ZephyrWorkerError when a stage does not come through, with its traceback, or a worker does not see the `storage`;
-        ValueError when there never will be room for a worker, TypeError for what cannot be pickled, OSError for a storage that
-        this process cannot write to.
+        ValueError when there never will be room for a worker, or Zephyr's choice of a storage is memory of this process,
+        TypeError for what cannot be pickled, OSError for a storage that this process cannot write to.
         """
         client = PipelineClient(self._cluster, environment=self._environment)
         context = ZephyrContext(
@@ -75,6 +77,7 @@ class FlusterBackend:
             max_shard_infra_failures=_LOST_WORKERS,
         )
         assert context.chunk_storage_prefix is not None  # noqa: S101 - it has chosen one
+        check_shared(context.chunk_storage_prefix)
         context.chunk_storage_prefix = whole(context.chunk_storage_prefix)
         with marked(context.chunk_storage_prefix) as context.stage_runner_factory:
             try:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fsspec.core import strip_protocol  # Zephyr's own
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import registry
 from fsspec.utils import get_protocol
 from zephyr.runners import InlineRunner
 from zephyr.stage_io import StageRunner
@@ -17,6 +19,17 @@ from zephyr.stage_io import StageRunner
 from fluster.cluster import current_task
 
 _OF_THIS_MACHINE = ("file", "local")  # as fsspec has it
+
+
+def check_shared(storage: str) -> None:
+    """Raise ValueError for a storage that lies in the memory of each process that names it, be it behind a cache."""
+    for link in storage.split("::"):
+        protocol = get_protocol(link)
+        if protocol == MemoryFileSystem.protocol or issubclass(registry.get(protocol, object), MemoryFileSystem):
+            raise ValueError(
+                f"storage={storage!r} is memory of this process, which no worker sees: give a folder that all of them see, or "
+                "a bucket, such as 'gs://bucket/tmp'"
+            )
 
 
 def whole(storage: str) -> str:

@@ -1,6 +1,7 @@
 """Zephyr pipelines on Fluster, with workers that are processes and in containers, do what they do in Zephyr's own process."""
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +18,8 @@ import_or_skip("zephyr", "`make setup-zephyr` installs it")
 
 from fray.local_backend import LocalClient
 from fray.types import ResourceConfig
+from fsspec import register_implementation
+from fsspec.implementations.memory import MemoryFileSystem
 from zephyr.dataset import Dataset
 from zephyr.runners import InlineRunner
 from zephyr.stage_io import ZephyrWorkerError
@@ -272,6 +275,24 @@ def test_a_storage_that_cannot_be_used_is_told_before_there_is_a_worker(cluster:
     backend = FlusterBackend(cluster, storage=storage)
     with pytest.raises(OSError, match=rf"storage={str(storage)!r} cannot be used: File exists"):
         backend.execute(_numbers(1))
+    assert _living(cluster, "zephyr-") == []
+
+
+class OwnMemory(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    pass
+
+
+def test_a_storage_that_no_other_process_sees_is_refused(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_implementation("own", OwnMemory, clobber=True)
+    for storage in ("memory://chunks", "simplecache::memory://chunks", "dir::memory://", "own://chunks"):
+        with pytest.raises(ValueError, match=re.escape(f"storage={storage!r} is memory of this process, which no wor")):
+            FlusterBackend(cluster, storage=storage)
+    FlusterBackend(cluster, storage="memory:chunks")  # a folder, as fsspec reads it
+    monkeypatch.setenv("MARIN_PREFIX", "memory://chosen")  # what Zephyr goes by
+    with pytest.raises(ValueError, match=r"storage='memory://chosen.*give a folder that all of them see, or a bucket"):
+        FlusterBackend(cluster).execute(_numbers(1))
     assert _living(cluster, "zephyr-") == []
 
 
