@@ -14,6 +14,8 @@ from fluster_bus.messages import Capacity, JobId, JobRecord, JobStatus, OfferRep
 from fluster_bus.messages.workers import Offer
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
+from fluster_bus.streams import workers_table
+from fluster_services.config import LOCAL_TIMING
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import (
     IMPATIENT,
@@ -316,6 +318,20 @@ async def test_a_lost_worker_whose_task_is_being_stopped(
         await asyncio.gather(*(stop_later(job_id, pause) for job_id, pause in zip(jobs, pauses, strict=True)))
         ended = await cluster.wait(jobs, timeout=10)
         assert {info.status for info in ended} == {K}
+
+
+async def test_a_job_that_is_stopped_when_its_worker_has_just_left_ends_within_a_beat(
+    controller: RunningController, cluster: AsyncCluster, start_worker: StartWorker
+) -> None:
+    left = await start_worker("left", STAY_RUNNING)
+    job_id = await cluster.launch(job_request())
+    await wait_until_async(lambda: left.held)
+    await left.vanish()
+    await workers_table(left.bus).delete(left.worker_id)
+    await wait_until_async(lambda: left.worker_id not in controller.controller.roster.workers)
+    await cluster.terminate(job_id, reason="not wanted")
+    ended = await cluster.wait(job_id, timeout=LOCAL_TIMING.worker_timeout_s - 5)
+    assert (ended.status, ended.error_message) == (K, "not wanted")
 
 
 async def test_a_job_that_never_fits_is_given_up(

@@ -136,3 +136,18 @@ def test_only_those_that_live_and_take_work_have_room() -> None:
     cluster.roster.on_left(a)
     assert cluster.free() == {}
     assert cluster.roster.views() == []
+
+
+def test_who_left_is_not_waited_for_whatever_becomes_of_what_it_held() -> None:
+    cluster, a = Cluster(), WorkerId("a")
+    cluster.roster.on_registered(_info("a"), now=0.0)
+    held = lifecycle.claim(_task(3), attempt=1, worker_id=a, now=0.0)
+    assert held is not None
+    cluster.apply(held)
+    cluster.roster.on_left(a)
+    cluster.roster.liveness.expect(a, now=1.0)  # as when its record tells that somebody wants it stopped
+    assert cluster.roster.dead() == [a]
+    assert cluster.roster.take_lost(now=100.0) == []
+    cluster.roster.on_registered(_info("a"), now=101.0)  # it is back
+    assert cluster.roster.dead() == []
+    assert cluster.roster.take_lost(now=111.0) == [a]

@@ -64,6 +64,11 @@ class Liveness:
             self._workers[worker_id].judged_lost = True
         return lost
 
+    def give_up(self, worker_id: WorkerId) -> None:
+        """A worker will not be heard any more: it is lost as of now, and nobody need be told so."""
+        if worker_id in self._workers:
+            self._workers[worker_id].judged_lost = True
+
     def forget(self, worker_id: WorkerId) -> None:
         self._workers.pop(worker_id, None)
 
