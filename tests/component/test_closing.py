@@ -42,6 +42,9 @@ class Source(Gate):
         yield 1
         self.wait()
 
+    def wait_with(self, _item: int) -> str:
+        return self.wait()
+
 
 class Plain:
     def method(self) -> None: ...
@@ -74,7 +77,7 @@ WAITS: dict[str, Callable[[Any], Any]] = {
     "call": lambda cluster: pool_of(cluster, SOURCE).submit().wait(),
     "stream": lambda cluster: pool_of(cluster, SOURCE).submit().items(),
     "broadcast": lambda cluster: pool_of(cluster, SOURCE).broadcast().wait().results(),
-    "map": lambda cluster: pool_of(cluster, SOURCE).map().wait([1]),
+    "map": lambda cluster: pool_of(cluster, SOURCE).map().wait_with([1]),
     "durable call": lambda cluster: pool_of(cluster, "durable", actor_class=Durable).submit().method(),
     "wait_for_workers": lambda cluster: workers_of(cluster).wait_for_workers(timeout=None),
     "task": lambda cluster: workers_of(cluster).submit(len, ""),
@@ -161,7 +164,7 @@ async def test_whoever_awaits_something_is_told(address: BusAddress, caplog: pyt
     waiting = {name: asyncio.create_task(awaited(call, cluster)) for name, call in WAITS.items()}
     for _ in range(_ROUND_TRIPS):
         await cluster.list_jobs()
-    assert {name for name, task in waiting.items() if task.done()} == set()
+    assert {name: task.exception() or task.result() for name, task in waiting.items() if task.done()} == {}
     await cluster.close()
     check_closed(await outcomes_of(waiting))
     del waiting, cluster
@@ -201,7 +204,7 @@ async def test_whoever_blocks_is_told(address: BusAddress) -> None:
         threading.Thread(target=wait, args=[name], daemon=True).start()
     for _ in range(_ROUND_TRIPS):
         await asyncio.to_thread(cluster.list_jobs)
-    assert {name for name, future in waiting.items() if future.done()} == set()
+    assert {name: future.exception() or future.result() for name, future in waiting.items() if future.done()} == {}
     await asyncio.to_thread(cluster.close)
     check_closed(await outcomes_of({name: asyncio.create_task(_told(future)) for name, future in waiting.items()}))
 
