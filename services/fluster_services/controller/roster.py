@@ -38,9 +38,8 @@ class Roster:
         """A worker is not in the table any more: it will not be heard, and nobody need wait for it."""
         self.workers.pop(worker_id, None)
         if self._books.held_by(worker_id):
-            self.liveness.give_up(
-                worker_id
-            )  # a forgotten one would have its full time again as soon as a record names it
+            # A forgotten one would have its full time again as soon as a record names it.
+            self.liveness.give_up(worker_id)
         elif self.liveness.is_alive(worker_id):  # it left by itself; one that was lost stays lost
             self.liveness.forget(worker_id)
         self._changed.add(worker_id)
