@@ -20,6 +20,7 @@ from fluster.cluster import Cluster
 from fluster.cluster.identity import KILL_GRACE
 from fluster.cluster.portal import Portal
 from fluster.errors import ActorGivenUpError, SupersededError
+from fluster_bus.blocked_waits import wait_for_item
 from fluster_bus.messages import EndpointId
 from fluster_bus.names import check_name
 from fluster_bus.registry import new_endpoint_id
@@ -155,7 +156,7 @@ class ActorServer:
         try:
             self.serve_background()
             serving = True
-            reason = self._ends.get()
+            reason = wait_for_item(self._ends)
             self._ends.put(reason)  # for others who serve
         finally:
             if in_main_thread:

@@ -16,6 +16,7 @@ import typer
 from fluster.cli.exit_codes import CommandError, ExitCode, say
 from fluster.cli.options import Options
 from fluster.cli.output import write
+from fluster_bus.blocked_waits import wait_for_item
 
 _BACKENDS = "fluster_services.vm"  # by name: the services build on this package
 _ADDRESS_FILE = "address.json"
@@ -103,7 +104,7 @@ def up(
     namespaces = _namespaces(context, namespace)
     first = namespaces[0] if namespaces else None
     with (
-        _end_wanted() as ends,
+        end_wanted() as ends,
         LocalCluster(
             first,
             workers,
@@ -126,29 +127,33 @@ def up(
         try:
             write(f"export {ADDRESS_VARIABLE}={shlex.quote(cluster.address if show_url else str(file))}")
             say(f"the cluster is up, Ctrl-C ends it; its logs are in {cluster.store_dir / 'logs'}")
-            if ends.queue.get() == signal.SIGCHLD:
+            if ends.wait() == signal.SIGCHLD:
                 raise CommandError("the cluster's supervisor ended: see above, and its logs", ExitCode.NO_CLUSTER)
             say("the cluster ends")
         finally:
             file.unlink(missing_ok=True)
 
 
-class _Ends:
+class Ends:
     """Why the cluster shall end: signals to this process, or the end of its only child, the supervisor."""
 
     def __init__(self) -> None:
-        self.queue: SimpleQueue[int] = SimpleQueue()  # a signal's handler may put into it at any moment
+        self._numbers: SimpleQueue[int] = SimpleQueue()  # a signal's handler may put into it at any moment
         self.is_up = False
 
     def on_signal(self, number: int, _frame: object) -> None:
         if not self.is_up and number != signal.SIGCHLD:
             raise KeyboardInterrupt  # what starts is not waited for: it may take minutes
-        self.queue.put(number)
+        self._numbers.put(number)
+
+    def wait(self) -> int:
+        """The number of the next signal."""
+        return wait_for_item(self._numbers)
 
 
 @contextmanager
-def _end_wanted() -> Iterator[_Ends]:
-    ends = _Ends()
+def end_wanted() -> Iterator[Ends]:
+    ends = Ends()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
     previous = {number: signal.signal(number, ends.on_signal) for number in numbers}
     try:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import signal
 import threading
 import time
 from typing import Any
 
 import pytest
 
-from fluster.actors import ActorServer, actor, every
+from fluster.actors import ActorPool, ActorServer, actor, every
 from fluster.actors.supervision import RestartBudget
 from fluster.errors import ActorDiedError, ActorFailedError, ActorGivenUpError
 from tests.component.actor_env import TIMEOUT_S, Env, Gate
+from tests.missed_signals import missed_signal
 from tests.waiting import wait_until_async
 
 
@@ -253,6 +255,15 @@ def test_a_constructor_that_fails_the_second_time_gives_the_actor_up(shared: Env
         shared.pool("once").call().fail()
     with pytest.raises(ActorGivenUpError, match="could not be made anew: ValueError: only once"):
         server.serve()
+
+
+def test_who_serves_sees_a_sigterm_also_just_before_it_waits_for_it(shared: Env) -> None:
+    server = ActorServer(shared.cluster())
+    server.register("served-until-sigterm", Gate())
+    pool: ActorPool[Any] = ActorPool(shared.cluster(), "served-until-sigterm")
+    with missed_signal(signal.SIGTERM, ready=lambda: pool.wait_for_size(1, timeout=TIMEOUT_S)):
+        server.serve()
+    pool.wait_for_size(0, timeout=TIMEOUT_S)
 
 
 def test_what_on_start_raises_is_raised_where_it_is_served(shared: Env) -> None:

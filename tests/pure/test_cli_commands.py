@@ -1,6 +1,7 @@
 """What the command line takes, without a cluster."""
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,11 @@ from typer.testing import CliRunner
 
 from fluster.cli import jobs
 from fluster.cli.app import app
+from fluster.cli.clusters import end_wanted
 from fluster.cli.exit_codes import CommandError, ExitCode
 from fluster_bus.address import BusAddress
 from fluster_bus.messages import GpuConfig
+from tests.missed_signals import missed_signal
 
 COMMANDS = [
     *("demo", "up", "credentials", "workers", "worker"),
@@ -135,3 +138,11 @@ def test_the_page_about_the_command_line_names_every_command_and_exit_code() -> 
     page = (Path(__file__).parents[2] / "docs/command-line.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `fluster (\w+)", page, re.MULTILINE) == COMMANDS
     assert [int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)] == list(ExitCode)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_cluster_that_is_up_sees_its_end_also_just_before_it_waits_for_it(number: signal.Signals) -> None:
+    with end_wanted() as ends:
+        ends.is_up = True
+        with missed_signal(number):
+            assert ends.wait() == number
