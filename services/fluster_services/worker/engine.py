@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -32,8 +31,12 @@ def connect(url: str, *, timeout_s: float, api_version: str) -> docker.APIClient
     """A client of the engine at `url`; connects when it is used. Raises EngineError."""
     import docker
 
+    from fluster_services.worker.engine_socket import EngineSocket
+
     with told(url):
-        return docker.APIClient(url, version=api_version, timeout=timeout_s)
+        client = docker.APIClient(url, version=api_version, timeout=timeout_s)
+        client.mount("http+docker://", EngineSocket(url.removeprefix("unix://"), timeout_s))
+        return client
 
 
 def find_api_version(url: str) -> str:
@@ -43,23 +46,18 @@ def find_api_version(url: str) -> str:
             f"the Docker engine {url!r} cannot be used: give one of this machine, as unix:///path/to/its.sock"
         )
     try:
-        import docker
+        from docker.constants import DEFAULT_DOCKER_API_VERSION
     except ImportError as cause:
         raise EngineError("containers need the docker SDK: pip install 'fluster[docker]'") from cause
-    knock(url, timeout_s=_HANDSHAKE_TIMEOUT_S)
-    with told(url):
-        client = docker.APIClient(url, version="auto", timeout=_HANDSHAKE_TIMEOUT_S)
-        try:
-            return str(client.api_version)
-        finally:
-            client.close()
-
-
-def knock(url: str, *, timeout_s: float) -> None:
-    """Raise EngineError unless somebody listens there. The SDK finds out, too, but leaves its connection open then."""
-    with told(url), socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(timeout_s)
-        connection.connect(url.removeprefix("unix://"))
+    client = connect(url, timeout_s=_HANDSHAKE_TIMEOUT_S, api_version=DEFAULT_DOCKER_API_VERSION)
+    try:
+        with told(url):
+            version = client.version(api_version=False).get("ApiVersion")
+    finally:
+        client.close()
+    if not isinstance(version, str):
+        raise EngineError(f"what answers at {url} is no Docker engine: it told no version")
+    return version
 
 
 def remove_container(container: Container) -> None:

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from fluster_services.worker.container import NOBODY, ContainerSettings
-from fluster_services.worker.engine import EngineError, NotThereError, connect, knock, told
+from fluster_services.worker.engine import EngineError, NotThereError, connect, told
 from fluster_services.worker.image_recipe import BUILDER_LABEL, INSTALLER, KEY_LABEL, PYTHON_LABEL, BuiltImage
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ class ImageStore:
     @contextmanager
     def _client(self) -> Iterator[docker.APIClient]:
         settings = self._settings
-        knock(settings.engine, timeout_s=settings.timeout_s)
         client = connect(settings.engine, timeout_s=settings.timeout_s, api_version=self._api_version)
         try:
             with told(settings.engine):
