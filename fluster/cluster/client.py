@@ -30,6 +30,7 @@ from fluster_bus import subjects
 from fluster_bus.address import BusAddress
 from fluster_bus.errors import ServiceError, StorageError
 from fluster_bus.names import JobId, Namespace, check_namespace, unique_name
+from fluster_bus.web_sockets import without_web_sockets
 
 if TYPE_CHECKING:
     from fluster.cluster.refs import Ref, Refs
@@ -85,8 +86,9 @@ class AsyncCluster:
         The namespace is FLUSTER_NAMESPACE or "default" unless given. Raises ConnectError, CredentialsError, and
         ServiceError when the cluster does not have the namespace.
         """
-        from fluster.cluster.job_states import UNANSWERED
-        from fluster_bus.bus import Bus
+        with without_web_sockets():
+            from fluster.cluster.job_states import UNANSWERED
+            from fluster_bus.bus import Bus
         from fluster_bus.messages import Done
 
         if address is None:

@@ -19,6 +19,14 @@ import nats.aio.transport
 print(nats.aio.transport.aiohttp.ClientSession, nats.aio.transport.multidict.CIMultiDict)
 """
 
+_CONNECTS = """
+from fluster.cluster import Cluster
+try:
+    Cluster("nowhere")
+except Exception as error:
+    assert "nowhere" in str(error)
+"""
+
 _OTHERS = """
 import importlib, sys, threading
 from fluster_bus.web_sockets import without_web_sockets
@@ -74,6 +82,7 @@ def _run(folder: Path, script: str) -> str:
 
 def test_clients_import_aiohttp_when_it_is_used(tmp_path: Path) -> None:
     assert _run(tmp_path, _SOON.format(importing="import_now()")) == "session headers\n"
+    assert _run(tmp_path, _SOON.format(importing=_CONNECTS)) == "session headers\n"
 
 
 def test_daemons_import_aiohttp_when_it_is_used(tmp_path: Path) -> None:
