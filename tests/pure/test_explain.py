@@ -137,6 +137,14 @@ def test_an_ended_job_says_how() -> None:
     assert explain(ended, [], [], ahead=0, now=NOW) == "it ended as KILLED: enough"
 
 
+def test_an_end_that_is_not_written_yet_is_told_all_the_same() -> None:
+    job = pending()
+    given_up = [lifecycle.give_up(task, now=NOW, reason="no worker has zone=c") for task in lifecycle.new_tasks(job)]
+    tasks = [task for task in given_up if task is not None]
+    said = explain(job, tasks, [view("w1", 4)], ahead=0, now=NOW)
+    assert said == "its end is being written: it ended as UNSCHEDULABLE: no worker has zone=c"
+
+
 def test_a_job_that_is_being_stopped_says_so() -> None:
     job = pending()
     wanted = lifecycle.request_job_kill(job, reason="enough")

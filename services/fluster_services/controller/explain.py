@@ -42,7 +42,7 @@ def explain(
     if job.state.finished() and not job.is_over:
         return "it is to take the place of a job that has ended, and waits for what that one launched"
     if job.state.finished():
-        return f"it ended as {job.state}" + (f": {job.error_message}" if job.error_message else "")
+        return _how_ended(job)
     waiting = [task for task in tasks if task.state is JobStatus.PENDING]
     held = [task for task in tasks if lifecycle.is_held(task)]
     if job.kill_requested is not None:
@@ -52,19 +52,22 @@ def explain(
     if job.request.gang and any(task.epoch > job.epoch for task in held):
         ready = sum(task.is_ready for task in held)
         return f"its gang is being gathered: {len(held)} of {len(tasks)} tasks are held, {ready} of them ready"
-    if not waiting:
+    if held and not waiting:
         places = _listed(sorted({str(task.worker_id) for task in held}))
-        return (
-            f"it is not waiting: {len(held)} of {len(tasks)} tasks run on {places}"
-            if held
-            else "its end is being written"
-        )
+        return f"it is not waiting: {len(held)} of {len(tasks)} tasks run on {places}"
+    if not waiting:
+        end = lifecycle.finish_job(job, tasks, now=now)
+        return "its end is being written" + (f": {_how_ended(end)}" if end is not None else "")
     offered = [task for task in waiting if task.task not in pauses_s]
     if not offered or (job.request.gang and len(offered) < len(waiting)):
         return _why_paused(job, waiting, pauses_s)
     waiting = offered
     why = _why_gang_waits if job.request.gang else _why_waiting
     return why(waiting, workers, ahead) + _kept_free(job, reservation) + _retried(job, waiting, now)
+
+
+def _how_ended(job: JobRecord) -> str:
+    return f"it ended as {job.state}" + (f": {job.error_message}" if job.error_message else "")
 
 
 def _why_paused(job: JobRecord, waiting: Sequence[TaskRecord], pauses_s: Mapping[int, float]) -> str:
