@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _MAX_NAME = 40
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="The job's id, or its beginning.")]
+Id = Annotated[str, typer.Argument(metavar="ID", help="The job's id, or its beginning; or `last`, the newest.")]
 
 
 def submit(
@@ -382,30 +382,48 @@ def _check_succeeded(info: JobInfo, task: int | None) -> None:
 
 def cancel(
     context: typer.Context,
-    jobs: Annotated[list[str], typer.Argument(metavar="ID", help="The jobs' ids, or their beginnings.")],
+    jobs: Annotated[
+        list[str], typer.Argument(metavar="ID", help="The jobs' ids, or their beginnings; or `last`, the newest.")
+    ],
 ) -> None:
     """Have jobs stopped, with what they launched; their ids are printed.
 
-    The tasks are told by SIGTERM, and end soon after. A job that has finished stays as it is.
+    The tasks are told by SIGTERM, and end soon after. A job that has finished stays as it is. An id that fits no job stops
+    no other from being cancelled: it is reported, and the exit code is 4.
 
     Try:
       fluster cancel train-3f2a eval-77b0
+      fluster cancel last
     """
     options = Options.of(context)
     with options.connect() as cluster:
-        # All are found before any is stopped: a slip in the last id should not leave half of it done.
-        found = [find_job(cluster, job) for job in jobs]
+        found, missing = _found(cluster, jobs)
         for job_id in found:
             before = cluster.poll(job_id)
             if before.status.finished():
                 say(f"job {job_id} had ended before, as {before.status}")
             else:
                 cluster.terminate(job_id, reason="cancelled by fluster cancel")
+            if not options.json:
+                write(job_id)
     if options.json:
         write_json([{"job_id": job_id} for job_id in found])
-    else:
-        for job_id in found:
-            write(job_id)
+    if missing:
+        raise CommandError("; ".join(missing), ExitCode.NOT_FOUND)
+
+
+def _found(cluster: Cluster, texts: Sequence[str]) -> tuple[list[JobId], list[str]]:
+    """The jobs that are meant, each once, and what is to be said of texts that name none."""
+    from fluster.errors import JobNotFoundError
+
+    found: dict[JobId, None] = {}
+    missing: list[str] = []
+    for text in dict.fromkeys(texts):
+        try:
+            found[find_job(cluster, text)] = None
+        except (JobNotFoundError, CommandError) as error:
+            missing.append(str(error))
+    return list(found), missing
 
 
 def _dumped(info: JobInfo) -> dict[str, Any]:

@@ -13,21 +13,44 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+NEWEST = "last"  # stands for the job that was submitted last
+
 _SHORTENED = 10_000  # jobs among which a shortened id is looked up
 
 
 def find_job(cluster: Cluster, text: str) -> JobId:
-    """The job with that id, or the only one whose id begins so. Raises JobNotFoundError."""
+    """The job with that id, else the newest for `last`, else the only one whose id begins so, unfinished ones first.
+
+    Raises JobNotFoundError, and CommandError when several ids begin so.
+    """
     from fluster.errors import JobNotFoundError
     from fluster_bus.messages import JobId
 
     try:
         return cluster.poll(JobId(text)).job_id
-    except JobNotFoundError:
-        matching = [job.job_id for job in cluster.list_jobs(limit=_SHORTENED) if job.job_id.startswith(text)]
-        if not matching:
+    except JobNotFoundError as error:
+        found = _newest(cluster) if text == NEWEST else _beginning(cluster, text)
+        if found is None:
+            if text == NEWEST:
+                raise JobNotFoundError(f"namespace {cluster.namespace!r} has no job yet") from error
             raise
-    return JobId(_only("jobs", text, matching))
+    return found
+
+
+def _newest(cluster: Cluster) -> JobId | None:
+    return next((job.job_id for job in cluster.list_jobs(limit=1)), None)
+
+
+def _beginning(cluster: Cluster, text: str) -> JobId | None:
+    from fluster_bus.messages import JobId, JobStatus
+
+    unfinished = [state for state in JobStatus if not state.finished()]
+    for states in (unfinished, []):
+        matching = [job.job_id for job in cluster.list_jobs(limit=_SHORTENED, states=states)]
+        matching = [job_id for job_id in matching if job_id.startswith(text)]
+        if matching:
+            return JobId(_only("jobs", text, matching))
+    return None
 
 
 def at_worker(cluster: Cluster, text: str, call: Callable[[WorkerId], T]) -> T:
