@@ -36,7 +36,7 @@ from fluster_services.controller.waits import Waits
 _NAMESPACE = Namespace("default")
 _MESSAGE_S = 0.001  # there, the claim's write, and back
 # Slower than the default, as a beat costs the simulation what it costs a controller.
-TIMING = Timing(heartbeat_s=120.0, fence_after_s=240.0, worker_timeout_s=360.0)
+TIMING = Timing(heartbeat_s=120.0, fence_after_s=240.0, worker_timeout_s=480.0)
 
 
 class Simulation:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from dataclasses import dataclass
 
 
@@ -10,7 +12,7 @@ class Timing:
     """Who is given how long. Seconds, each measured by the observer's own monotonic clock.
 
     A worker counts `fence_after_s` from sending its last acknowledged heartbeat; the controller gives its tasks away
-    after `worker_timeout_s`, which is longer by the grace that ending them takes.
+    after `worker_timeout_s`, which is longer by the grace that ending them takes. Raises ValueError when it is not.
     """
 
     heartbeat_s: float = 5.0
@@ -24,10 +26,15 @@ class Timing:
     reserve_after_s: float = 30.0  # a task or gang that others have overtaken for so long has workers kept free for it
 
     def __post_init__(self) -> None:
-        if self.worker_timeout_s < self.fence_after_s + self.heartbeat_s:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"{field.name}={value!r}: give a number of seconds above 0")
+        ended_by_s = self.fence_after_s + self.kill_grace_s + self.heartbeat_s
+        if self.worker_timeout_s <= ended_by_s:
             raise ValueError(
-                f"worker_timeout_s={self.worker_timeout_s:g} must be at least fence_after_s + heartbeat_s = "
-                f"{self.fence_after_s + self.heartbeat_s:g}: else a task runs twice when its worker is cut off"
+                f"worker_timeout_s={self.worker_timeout_s:g} must be more than fence_after_s + kill_grace_s + "
+                f"heartbeat_s = {ended_by_s:g}: else a task that is slow to end runs beside its retry"
             )
 
 
@@ -57,6 +64,7 @@ LOCAL_TIMING = Timing(
     heartbeat_s=1.0,
     fence_after_s=10.0,
     worker_timeout_s=15.0,
+    kill_grace_s=3.0,
     unschedulable_after_s=5.0,
     leader_lease_s=3.0,
     hold_s=5.0,

@@ -19,7 +19,7 @@ from tests.waiting import wait_until_async
 
 NS = Namespace("default")
 IMPATIENT = Timing(
-    heartbeat_s=0.1, fence_after_s=0.3, worker_timeout_s=0.5, kill_grace_s=0.1, unschedulable_after_s=0.3
+    heartbeat_s=0.1, fence_after_s=0.25, worker_timeout_s=0.5, kill_grace_s=0.1, unschedulable_after_s=0.3
 )
 S, F, K, W, U = (
     JobStatus.SUCCEEDED,

@@ -116,3 +116,16 @@ def test_the_forgotten_are_not_missed() -> None:
     liveness.forget(W1)
     assert liveness.take_lost(now=100) == []
     assert liveness.next_deadline() is None
+
+
+def test_a_worker_that_needs_longer_to_end_what_it_runs_has_longer() -> None:
+    """Its settings are read on its machine, and may differ from the controller's."""
+    liveness = Liveness(10)
+    liveness.expect(W1, now=0, timeout_s=30)
+    liveness.expect(W2, now=0, timeout_s=5)
+    liveness.on_beat(W1, now=1, free=SOME)
+    assert liveness.next_deadline() == 10
+    assert liveness.take_lost(now=10) == [W2]
+    assert liveness.take_lost(now=30.9) == []
+    assert liveness.take_lost(now=31) == [W1]
+    assert (liveness.timeout_s(W1), liveness.timeout_s(W2)) == (30, 10)

@@ -16,14 +16,22 @@ from fluster_bus.messages import Capacity, Namespace, WorkerId
 from fluster_bus.messages.resources import GIB
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_services.config import Timing
+from fluster_services.config import LOCAL_TIMING, Timing
 from fluster_services.controller.controller import ControllerConfig
 from fluster_services.worker.config import WorkerConfig
 from tests.system.processes import Family
 
 DEFAULT = Namespace("default")
+
+
+def scaled(timing: Timing, factor: float) -> Timing:
+    """All that a fence is made of by one factor, so that what holds for the proportions of `timing` holds for these."""
+    fields = ("heartbeat_s", "fence_after_s", "worker_timeout_s", "kill_grace_s")
+    return dataclasses.replace(Timing(unschedulable_after_s=0.3), **{each: factor * getattr(timing, each) for each in fields})
+
+
 # Quick to judge; a machine that runs other things meanwhile may well be silent for a second.
-QUICK = Timing(heartbeat_s=0.2, fence_after_s=1.5, worker_timeout_s=3.0, kill_grace_s=0.4, unschedulable_after_s=0.3)
+QUICK = scaled(LOCAL_TIMING, 0.2)
 # For those who come back in time: starting a daemon can take a while.
 PATIENT = Timing(heartbeat_s=0.2, fence_after_s=30, worker_timeout_s=60, kill_grace_s=0.4, unschedulable_after_s=0.3)
 

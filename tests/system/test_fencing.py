@@ -1,6 +1,7 @@
 """Attempts that are too late do not begin, and superseded ones are killed at once."""
 
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from fluster_bus.messages import JobStatus, WorkerId
 from tests.system.daemons import QUICK, Daemons
 from tests.system.job_requests import command, wait_ready
 from tests.system.processes import Family
-from tests.system.runtime_site import Site, end_of
+from tests.system.runtime_site import Site, end_of, wait_for_line
 from tests.waiting import wait_until
 
 PATIENCE_S = 60
@@ -50,9 +51,47 @@ async def test_the_fence_counts_from_the_last_sign_of_life_and_is_renewed(site: 
     assert (await end_of(again)).reason == "killed"
 
 
+@pytest.mark.anyio
+async def test_the_fence_holds_for_what_the_main_process_leaves_behind_in_a_longer_grace(site: Site) -> None:
+    script = "trap 'exit 0' TERM; (trap '' TERM; echo ready; sleep 600) & wait"
+    task = await site.command("sh", "-c", script, fence_after_s=1.0, kill_grace_s=0.1)
+    await wait_for_line(task, "ready")
+    task.kill(600, "enough")
+    assert (await end_of(task)).reason == "killed"
+
+
 def begin_and_end(ledger: Path) -> str:
     """A command that notes its beginning, and goes on to note that it lives."""
     return f"echo begin $FLUSTER_ATTEMPT >> {ledger}; echo $$ > {ledger}.$FLUSTER_ATTEMPT; echo ready; exec sleep 600"
+
+
+# Goes on through SIGTERM, and notes each of its steps.
+STUBBORN = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+while True:
+    with open(sys.argv[1], "a") as ledger:
+        ledger.write(os.environ["FLUSTER_ATTEMPT"] + "\\n")
+    time.sleep(0.01)
+"""
+
+
+def test_a_task_that_is_slow_to_end_is_gone_before_its_retry_begins(daemons: Daemons, tmp_path: Path) -> None:
+    """By the proportions that LocalCluster has: whatever the worker and the task do, the keeper keeps the fence."""
+    ledger = tmp_path / "ledger"
+    daemons.start_worker("w1")
+    with daemons.connect() as cluster:
+        job_id = cluster.launch(command(sys.executable, "-c", STUBBORN, str(ledger)))
+        wait_ready(cluster, job_id)
+        daemons.kill("w1", signal.SIGSTOP)
+        daemons.start_worker("w2")
+        wait_ready(cluster, job_id, lines=2)
+        steps = wait_until(lambda: len(steps := ledger.read_text().split()) - steps.index("2") > 20 and steps)
+        assert "1" not in steps[steps.index("2") :], "an attempt that was given away goes on beside the next"
+        daemons.kill("w1", signal.SIGCONT)
+        cluster.terminate(job_id)
+        cluster.wait(job_id, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("frozen", ["worker", "worker, keeper and task"])

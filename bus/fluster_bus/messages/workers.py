@@ -35,6 +35,8 @@ class WorkerInfo(Message):
     python: str
     started_at: float
     draining: bool = False  # it takes nothing new, and leaves when what it has is over
+    # Silent for less than this, it may still run what it had; a controller waits longer if its own setting is longer.
+    worker_timeout_s: float = 0.0
 
     @property
     def labels(self) -> Mapping[str, str]:

@@ -64,7 +64,7 @@ class Judge:
             log.warning("worker %s is lost, with %d tasks", worker_id, len(books.held_by(worker_id)))
         # Each time anew, not once: a write may fail, because another was first or the bus was away.
         for worker_id in self._roster.dead():
-            reason = f"worker {worker_id} was not heard for {self._timing.worker_timeout_s:g} s"
+            reason = f"worker {worker_id} was not heard for {self._roster.liveness.timeout_s(worker_id):g} s"
             await self._controller.write_verdicts(self._roster.lost_tasks(worker_id, now=time.time(), reason=reason))
             if worker_id in workers and not self._roster.liveness.is_alive(worker_id):
                 try:

@@ -11,6 +11,7 @@ from fluster_bus.messages import Capacity, WorkerId
 class _Worker:
     heard_at: float
     free: Capacity
+    timeout_s: float
     missed_beats: int = 0
     judged_lost: bool = False
 
@@ -18,8 +19,9 @@ class _Worker:
 class Liveness:
     """When each worker was last heard. Times are seconds of a monotonic clock.
 
-    A worker is lost when it was silent for `timeout_s` and in as many looks as `beats`, one for each beat that it should
-    have sent: whoever could not look for a while, because the machine was busy, has not heard what was sent meanwhile.
+    A worker is lost when it was silent for `timeout_s`, or longer if it needs longer to end what it runs, and in as many looks
+    as `beats`, one for each beat that it should have sent: a controller that could not look for a while, because the machine
+    was busy, has not heard what was sent meanwhile.
     """
 
     def __init__(self, timeout_s: float, *, beats: int = 1) -> None:
@@ -31,16 +33,16 @@ class Liveness:
         """A worker lives. Returns True when it has more room than it said before, or is new or back."""
         known = self._workers.get(worker_id)
         if known is None:
-            self._workers[worker_id] = _Worker(now, free)
+            self._workers[worker_id] = _Worker(now, free, self._timeout_s)
             return True
         has_more = known.judged_lost or _has_more(free, known.free)
         known.heard_at, known.free, known.missed_beats, known.judged_lost = now, free, 0, False
         return has_more
 
-    def expect(self, worker_id: WorkerId, *, now: float) -> None:
-        """A worker is known from the records: it has its full time to be heard."""
+    def expect(self, worker_id: WorkerId, *, now: float, timeout_s: float = 0.0) -> None:
+        """A worker is known from the records: it has its full time to be heard, by its own setting if that is longer."""
         if worker_id not in self._workers:
-            self._workers[worker_id] = _Worker(now, Capacity())
+            self._workers[worker_id] = _Worker(now, Capacity(), max(timeout_s, self._timeout_s))
 
     def on_interruption(self, *, now: float) -> None:
         """The bus or the controller was away, so nobody could be heard: all have their full time again."""
@@ -57,7 +59,7 @@ class Liveness:
             worker_id
             for worker_id, worker in self._workers.items()
             if not worker.judged_lost
-            and now - worker.heard_at >= self._timeout_s
+            and now - worker.heard_at >= worker.timeout_s
             and worker.missed_beats >= self._beats
         ]
         for worker_id in lost:
@@ -74,8 +76,13 @@ class Liveness:
 
     def next_deadline(self) -> float | None:
         """When the next worker would be lost if nothing is heard."""
-        times = [worker.heard_at for worker in self._workers.values() if not worker.judged_lost]
-        return min(times) + self._timeout_s if times else None
+        times = [worker.heard_at + worker.timeout_s for worker in self._workers.values() if not worker.judged_lost]
+        return min(times, default=None)
+
+    def timeout_s(self, worker_id: WorkerId) -> float:
+        """How long the worker may be silent."""
+        worker = self._workers.get(worker_id)
+        return worker.timeout_s if worker is not None else self._timeout_s
 
     def is_alive(self, worker_id: WorkerId) -> bool:
         worker = self._workers.get(worker_id)

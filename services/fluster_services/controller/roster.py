@@ -31,7 +31,7 @@ class Roster:
         """A worker is in the table: a sign of life, also from one that was given up."""
         self.workers[info.worker_id] = info
         self.liveness.forget(info.worker_id)
-        self.liveness.expect(info.worker_id, now=now)
+        self.liveness.expect(info.worker_id, now=now, timeout_s=info.worker_timeout_s)
         self._changed.add(info.worker_id)
 
     def on_left(self, worker_id: WorkerId) -> None:

@@ -275,7 +275,6 @@ class _Keeper:
     def _on_main_over(self, status: int) -> None:
         self._status = status
         self._killing.is_main_over = True
-        self._timers.cancel("fence")
 
     def _kill(self, grace_s: float, reason: ExitReason, why: str | None) -> None:
         if self._record is not None or (self._status is not None and self._reason == "exited"):

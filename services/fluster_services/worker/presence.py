@@ -52,6 +52,7 @@ class Presence:
             version=VERSION,
             python=platform.python_version(),
             started_at=time.time(),
+            worker_timeout_s=timing.worker_timeout_s,
         )
 
     @property
