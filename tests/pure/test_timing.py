@@ -11,7 +11,10 @@ from fluster_services.config import LOCAL_TIMING, Timing
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"kill_grace_s": 25}, r"worker_timeout_s=120 must be more than fence_after_s \+ kill_grace_s \+ heartbeat_s = 120"),
+        (
+            {"kill_grace_s": 25},
+            r"worker_timeout_s=120 must be more than fence_after_s \+ kill_grace_s \+ heartbeat_s = 120",
+        ),
         ({"fence_after_s": 105}, "worker_timeout_s=120 must be more than"),
         ({"heartbeat_s": 20.5}, "= 120.5: else a task that is slow to end runs beside its retry"),
         ({"worker_timeout_s": 105}, "worker_timeout_s=105 must be more than"),

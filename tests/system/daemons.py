@@ -27,7 +27,9 @@ DEFAULT = Namespace("default")
 def scaled(timing: Timing, factor: float) -> Timing:
     """All that a fence is made of by one factor, so that what holds for the proportions of `timing` holds for these."""
     fields = ("heartbeat_s", "fence_after_s", "worker_timeout_s", "kill_grace_s")
-    return dataclasses.replace(Timing(unschedulable_after_s=0.3), **{each: factor * getattr(timing, each) for each in fields})
+    return dataclasses.replace(
+        Timing(unschedulable_after_s=0.3), **{each: factor * getattr(timing, each) for each in fields}
+    )
 
 
 # Quick to judge; a machine that runs other things meanwhile may well be silent for a second.
