@@ -15,7 +15,7 @@ from fluster.actors.policies import Policy
 from fluster.actors.pool import AsyncActorPool, no_attribute
 from fluster.actors.verbs import Methods, Verb
 from fluster.cluster import Cluster
-from fluster.cluster.blocking_methods import blocking
+from fluster.cluster.blocking_methods import blocking, blocking_iterator
 from fluster.errors import ForkedError
 from fluster_bus.errors import ClosedError
 from fluster_bus.messages import JobId
@@ -139,6 +139,7 @@ class ActorPool(Generic[T]):
 
     members = blocking(AsyncActorPool.members)
     wait_for_size = blocking(AsyncActorPool.wait_for_size)
+    logs = blocking_iterator(AsyncActorPool.logs)
     shutdown = blocking(AsyncActorPool.shutdown)
 
     @property

@@ -23,7 +23,14 @@ T = TypeVar("T")
 
 @overload
 def deploy(
-    cluster: Cluster, actor_class: type[T], /, *args: Any, name: str | None = None, replicas: int = 1, **kwargs: Any
+    cluster: Cluster,
+    actor_class: type[T],
+    /,
+    *args: Any,
+    name: str | None = None,
+    replicas: int = 1,
+    logs: bool | None = None,
+    **kwargs: Any,
 ) -> ActorPool[T]: ...
 @overload
 def deploy(
@@ -33,6 +40,7 @@ def deploy(
     *args: Any,
     name: str | None = None,
     replicas: int = 1,
+    logs: bool | None = None,
     **kwargs: Any,
 ) -> Coroutine[Any, Any, AsyncActorPool[T]]: ...
 def deploy(
@@ -42,13 +50,15 @@ def deploy(
     *args: Any,
     name: str | None = None,
     replicas: int = 1,
+    logs: bool | None = None,
     **kwargs: Any,
 ) -> ActorPool[T] | Coroutine[Any, Any, AsyncActorPool[T]]:
     """A pool of `replicas` actors, each an instance `actor_class(*args, **kwargs)` in a process of its own.
 
     Returns when all have answered; with an AsyncCluster it is awaited. `name` is the class's unless given; resources
     and the like stand in `@actor(…)`. Called from within a job, the actors end with it; else they live until
-    `pool.shutdown()`.
+    `pool.shutdown()`. With `logs` what they write comes to this program's stderr, after `name[index] |`; a LocalCluster does so
+    by itself, see there. `pool.logs()` has all of it.
 
     Raises what a constructor raised, ActorNameTakenError, JobRefusedError, and JobFailedError when the actors could
     not be run; then nothing of them is left. What is no class, or arguments that it does not take, is a TypeError.
@@ -58,7 +68,7 @@ def deploy(
 
     if not isinstance(cluster, Cluster | AsyncCluster):
         raise TypeError(f"deploy() takes a cluster first, not {cluster!r}: write deploy(cluster, TheClass, …)")
-    deployment = Deployment.of(actor_class, args, kwargs, name=name, replicas=replicas)
+    deployment = Deployment.of(actor_class, args, kwargs, name=name, replicas=replicas, logs=logs)
     if isinstance(cluster, AsyncCluster):
         return deployment.run(cluster)
     asynchronous = cluster.portal.run(deployment.run, cluster.asynchronous)

@@ -54,6 +54,7 @@ class Deployment(Generic[T]):
 
     actor_class: type[T]
     request: JobRequest
+    logs: bool | None = None  # whether the program shows what they write; None: as its cluster object does by itself
 
     @classmethod
     def of(
@@ -66,6 +67,7 @@ class Deployment(Generic[T]):
         replicas: int = 1,
         resources: ResourceConfig | None = None,
         environment: EnvironmentConfig | None = None,
+        logs: bool | None = None,
     ) -> Deployment[T]:
         """Checked, and pickled as it is now. Raises TypeError, ValueError."""
         check_class(actor_class)
@@ -86,7 +88,7 @@ class Deployment(Generic[T]):
             retry_window_s=options.restart_window,
             retry_backoff_s=_RESTART_BACKOFF_S,
         )
-        return cls(actor_class, request)
+        return cls(actor_class, request, logs)
 
     async def run(self, cluster: AsyncCluster) -> AsyncActorPool[T]:
         """The pool, once all its actors have answered."""
@@ -105,6 +107,8 @@ class Deployment(Generic[T]):
         try:
             await cluster.bus.flush()
             await cluster.launch(self.request.model_copy(update={"job_id": job_id}))
+            lives_on = options_of(self.actor_class).has_seat
+            cluster.shown.follow(job_id, name, logs=self.logs, lives_on=lives_on)
             await _first(_all_answered(pool, self.request.replicas), failure, _end_of_job(cluster, job_id))
         except JobRefusedError:
             failure.cancel()

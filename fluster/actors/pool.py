@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from contextlib import aclosing
+from datetime import datetime, timedelta
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar
 
 from fluster.actors.broadcast import Answers, AsyncBroadcastResult
@@ -26,7 +28,7 @@ from fluster.cluster import AsyncCluster
 from fluster.errors import ActorTimeoutError
 from fluster.tracing import announce, begin_call, end_with
 from fluster_bus import payloads
-from fluster_bus.messages import JobId
+from fluster_bus.messages import JobId, LogLine
 from fluster_bus.names import check_name
 
 T = TypeVar("T")
@@ -310,8 +312,7 @@ class AsyncActorPool(Generic[T]):
         Of the latter the controller tells; when it does not answer, they are left out.
         """
         roster = await self._caller.roster(self._key)
-        job_ids = roster.jobs | ({self.job_id} if self.job_id is not None else set())
-        jobs = await self._caller.jobs(job_ids)
+        jobs = await self._caller.jobs(set(await self._job_ids()))
         return census(self.name, roster.members.values(), jobs)
 
     async def wait_for_size(self, size: int, timeout: float | None = 60.0) -> None:
@@ -342,6 +343,31 @@ class AsyncActorPool(Generic[T]):
             ) from error
 
     @_on_own_loop
+    async def _job_ids(self) -> list[JobId]:
+        """Those whose tasks the members are, or were."""
+        roster = await self._caller.roster(self._key)
+        return sorted(roster.jobs | ({self.job_id} if self.job_id is not None else set()))
+
+    async def logs(
+        self,
+        *,
+        follow: bool = False,
+        tail: int | None = None,
+        since: datetime | timedelta | None = None,
+        grep: str | None = None,
+    ) -> AsyncGenerator[LogLine]:
+        """What the actors of jobs wrote, as `cluster.logs` gives it; with `follow` also what comes, until they have ended.
+
+        What actors write that serve from a program of their own is that program's.
+        """
+        from fluster.cluster.merged_logs import merged_logs
+
+        lines = merged_logs(self.cluster, await self._job_ids(), follow=follow, tail=tail, since=since, grep=grep)
+        async with aclosing(lines):
+            async for line in lines:
+                yield line
+
+    @_on_own_loop
     async def shutdown(self) -> None:
         """End the actors, if `deploy` started them, and wait until they have; then give the pool up.
 
@@ -350,6 +376,7 @@ class AsyncActorPool(Generic[T]):
         if self.job_id is not None:
             await self.cluster.terminate(self.job_id, reason=f"pool {self.name} was shut down")
             await self.cluster.wait(self.job_id)
+            await self.cluster.shown.finish(self.job_id)
         self._closing()
 
     def give_up(self, error: Exception) -> None:

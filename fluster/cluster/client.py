@@ -55,6 +55,7 @@ import_later(
     "fluster_bus.registry",
     "fluster.cluster.job_states",
     "fluster.cluster.job_wait",
+    "fluster.cluster.shown_output",
     "fluster.cluster.stored_workspaces",
 )
 
@@ -70,6 +71,7 @@ class AsyncCluster:
 
     def __init__(self, bus: Bus, namespace: Namespace) -> None:
         from fluster.cluster.job_states import JobStates
+        from fluster.cluster.shown_output import ShownOutput
         from fluster_bus.registry import Registry
 
         self.bus = bus
@@ -78,6 +80,7 @@ class AsyncCluster:
         # A job may also speak to another cluster than the one that it runs on.
         self._identity = TaskIdentity.from_environment() if _is_own_cluster(bus.address) else None
         self._states = JobStates(bus, namespace)
+        self.shown = ShownOutput(bus, namespace, self._states)  # what its pools and deployments write
 
     @classmethod
     async def connect(cls, address: str | BusAddress | None = None, namespace: str | None = None) -> Self:
@@ -110,6 +113,7 @@ class AsyncCluster:
 
     async def close(self) -> None:
         """Leave the cluster; jobs go on."""
+        await self.shown.close()
         await self.bus.close()
 
     async def __aenter__(self) -> Self:

@@ -62,6 +62,10 @@ class LocalCluster(Cluster):
     With a `backend`, a VMBackend such as `fluster_services.vm.DockerBackend()`, each worker is one of its VMs, which
     has its usual size unless `cpu` or `memory` say what all have together. It is copied: one object may serve several clusters.
 
+    What its actors and the workers of its pools write comes to this program's stderr as well, each line after `name[index] |`, at
+    most 100 lines a second of each. That is so on a terminal and in a notebook, and with `log_to_driver=True`; else the last
+    20 lines of what failed do.
+
     `on_progress` is called with a line whenever the start has come further. Raises ClusterStartError with the reason when
     the cluster does not come up.
     """
@@ -87,6 +91,7 @@ class LocalCluster(Cluster):
         shm_size: int | str | None = None,
         ulimits: Mapping[str, int | tuple[int, int]] | None = None,
         backend: object | None = None,
+        log_to_driver: bool | None = None,
         on_progress: Callable[[str], object] | None = None,
     ) -> None:
         chosen = namespace or os.environ.get(NAMESPACE) or DEFAULT_NAMESPACE
@@ -131,6 +136,9 @@ class LocalCluster(Cluster):
             started = self._supervisor.wait_started(on_progress or _log.info)
             self.store_dir = Path(started.store_dir)
             super().__init__(started.address, chosen)
+            from fluster.cluster.shown_output import is_looked_at
+
+            self.asynchronous.shown.by_itself = is_looked_at() if log_to_driver is None else log_to_driver
         except BaseException:
             self._supervisor.stop()
             raise
@@ -138,9 +146,13 @@ class LocalCluster(Cluster):
     def shutdown(self) -> None:
         """End everything that the cluster runs, and return when it is gone."""
         try:
-            super().close()
+            if not self.closed:
+                self.portal.run(self.asynchronous.shown.end_all, self.asynchronous.terminate)
         finally:
-            self._supervisor.stop()
+            try:
+                super().close()
+            finally:
+                self._supervisor.stop()
 
     def close(self) -> None:
         """The same as `shutdown`: nobody else could use the cluster any more."""

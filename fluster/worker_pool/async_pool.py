@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from datetime import datetime, timedelta
 from typing import Any, ParamSpec, Self, TypeVar
 
 from fluster.actors.definition import check_timeout
@@ -23,7 +25,7 @@ from fluster.worker_pool.work import Batch, Block, Outcome, blocks_of
 from fluster.worker_pool.worker_jobs import PoolPlan
 from fluster.worker_pool.workers import PoolStatus, Workers
 from fluster_bus import payloads
-from fluster_bus.messages import EnvironmentConfig, ResourceConfig
+from fluster_bus.messages import EnvironmentConfig, LogLine, ResourceConfig
 from fluster_bus.messages.jobs import MAX_REPLICAS
 from fluster_bus.names import check_name, unique_name
 
@@ -52,6 +54,7 @@ class AsyncWorkerPool:
         name_prefix: str = "worker",
         task_retries: int = 3,
         task_timeout: float | None = None,
+        logs: bool | None = None,
     ) -> None:
         if not isinstance(cluster, AsyncCluster):
             raise TypeError(f"AsyncWorkerPool takes an AsyncCluster, not {cluster!r}: for a Cluster take WorkerPool")
@@ -62,7 +65,7 @@ class AsyncWorkerPool:
         if environment is not None and not isinstance(environment, EnvironmentConfig):
             raise TypeError(f"environment={environment!r}: give an EnvironmentConfig, as create_environment() makes it")
         name = unique_name(check_name("name_prefix", name_prefix))
-        plan = PoolPlan(name, resources, environment, task_retries, check_timeout(task_timeout))
+        plan = PoolPlan(name, resources, environment, task_retries, check_timeout(task_timeout), logs)
         self.workers = Workers(cluster, plan, num_workers)
         self._functions = FunctionPickles()
         self._pid = os.getpid()
@@ -117,6 +120,23 @@ class AsyncWorkerPool:
     async def resize(self, workers: int) -> None:
         """Have so many workers: more are launched, or the newest finish what they have and end."""
         await self.workers.resize(workers)
+
+    async def logs(
+        self,
+        *,
+        follow: bool = False,
+        tail: int | None = None,
+        since: datetime | timedelta | None = None,
+        grep: str | None = None,
+    ) -> AsyncGenerator[LogLine]:
+        """What the workers wrote, as `cluster.logs` gives it; with `follow` also what comes, until they have ended."""
+        from fluster.cluster.merged_logs import merged_logs
+
+        jobs = await self.workers.job_ids()
+        lines = merged_logs(self.workers.cluster, jobs, follow=follow, tail=tail, since=since, grep=grep)
+        async with aclosing(lines):
+            async for line in lines:
+                yield line
 
     # ---- tasks ------------------------------------------------------------------------------------------
 

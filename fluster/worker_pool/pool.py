@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from fluster.actors.futures import ActorFuture
 from fluster.cluster import Cluster
-from fluster.cluster.blocking_methods import blocking
+from fluster.cluster.blocking_methods import blocking, blocking_iterator
 from fluster.errors import ForkedError
 from fluster.worker_pool.async_pool import DEFAULT_RESOURCES, AsyncWorkerPool
 from fluster.worker_pool.executor import PoolExecutor
@@ -31,6 +31,9 @@ class WorkerPool:
     of its workers died of ends with PoisonedTaskError (with `task_retries=0` it ends with ActorDiedError at once). A task
     that runs for longer than `task_timeout` seconds ends with ActorTimeoutError, and its worker is begun anew.
 
+    With `logs` what the workers write comes to this program's stderr, after `name[index] |`; a LocalCluster does so by itself, see
+    there. `pool.logs()` has all of it.
+
     Use it from any thread; as a context manager it shuts down at the end, after all tasks are done.
     """
 
@@ -44,6 +47,7 @@ class WorkerPool:
         name_prefix: str = "worker",
         task_retries: int = 3,
         task_timeout: float | None = None,
+        logs: bool | None = None,
     ) -> None:
         if not isinstance(cluster, Cluster):
             raise TypeError(f"WorkerPool takes a Cluster, not {cluster!r}: for an AsyncCluster take AsyncWorkerPool")
@@ -55,6 +59,7 @@ class WorkerPool:
             name_prefix=name_prefix,
             task_retries=task_retries,
             task_timeout=task_timeout,
+            logs=logs,
         )
         self.asynchronous: AsyncWorkerPool = cluster.portal.run(start, cluster.asynchronous, num_workers, resources)
 
@@ -88,6 +93,7 @@ class WorkerPool:
     wait_for_workers = blocking(AsyncWorkerPool.wait_for_workers)
     status = blocking(AsyncWorkerPool.status)
     resize = blocking(AsyncWorkerPool.resize)
+    logs = blocking_iterator(AsyncWorkerPool.logs)
 
     # ---- tasks ------------------------------------------------------------------------------------------
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextvars
 import logging
-import sys
 import threading
 import time
 from typing import Any, Protocol
+
+from fluster.notebook import is_notebook
 
 log = logging.getLogger(__name__)
 
@@ -26,12 +27,7 @@ class Bar(Protocol):
 
 def progress_bar(name: str, total: int | None) -> Bar:
     """A bar in the notebook's cell that runs, else on stderr."""
-    return NotebookBar(name, total) if _is_notebook() else TerminalBar(name, total)
-
-
-def _is_notebook() -> bool:
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+    return NotebookBar(name, total) if is_notebook() else TerminalBar(name, total)
 
 
 class TerminalBar:

@@ -41,6 +41,7 @@ class PoolPlan:
     environment: EnvironmentConfig | None
     task_retries: int
     task_timeout: float | None
+    logs: bool | None = None  # whether the program shows what they write; None: as its cluster object does by itself
 
     def request(self, workers: int) -> JobRequest:
         """The job that runs so many of them."""
@@ -66,22 +67,29 @@ class WorkerJobs:
         self._on_end = on_end
         self._jobs: dict[asyncio.Task[None], asyncio.Future[JobId]] = {}  # {who stays until it ends: its id}
         self._had_workers = False
+        self._launched = 0  # workers
 
     def launch(self, workers: int) -> None:
         """Launch a job of so many workers."""
         launched: asyncio.Future[JobId] = asyncio.get_running_loop().create_future()
-        life = asyncio.create_task(self._live(workers, launched), name=f"job of {self._plan.name}")
+        first, self._launched = self._launched, self._launched + workers
+        life = asyncio.create_task(self._live(workers, first, launched), name=f"job of {self._plan.name}")
         self._jobs[life] = launched
+
+    async def job_ids(self) -> list[JobId]:
+        """Of all that were to be launched so far. Raises what kept them from being launched."""
+        return [await asyncio.shield(launched) for launched in self._jobs.values()]
 
     def on_workers(self) -> None:
         """There are workers: those that fail from now on were able to begin."""
         self._had_workers = True
 
-    async def _live(self, workers: int, launched: asyncio.Future[JobId]) -> None:
+    async def _live(self, workers: int, first: int, launched: asyncio.Future[JobId]) -> None:
         """Launch a job and stay until it ends; when the last has ended, what has not been sent then will never be."""
         error: Exception
         try:
             job_id = await self._cluster.launch(self._plan.request(workers))
+            self._cluster.shown.follow(job_id, self._plan.name, first=first, logs=self._plan.logs)
             launched.set_result(job_id)
             starting = asyncio.create_task(self._watch_start(job_id), name=f"start of {self._plan.name}")
             try:
@@ -150,6 +158,8 @@ class WorkerJobs:
             return
         if wait and running:
             await asyncio.wait([life for life, _launched in running])
+            for _life, launched in running:
+                await self._cluster.shown.finish(await launched)
 
     def close(self) -> None:
         """Stay no longer; jobs that have not ended go on."""

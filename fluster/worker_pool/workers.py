@@ -29,6 +29,7 @@ from fluster.worker_pool.work import Batch, Block, Outcome, Slice
 from fluster.worker_pool.worker_jobs import PoolPlan, WorkerJobs
 from fluster_bus import codec, payloads
 from fluster_bus.errors import BusError, ClosedError, ObjectTooLargeError
+from fluster_bus.messages import JobId
 from fluster_bus.messages.jobs import MAX_REPLICAS
 from fluster_bus.object_kinds import PAYLOADS
 from fluster_bus.objects import ObjectStore
@@ -52,6 +53,7 @@ class Workers:
     """Hands work out to the workers and counts it."""
 
     def __init__(self, cluster: AsyncCluster, plan: PoolPlan, count: int) -> None:
+        self.cluster = cluster
         self.plan = plan
         self.wanted = count
         self.error: Exception | None = None  # why there are no workers any more
@@ -127,6 +129,10 @@ class Workers:
 
     async def size(self) -> int:
         return len(await self.pool.wait_for_members(0))
+
+    async def job_ids(self) -> list[JobId]:
+        """The jobs whose tasks the workers are, once they are launched. Raises what kept them from being launched."""
+        return await self._jobs.job_ids()
 
     async def resize(self, workers: int) -> None:
         """Have so many workers: more are launched, or the newest finish what they have and end."""
