@@ -224,7 +224,7 @@ class AsyncCluster:
         identity = self._identity
         if request.parent is not None or request.detached or identity is None or identity.namespace != self.namespace:
             return {}
-        return {"parent": identity.job_id, "parent_attempt": identity.attempt}
+        return {"parent": identity.job_id, "parent_task": identity.task, "parent_attempt": identity.attempt}
 
     async def _submit(self, request: JobRequest) -> int:
         """The job's place in the submit stream."""

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from fluster.cluster.client import AsyncCluster
-from fluster.errors import JobNotFoundError
+from fluster.errors import JobNotFoundError, JobRefusedError
 from fluster_bus import subjects
 from fluster_bus.messages import Capacity, JobId, JobRecord, JobStatus, OfferReply, ResourceConfig, TaskRecord, WorkerId
 from fluster_bus.messages.workers import Offer
@@ -260,6 +260,32 @@ async def test_a_job_ends_with_its_parent(cluster: AsyncCluster, start_worker: S
     assert [info.status for info in ended] == [S, K, K]
     late = await cluster.launch(job_request("late", parent=parent))
     assert (await cluster.wait(late, timeout=10)).status is K
+
+
+async def test_what_an_attempt_launched_ends_before_the_next_begins(
+    cluster: AsyncCluster, start_worker: StartWorker
+) -> None:
+    worker = await start_worker(cpu=8, plan=STAY_RUNNING)
+    parent = await cluster.launch(job_request("parent", replicas=2, max_retries_failure=1))
+    child = await cluster.launch(job_request("child", parent=parent, parent_task=1, parent_attempt=1))
+    sibling = await cluster.launch(job_request("sibling", parent=parent, parent_task=0, parent_attempt=1))
+    grandchild = await cluster.launch(job_request("grandchild", parent=child))
+    await wait_until_async(lambda: len(worker.held) == 5)
+    worker.obeys = False
+    await worker.end(subjects.attempt_key(NS, parent, 1, 1), JobStatus.FAILED)
+    await wait_until_async(lambda: subjects.attempt_key(NS, child, 0, 1) in worker.to_stop)
+    assert f"its next attempt begins when what it launched has ended: {child}" in await cluster.explain(parent)
+    await worker.end(subjects.attempt_key(NS, child, 0, 1), K)
+    assert (await cluster.wait(child, timeout=10)).status is K
+    await wait_until_async(lambda: subjects.attempt_key(NS, grandchild, 0, 1) in worker.to_stop)
+    assert (await cluster.poll(parent)).tasks[1].attempt == 1
+    late = await cluster.launch(job_request("late", parent=parent, parent_task=0, parent_attempt=1))
+    with pytest.raises(JobRefusedError, match="attempt 1 of its parent"):
+        await cluster.launch(job_request("later", parent=parent, parent_task=1, parent_attempt=1))
+    await worker.end(subjects.attempt_key(NS, grandchild, 0, 1), K)
+    await wait_until_async(lambda: subjects.attempt_key(NS, parent, 1, 2) in worker.held)
+    await wait_until_async(lambda: subjects.attempt_key(NS, late, 0, 1) in worker.starts)
+    assert [(await cluster.poll(job)).status for job in (sibling, late)] == [JobStatus.RUNNING] * 2
 
 
 # ---- trying again ---------------------------------------------------------------------------------------

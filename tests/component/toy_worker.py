@@ -67,6 +67,8 @@ class ToyWorker:
         self.starts: list[str] = []  # attempt keys, in the order begun
         self.offers: Counter[str] = Counter()  # {attempt key: how often it was offered}
         self.silent = False
+        self.obeys = True
+        self.to_stop: set[str] = set()  # attempt keys that it was asked to stop, and did not obey
         self.holds = Holds(self.bus, self.claims, namespaces=NAMESPACES, host="127.0.0.1", expiry_s=self.hold_s)
         self.may_prepare = asyncio.Event()  # what a task of a gang needs is there
         self.may_prepare.set()
@@ -194,7 +196,10 @@ class ToyWorker:
         if wish is None:
             return
         key = subjects.attempt_key(look.namespace, look.job_id, look.task, row.value.attempt)
-        await self.end(key, JobStatus.KILLED, wish)
+        if self.obeys:
+            await self.end(key, JobStatus.KILLED, wish)
+        else:
+            self.to_stop.add(key)
 
     def now_held(self) -> list[str]:
         return sorted(self.held)

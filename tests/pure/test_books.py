@@ -47,6 +47,24 @@ def test_an_older_record_changes_nothing() -> None:
     assert entry.task_records()[0].state is JobStatus.BUILDING
 
 
+def test_a_task_has_children_until_all_that_they_launched_has_ended() -> None:
+    books = Books()
+    jobs = {name: job_record(name, order=number) for number, name in enumerate(("p", "child", "grandchild"), 1)}
+    updates = {"child": {"parent": "p", "parent_task": 1}, "grandchild": {"parent": "child", "parent_task": 0}}
+    for name, update in updates.items():
+        request = jobs[name].request.model_copy(update=update)
+        jobs[name] = jobs[name].model_copy(update={"request": request})
+    for number, job in enumerate(jobs.values(), 1):
+        books.apply(row(job, number))
+    parent = JobKey(NS, JobId("p"))
+    assert books.ancestors(JobKey(NS, JobId("grandchild"))) == [JobKey(NS, JobId("child")), parent]
+    assert books.with_children(parent) == {1}
+    books.apply(row(jobs["child"].model_copy(update={"state": JobStatus.KILLED}), 4))
+    assert books.with_children(parent) == {1}
+    books.apply(row(jobs["grandchild"].model_copy(update={"state": JobStatus.KILLED}), 5))
+    assert books.with_children(parent) == frozenset()
+
+
 def test_who_holds_what() -> None:
     books, job = Books(), job_record("a", replicas=2)
     first, second = lifecycle.new_tasks(job)

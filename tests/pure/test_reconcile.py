@@ -174,6 +174,47 @@ def test_a_job_ends_when_its_parent_does() -> None:
     assert {record.state for record in _content(store).values()} == {JobStatus.KILLED}
 
 
+def _failed(task: TaskRecord) -> TaskRecord:
+    claimed = lifecycle.claim(task, attempt=task.attempt, worker_id=WorkerId("w"), now=1, epoch=int(task.gang))
+    assert claimed is not None
+    failed = lifecycle.lose_worker(claimed, worker_id=WorkerId("w"), now=2, reason="lost")
+    assert failed is not None
+    return failed
+
+
+@pytest.mark.parametrize("launched_in", [1, 2, 7])
+def test_a_job_ends_with_the_attempt_that_launched_it(launched_in: int) -> None:
+    parent, child = job_record("p"), job_record("a", parent="p")
+    request = child.request.model_copy(update={"parent_task": 0, "parent_attempt": launched_in})
+    child = child.model_copy(update={"request": request})
+    first = lifecycle.new_tasks(parent)[0]
+    second = lifecycle.retry(_failed(first), now=3)
+    assert second is not None
+    lives = {}
+    for name, launcher in {"first": first, "failed": _failed(first), "second": second}.items():
+        wanted = next_records(_entry(child, *lifecycle.new_tasks(child)), now=9, parent=parent, launcher=launcher)
+        lives[name] = not wanted
+        assert not wanted or wanted[0].kill_requested == f"attempt {launched_in} of its parent p has ended"
+    assert lives == {"first": True, "failed": False, "second": launched_in >= 2}
+
+
+@pytest.mark.parametrize("gang", [False, True])
+def test_the_next_attempt_waits_for_what_the_last_one_launched(gang: bool) -> None:
+    job = job_record("a", replicas=2)
+    job = job.model_copy(update={"request": job.request.model_copy(update={"gang": gang}), "epoch": int(gang)})
+    tasks = [_failed(task) for task in lifecycle.new_tasks(job)]
+    entry = _entry(job, *tasks)
+
+    def begun(with_children: set[int]) -> list[int]:
+        wanted = next_records(entry, now=9, parent=None, with_children=with_children)
+        return [each.task for each in wanted if isinstance(each, TaskRecord) and each.attempt == 2]
+
+    assert begun(set()) == [0, 1]
+    assert begun({1}) == ([] if gang else [0])
+    killed = next_records(_entry(job.model_copy(update={"kill_requested": "enough"}), *tasks), now=9, parent=None)
+    assert [each.state for each in killed] == [JobStatus.KILLED] * 2
+
+
 def test_nothing_is_decided_about_a_job_that_is_not_known() -> None:
     assert next_records(JobEntry(), now=9, parent=None) == []
 

@@ -31,6 +31,7 @@ from fluster import (
     WorkerPool,
     actor,
     current_cluster,
+    current_task,
     deploy,
 )
 from fluster_bus import codec
@@ -253,6 +254,28 @@ def test_what_a_job_deploys_ends_with_it(cluster: LocalCluster, name: str) -> No
     parent.shutdown()
     wait_until(lambda: cluster.lookup_endpoints(child) == [])
     wait_until(lambda: not psutil.pid_exists(pid))
+
+
+@pytest.mark.parametrize("end", ["raises", "dies"])
+def test_a_job_that_deploys_actors_and_has_workers_survives_its_own_retry(
+    cluster: LocalCluster, name: str, tmp_path: Path, end: str
+) -> None:
+    pids = tmp_path / "pids"
+
+    def job() -> tuple[int, list[int]]:
+        earlier = [int(line) for line in pids.read_text().split()] if pids.exists() else []
+        living = [pid for pid in earlier if psutil.pid_exists(pid)]
+        actor_pid = deploy(current_cluster(), Counter, name=name).call().pid()
+        workers = WorkerPool(current_cluster(), 1)
+        pids.write_text(f"{actor_pid} {workers.submit(os.getpid).result()}")
+        if current_task().attempt < 2 and end == "raises":
+            raise RuntimeError("the first attempt fails")
+        if current_task().attempt < 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return current_task().attempt, living
+
+    launched = cluster.launch(call(job, max_retries_failure=1, retry_backoff_s=0.01))
+    assert cluster.result(launched, timeout=PATIENCE_S) == (2, [])
 
 
 def test_a_job_calls_actors(cluster: LocalCluster, counters: ActorPool[Counter], name: str) -> None:

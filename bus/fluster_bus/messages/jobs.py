@@ -233,7 +233,9 @@ class JobRequest(Message):
     # Of whoever sends it, made anew for each submission: by it one that is sent again is told from one made again.
     submission: str | None = Field(default=None, min_length=1, max_length=128, repr=False)
     parent: JobId | None = None  # the job that launched it: it ends when that one does
-    parent_attempt: int | None = None  # the attempt in which it did
+    # The task that launched it, and that task's attempt: it ends with the attempt, and the next one waits for that.
+    parent_task: int | None = None
+    parent_attempt: int | None = None
     detached: bool = False  # launched from within a job, it is not its child and lives on
     after: tuple[JobId, ...] = Field(default=(), max_length=MAX_AFTER)  # jobs, by id or JobInfo, that must end first
     after_failure: Literal["fail", "run"] = "fail"  # when one of those does not succeed: fail too, or run all the same

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fluster_bus import subjects
-from fluster_bus.messages import Capacity, JobId, JobRecord, Namespace, TaskRecord, WorkerId
+from fluster_bus.messages import Capacity, JobId, JobRecord, JobRequest, Namespace, TaskRecord, WorkerId
 from fluster_bus.tables import Deleted, Row
 from fluster_services import capacity, lifecycle
 from fluster_services.controller.slim_records import slim_job, slim_task
@@ -169,6 +169,45 @@ class Books:
 
     def children(self, key: JobKey) -> frozenset[JobKey]:
         return frozenset(self._children.get(key, ()))
+
+    def with_children(self, key: JobKey) -> frozenset[int]:
+        """The tasks of a job that launched others which, or what those launched in turn, have not ended."""
+        parents = (
+            (child, entry.job.value.request.parent_task)
+            for child in self._children.get(key, ())
+            if (entry := self.get(child)) is not None and entry.job is not None
+        )
+        return frozenset(task for child, task in parents if task is not None and self.unfinished(child) is not None)
+
+    def unfinished_children(self, key: JobKey, tasks: Iterable[TaskRecord]) -> list[JobId]:
+        """Of the jobs that ended attempts of these tasks launched, and of what those launched, one each that has not ended."""
+        ended = {task.task for task in tasks if task.state.finished()}
+        left = (
+            self.unfinished(child)
+            for child in self._children.get(key, ())
+            if (entry := self.get(child)) is not None
+            and entry.job is not None
+            and entry.job.value.request.parent_task in ended
+        )
+        return sorted(child.job_id for child in left if child is not None)
+
+    def launcher(self, namespace: Namespace, request: JobRequest) -> TaskRecord | None:
+        """The task that launched a job; None when it is not known, or none did."""
+        if request.parent is None or request.parent_task is None:
+            return None
+        entry = self.get(JobKey(namespace, request.parent))
+        row = entry.tasks.get(request.parent_task) if entry is not None else None
+        return row.value if row is not None else None
+
+    def ancestors(self, key: JobKey) -> list[JobKey]:
+        """The job that launched this one, the one that launched that, and so on."""
+        found: list[JobKey] = []
+        while (entry := self.get(key)) is not None and entry.job is not None:
+            parent = entry.job.value.request.parent
+            if parent is None or (key := JobKey(key.namespace, parent)) in found:
+                break
+            found.append(key)
+        return found
 
     def unfinished(self, key: JobKey) -> JobKey | None:
         """The job, or one that it launched, or one that those did, that has not ended; None when all are gone."""

@@ -219,7 +219,7 @@ class Controller:
         if isinstance(record, TaskRecord):
             self._apply_task(key, record)
         elif record.state.finished():
-            for other in self.books.children(key) | self.books.dependents(key):
+            for other in (*self.books.children(key), *self.books.dependents(key), *self.books.ancestors(key)):
                 self.mark(other)
         self.mark(key)
         self.registry.on_job_changed(key)
@@ -228,6 +228,9 @@ class Controller:
 
     def _apply_task(self, key: JobKey, task: TaskRecord) -> None:
         self.progress.on_task_changed(key, task)
+        if task.state.finished():
+            for child in self.books.children(key):
+                self.mark(child)
         if lifecycle.is_held(task) and task.worker_id is not None:
             self.judge.on_held(task.worker_id)
         now = time.monotonic()
@@ -288,7 +291,15 @@ class Controller:
         parent_record = parent.job.value if parent is not None and parent.job is not None else None
         after = self.books.dependencies(key) if lifecycle.awaits_others(entry.job.value) else None
         is_gathering = self.gangs.is_gathering(key)
-        wanted = next_records(entry, now=time.time(), parent=parent_record, after=after, is_gathering=is_gathering)
+        wanted = next_records(
+            entry,
+            now=time.time(),
+            parent=parent_record,
+            launcher=self.books.launcher(key.namespace, entry.job.value.request),
+            after=after,
+            is_gathering=is_gathering,
+            with_children=self.books.with_children(key),
+        )
         # Taken now: while one is written, the books may move on to records that the others were not decided from.
         for record, revision in [(record, entry.revision_of(record)) for record in wanted]:
             await self.write(record, revision)

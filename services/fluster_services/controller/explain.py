@@ -33,11 +33,13 @@ def explain(
     waits_for: Sequence[tuple[str, JobStatus]] = (),
     reservation: tuple[str, Sequence[str]] | None = None,
     pauses_s: Mapping[int, float] = MappingProxyType({}),
+    children: Sequence[str] = (),
 ) -> str:
     """Why the job stands where it stands. `workers` are those that live; `ahead` tasks are before its own in the line;
     `waits_for` has the jobs that it runs after and that have not ended, and how they stand; `reservation` a job that
     others have overtaken for too long, and the workers that are kept free for it;
-    `pauses_s` the tasks whose pause before their next attempt is not over, and how long it takes yet.
+    `pauses_s` the tasks whose pause before their next attempt is not over, and how long it takes yet; `children` the jobs
+    that have not ended of those that its ended attempts launched.
     """
     if job.state.finished() and not job.is_over:
         return "it is to take the place of a job that has ended, and waits for what that one launched"
@@ -52,6 +54,8 @@ def explain(
     if job.request.gang and any(task.epoch > job.epoch for task in held):
         ready = sum(task.is_ready for task in held)
         return f"its gang is being gathered: {len(held)} of {len(tasks)} tasks are held, {ready} of them ready"
+    if children and not waiting and any(task.state.finished() and not lifecycle.is_final(task) for task in tasks):
+        return f"its next attempt begins when what it launched has ended: {_listed(children)}"
     if held and not waiting:
         places = _listed(sorted({str(task.worker_id) for task in held}))
         return f"it is not waiting: {len(held)} of {len(tasks)} tasks run on {places}"

@@ -34,6 +34,7 @@ from fluster_services.controller import conflicts, dependencies
 from fluster_services.controller.books import JobKey, record_key
 from fluster_services.controller.conflicts import Verdict
 from fluster_services.controller.event_log import refusal
+from fluster_services.controller.reconcile import why_attempt_is_over
 
 if TYPE_CHECKING:
     from fluster_services.controller.controller import Controller
@@ -120,6 +121,7 @@ class Intake:
             raise InvalidNameError(f"{job_id!r} is no job id: the cluster itself has that key; choose another")
         job = lifecycle.new_job(namespace, job_id, request, order=submission.sequence, now=time.time())
         if self._controller.books.get(JobKey(namespace, job_id)) is None:
+            self._check_launcher(job)
             await self._check_dependencies(job)
         recorded: JobRecord | None = job
         try:
@@ -181,6 +183,13 @@ class Intake:
             if isinstance(known, JobRecord) and known.replacement is not None and known.replacement.order == job.order:
                 await self._controller.write(conflicts.unmark(known), row.revision)
             raise
+
+    def _check_launcher(self, job: JobRecord) -> None:
+        """Refuse what an attempt launched that has ended since: it could still run when the next one begins."""
+        launcher = self._controller.books.launcher(job.namespace, job.request)
+        why = why_attempt_is_over(job.request, launcher)
+        if why is not None:
+            raise LauncherEndedError(why)
 
     def _check_circle(self, job: JobRecord) -> None:
         books = self._controller.books
@@ -336,6 +345,10 @@ class CircularDependencyError(FlusterError):
     """It is to replace a job for which those wait that it is to run after."""
 
 
+class LauncherEndedError(FlusterError):
+    """The attempt that launched it has ended."""
+
+
 class TooManyReplacementsError(FlusterError):
     """Too many jobs are being stopped to be replaced."""
 
@@ -354,6 +367,7 @@ _REFUSED = (
     InvalidMessageError,
     InvalidNameError,
     KeyExistsError,
+    LauncherEndedError,
     MessageTooLargeError,
     TooManyReplacementsError,
     UnknownDependencyError,

@@ -6,9 +6,9 @@ beat. So nothing depends on having seen every event.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from fluster_bus.messages import Endpoint, JobId, JobRecord, JobStatus, TaskRecord
+from fluster_bus.messages import Endpoint, JobId, JobRecord, JobRequest, JobStatus, TaskRecord
 from fluster_services import gangs, lifecycle
 from fluster_services.controller import dependencies
 from fluster_services.controller.books import JobEntry
@@ -19,18 +19,24 @@ def next_records(
     *,
     now: float,
     parent: JobRecord | None,
+    launcher: TaskRecord | None = None,
     after: Mapping[JobId, JobRecord] | None = None,
     is_gathering: bool = False,
+    with_children: Collection[int] = (),
 ) -> list[JobRecord | TaskRecord]:
     """The records that replace present ones: kill wishes passed on, retries, the release of a job that waited for those
-    in `after`, the job's end. `is_gathering` says that this controller has offers of the job, which is a gang, out.
+    in `after`, the job's end.
+
+    `launcher` is the task of `parent` that launched the job. `is_gathering` says that this controller has offers of the
+    job, which is a gang, out. `with_children` are the tasks that launched jobs which have not ended: their next attempts
+    do not begin yet.
     """
     if entry.job is None:
         return []
     job = entry.job.value
     if job.state.finished():
         return []
-    orphaned = _orphaned(job, parent) if parent is not None else None
+    orphaned = _orphaned(job, parent, launcher) if parent is not None else None
     if orphaned is not None:
         killed = lifecycle.request_job_kill(job, reason=orphaned)
         if killed is not None:
@@ -43,8 +49,13 @@ def next_records(
     if job.request.gang and stop is None:
         following = gangs.next_records(job, tasks, now=now, is_gathering=is_gathering)
         if following:
-            return following
-    changed = [new for task in tasks if (new := _next_task(task, now, stop=stop)) is not None]
+            return following if not with_children else [each for each in following if not _begins_anew(each, entry)]
+    changed = [
+        new
+        for task in tasks
+        if (new := _next_task(task, now, stop=stop)) is not None
+        and not (task.task in with_children and _begins_anew(new, entry))
+    ]
     if changed:
         return list(changed)
     if len(tasks) < job.request.replicas:
@@ -53,11 +64,31 @@ def next_records(
     return [finished] if finished is not None else []
 
 
-def _orphaned(job: JobRecord, parent: JobRecord) -> str | None:
-    """Why the job has to end: its parent did, or the one that has the parent's id now is another."""
-    if job.request.parent_attempt is not None and job.request.parent_attempt < parent.first_attempt:
+def _begins_anew(record: JobRecord | TaskRecord, entry: JobEntry) -> bool:
+    """True for the next attempt of a task."""
+    return isinstance(record, TaskRecord) and record.attempt > entry.tasks[record.task].value.attempt
+
+
+def _orphaned(job: JobRecord, parent: JobRecord, launcher: TaskRecord | None) -> str | None:
+    """Why the job has to end: what launched it did, or the one that has the parent's id now is another."""
+    attempt = job.request.parent_attempt
+    if attempt is not None and attempt < parent.first_attempt:
         return f"its parent {parent.job_id} was replaced"
-    return f"its parent {parent.job_id} ended as {parent.state}" if parent.state.finished() else None
+    if parent.state.finished():
+        return f"its parent {parent.job_id} ended as {parent.state}"
+    return why_attempt_is_over(job.request, launcher)
+
+
+def why_attempt_is_over(request: JobRequest, launcher: TaskRecord | None) -> str | None:
+    """Why a job that was launched from within another's attempt cannot live on: that attempt has ended.
+
+    What an unfinished task launched belongs to its present attempt at the latest, whatever the request says.
+    """
+    if launcher is None or request.parent_attempt is None:
+        return None
+    if launcher.attempt > request.parent_attempt or launcher.state.finished():
+        return f"attempt {request.parent_attempt} of its parent {launcher.job_id} has ended"
+    return None
 
 
 def missing_tasks(entry: JobEntry) -> list[TaskRecord]:

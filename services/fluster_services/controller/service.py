@@ -203,6 +203,7 @@ class ControllerService:
             waits_for=self._waits_for(job),
             reservation=self._reservation(job),
             pauses_s=self._pauses_s(job, tasks),
+            children=self._controller.books.unfinished_children(JobKey(namespace, request.job_id), tasks),
         )
         return ExplainReply(job_id=request.job_id, reason=reason)
 
