@@ -14,11 +14,11 @@ import nats
 import nats.errors
 from nats.js import JetStreamContext
 
+from fluster_bus.connect_errors import connect_error, is_refusal
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import (
     BusError,
     ClosedError,
-    ConnectError,
     CredentialsError,
     DisconnectedError,
     MessageTooLargeError,
@@ -28,6 +28,7 @@ from fluster_bus.errors import (
 )
 from fluster_bus.messages.model import Message
 from fluster_bus.nats_client import NO_LIMIT, QuickClient
+from fluster_bus.pulse import PingTiming
 from fluster_bus.replies import Replies
 from fluster_bus.retries import retried
 from fluster_bus.serving import Service
@@ -51,6 +52,7 @@ _NO_RESPONDERS = "503"
 _PENDING_MESSAGES, _PENDING_BYTES = 512 * 1024, 256 << 20  # of one subscription, before the slowest are dropped
 # What writing to a connection raises that just broke: a RuntimeError is uvloop's word for it, a TypeError asyncio's.
 _TRANSPORT_GONE = (OSError, RuntimeError, TypeError)
+_NO_LIMIT = 1 << 30  # of unanswered pings: nats-py counts no other sign of life, and waits for what is unsent then
 _FLUSH = "(flush)"  # in the place of a subject
 _DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]+)"', re.IGNORECASE)
 
@@ -58,9 +60,10 @@ _DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "([
 class Bus:
     """A connection to NATS that comes back by itself. Make one with `Bus.connect`; not thread-safe."""
 
-    def __init__(self, address: BusAddress, name: str) -> None:
+    def __init__(self, address: BusAddress, name: str, pings: PingTiming | None = None) -> None:
         self.address = address
         self.name = name
+        self._pings = pings or PingTiming.of_this_process()
         self._nats = QuickClient()
         self._replies = Replies()
         # A secret of this connection: who sees one reply subject can neither guess nor hear another's.
@@ -79,18 +82,21 @@ class Bus:
     # ---- life -------------------------------------------------------------------------------------------
 
     @classmethod
-    async def connect(cls, address: BusAddress, *, name: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> Self:
+    async def connect(
+        cls, address: BusAddress, *, name: str, timeout_s: float = DEFAULT_TIMEOUT_S, pings: PingTiming | None = None
+    ) -> Self:
         """A connection with the credentials of `address`; it is rebuilt without end when it is lost.
 
-        Raises CredentialsError when the server refuses them, ConnectError when none answers within `timeout_s`.
+        It is lost when `pings` (default: the environment's) are not answered. Raises CredentialsError when the server
+        refuses the credentials, ConnectError when none answers within `timeout_s`.
         """
-        bus = cls(address, name)
+        bus = cls(address, name, pings)
         try:
             async with asyncio.timeout(timeout_s):
                 await bus._open()
         except (nats.errors.Error, OSError, TimeoutError) as error:
             await bus._nats.close()
-            raise bus._connect_error(error) from error
+            raise connect_error(address, error) from error
         except asyncio.CancelledError:
             await bus._nats.close()
             raise
@@ -110,6 +116,8 @@ class Bus:
             drain_timeout=_DRAIN_TIMEOUT_S,  # a handler that hangs does not hold up `close`
             # Nothing is kept back while disconnected: it would run after the reconnect, long after its caller gave up.
             pending_size=-1,
+            ping_interval=self._pings.interval_s,  # type: ignore[arg-type]  # annotated int, used as seconds of a sleep
+            max_outstanding_pings=_NO_LIMIT,
             error_cb=self._on_error,
             disconnected_cb=self._on_disconnected,
             reconnected_cb=self._on_reconnected,
@@ -123,6 +131,7 @@ class Bus:
         )
         self._opened = True
         self._on_standing()
+        self.spawn(self._nats.watch_pulse(self._pings), "the watch over the connection")
 
     def _on_standing(self) -> None:
         if self._over is None:
@@ -136,22 +145,6 @@ class Bus:
         self._replies.fail(ClosedError(reason))
         for callback in self._on_end:
             callback()
-
-    def _connect_error(self, error: Exception) -> ConnectError:
-        file = self.address.file
-        if _is_refusal(error):
-            return CredentialsError(
-                f"{self.address} refused the credentials"
-                + (f" in the file {file}: they are of a cluster that is gone" if file is not None else "")
-                + ": take the address that the cluster printed, with user and password, or the file it wrote"
-            )
-        reason = str(error) or "timed out"
-        if file is not None:
-            return ConnectError(
-                f"no nats-server answers at {self.address}, which the file {file} names: the cluster that wrote it is "
-                f"gone, or does not answer: start one, as with `fluster up`, and take the address that it prints ({reason})"
-            )
-        return ConnectError(f"no nats-server answers at {self.address}: is the cluster up? ({reason})")
 
     async def close(self) -> None:
         """Handle what has arrived, send what is written, then leave."""
@@ -243,7 +236,7 @@ class Bus:
         return DisconnectedError(f"the connection to {self.address} is lost; it is being rebuilt")
 
     async def _on_error(self, error: Exception) -> None:
-        if not self._opened and _is_refusal(error):
+        if not self._opened and is_refusal(error):
             raise error  # out of nats-py's connect, which would try the same credentials for ever
         denied = _DENIED.search(str(error))
         if denied is None:
@@ -457,7 +450,3 @@ class Bus:
     def spawn(self, task: Coroutine[Any, Any, None], name: str) -> None:
         """Run `task` until it ends or this connection is closed; an error in it is logged."""
         self._spawned.spawn(task, name)
-
-
-def _is_refusal(error: Exception) -> bool:
-    return "authorization" in str(error).lower()

@@ -33,6 +33,7 @@ from fluster_bus.errors import (
     MessageTooLargeError,
 )
 from fluster_bus.line import Line
+from fluster_bus.pulse import PingTiming, Pulse
 from fluster_bus.turns import Idleness, OnTurn, Turns
 from fluster_bus.waker import Waker
 from fluster_bus.wire import Info, Message, Ping, Pong, ProtocolError, Refusal, Said
@@ -41,7 +42,6 @@ log = logging.getLogger(__name__)
 
 _UNREAD_S = 0.005  # the keeper reads when nobody has for so long, at least
 _ASLEEP_AFTER_S = 0.1
-_MISSED_PINGS = 2
 _CLOSE_TIMEOUT_S = 5.0
 
 _lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
@@ -73,13 +73,13 @@ class Lane:
         on_connect: Callable[[], object] = _nothing,
         on_disconnect: Callable[[], object] = _nothing,
         on_wake: Callable[[], object] = _nothing,
-        ping_every_s: float = 20.0,
+        pings: PingTiming | None = None,
     ) -> None:
         self.address = address
         self.name = name
         self.turns = Turns()
         self._on_connect, self._on_disconnect, self._on_wake = on_connect, on_disconnect, on_wake
-        self._ping_every_s = ping_every_s
+        self._ping_timing = pings or PingTiming.of_this_process()
         self._line: Line | None = None
         self.closed: str | None = None  # why
         self._error: BusError | None = None  # why there is no connection
@@ -89,8 +89,7 @@ class Lane:
         self._pings: deque[Callable[[], object]] = deque()  # those out on this line: what waits for their PONG
         self._dialler = Dialler(address, name)
         self._heard = True  # anything since the last ping
-        self._missed = 0
-        self._next_ping = time.monotonic() + ping_every_s
+        self._pulse = Pulse(self._ping_timing, time.monotonic())  # of this line
         self._asleep = False
         self._waker = Waker()
         self._keeper = threading.Thread(target=self._keep, name=f"{name} lane", daemon=True)
@@ -372,15 +371,14 @@ class Lane:
         self._asleep = False
 
     def _until_ping_s(self) -> float:
-        return max(self._next_ping - time.monotonic(), 0.0)
+        return max(self._pulse.due - time.monotonic(), 0.0)
 
     def _ping_if_due(self, line: Line) -> None:
-        if time.monotonic() < self._next_ping:
+        if self._until_ping_s() > 0:
             return
-        self._next_ping = time.monotonic() + self._ping_every_s
-        self._missed = 0 if self._heard else self._missed + 1
-        if self._missed >= _MISSED_PINGS:
-            self._lose(line, f"the server has said nothing for {self._missed * self._ping_every_s:g} s")
+        # What has come and nobody has read yet is a sign of life as well: who has the turn may be held up.
+        if self._pulse.is_dead(time.monotonic(), heard=self._heard or line.has_arrived()):
+            self._lose(line, f"the server has said nothing for {self._pulse.silent_s:g} s")
             return
         self._heard = False
         self.when_seen(_nothing)
@@ -416,8 +414,7 @@ class Lane:
                 return
             for number, subscription in self._subscriptions.items():
                 line.add(wire.subscribe(number, subscription.subject, subscription.queue))
-            self._heard, self._missed = True, 0
-            self._next_ping = time.monotonic() + self._ping_every_s
+            self._heard, self._pulse = True, Pulse(self._ping_timing, time.monotonic())
             self._error = None
             self._line = line
             self._standing.notify_all()

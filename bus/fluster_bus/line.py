@@ -171,6 +171,12 @@ class Line:
                 readable = True
         return readable
 
+    def has_arrived(self) -> bool:
+        """Whether there is something to read. For any thread, also while another one waits."""
+        poll = select.poll()  # one of its own: two threads may not wait by the same
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(0))
+
     def read(self) -> list[Said]:
         """What has arrived and is complete. Raises OSError at the end of the connection, ProtocolError."""
         data = self._stream.read()

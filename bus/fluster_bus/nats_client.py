@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from nats.aio.client import Client
 
+from fluster_bus.pulse import PingTiming, Pulse
+from fluster_bus.tcp_stream import TcpStream
 from fluster_bus.wire import parse_headers
 
 if TYPE_CHECKING:
     from nats.aio.client import Srv
     from nats.aio.msg import Msg
+
+log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 2.0  # for one server: to take the connection, and then to greet
 # nats-py limits its waits by asyncio.wait_for. That of Python 3.11 forgets a cancellation that comes in the moment of the
@@ -24,6 +30,10 @@ class QuickClient(Client):
 
     Is to be connected with `connect_timeout=NO_LIMIT`.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stream = TcpStream()
 
     @staticmethod
     def _parse_header_lines(raw: bytes) -> dict[str, str]:
@@ -42,9 +52,22 @@ class QuickClient(Client):
             return await super().request(subject, payload, NO_LIMIT, old_style, headers)
 
     async def _connect_to_server(self, s: Srv) -> None:
+        if self._transport is None:
+            self._transport = self.stream  # connected by what follows, and by each reconnect
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
             await super()._connect_to_server(s)
 
     async def _process_connect_init(self) -> None:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
             await super()._process_connect_init()
+
+    async def watch_pulse(self, timing: PingTiming) -> None:
+        """Let a connection go whose server is silent though it is sent pings; it is then rebuilt as after any loss."""
+        pulse = Pulse(timing, time.monotonic())
+        while True:
+            await asyncio.sleep(max(pulse.due - time.monotonic(), 0))
+            if pulse.is_dead(time.monotonic(), heard=self.stream.take_heard()):
+                if self.is_connected:
+                    text = "%s: the server has said nothing for %g s: the connection is made anew"
+                    log.warning(text, self.options["name"], pulse.silent_s)
+                self.stream.abort()

@@ -18,6 +18,7 @@ from fluster_bus import subjects
 from fluster_bus.errors import InvalidNameError
 from fluster_bus.names import check_namespace
 from fluster_bus.object_kinds import BUNDLES, PAYLOADS
+from fluster_bus.pulse import SERVER_PINGS
 
 # Of a message: beyond it the payload goes to the object store.
 MAX_PAYLOAD_BYTES = 8 << 20
@@ -290,6 +291,7 @@ def production_configuration(namespaces: Sequence[str] = (DEFAULT_NAMESPACE,)) -
         arguments="" if tuple(namespaces) == (DEFAULT_NAMESPACE,) else f" {' '.join(namespaces)}",
         variables="\n".join(f"#   {variable}" for variable in variables.values()),
         max_payload=MAX_PAYLOAD_BYTES,
+        pings=SERVER_PINGS,
     ) + accounts_configuration(namespaces, lambda user: f"${user.password_variable}")
 
 
@@ -308,7 +310,8 @@ listen: "0.0.0.0:4222"
 # For health checks of its own machine: it asks nobody who he is.
 http: "127.0.0.1:8222"
 max_payload: {max_payload}
-
+# Of clients that are silent. A dead connection's own client has long made another; one that is stopped is let live.
+{pings}
 jetstream {{
   store_dir: "/data"
   # Without this the newest acknowledged records are lost when power fails: the default is to write them out every

@@ -23,6 +23,7 @@ from typing import BinaryIO, Self
 
 from fluster_bus.address import BusAddress
 from fluster_bus.errors import ServerStartError
+from fluster_bus.pulse import SERVER_PINGS
 from fluster_bus.roles import (
     DEFAULT_NAMESPACE,
     MAX_PAYLOAD_BYTES,
@@ -342,6 +343,7 @@ class EmbeddedServer:
         return _CONFIGURATION.format(
             listen=quoted(f"{LOOPBACK}:{self.port}"),
             max_payload=MAX_PAYLOAD_BYTES,
+            pings=SERVER_PINGS,
             store_dir=quoted(str(self.store_dir)),
             store_limit=self._store_limit_bytes,
             memory_limit=_MEMORY_LIMIT_BYTES,
@@ -429,7 +431,7 @@ _CONFIGURATION = """\
 # Written anew at each start.
 listen: {listen}
 max_payload: {max_payload}
-
+{pings}
 jetstream {{
   store_dir: {store_dir}
   max_file_store: {store_limit}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import threading
@@ -13,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -24,9 +22,11 @@ from fluster_bus.errors import ClosedError, ConnectError, CredentialsError, Disc
 from fluster_bus.lane import Lane
 from fluster_bus.lane_readers import LaneReaders
 from fluster_bus.line import Line
+from fluster_bus.pulse import PingTiming
 from fluster_bus.roles import Role
-from fluster_bus.server import EmbeddedServer, find_binary
+from fluster_bus.server import EmbeddedServer
 from tests.component.conftest import freeze_server, kill_server
+from tests.component.nats_servers import configured
 from tests.waiting import wait_until
 
 TIMEOUT_S = 20.0
@@ -298,7 +298,7 @@ def test_a_reader_outlasts_a_lost_connection(own_server: EmbeddedServer) -> None
 
 def test_a_server_that_says_nothing_is_given_up(own_server: EmbeddedServer) -> None:
     lost = threading.Event()
-    with opened(own_server.credentials(Role.OPERATOR), on_disconnect=lost.set, ping_every_s=0.05) as lane:
+    with opened(own_server.credentials(Role.OPERATOR), on_disconnect=lost.set, pings=PingTiming(0.05)) as lane:
         seen(lane)
         freeze_server(own_server)
         assert lost.wait(TIMEOUT_S)
@@ -307,7 +307,7 @@ def test_a_server_that_says_nothing_is_given_up(own_server: EmbeddedServer) -> N
 
 def test_a_writer_is_let_go_when_the_server_takes_nothing(own_server: EmbeddedServer) -> None:
     lost = threading.Event()
-    with opened(own_server.credentials(Role.OPERATOR), on_disconnect=lost.set, ping_every_s=0.1) as lane:
+    with opened(own_server.credentials(Role.OPERATOR), on_disconnect=lost.set, pings=PingTiming(0.1)) as lane:
         freeze_server(own_server)
 
         def write() -> None:
@@ -383,20 +383,6 @@ def test_a_forked_child_leaves_the_connection_alone(address: BusAddress) -> None
 
 
 # ---- servers of other kinds -----------------------------------------------------------------------------
-
-
-@contextmanager
-def configured(folder: Path, configuration: str) -> Iterator[int]:
-    """A nats-server with that configuration; its port."""
-    (folder / "nats.conf").write_text(f"listen: 127.0.0.1:-1\n{configuration}")
-    arguments = [str(find_binary()), "--config", str(folder / "nats.conf"), "--ports_file_dir", str(folder)]
-    server = subprocess.Popen(arguments, stderr=subprocess.DEVNULL)
-    try:
-        text = wait_until(lambda: "".join(file.read_text() for file in folder.glob("*.ports")))
-        yield urlsplit(json.loads(text)["nats"][0]).port or 0
-    finally:
-        server.kill()
-        server.wait()
 
 
 def test_pings_are_answered_whether_anybody_reads_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

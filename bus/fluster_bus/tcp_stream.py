@@ -1,0 +1,91 @@
+"""The bytes of nats-py's connections: it is noted when some arrive, and a dead connection is let go at once."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Any
+from urllib.parse import ParseResult
+
+from nats.aio.transport import Transport
+
+
+class TcpStream(Transport):
+    """As nats-py's TcpTransport. That one waits, when it closes, until what is unsent is sent: for a quarter of an hour
+    when the cable is broken.
+    """
+
+    def __init__(self) -> None:
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._heard = False
+
+    # ---- life ---------------------------------------------------------------------------------------------
+
+    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: Any) -> None:
+        """Raises OSError, TimeoutError."""
+        async with asyncio.timeout(connect_timeout):
+            self._reader, self._writer = await asyncio.open_connection(uri.hostname, uri.port, limit=buffer_size)
+
+    async def connect_tls(
+        self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: Any
+    ) -> None:
+        """Raises OSError, TimeoutError."""
+        del buffer_size  # it is that of `connect`
+        async with asyncio.timeout(connect_timeout):
+            await self._open().start_tls(ssl_context, server_hostname=uri if isinstance(uri, str) else uri.hostname)
+
+    def _open(self) -> asyncio.StreamWriter:
+        if self._writer is None:
+            raise ConnectionError("there is no connection to a server")
+        return self._writer
+
+    def abort(self) -> None:
+        """End the connection at once; what waits in it sees that it is lost."""
+        if self._writer is not None:
+            self._writer.transport.abort()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    async def wait_closed(self) -> None:
+        if self._writer is not None:
+            await self._writer.wait_closed()
+
+    def __bool__(self) -> bool:
+        """True: else nats-py would take a transport of its own instead, before this one is connected."""
+        return True
+
+    # ---- bytes --------------------------------------------------------------------------------------------
+
+    def take_heard(self) -> bool:
+        """Whether anything arrived since this was last asked."""
+        heard, self._heard = self._heard, False
+        return heard
+
+    async def read(self, buffer_size: int) -> bytes:
+        if self._reader is None:
+            return b""
+        data = await self._reader.read(buffer_size)
+        self._heard = True
+        return data
+
+    async def readline(self) -> bytes:
+        if self._reader is None:
+            return b""
+        line = await self._reader.readline()
+        self._heard = True
+        return line
+
+    def at_eof(self) -> bool:
+        return self._reader is None or self._reader.at_eof()
+
+    def write(self, payload: bytes) -> None:
+        self._open().write(payload)
+
+    def writelines(self, payload: list[bytes]) -> None:
+        self._open().writelines(payload)
+
+    async def drain(self) -> None:
+        await self._open().drain()

@@ -1,0 +1,68 @@
+"""A way to a server that can break as cables do: nothing is closed, and nothing arrives any more."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+_READ_BYTES = 1 << 16
+
+
+class Cable:
+    """Listens on `port` of this machine and carries each connection to the server's. Use `laid`."""
+
+    def __init__(self, server_port: int) -> None:
+        self._server_port = server_port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._broken = threading.Event()  # of the connections that there are
+        self._sockets: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    @property
+    def port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    def cut(self) -> None:
+        """What is connected hears nothing more and is not told; new connections work."""
+        self._broken.set()
+        self._broken = threading.Event()
+
+    def close(self) -> None:
+        self._broken.set()
+        for each in (self._listener, *self._sockets):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        for thread in self._threads:
+            thread.join(10)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._server_port))
+                self._sockets += [client, server]
+                for one, other in ((client, server), (server, client)):
+                    pump = threading.Thread(target=self._pump, args=(one, other, self._broken))
+                    self._threads.append(pump)
+                    pump.start()
+
+    @staticmethod
+    def _pump(one: socket.socket, other: socket.socket, broken: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(_READ_BYTES):
+                if broken.is_set():
+                    return
+                other.sendall(data)
+            if not broken.is_set():
+                other.shutdown(socket.SHUT_WR)
+
+
+@contextlib.contextmanager
+def laid(server_port: int) -> Iterator[Cable]:
+    cable = Cable(server_port)
+    try:
+        yield cable
+    finally:
+        cable.close()
