@@ -260,7 +260,7 @@ class Caller:
             self._finish(map(_too_much_out, arrived))
             return []
         for item in arrived:
-            if item.deadline is not None and isinstance(item, Call):
+            if item.deadline is not None:
                 self._deadlines.watch(item)
         return arrived
 
@@ -313,7 +313,11 @@ class Caller:
         if again:
             self._arrivals.put_back(again)
 
-    def _on_timeout(self, call: Call) -> None:
+    def _on_timeout(self, call: Call | Broadcast) -> None:
+        if isinstance(call, Broadcast):
+            text = f"{call}: it could not be sent within {call.timeout_s:g} s; it was not run"
+            self._finish([failed(call, ActorTimeoutError(text))])
+            return
         self._notices.on_timeout(call)
         self._arrivals.wake()
         text = f"{call}: no answer within {call.timeout_s:g} s; it may have run"

@@ -88,9 +88,13 @@ class Broadcast:
     owner: object = None
     trace: Carrier | None = None
     order: int = 0
+    over: bool = False  # before it was known who the members are
+    timer: Any = None  # until then
 
     def calls(self, members: Sequence[Member]) -> dict[Any, Call]:
         """The calls to these members, by their endpoints; begun, as far as they are wanted."""
+        if self.timer is not None:
+            self.timer.cancel()
         calls = zip(members, map(self._call, self.open(members)), strict=True)
         return {member.endpoint_id: call for member, call in calls if call.begin()}
 
@@ -149,8 +153,7 @@ class Done:
 
 def failed(item: Call | Broadcast, error: Exception) -> Done:
     """End a call by an error that was found out here."""
-    if isinstance(item, Call):
-        item.over = True
+    item.over = True
     return Done(item, ok=False, error=error)
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 from fluster.actors import frames
-from fluster.actors.calls import Call
+from fluster.actors.calls import Broadcast, Call
 from fluster.actors.clock import Clock
 from fluster.actors.frames import Moment
 from fluster.actors.members import Member
@@ -16,7 +16,9 @@ from fluster.actors.members import Member
 class Deadlines:
     """Those of one client's calls; `on_timeout` is told of each that has passed."""
 
-    def __init__(self, clock: Clock, loop: asyncio.AbstractEventLoop, on_timeout: Callable[[Call], object]) -> None:
+    def __init__(
+        self, clock: Clock, loop: asyncio.AbstractEventLoop, on_timeout: Callable[[Call | Broadcast], object]
+    ) -> None:
         self._clock = clock
         self._loop = loop
         self._on_timeout = on_timeout
@@ -31,8 +33,11 @@ class Deadlines:
             call.timeout_s = member.timeouts[call.method]
             call.deadline = self.after(call.timeout_s)
 
-    def watch(self, call: Call) -> None:
-        """Tell when the deadline of a call has passed, if it has one. On the loop."""
+    def watch(self, call: Call | Broadcast) -> None:
+        """Tell when the deadline of a call has passed, if it has one. On the loop.
+
+        Once a broadcast knows its members, each of its calls is watched instead.
+        """
         if call.deadline is not None and call.timer is None:
             left_s = frames.seconds_between(self._clock.now(), call.deadline)
             call.timer = self._clock.call_later(self._loop, left_s, self._on_timeout, call)

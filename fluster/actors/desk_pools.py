@@ -92,4 +92,4 @@ class DeskPool:
     def take_waiting(self) -> list[Call | Broadcast]:
         """All that wait, which no longer do; without those that are over."""
         waiting, self.waiting = [*self.overflow.clear(), *self.waiting], deque()
-        return [item for item in waiting if not (isinstance(item, Call) and item.over)]
+        return [item for item in waiting if not item.over]

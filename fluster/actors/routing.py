@@ -66,9 +66,11 @@ class Routing:
         if pool.blocked:
             return False
         try:
-            if isinstance(item, Broadcast):
+            if item.over:
+                pass  # nobody waits for it any longer
+            elif isinstance(item, Broadcast):
                 self._place_broadcast(pool, item)
-            elif not item.over:
+            else:
                 self._place_call(pool, item)
         except Exception as error:
             self._done.append(faulted(item, error))

@@ -417,6 +417,21 @@ def test_while_the_connection_is_lost_a_call_waits_no_longer_than_its_deadline(e
     assert pool.call(timeout=TIMEOUT_S).notes() == []
 
 
+@pytest.mark.parametrize("ask", ["results", "answers", "futures", "as_completed"])
+def test_while_the_connection_is_lost_a_broadcast_waits_no_longer_than_its_deadline(env: Env, ask: str) -> None:
+    env.serve("all-late", Calculator(), Calculator())
+    pool = env.pool("all-late", size=2)
+    env.server.stop()
+    wait_until(lambda: is_cut_off(pool))
+    late = pool.broadcast(timeout=0.1).note("late")
+    with pytest.raises(ActorTimeoutError, match="was not run"):
+        list(getattr(late, ask)())
+    with pytest.raises(ActorTimeoutError, match="was not run"):
+        list(pool.broadcast(timeout=0.1).note("late"))
+    env.server.start()
+    assert pool.broadcast(timeout=TIMEOUT_S).notes().results() == [[], []]
+
+
 def test_a_call_to_an_actor_that_lost_its_connection_does_not_hang(env: Env) -> None:
     gate, proxy = Gate(), env.proxy()
     address = replace(env.server.credentials(Role.OPERATOR), url=f"nats://127.0.0.1:{proxy.port}")
