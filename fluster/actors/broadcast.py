@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from fluster.actors.futures import ActorFuture
+from fluster.actors.lane_calls import Wait
 from fluster.actors.members import Member
 from fluster.cluster.arguments import check_patience, deadline_after
 from fluster.errors import ActorTimeoutError
@@ -85,15 +86,18 @@ class BroadcastResult(Generic[T]):
     `take_over` gives what to wait with, where the thread that waits for all answers may read them itself.
     """
 
-    def __init__(self, answers: Answers[T], take_over: Callable[[], Callable[[], None] | None] | None = None) -> None:
+    def __init__(self, answers: Answers[T], take_over: Callable[[], Wait | None] | None = None) -> None:
         self._answers = answers
         self._take_over = take_over
 
-    def _carry(self, timeout: float | None) -> None:
+    def _carry(self, timeout: float | None) -> float | None:
+        """Wait with the calls, if this thread may carry them itself; when the time is over by the monotonic clock."""
+        deadline = deadline_after(timeout)
         take_over, self._take_over = self._take_over, None
-        wait = take_over() if take_over is not None and timeout is None else None
+        wait = take_over() if take_over is not None else None
         if wait is not None:
-            wait()
+            wait(check_patience(timeout))
+        return deadline
 
     def futures(self, timeout: float | None = None) -> list[ActorFuture[T]]:
         """One future for each member, in the order in which they joined the pool. Raises ActorNotFoundError.
@@ -111,8 +115,7 @@ class BroadcastResult(Generic[T]):
         The first exception of a member is raised, unless `return_exceptions` has them stand in the list.
         Raises ActorTimeoutError after `timeout` seconds, and may then be asked again.
         """
-        self._carry(timeout)
-        deadline = deadline_after(timeout)
+        deadline = self._carry(timeout)
         found: list[Any] = []
         for future in self.futures(timeout):
             try:
@@ -127,8 +130,7 @@ class BroadcastResult(Generic[T]):
 
         Who has not answered after `timeout` seconds stands there with ActorTimeoutError. Raises ActorNotFoundError.
         """
-        self._carry(timeout)
-        deadline = deadline_after(timeout)
+        deadline = self._carry(timeout)
         futures = self.futures(timeout)
         wait_for_all(futures, None if deadline is None else deadline - time.monotonic())
         return [self._answers.answer(place, timeout) for place in range(len(futures))]

@@ -20,7 +20,7 @@ from fluster.actors.desk import Desk
 from fluster.actors.futures import is_running
 from fluster.actors.held_calls import HeldCalls
 from fluster.actors.inboxes import Inboxes
-from fluster.actors.lane_calls import LaneCalls
+from fluster.actors.lane_calls import LaneCalls, Wait
 from fluster.actors.loop_calls import tell_soon
 from fluster.actors.messages_out import MessageOut
 from fluster.actors.outcomes import settle
@@ -76,10 +76,11 @@ class CarriedCalls:
                 settle=lambda done: settle(done, None),
                 on_other=self._on_delivery,
                 on_timeout=self._on_late,
+                on_left=self.adopt,
                 on_lost=self._on_lost,
             )
 
-    def submit(self, call: Call) -> Callable[[], None] | None:
+    def submit(self, call: Call) -> Wait | None:
         """Send a call whose thread waits for it next: with what this gives, if anything.
 
         Raises ActorDeadlockError for one that would wait for itself, MailboxFullError, ClosedError.
@@ -95,7 +96,7 @@ class CarriedCalls:
             self._arrivals.put(call)
         return wait
 
-    def take_over(self, broadcast: Broadcast) -> Callable[[], None] | None:
+    def take_over(self, broadcast: Broadcast) -> Wait | None:
         """What the thread that submitted a broadcast waits with, if it waits next and the loop has not come to it yet."""
         lane = self._free_lane()
         if lane is None or not self._arrivals.take_back(broadcast):
@@ -125,7 +126,7 @@ class CarriedCalls:
         is_free = lane is not None and lane.connected and not (in_hand or self._held or is_running(self._loop))
         return lane if is_free else None
 
-    def _carry(self, message: MessageOut, lane: LaneCalls) -> Callable[[], None] | None:
+    def _carry(self, message: MessageOut, lane: LaneCalls) -> Wait | None:
         """Send a message by this very thread, which waits with what this gives; None when it cannot be."""
         calls = [(message.endpoint_id(key), call) for key, call in message.calls.items()]
         for endpoint_id, call in calls:

@@ -15,7 +15,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import InvalidStateError
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fluster.actors import frames
 from fluster.actors.calls import Done
@@ -34,6 +34,13 @@ from fluster_bus.lane_readers import LaneReaders
 
 T = TypeVar("T")
 
+
+class Wait(Protocol):
+    """Waits for the answers of a message, for so many seconds at most."""
+
+    def __call__(self, patience_s: float | None = None, /) -> None: ...
+
+
 _MAX_BYTES = 1 << 20  # what is larger may have to be stored first
 _TIMER_RESOLUTION_S = 0.001  # not a moment early: the actor must find the call late as well
 
@@ -43,7 +50,8 @@ log = logging.getLogger(__name__)
 class LaneCalls:
     """Those of one client. `settle` is called in threads that read, all else by `tell`, which has it done on the loop.
 
-    `on_lost` is given a number: messages with higher ones were out when the connection was lost.
+    `on_left` is given the number of a message whose thread waits no longer, though it may be answered yet; `on_lost` a number:
+    messages with higher ones were out when the connection was lost.
     """
 
     def __init__(
@@ -56,12 +64,14 @@ class LaneCalls:
         settle: Callable[[Done], object],
         on_other: Callable[[int, MessageOut | None, Delivery], object],
         on_timeout: Callable[[int], object],
+        on_left: Callable[[int], object],
         on_lost: Callable[[int], object],
     ) -> None:
         self._namespace = namespace
         self._inbox = inbox
         self._tell = tell
         self._settle, self._on_other, self._on_timeout, self._on_lost = settle, on_other, on_timeout, on_lost
+        self._on_left = on_left
         self._numbers = itertools.count(-1, -1)  # the desk numbers its own messages upwards
         self._out: dict[int, MessageOut] = {}
         self._taking = threading.Lock()  # held where a message, or a call of one, leaves our books
@@ -77,7 +87,7 @@ class LaneCalls:
     def connected(self) -> bool:
         return self._lane.connected
 
-    def send(self, message: MessageOut) -> Callable[[], None] | None:
+    def send(self, message: MessageOut) -> Wait | None:
         """What waits until the message is answered, or is the desk's; None when it could not be sent."""
         calls = list(message.calls.values())
         first = calls[0]
@@ -102,13 +112,18 @@ class LaneCalls:
                     call.number = None
                 return None
         futures: list[Any] = [call.ticket for call in calls]  # now: one that is found to be a stream gets another
-        return lambda: self._wait(number, futures, first.deadline)
+        return lambda patience_s=None: self._wait(number, futures, first.deadline, patience_s)
 
-    def _wait(self, number: int, futures: list[ActorFuture[Any]], deadline: Moment | None) -> None:
-        """Return when all are answered, or the message is alone no more: then the futures tell."""
+    def _wait(
+        self, number: int, futures: list[ActorFuture[Any]], deadline: Moment | None, patience_s: float | None
+    ) -> None:
+        """Return when all are answered, or the message is alone no more, or patience ends: then the futures tell."""
         left_s = None
         if deadline is not None:
             left_s = frames.seconds_between(frames.now(), deadline) + _TIMER_RESOLUTION_S
+        on_over = self._on_timeout
+        if patience_s is not None and (left_s is None or patience_s < left_s):
+            left_s, on_over = patience_s, self._on_left
         out = self._out
 
         def when_done(wake: Callable[[], object]) -> None:
@@ -119,7 +134,7 @@ class LaneCalls:
         eagerness = self._eagerness if len(futures) == 1 else None
         self._readers.read_until(lambda: number not in out, when_done, left_s, eagerness)
         if number in out and not self._lane.closed:
-            self._tell(self._on_timeout, number)
+            self._tell(on_over, number)
 
     def _on_delivery(self, delivery: Delivery) -> None:
         number = int(subjects.last_token(delivery.subject))

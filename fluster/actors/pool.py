@@ -17,7 +17,7 @@ from fluster.actors.census import census
 from fluster.actors.definition import MethodInfo, check_timeout, methods_of, near, options_of
 from fluster.actors.futures import ActorFuture, is_running
 from fluster.actors.handles import AsyncActorHandle, member_id
-from fluster.actors.lane_calls import LaneFuture
+from fluster.actors.lane_calls import LaneFuture, Wait
 from fluster.actors.maps import MAX_OUT, AsyncMapResults, AsyncUnorderedMapResults, Window, check_max_out, iterated
 from fluster.actors.members import Member
 from fluster.actors.own_thread import own_thread
@@ -244,7 +244,7 @@ class AsyncActorPool(Generic[T]):
 
     def _broadcast(
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float | None, wait: bool
-    ) -> tuple[Answers[Any], Callable[[], Callable[[], None] | None]]:
+    ) -> tuple[Answers[Any], Callable[[], Wait | None]]:
         if wait:
             raise TypeError("broadcast(wait=True): a broadcast does not wait for room; send it again to who had none")
         timeout = self._timeout_of(method) if timeout is None else timeout

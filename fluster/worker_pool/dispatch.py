@@ -49,6 +49,9 @@ class Source(Protocol):
     def next_size(self, workers: int) -> int:
         """How many items the next unit will have at most; 0 when there is none. `workers` want their share."""
 
+    def is_ending(self, workers: int) -> bool:
+        """True when what is left makes no full units for that many workers."""
+
     def take(self, size: int) -> Unit | None:
         """The next unit. None when what was next has been cancelled: it may be asked again."""
 
@@ -69,10 +72,13 @@ class _Worker:
     busy_since: float = 0.0
     alone: bool = False  # what it has is to be with it alone
 
-    def has_room(self, expected_s: float) -> bool:
+    def has_room(self, pace: Pace, size: int, *, is_ending: bool = False) -> bool:
         if not self.out:
             return True
-        return not self.alone and self.backlog_s + expected_s <= AHEAD_S and len(self.out) < MAX_AHEAD
+        # While units grow, small ones that are sent ahead would only delay the answer that lets the next be larger. And
+        # of the last ones each waits for the worker that is through first.
+        most = _SUPPLIED if is_ending or pace.is_new(size) else MAX_AHEAD
+        return not self.alone and self.backlog_s + pace.expected_s(size) <= AHEAD_S and len(self.out) < most
 
 
 class Dispatch:
@@ -169,13 +175,13 @@ class Dispatch:
     def _next_for(self, worker: _Worker) -> Unit | None:
         if self._again:
             unit = self._again[0]
-            return self._again.popleft() if worker.has_room(unit.pace.expected_s(unit.size)) else None
+            return self._again.popleft() if worker.has_room(unit.pace, unit.size) else None
         while self._sources:
             source = self._sources[0]
             size = source.next_size(len(self._workers))
             if not size:
                 self._sources.popleft()
-            elif not worker.has_room(source.pace.expected_s(size)):
+            elif not worker.has_room(source.pace, size, is_ending=source.is_ending(len(self._workers))):
                 return None
             else:
                 taken = source.take(size)

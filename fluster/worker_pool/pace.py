@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 CHUNK_S = 0.02  # of work in one call: so long that the call itself does not count, so short that none waits for long
+TAIL_S = 0.001  # the same where work runs out and is shared among the workers
 MAX_ITEMS = 1_024
 # Of single tasks. Long: answers of short ones come many at a time, and the first of them seems to have taken all the time.
 TASK_MEMORY = 0.98
@@ -29,9 +30,13 @@ class Pace:
         """How long that many items will take: infinity when that is not known yet."""
         return items * self._seconds / self._items if self._items else math.inf
 
-    def chunk(self) -> int:
-        """How many items the next call should have: at most double what is known to go well."""
+    def is_new(self, items: int) -> bool:
+        """True when no call with that many items has been answered yet."""
+        return items > self._largest
+
+    def chunk(self, seconds: float = CHUNK_S) -> int:
+        """How many items the next call should have, to take so long: at most double what is known to go well."""
         if not self._items:
             return 1
-        wanted = CHUNK_S / max(self._seconds / self._items, 1e-9)
+        wanted = seconds / max(self._seconds / self._items, 1e-9)
         return max(1, int(min(wanted, 2 * self._largest, MAX_ITEMS)))

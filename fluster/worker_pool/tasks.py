@@ -85,6 +85,9 @@ class TaskQueue:
         share = len(self._waiting) // (2 * max(workers, 1))  # so that all workers have something to do
         return min(self.pace.chunk(), share) if share >= _FEWEST else min(1, len(self._waiting))
 
+    def is_ending(self, workers: int) -> bool:  # noqa: ARG002
+        return False  # more may be submitted at any time
+
     def take(self, size: int) -> Task | Bundle | None:
         tasks: list[Task] = []
         room = _MAX_BUNDLE

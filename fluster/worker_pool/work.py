@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from fluster.actors.failures import decode_failure
-from fluster.worker_pool.pace import MAX_ITEMS, Pace
+from fluster.worker_pool.pace import MAX_ITEMS, TAIL_S, Pace
 from fluster_bus import codec, payloads
 from fluster_bus.objects import MAX_OBJECT_BYTES
 
@@ -187,10 +187,17 @@ class Batch:
         left = block.size - block.taken
         if self._chunksize is not None:
             return left
-        size = min(self.pace.chunk(), left)
+        size = self.pace.chunk()
         if self._is_complete:  # towards the end, all workers have something to do
-            size = min(size, -(-self.items // (2 * max(workers, 1))))
-        return size
+            size = min(size, max(self._share(workers), self.pace.chunk(TAIL_S)))
+        return min(size, left)
+
+    def is_ending(self, workers: int) -> bool:
+        return self._is_complete and self._chunksize is None and self._share(workers) < self.pace.chunk()
+
+    def _share(self, workers: int) -> int:
+        """Items for each of two slices that each worker has."""
+        return -(-self.items // (2 * max(workers, 1)))
 
     def take(self, size: int) -> Slice | None:
         block = self._blocks[0]

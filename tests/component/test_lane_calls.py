@@ -287,9 +287,12 @@ def test_a_broadcast_whose_thread_waits_for_it_goes_over_the_lane(shared: Env) -
         assert [len(message.calls) for message in carried(pool).values()] == [3]
         waiting.append(in_thread(lambda: [each.value for each in pool.broadcast().wait().answers()]))
         wait_until(lambda: len(carried(pool)) == 2)
+        waiting.append(in_thread(lambda: pool.broadcast().wait().results(timeout=TIMEOUT_S)))
+        waiting.append(in_thread(lambda: [each.value for each in pool.broadcast().wait().answers(timeout=TIMEOUT_S)]))
+        wait_until(lambda: len(carried(pool)) == 4)
     for actor in actors:
         actor.opened.set()
-    assert [only(each) for each in waiting] == [["went through"] * 3] * 2
+    assert [only(each) for each in waiting] == [["went through"] * 3] * 4
     assert not carried(pool)
     assert pool.broadcast().add(1).results() == [2, 2, 2]
 
@@ -317,6 +320,25 @@ def test_a_broadcast_that_is_carried_ends_as_any_other(shared: Env) -> None:
     ended = {type(each.error): each.value for each in only(partly)}
     assert ended == {ActorDiedError: None, type(None): "went through"}
     actors[0].opened.set()
+
+
+def test_a_broadcast_that_is_carried_may_be_asked_again_after_its_time(shared: Env) -> None:
+    actors = Voice(), Voice()
+    shared.serve("patient-choir", *actors)
+    pool = shared.pool("patient-choir", size=2)
+    for timeout in (0.05, 0, -1):
+        result = pool.broadcast().wait()
+        with pytest.raises(ActorTimeoutError, match="not all members have answered"):
+            result.results(timeout=timeout)
+        entered(*actors)
+        wait_until(lambda: not carried(pool))  # its thread has left: the answers are for the loop to read
+        assert [type(each.error) for each in result.answers(timeout=0)] == [ActorTimeoutError] * 2
+        for actor in actors:
+            actor.opened.set()
+        assert result.results(timeout=TIMEOUT_S) == ["went through"] * 2
+        for actor in actors:
+            actor.opened.clear()
+    assert pool.broadcast().add(1).results(timeout=TIMEOUT_S) == [2, 2]
 
 
 def test_broadcasts_stay_in_order_whoever_waits_for_them(shared: Env) -> None:
