@@ -340,3 +340,21 @@ def test_references_that_point_elsewhere_are_refused(arena: Arena, peer: Peer, p
         assert "cannot be read" in stranger.read("a")
     assert stranger.hold("a", good)
     assert stranger.read("a") == "hello"
+
+
+def test_a_reference_from_before_holds_nothing_of_what_lies_in_its_slot_now(arena: Arena) -> None:
+    first = lend(arena, "first")
+    reference = Reference.decode(bytes(first))
+    span = arena.hold(reference)
+    assert span is not None
+    arena.let_go(span)
+    del first
+    second = lend(arena, "second")
+    assert (second.span.reference.slot, second.span.reference.generation) == (reference.slot, reference.generation + 1)
+    assert arena.hold(reference) is None
+    del second
+    for _ in range(2):
+        arena.tidy(time.monotonic())
+    assert arena.untaken() == 0
+    third = lend(arena, "third")
+    assert third.span.holds == 0, "nobody holds what the old reference did not name"

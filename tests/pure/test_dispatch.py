@@ -209,3 +209,18 @@ def test_a_task_is_not_offered_before_its_pause_is_over_nor_when_it_has_changed_
         assert at == 5.0
         action()
     assert cluster.taken() == ["kept"]
+
+
+def test_a_class_whose_members_are_kept_free_is_not_the_last_word() -> None:
+    cluster = Cluster()
+    cluster.submit("job", 4)
+    kept_free = OfferReply(worker_id=A, accepted=False, spared=True)
+    asks = cluster.offer(kept_free, kept_free, kept_free, _no(), OfferReply(worker_id=B, accepted=True))
+    assert _subjects(asks) == [ON_CLASS] * 3 + [f"fluster.sys.workers.{worker}.offer" for worker in (A, B)]
+
+
+def test_who_has_become_full_meanwhile_is_asked_once() -> None:
+    cluster = Cluster()
+    cluster.submit("job", 4)
+    kept_free = OfferReply(worker_id=A, accepted=False, spared=True)
+    assert _subjects(cluster.offer(kept_free, _no(B))) == [ON_CLASS] * 2

@@ -447,3 +447,26 @@ def test_tasks_are_assigned_first_fit_and_several_may_share_a_worker() -> None:
 def test_a_gang_puts_up_with_no_failed_task() -> None:
     with pytest.raises(ValidationError, match="max_task_failures=1 makes no sense with gang=True"):
         JobRequest(name="g", entrypoint=Entrypoint(command=("true",)), gang=True, replicas=2, max_task_failures=1)
+
+
+def test_holds_of_an_epoch_that_is_over_do_not_start_by_the_go_of_a_later_one() -> None:
+    go = _gang(2).model_copy(update={"epoch": 2, "is_go": True})
+    assert [gangs.verdict(go, epoch) for epoch in (1, 2, 3)] == [gangs.Verdict.OFF, gangs.Verdict.GO, None]
+    off = go.model_copy(update={"is_go": False})
+    assert [gangs.verdict(off, epoch) for epoch in (1, 2, 3)] == [gangs.Verdict.OFF, gangs.Verdict.OFF, None]
+
+
+def test_what_runs_of_an_epoch_before_the_one_that_was_called_off_is_stopped_and_a_hold_is_not() -> None:
+    """A gang's restart that a hold of the next epoch came into, which was then called off."""
+    go, (first, second, third) = _running(3, failures=1)
+    off = go.model_copy(update={"epoch": 2, "is_go": False, "gang_address": None})
+    ended = _ended(third, W)
+    held = second.model_copy(update={"state": B, "epoch": 2, "started_at": None})
+    stopped = gangs.next_records(off, [first, held, ended], now=9, is_gathering=False)
+    assert [(each.task, bool(each.restart_requested)) for each in stopped if isinstance(each, TaskRecord)] == [
+        (0, True)
+    ]
+    again = gangs.next_records(go, [first, second, ended], now=9, is_gathering=False)
+    assert [each.task for each in again if isinstance(each, TaskRecord)] == [0, 1], (
+        "all that were told to go are stopped"
+    )

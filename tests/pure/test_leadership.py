@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from fluster_bus.errors import RevisionConflictError
 from fluster_bus.leadership import RENEWALS_PER_LEASE, Leadership, Standing
-from fluster_bus.messages import Fence, Namespace
+from fluster_bus.messages import Fence, Leader, Namespace
 from fluster_bus.tables import Row
 from fluster_services.controller import seat as seat_module
 from fluster_services.controller.seat import DeposedError, Seat
@@ -250,3 +251,70 @@ def test_of_several_controllers_only_the_last_leader_can_judge(seed: int, monkey
         world.check()
         verdicts, void, changes = verdicts + len(world.verdicts), void + world.void, changes + len(world.leaders)
     assert min(verdicts, void, changes) > 10, "the histories have become dull"
+
+
+@dataclass
+class Halting(Bucket):
+    """One that keeps the first who reads it until told."""
+
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    may_go_on: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def get(self, key: str) -> Row[Any] | None:
+        if not self.reached.is_set():
+            self.reached.set()
+            await self.may_go_on.wait()
+        return await super().get(key)
+
+
+def test_a_controller_that_was_stopped_before_it_read_the_fences_raises_none() -> None:
+    async def run() -> None:
+        dice = random.Random(0)
+        leaders, fences = Bucket(dice, lambda _value: None), Halting(dice, lambda _value: None)
+        seats = []
+        for name in ("stopped", "next"):
+            seat = Seat(_NO_BUS, SPACES[:1], controller_id=name, lease_s=LEASE_S, in_place=False, clock=lambda: 0.0)
+            seat._leaders, seat._fences = leaders, {SPACES[0]: fences}  # type: ignore[assignment]
+            seats.append(seat)
+        stopped, next_ = seats
+        stopped._leadership.on_free(0, now=0)
+        stepping = asyncio.create_task(stopped.step())
+        await fences.reached.wait()
+        assert leaders.row is not None
+        next_._leadership.on_free(leaders.row.revision, now=0)
+        await next_.step()
+        assert next_.leads
+        fences.may_go_on.set()
+        await stepping
+        assert not stopped.leads
+        assert fences.row is not None
+        assert fences.row.value.controller_id == "next", "its verdicts are taken, and no others"
+        await next_.check_fence(SPACES[0])
+
+    asyncio.run(run())
+
+
+def test_a_machine_that_slept_gives_the_leader_its_whole_lease_and_then_takes_the_seat() -> None:
+    async def run() -> None:
+        began, slept_s, lease_s = time.monotonic(), 0.0, 0.3
+        written: list[float] = []
+
+        def clock() -> float:
+            return time.monotonic() - began + slept_s
+
+        seat = Seat(_NO_BUS, SPACES, controller_id="me", lease_s=lease_s, in_place=False, clock=clock)
+        leaders = Bucket(random.Random(0), lambda _value: written.append(clock()))
+        seat._leaders, seat._fences = leaders, {}  # type: ignore[assignment]
+        leaders.row, leaders.revision = Row("leader", Leader(controller_id="other", instance="o", since=0.0), 1), 1
+        seat._leadership.on_seat(1, instance="o", holder="other", now=clock())
+        keeping = asyncio.create_task(seat._keep())
+        for _ in range(10):
+            await asyncio.sleep(0)  # it waits for the end of the lease now
+        slept_s = 1_000.0
+        while not written:
+            await asyncio.sleep(0.01)
+            assert not keeping.done()
+        keeping.cancel()
+        assert written[0] >= slept_s + 1.9 * lease_s, "it slept through the first, and the leader has another"
+
+    asyncio.run(asyncio.wait_for(run(), 20))

@@ -371,3 +371,17 @@ def test_the_error_of_the_culprit_is_the_jobs() -> None:
     assert (info.error, info.error_message, info.exit_code) == (error, "ValueError: bad", 1)
     assert (info.submitted_at, info.started_at, info.finished_at) == (0, 1, 9)
     assert info.tasks[0].error_message == "ValueError: bad"
+
+
+def test_a_task_that_is_cancelled_while_its_hold_is_called_off_ends() -> None:
+    of_gang = _task().model_copy(update={"gang": True})
+    held = lifecycle.claim(of_gang, attempt=1, worker_id=WORKERS[0], now=1, epoch=1)
+    assert held is not None
+    wished = _lead(held, _kill)
+    released = lifecycle.release(wished, attempt=1, worker_id=WORKERS[0], epoch=1, now=3, reason="called off")
+    assert released is not None
+    assert (released.state, released.finished_at, lifecycle.is_final(released)) == (JobStatus.KILLED, 3, True)
+    assert released.transitions[-1].reason == "enough"
+    kept = lifecycle.release(held, attempt=1, worker_id=WORKERS[0], epoch=1, now=3, reason="called off")
+    assert kept is not None
+    assert kept.state is JobStatus.PENDING

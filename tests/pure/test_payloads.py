@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import array
+import asyncio
+import hashlib
 import pickle
 import threading
 from typing import Any
@@ -139,3 +141,27 @@ def test_a_stored_payload_is_told_from_others() -> None:
     assert payloads.is_stored(b"\x03" + bytes(32))
     with pytest.raises(InvalidMessageError, match="not fetched"):
         payloads.decode(b"\x03" + bytes(32))
+
+
+class _Objects:
+    """What a tenant has put into the object store."""
+
+    def __init__(self, *payloads_: bytes) -> None:
+        self.held = {hashlib.sha256(each).hexdigest(): each for each in payloads_}
+
+    async def get(self, name: str) -> bytes:
+        return self.held[name]
+
+
+async def _fetched(inner: bytes) -> bytes:
+    reference = b"\x03" + hashlib.sha256(inner).digest()
+    return await payloads.fetched(reference, _Objects(inner))  # type: ignore[arg-type]
+
+
+def test_an_object_that_names_another_is_refused() -> None:
+    plain = codec.encode([1, 2, 3])
+    assert asyncio.run(_fetched(plain)) == plain
+    with pytest.raises(InvalidMessageError, match="names another"):
+        asyncio.run(_fetched(b"\x03" + bytes(32)))
+    with pytest.raises(InvalidMessageError, match="names no object"):
+        asyncio.run(payloads.fetched(b"\x03" + bytes(31), _Objects()))  # type: ignore[arg-type]

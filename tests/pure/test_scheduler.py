@@ -27,6 +27,7 @@ NEEDS = [
     Capacity(cpu=1, memory=1, device="gpu", variant="h100", devices=1),
     Capacity(cpu=1, memory=1, device="gpu", variant="any", devices=1),
     Capacity(cpu=4, memory=4, device="gpu", variant="h100", devices=2),
+    Capacity(cpu=1, memory=1, device="gpu", variant="h100", devices=8),
 ]
 
 
@@ -593,3 +594,59 @@ def test_a_gang_overtakes_a_task_that_is_before_it() -> None:
     scheduler.on_declined(place, need, room=False)
     scheduler.on_gathered(gang.job, now=5)
     assert [*scheduler.starving(now=15, reserve_after_s=10)] == [Starving(large, LARGE)]
+
+
+def test_of_no_room_for_eight_gpus_nothing_follows_for_one() -> None:
+    scheduler = Scheduler()
+    one, eight, sixteen = (Capacity(cpu=1, memory=1, device="gpu", variant="h100", devices=n) for n in (1, 8, 16))
+    scheduler.add(_place(0), eight)
+    ((place, need),) = scheduler.take(1)
+    scheduler.on_declined(place, need, room=False)
+    scheduler.add(_place(1), one)
+    scheduler.add(_place(2), sixteen)
+    assert scheduler.take(3) == [(_place(1), one)]
+
+
+def _overtaken(*places: Place) -> Scheduler:
+    """Large tasks that found no room, and that a small one behind them has overtaken at 10 s."""
+    scheduler = Scheduler()
+    for place in places:
+        scheduler.add(place, LARGE, now=0)
+    for place, need in scheduler.take(1):
+        scheduler.on_declined(place, need, room=False)
+    scheduler.add(_place(90), SMALL, now=0)
+    ((small, _),) = scheduler.take(1)
+    scheduler.on_accepted(SMALL, small, now=10)
+    scheduler.remove(small.job, small.task)
+    return scheduler
+
+
+def test_a_task_starves_once_it_was_overtaken_for_so_long_and_not_before() -> None:
+    scheduler = _overtaken(_place(0))
+    assert [*scheduler.starving(now=39.9, reserve_after_s=30)] == []
+    assert [each.place for each in scheduler.starving(now=40, reserve_after_s=30)] == [_place(0)]
+
+
+def test_a_task_that_comes_to_an_overtaken_line_has_waited_for_as_long_as_it_is_there() -> None:
+    scheduler = _overtaken(_place(0))
+    scheduler.add(_place(1), LARGE, now=35)
+    scheduler.remove(_place(0).job, _place(0).task)
+    assert [*scheduler.starving(now=64.9, reserve_after_s=30)] == []
+    assert [each.place for each in scheduler.starving(now=65, reserve_after_s=30)] == [_place(1)]
+
+
+@pytest.mark.parametrize("helped", [True, False])
+def test_one_that_was_helped_to_its_room_tells_nothing_about_the_next_of_its_kind(helped: bool) -> None:
+    first, second = _place(0), _place(1)
+    scheduler = _overtaken(first, second)
+    if helped:
+        scheduler.reserve(Starving(first, LARGE))
+    scheduler.on_room()
+    ((place, need),) = scheduler.take(1)
+    assert place == first
+    scheduler.on_accepted(need, place, now=50)
+    scheduler.remove(first.job, first.task)
+    for place, need in scheduler.take(1):
+        scheduler.on_declined(place, need, room=False)
+    found = [each.place for each in scheduler.starving(now=60, reserve_after_s=30)]
+    assert found == ([second] if helped else []), "one that found room by itself shows that there is some"

@@ -317,6 +317,24 @@ def test_what_kills_all_its_workers_is_given_up_and_nothing_else(world: World) -
     assert set(world.done) == set(others)
 
 
+def test_suspects_wait_for_a_worker_of_their_own_and_hold_up_all_others_until_then(world: World) -> None:
+    world.pace.observe(100, 100 * AHEAD_S / 20)
+    world.join("a", "b")
+    suspect = world.task()
+    world.assign()
+    (with_it,) = world.out
+    for _ in range(60):
+        world.task()
+    world.assign()
+    other = "b" if with_it == "a" else "a"
+    world.die(with_it)
+    while world.out[other]:
+        assert world.assign() == {}, "else the suspect would wait as long as there is other work"
+        world.answer(other, seconds=AHEAD_S / 20)
+    assert [unit is suspect for unit in world.assign()[other][:1]] == [True]
+    assert world.assign() == {}, "it is alone there"
+
+
 def test_a_lost_connection_blames_nobody(world: World) -> None:
     world.pace.observe(1_000, 0.0)
     tasks = [world.task() for _ in range(16)]
