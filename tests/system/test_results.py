@@ -1,6 +1,9 @@
 """What jobs return, as users meet it."""
 
+import asyncio
+import functools
 import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,38 @@ def test_a_result_comes_back(cluster: LocalCluster) -> None:
     (task,) = cluster.poll(job_id).tasks
     assert task.result is not None
     assert task.result.size > 0
+
+
+def test_a_coroutine_runs_to_its_end(cluster: LocalCluster) -> None:
+    async def add(left: int, right: int) -> int:
+        await asyncio.sleep(0)
+        return left + right
+
+    async def fail() -> None:
+        raise LookupError("in the coroutine")
+
+    job, failing = cluster.launch_many([call(add, 2, 3), call(fail)])
+    assert cluster.result(job, timeout=PATIENCE_S) == 5
+    with pytest.raises(LookupError, match="in the coroutine"):
+        cluster.result(failing, timeout=PATIENCE_S)
+
+
+def test_a_generator_is_refused_at_the_call() -> None:
+    def count() -> Iterator[int]:
+        yield 1
+
+    async def count_slowly() -> AsyncIterator[int]:
+        yield 1
+
+    for generator in (count, count_slowly, functools.partial(count)):
+        with pytest.raises(TypeError, match="is a generator: calling it would run none of its code"):
+            call(generator)
+
+
+def test_a_generator_that_only_the_task_can_see_fails_it(cluster: LocalCluster) -> None:
+    job = cluster.launch(call(lambda: (number for number in range(3))))
+    with pytest.raises(TypeError, match="whose code has not run"):
+        cluster.result(job, timeout=PATIENCE_S)
 
 
 def test_none_costs_nothing(cluster: LocalCluster) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fluster_bus import codec
+from fluster_bus.callables import is_generator
 from fluster_bus.messages.model import Message
 from fluster_bus.messages.resources import ResourceConfig
 from fluster_bus.names import JobId, Namespace, WorkerId, check_name
@@ -49,8 +50,9 @@ _UNFINISHED = frozenset({JobStatus.PENDING, JobStatus.BUILDING, JobStatus.RUNNIN
 class Entrypoint(Message):
     """What a task runs: a command, or a callable with its arguments.
 
-    A callable is pickled here and now, so that what runs is what you see at this line. Raises ValueError when
-    neither or both are given, and TypeError when the callable cannot be pickled.
+    A callable is pickled here and now, so that what runs is what you see at this line. An `async def` runs on an event loop of
+    its own. Raises ValueError when neither or both are given, and TypeError for a callable that is a generator, or cannot be
+    pickled.
     """
 
     command: tuple[str, ...] | None = None
@@ -68,6 +70,12 @@ class Entrypoint(Message):
         function = data["callable"]
         if not callable(function):  # as is everything that JSON can say
             raise ValueError(f"callable={function!r} cannot be called: pass the function itself, without ()")
+        if is_generator(function):
+            name = getattr(function, "__qualname__", repr(function))
+            raise TypeError(
+                f"callable={name} is a generator: calling it would run none of its code; pass a function that returns, with "
+                "what it yields in a list"
+            )
         args, kwargs = tuple(data.get("args", ())), dict(data.get("kwargs") or {})
         pickled = codec.encode((function, args, kwargs))
         if len(pickled) > MAX_ENTRYPOINT_BYTES:

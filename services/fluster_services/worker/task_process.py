@@ -37,6 +37,7 @@ from fluster_services.worker.attempt_directory import (
     to_json,
     write_json,
 )
+from fluster_services.worker.coroutines import finished
 from fluster_services.worker.processes import (
     KEEPER_SIGNALS,
     close_fds_except,
@@ -307,7 +308,7 @@ def _call(payload: bytes, directory: Path, *, keeps_none: bool) -> int:
         refs: Any = sys.modules.get("fluster.cluster.refs")  # there are none where nothing has imported it
         if refs is not None and refs.Ref.in_use:
             args, kwargs = refs.resolved(args, kwargs)
-        returned = function(*args, **kwargs)
+        returned = finished(function(*args, **kwargs))
         if returned is not None or keeps_none:
             keep_result(returned, directory)
     except BaseException as error:
