@@ -178,12 +178,13 @@ class AsyncCluster:
         accepted nevertheless, and nothing is sent when two have the same id. A note of other errors names those that were
         stored.
         """
+        from fluster.cluster.origins import with_origin
         from fluster.cluster.stored_workspaces import with_stored_workspaces
 
         requests = check_requests(requests)
         _check_distinct(requests)
         requests = await with_stored_workspaces(self.bus, self.namespace, requests)
-        requests = _traced(requests)
+        requests = with_origin(_traced(requests))
         named = {request.job_id or JobId(unique_name(request.name)): request for request in requests}
         await self._states.confirm(await self._store(named))
         return list(named)

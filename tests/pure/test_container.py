@@ -58,10 +58,14 @@ def sources(body: dict[str, Any]) -> dict[str, bool]:
     return {each["Source"]: not each["ReadOnly"] for each in body["HostConfig"]["Mounts"]}
 
 
-def test_a_command_has_its_folder_and_what_the_worker_gives_to_all() -> None:
-    assert sources(body(["true"])) == {"/state/attempt/task": True}
-    assert sources(body(["true"], given=GIVEN)) == {"/state/attempt/task": True, "/home/me/project": False}
-    assert environment(body(["true"], given=GIVEN))["PYTHONPATH"].endswith(":/opt/fluster/given/0")
+def test_a_command_has_its_folder_and_nothing_of_the_workers_python() -> None:
+    made = body(["true"], given=GIVEN)
+    assert sources(made) == {"/state/attempt/task": True}
+    assert "PYTHONPATH" not in environment(made)
+
+
+def test_a_command_finds_the_modules_of_its_workspace() -> None:
+    assert environment(body(["true"], has_workspace=True))["PYTHONPATH"].endswith("/work/src")
 
 
 def test_a_callable_has_fluster_too_behind_what_the_image_has() -> None:

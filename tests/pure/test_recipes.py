@@ -19,8 +19,8 @@ from fluster_services.worker.environments import (
     Recipe,
     _read_lock,
     wants_environment,
-    without_interpreters_own,
 )
+from fluster_services.worker.interpreters import without_interpreters_own
 from fluster_services.worker.preparation import Preparation, PythonMismatchError, _check_pickled_by, _check_python
 from fluster_services.worker.runtime import LaunchError
 

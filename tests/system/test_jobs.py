@@ -238,9 +238,11 @@ def test_a_port_can_be_listened_on(cluster: LocalCluster) -> None:
 
 
 def test_a_job_imports_what_its_client_can_import(cluster: LocalCluster) -> None:
-    info = finish(cluster, call(os.path.join, "a", "b"))
-    assert info.status is JobStatus.SUCCEEDED
-    assert finish(cluster, command("python3", "-c", "import tests.waiting")).status is JobStatus.SUCCEEDED
+    def work() -> None:
+        import tests.waiting  # noqa: F401 - it is there
+
+    assert finish(cluster, call(os.path.join, "a", "b")).status is JobStatus.SUCCEEDED
+    assert finish(cluster, call(work)).status is JobStatus.SUCCEEDED
 
 
 # ---- logs ---------------------------------------------------------------------------------------------------

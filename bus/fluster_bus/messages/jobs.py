@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from fluster_bus import codec
 from fluster_bus.callables import is_generator
 from fluster_bus.messages.model import Message
+from fluster_bus.messages.origin import Origin
 from fluster_bus.messages.resources import ResourceConfig
 from fluster_bus.names import JobId, Namespace, WorkerId, check_name
 
@@ -101,6 +102,7 @@ class EnvironmentConfig(Message):
     each task runs in a copy of its own. `pip_packages`, `requirements` (the text of a requirements file) and `uv_lock`
     (the uv.lock in the workspace) are installed into a virtual environment on top of what the worker has, and in containers
     of what the image has. `python` is another interpreter for that: a version or a path, found on the worker, or in the image.
+    Without packages, the path of an interpreter, a virtual environment or a conda environment on the worker is used as it is.
     `image` names the container image to run in, at workers that run jobs in containers; for a callable it has to have the
     client's version of Python.
     `mounts` are folders of the worker that the task shall see there: {path in the container: path at the worker}. They can be
@@ -247,6 +249,7 @@ class JobRequest(Message):
     detached: bool = False  # launched from within a job, it is not its child and lives on
     after: tuple[JobId, ...] = Field(default=(), max_length=MAX_AFTER)  # jobs, by id or JobInfo, that must end first
     after_failure: Literal["fail", "run"] = "fail"  # when one of those does not succeed: fail too, or run all the same
+    origin: Origin | None = Field(default=None, repr=False)  # of a command, noted by `Cluster.launch`
 
     @field_validator("name")
     @classmethod

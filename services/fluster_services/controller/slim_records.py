@@ -30,6 +30,7 @@ _OF_NO_USE: Mapping[str, Any] = MappingProxyType(
         "entrypoint": Entrypoint(pickled=_MARK),
         "resources": ResourceConfig(),
         "environment": EnvironmentConfig(),
+        "origin": None,
     }
 )
 

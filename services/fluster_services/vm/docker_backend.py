@@ -21,8 +21,8 @@ from fluster_services.vm.sizes import sized, usual_size
 from fluster_services.worker.config import WorkerConfig
 from fluster_services.worker.container import ContainerSettings, given_libraries, own_libraries
 from fluster_services.worker.engine import EngineError, asked, find_api_version
-from fluster_services.worker.environments import without_interpreters_own
 from fluster_services.worker.images import Images
+from fluster_services.worker.interpreters import without_interpreters_own
 from fluster_services.worker.mounts import is_in_or_around, secret_places
 
 _HOST_NETWORK = "host"

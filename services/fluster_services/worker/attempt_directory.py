@@ -66,9 +66,14 @@ class LaunchSpec:
         None  # pickled (function, args, kwargs); relative to the attempt's directory, or absolute
     )
     env: dict[str, str] = field(default_factory=dict)  # on top of the few variables that the worker's own gives
+    unset: list[str] = field(default_factory=list)  # those of the few that it does not get
+    notice: str = ""  # what the task's stderr begins with
     working_dir: str | None = None
     workspace: str | None = None  # a folder: the task runs in a copy of it, which goes before `working_dir`
     python: str | None = None  # of the attempt's own environment: runs a callable; a command finds it on its PATH
+    # Of an interpreter that is used as it is: how the job names it, and where it imports what it does not have itself.
+    python_given: str | None = None
+    python_behind: list[str] = field(default_factory=list)
     python_path: list[str] = field(default_factory=list)
     kill_grace_s: float = 10.0  # between SIGTERM and SIGKILL when the keeper itself has to stop the task
     must_return: bool = False  # exit code 0 is a failure unless the callable has returned

@@ -126,6 +126,7 @@ class Wanted:
     memory: int | None = None  # that it asked for, whether it is held to that or not
     devices: Sequence[str] = ()  # GPUs
     mounts: Mapping[str, str] = field(default_factory=dict)  # {path in the container: path here}, checked
+    has_workspace: bool = False  # in its folder
 
 
 def labels(key: str, state: Path) -> dict[str, str]:
@@ -151,7 +152,7 @@ def create_body(
     to, Docker's own system call filter, and nothing of the machine but its folder and read-only packages. Never the engine's socket.
     """
     is_callable = wanted.command is None
-    libraries = {**own.mounts, **given.mounts} if is_callable else dict(given.mounts)
+    libraries = {**own.mounts, **given.mounts} if is_callable else {}
     mounts = [bind(str(task_folder), INNER_FOLDER, is_writable=True)]
     mounts += [bind(source, target) for source, target in libraries.items()]
     mounts += [bind(source, target) for target, source in wanted.mounts.items()]
@@ -159,7 +160,7 @@ def create_body(
         "PYTHONUNBUFFERED": "1",
         **init_words.VARIABLE,
         "HOME": _SCRATCH[0],  # the image's own user may have none, or one that cannot be written to
-        **({} if is_callable else {"PYTHONPATH": ":".join([*_WORKSPACE_PATH, *given.python_path])}),
+        **({"PYTHONPATH": ":".join(_WORKSPACE_PATH)} if wanted.has_workspace and not is_callable else {}),
         "NVIDIA_VISIBLE_DEVICES": ",".join(wanted.devices) or "void",
         **wanted.env,
     }

@@ -37,6 +37,7 @@ from fluster_services.worker.task_process import (
     EXIT_NOT_EXECUTABLE,
     CannotStartError,
     complain,
+    notice_of,
     take_descriptors,
 )
 
@@ -73,6 +74,7 @@ def run_container(
             os._exit(EXIT_NO_CONTAINER)
         set_process_name("fluster-contain")
         take_descriptors(stdout_fd, stderr_fd)
+        os.write(2, notice_of(spec))
         reset_signals(KEEPER_SIGNALS)  # all are blocked, and stay so: they are waited for
         exit_code = _Attendant(spec, directory).run()
     except BaseException as error:

@@ -26,7 +26,7 @@ from fluster_services.worker.container import (
     own_libraries,
 )
 from fluster_services.worker.engine import EngineError, NotThereError, asked, connect, told
-from fluster_services.worker.environments import without_interpreters_own
+from fluster_services.worker.interpreters import without_interpreters_own
 from fluster_services.worker.limits import Limits, group_name
 from fluster_services.worker.mounts import checked_mounts, secret_places
 from fluster_services.worker.process_runtime import ProcessRuntime
@@ -105,6 +105,7 @@ class DockerRuntime:
             memory=spec.limits.memory,
             devices=spec.devices,
             mounts=checked_mounts(spec.mounts, settings.mount_roots, secret=secret),
+            has_workspace=spec.workspace is not None,
         )
         container = Container(
             engine=settings.engine,

@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,14 @@ from typing import Any
 from fluster_bus.messages import EnvironmentConfig
 from fluster_services.worker.build_output import BuildError, BuildOutput
 from fluster_services.worker.folder_cache import FolderCache, in_thread
+from fluster_services.worker.interpreters import (
+    TaskPython,
+    importable_here,
+    is_site,
+    names_existing,
+    own_minor_version,
+    use_existing,
+)
 from fluster_services.worker.uv import run_uv
 
 _VENV, _SCRATCH, _REQUIREMENTS = "venv", "scratch", "fluster-requirements.txt"
@@ -30,8 +38,6 @@ _FORMAT = 1  # changed when the same recipe makes something else
 
 # A requirement that says all by itself. Anything else (a path, an option) may speak of files of the workspace.
 _PLAIN = re.compile(r"\s*(#.*)?|\s*[A-Za-z0-9][\w.-]*\s*(\[[^\]]*\])?\s*([<>=!~(;#].*|@\s*https?://.*)?", re.ASCII)
-_INTERPRETERS_OWN = re.compile(r"/(site|dist)-packages$|/python3\.\d+(/lib-dynload)?$|/python3\d+\.zip$")
-_SITE = re.compile(r"/(site|dist)-packages$")
 _MINOR = re.compile(r"version_info\s*=\s*(\d+\.\d+)")
 
 
@@ -65,21 +71,6 @@ class Recipe:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:32]
 
 
-@dataclass(frozen=True)
-class VirtualEnvironment:
-    """One that is ready."""
-
-    folder: Path
-
-    @property
-    def python(self) -> Path:
-        return self.folder / "bin" / "python"
-
-    def minor_version(self) -> str:
-        """Of its Python, such as 3.12."""
-        return _minor_of(self.folder)
-
-
 def wants_environment(config: EnvironmentConfig) -> bool:
     """True when tasks shall not run in the worker's own environment."""
     return bool(config.pip_packages or config.requirements or config.uv_lock or config.python)
@@ -91,13 +82,13 @@ class Environments:
     def __init__(self, cache: FolderCache) -> None:
         self._cache = cache
 
-    async def use(
-        self, config: EnvironmentConfig, workspace: Path | None, user: str, listen: Listener
-    ) -> VirtualEnvironment:
+    async def use(self, config: EnvironmentConfig, workspace: Path | None, user: str, listen: Listener) -> TaskPython:
         """The environment that `config` asks for, made unless it is there; it stays until `user` releases it.
 
         If it is made for the first time `listen` gets what is said meanwhile. Raises BuildError with the last words of uv, OSError.
         """
+        if config.python is not None and names_existing(config):
+            return await use_existing(config.python, self._cache, user)
         needs = read_needs(config, workspace)
         recipe = Recipe(
             python=needs.python,
@@ -114,7 +105,9 @@ class Environments:
             await _make(path, recipe, workspace, output)
 
         folder = await self._cache.use(recipe.name(), user, make)
-        return VirtualEnvironment(folder / _VENV)
+        venv = folder / _VENV
+        variables = {"VIRTUAL_ENV": str(venv)}
+        return TaskPython(venv / "bin" / "python", venv / "bin", variables=variables, version=_minor_of(venv))
 
 
 def read_needs(config: EnvironmentConfig, workspace: Path | None) -> Needs:
@@ -179,11 +172,6 @@ async def _make(path: Path, recipe: Recipe, workspace: Path | None, output: Buil
     await in_thread(lambda: shutil.rmtree(scratch))
 
 
-def own_minor_version() -> str:
-    """Of the Python that runs this worker, such as 3.12."""
-    return f"{sys.version_info.major}.{sys.version_info.minor}"
-
-
 def _minor_of(venv: Path) -> str:
     found = _MINOR.search((venv / "pyvenv.cfg").read_text(encoding="utf-8"))
     if found is None:
@@ -197,15 +185,9 @@ def _site_packages(venv: Path) -> Path:
 
 def _overlay() -> str:
     """A .pth file with all that this worker can import beside the standard library, in its order."""
-    lines = []
-    for entry in sys.path:
-        if _SITE.search(entry):
-            lines.append(f"import site; site.addsitedir({entry!r})")  # with the .pth files that lie there
-        elif entry and not _INTERPRETERS_OWN.search(entry):
-            lines.append(entry)
+    lines = [
+        # With the .pth files that lie there.
+        f"import site; site.addsitedir({entry!r})" if is_site(entry) else entry
+        for entry in importable_here()
+    ]
     return "\n".join(lines) + "\n"
-
-
-def without_interpreters_own(paths: Sequence[str]) -> list[str]:
-    """`paths` without those of an interpreter and its packages, which another interpreter has of its own."""
-    return [path for path in paths if not _INTERPRETERS_OWN.search(path)]

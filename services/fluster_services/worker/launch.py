@@ -12,13 +12,14 @@ from pathlib import Path
 
 from fluster.cluster.identity import CONTROLLER_ADDRESS, GANG_ADDRESS, KILL_GRACE, TaskIdentity
 from fluster_bus.address import ADDRESS_VARIABLE, CREDENTIALS_VARIABLE, BusAddress
-from fluster_bus.messages import JobRecord, Namespace, TaskRecord, WorkerId
+from fluster_bus.messages import JobRecord, JobRequest, Namespace, TaskRecord, WorkerId
 from fluster_bus.messages.jobs import port_variable
+from fluster_bus.messages.origin import SEARCH_VARIABLES, Origin
 from fluster_bus.subjects import attempt_key
 from fluster_services.config import Timing
 from fluster_services.worker.attempt_directory import LaunchSpec
 from fluster_services.worker.detection import VISIBLE_DEVICES
-from fluster_services.worker.environments import VirtualEnvironment, without_interpreters_own
+from fluster_services.worker.interpreters import TaskPython, without_interpreters_own
 from fluster_services.worker.limits import MAX_PIDS, Limits
 from fluster_services.worker.preparation import Prepared
 
@@ -54,6 +55,27 @@ class Launcher:
             devices = [str(number) for number in range(len(devices))]
         return {variable: ",".join(devices)} if variable is not None else {}
 
+    def _folder(self, request: JobRequest, prepared: Prepared) -> tuple[str | None, str]:
+        """Where a task runs that has no copy of a workspace, None for a folder of its own; and what it is told about that."""
+        usual = str(self.working_dir) if self.working_dir is not None else None
+        origin, image = request.origin, request.environment.image
+        if prepared.workspace is not None or request.entrypoint.command is None or origin is None:
+            return usual, ""
+        if origin.folder is None or image is not None:
+            return usual, ""
+        if prepared.sees_folder:
+            return origin.folder, ""
+        return None, (
+            f"worker {self.worker_id} does not see the folder {origin.folder!r}, where this was submitted, so this runs in "
+            "an empty one: --workspace . (workspace=…) takes a copy along"
+        )
+
+    def _python_path(self, command: Sequence[str] | None, own: TaskPython | None) -> list[str]:
+        """Where modules are found first. Commands run with their own interpreter, which has its own."""
+        if command is not None:
+            return []
+        return list(self.python_path) if own is None else without_interpreters_own(self.python_path)
+
     def spec(
         self, task: TaskRecord, job: JobRecord, prepared: Prepared, devices: Sequence[str] = ()
     ) -> tuple[LaunchSpec, bytes | None]:
@@ -69,9 +91,12 @@ class Launcher:
             namespace=task.namespace,
         )
         own = prepared.environment
+        origin = request.origin if command is not None else None
+        search = {} if self.in_containers else _search(own, origin)
+        folder, notice = self._folder(request, prepared)
         bus_url = ",".join(self.credentials[task.namespace].servers)
         environment = {
-            **({} if self.in_containers else _interpreter(own)),
+            **search,
             "PYTHONUNBUFFERED": "1",  # what a program prints is in its log when it prints it
             **_rendezvous(task, job),
             **request.environment.env_vars,
@@ -88,10 +113,14 @@ class Launcher:
             key=attempt_key(task.namespace, task.job_id, task.task, task.attempt),
             command=list(command) if command is not None else None,
             env=environment,
-            working_dir=str(self.working_dir) if self.working_dir is not None else None,
+            unset=[name for name in SEARCH_VARIABLES if command is not None and name not in search],
+            notice=notice,
+            working_dir=folder,
             workspace=str(prepared.workspace) if prepared.workspace is not None else None,
             python=str(own.python) if own is not None else None,
-            python_path=list(self.python_path) if own is None else without_interpreters_own(self.python_path),
+            python_given=own.given if own is not None else None,
+            python_behind=list(own.behind) if own is not None else [],
+            python_path=self._python_path(command, own),
             kill_grace_s=self.timing.kill_grace_s,
             must_return=request.must_return,
             timeout_s=request.timeout_s,
@@ -104,11 +133,24 @@ class Launcher:
         return spec, request.entrypoint.pickled
 
 
-def _interpreter(own: VirtualEnvironment | None) -> dict[str, str]:
-    """What makes `python` mean the task's own, else the one that runs this worker, so that Fluster can be imported."""
-    first = own.python if own is not None else Path(sys.executable)
-    search_path = os.pathsep.join([str(first.parent), os.environ.get("PATH", os.defpath)])
-    return {"PATH": search_path, **({"VIRTUAL_ENV": str(own.folder)} if own is not None else {})}
+def _search(own: TaskPython | None, origin: Origin | None) -> dict[str, str]:
+    """What `python`, and any other name of a program, means: as the submitter's shell has it, if that is of this
+    machine and user, else first what this worker's own Python has. An interpreter of the task's own goes before both.
+    """
+    given = {"PATH": os.environ.get("PATH", os.defpath)}
+    if origin is not None and origin.is_same_user_here():
+        given = {**given, **origin.search}
+    elif own is None:
+        given = _before(Path(sys.executable).parent, given["PATH"])
+        if "VIRTUAL_ENV" in os.environ:
+            given["VIRTUAL_ENV"] = os.environ["VIRTUAL_ENV"]
+    if own is None:
+        return given
+    return {**_before(own.search, given["PATH"]), **own.variables}
+
+
+def _before(folder: Path, search_path: str) -> dict[str, str]:
+    return {"PATH": os.pathsep.join([str(folder), search_path])}
 
 
 def _rendezvous(task: TaskRecord, job: JobRecord) -> dict[str, str]:

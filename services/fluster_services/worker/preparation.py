@@ -15,13 +15,12 @@ from fluster_services.worker.environment_images import EnvironmentImages
 from fluster_services.worker.environments import (
     Environments,
     Listener,
-    VirtualEnvironment,
-    own_minor_version,
     read_needs,
     wants_environment,
 )
 from fluster_services.worker.folder_cache import FolderCache
 from fluster_services.worker.images import Images
+from fluster_services.worker.interpreters import TaskPython, own_minor_version
 from fluster_services.worker.runtime import LaunchError
 from fluster_services.worker.workspaces import Workspaces
 
@@ -35,8 +34,9 @@ class Prepared:
     """What is there for an attempt."""
 
     workspace: Path | None = None  # to be copied
-    environment: VirtualEnvironment | None = None
+    environment: TaskPython | None = None
     image: str | None = field(default=None, compare=False)  # None: no container; usually it is there, and costs no time
+    sees_folder: bool = field(default=False, compare=False)  # from which the command was submitted
 
 
 class Preparation:
@@ -92,8 +92,9 @@ class Preparation:
         environment = None
         if wants_environment(config):
             environment = await self._environments.use(config, workspace, key, listen)
-            _check_python(request, f"python={config.python!r}", environment.minor_version())
-        return Prepared(workspace, environment)
+            if environment.version is not None:
+                _check_python(request, f"python={config.python!r}", environment.version)
+        return Prepared(workspace, environment, sees_folder=await _sees_folder(request))
 
     async def _build(self, request: JobRequest, base: str, workspace: Path | None, key: str, listen: Listener) -> str:
         """The image with a job's packages upon `base`."""
@@ -123,6 +124,13 @@ class Preparation:
             await self._built.close()
         for cache in self._caches:
             await cache.close()
+
+
+async def _sees_folder(request: JobRequest) -> bool:
+    if request.origin is None or request.origin.folder is None or request.environment.bundle is not None:
+        return False
+    # In a thread: it may lie on a file system that is slow to answer.
+    return await asyncio.to_thread(request.origin.sees_folder)
 
 
 def _check_image(config: EnvironmentConfig, *, in_containers: bool) -> None:

@@ -38,6 +38,7 @@ from fluster_services.worker.attempt_directory import (
     write_json,
 )
 from fluster_services.worker.coroutines import finished
+from fluster_services.worker.interpreters import own_minor_version
 from fluster_services.worker.processes import (
     KEEPER_SIGNALS,
     close_fds_except,
@@ -109,6 +110,7 @@ def run_task(
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.umask(umask)
         _enter_folder(spec, directory)
+        os.write(2, notice_of(spec))
         environment = _environment(spec, directory)
         if command is not None:
             _execute(command, environment)
@@ -129,7 +131,7 @@ def spawn_task(spec: LaunchSpec, directory: Path, *, stdout_fd: int, stderr_fd: 
     To be called by its keeper, in `directory`.
     """
     command = _command(spec, directory)
-    if command is None or spec.workspace is not None or spec.groups:
+    if command is None or spec.workspace is not None or spec.groups or spec.notice:
         return None
     try:
         _enter_folder(spec, directory)
@@ -143,6 +145,9 @@ def spawn_task(spec: LaunchSpec, directory: Path, *, stdout_fd: int, stderr_fd: 
 
 def _command(spec: LaunchSpec, directory: Path) -> list[str] | None:
     """What is to be executed; None when a callable is to be run in a copy of this process."""
+    if spec.command is None and spec.python_given is not None and spec.python is not None:
+        details = [own_minor_version(), spec.python_given, *spec.python_behind]
+        return [spec.python, "-c", _RUN_IN_EXISTING, str(directory), *details]
     if spec.command is None and spec.python is not None:
         return [spec.python, "-P", "-c", _RUN_EXECUTED, str(directory)]
     return spec.command
@@ -150,6 +155,24 @@ def _command(spec: LaunchSpec, directory: Path) -> list[str] | None:
 
 # What an interpreter of the task's own is told to do.
 _RUN_EXECUTED = f"import sys; from {__name__} import run_executed; run_executed(sys.argv[1])"
+
+# What one that is used as it is is told. It may be of any version, and has not been asked before.
+_RUN_IN_EXISTING = f"""
+import sys
+directory, wanted, given = sys.argv[1:4]
+found = "%d.%d" % sys.version_info[:2]
+if found != wanted:
+    sys.exit(
+        "fluster: python=%r is Python %s and this worker's is %s: a callable needs the worker's own minor version. "
+        "Give the job as a command, or name a Python %s" % (given, found, wanted, wanted)
+    )
+import site
+sys.path[:] = [entry for entry in sys.path if entry]
+for entry in sys.argv[4:]:
+    site.addsitedir(entry) if entry.endswith("-packages") else sys.path.append(entry)
+from {__name__} import run_executed
+run_executed(directory)
+"""
 
 
 def run_executed(directory: str) -> NoReturn:
@@ -183,6 +206,11 @@ def complain(directory: Path, error: CannotStartError) -> None:
     write_json(directory / ERROR_FILE, to_json(TaskError(type=error.kind, message=str(error))))
 
 
+def notice_of(spec: LaunchSpec) -> bytes:
+    """The line with which its stderr begins; nothing if there is nothing to say."""
+    return f"fluster: {spec.notice}\n".encode(errors="replace") if spec.notice else b""
+
+
 def _take_limits(spec: LaunchSpec) -> None:
     try:
         cgroups.make(spec.groups)
@@ -201,7 +229,7 @@ def take_descriptors(stdout_fd: int, stderr_fd: int) -> None:
 
 def _environment(spec: LaunchSpec, directory: Path) -> dict[str, str]:
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name not in spec.unset},
         "PYTHONUNBUFFERED": "1",  # or a command's output would be seen when it ends
         DIRECTORY_VARIABLE: str(directory),
         **spec.env,
