@@ -10,6 +10,7 @@ from typing import Self
 from fluster_bus.names import JobId, Namespace, WorkerId
 
 JOB_ID, TASK_INDEX, NUM_TASKS = "FLUSTER_JOB_ID", "FLUSTER_TASK_INDEX", "FLUSTER_NUM_TASKS"
+ARRAY_ID = "FLUSTER_ARRAY_ID"  # the number of a task of an array
 ATTEMPT, ATTEMPT_ID = "FLUSTER_ATTEMPT", "FLUSTER_ATTEMPT_ID"
 KILL_GRACE = "FLUSTER_KILL_GRACE_S"  # seconds between SIGTERM and SIGKILL
 WORKER_ID, NAMESPACE = "FLUSTER_WORKER_ID", "FLUSTER_NAMESPACE"

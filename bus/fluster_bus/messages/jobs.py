@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fluster_bus import codec
 from fluster_bus.callables import is_generator
+from fluster_bus.messages.arrays import TaskArray
 from fluster_bus.messages.model import Message
 from fluster_bus.messages.origin import Origin
 from fluster_bus.messages.resources import ResourceConfig
@@ -223,6 +224,9 @@ class JobRequest(Message):
     resources: ResourceConfig = ResourceConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS)
+    # Instead of replicas, "0-99", "0-99:10%8" or a range: tasks that find their number in FLUSTER_ARRAY_ID. One that fails
+    # stops no other, unless max_task_failures says so; after the % stands how many may run at once.
+    array: TaskArray | None = None
     gang: bool = False  # all tasks start together or none does; one that is lost or fails starts all of them again
     ports: tuple[str, ...] = ()  # names: each task finds the number in FLUSTER_PORT_<NAME>
     max_retries_failure: int = Field(default=0, ge=0, le=1_000_000)
@@ -250,6 +254,19 @@ class JobRequest(Message):
     after: tuple[JobId, ...] = Field(default=(), max_length=MAX_AFTER)  # jobs, by id or JobInfo, that must end first
     after_failure: Literal["fail", "run"] = "fail"  # when one of those does not succeed: fail too, or run all the same
     origin: Origin | None = Field(default=None, repr=False)  # of a command, noted by `Cluster.launch`
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_array(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("array") is None:
+            return data
+        array = TaskArray.model_validate(data["array"])
+        count, replicas = len(array.ids), data.get("replicas", 1)
+        if count > MAX_REPLICAS:
+            raise ValueError(f"array {array} has {count:,} tasks: a job has at most {MAX_REPLICAS:,}")
+        if replicas not in (1, count):
+            raise ValueError(f"array {array} has {count} tasks: leave replicas={replicas!r} out")
+        return {**data, "array": array, "replicas": count}
 
     @field_validator("name")
     @classmethod
@@ -317,6 +334,8 @@ class JobRequest(Message):
 
     @model_validator(mode="after")
     def _check_gang(self) -> Self:
+        if self.gang and self.array is not None:
+            raise ValueError(f"array {self.array} and gang=True exclude each other: tasks of an array are independent")
         if self.gang and self.max_task_failures:
             raise ValueError(
                 f"max_task_failures={self.max_task_failures} makes no sense with gang=True, whose tasks all succeed or "

@@ -249,7 +249,9 @@ class Controller:
     def _give_up(self, key: JobKey, task: TaskRecord) -> None:
         self._deadlines.pop((key, task.task), None)
         row = self.books.present(key, task)
-        if row is not None:
+        if row is not None and self.dispatch.awaits_turn(key, task.task):
+            self._give_up_later(task.scheduling_timeout_s or 0.0, key, task)  # it is not workers that it waits for
+        elif row is not None:
             reason = f"no worker had room for it within {task.scheduling_timeout_s:g} s"
             given_up = lifecycle.give_up(task, now=time.time(), reason=reason)
             if given_up is not None:

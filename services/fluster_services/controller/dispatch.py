@@ -18,11 +18,13 @@ from typing import NamedTuple, Protocol
 from fluster_bus import subjects
 from fluster_bus.messages import Capacity, JobStatus, Offer, OfferReply, TaskRecord, WorkerId
 from fluster_bus.tables import Row
+from fluster_services import lifecycle
 from fluster_services.capacity import class_of, fits, is_between_levels, needed
 from fluster_services.controller.books import Books, JobKey
 from fluster_services.controller.reservation import choose
 from fluster_services.controller.roster import Roster
 from fluster_services.controller.scheduler import Place, Scheduler, place_in_line
+from fluster_services.controller.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +63,7 @@ class Dispatch:
 
     def __init__(self, books: Books, roster: Roster, around: Surroundings, *, reserve_after_s: float) -> None:
         self.scheduler = Scheduler()
+        self._turns = Turns()
         self._books = books
         self._roster = roster
         self._around = around
@@ -83,6 +86,8 @@ class Dispatch:
             self.on_room(self._roster.left(task.worker_id) if task.worker_id is not None else None)
         if task.state is not JobStatus.PENDING or task.kill_requested is not None:
             self._remove(key, task.task)
+            if not lifecycle.is_held(task):
+                self._pass_turn(key, task.task)
         elif task.gang:
             return  # they are gathered, see gangs.py
         elif pause_s:
@@ -93,9 +98,31 @@ class Dispatch:
     def _add(self, key: JobKey, task: TaskRecord) -> None:
         if self._books.present(key, task) is None:
             return  # it has changed during its pause
+        if not self._has_turn(key, task.task):
+            return
         place = Place(place_in_line(task.order, task.priority), task.task, key)
         self.scheduler.add(place, needed(task.resources), now=self._around.now())
         self._around.on_dispatchable()
+
+    def _has_turn(self, key: JobKey, task: int) -> bool:
+        """False for a task of an array as many of which wait for offers, or run, as may at once."""
+        entry = self._books.get(key)
+        array = entry.job.value.request.array if entry is not None and entry.job is not None else None
+        if entry is None or array is None or array.at_once is None:
+            return True
+        held = (number for number, row in entry.tasks.items() if lifecycle.is_held(row.value))
+        return self._turns.enter(key, task, array.at_once, held)
+
+    def awaits_turn(self, key: JobKey, task: int) -> bool:
+        """True for a task that is not offered, since others of its array are."""
+        return self._turns.waits(key, task)
+
+    def _pass_turn(self, key: JobKey, task: int) -> None:
+        following = self._turns.leave(key, task)
+        entry = self._books.get(key) if following is not None else None
+        row = entry.tasks.get(following) if entry is not None and following is not None else None
+        if row is not None:
+            self._add(key, row.value)
 
     def _remove(self, key: JobKey, task: int) -> None:
         reserved = self.scheduler.reserved

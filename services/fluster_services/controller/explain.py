@@ -65,6 +65,11 @@ def explain(
     offered = [task for task in waiting if task.task not in pauses_s]
     if not offered or (job.request.gang and len(offered) < len(waiting)):
         return _why_paused(job, waiting, pauses_s)
+    at_once = job.request.array.at_once if job.request.array is not None else None
+    if at_once is not None and len(held) >= at_once:
+        return (
+            f"{len(waiting)} of {len(tasks)} tasks wait, since at most {at_once} may run at once ({job.request.array})"
+        )
     waiting = offered
     why = _why_gang_waits if job.request.gang else _why_waiting
     return why(waiting, workers, ahead) + _kept_free(job, reservation) + _retried(job, waiting, now)

@@ -104,6 +104,8 @@ def _too_many_failures(job: JobRecord, tasks: list[TaskRecord]) -> str | None:
     """Why the tasks that are left are to be stopped, when more have failed for good than the job puts up with."""
     failed = [task for task in tasks if task.state in _FAILURES and lifecycle.is_final(task)]
     allowed = job.request.max_task_failures
+    if job.request.array is not None and not allowed:
+        return None
     if len(failed) <= allowed:
         return None
     return f"{len(failed)} of {job.request.replicas} tasks failed, and max_task_failures is {allowed}"

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from fluster.cluster.identity import CONTROLLER_ADDRESS, GANG_ADDRESS, KILL_GRACE, TaskIdentity
+from fluster.cluster.identity import ARRAY_ID, CONTROLLER_ADDRESS, GANG_ADDRESS, KILL_GRACE, TaskIdentity
 from fluster_bus.address import ADDRESS_VARIABLE, CREDENTIALS_VARIABLE, BusAddress
 from fluster_bus.messages import JobRecord, JobRequest, Namespace, TaskRecord, WorkerId
 from fluster_bus.messages.jobs import port_variable
@@ -101,6 +101,7 @@ class Launcher:
             **_rendezvous(task, job),
             **request.environment.env_vars,
             **identity.to_environment(),
+            **({ARRAY_ID: str(request.array.ids[task.task])} if request.array is not None else {}),
             KILL_GRACE: f"{self.timing.kill_grace_s:g}",
             **{port_variable(name): str(port) for name, port in _free_ports(request.ports).items()},
             **({GANG_ADDRESS: job.gang_address} if job.gang_address is not None else {}),
