@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fluster.cli import actors, clusters, jobs, workers
+from fluster.cli import actors, clusters, jobs, submit, workers
 from fluster.cli.exit_codes import DEBUG_VARIABLE, EXIT_CODES_HELP, report
 from fluster.cli.options import Options, Output
 
@@ -93,7 +93,7 @@ _add("demo", clusters.demo, "Clusters")
 _add("up", clusters.up, "Clusters")
 _add("credentials", clusters.credentials, "Clusters")
 _add("workers", workers.workers, "Workers")
-_add("submit", jobs.submit, "Jobs", **_WORDS)
+_add("submit", submit.submit, "Jobs", **_WORDS)
 _add("ps", jobs.ps, "Jobs")
 _add("status", jobs.status, "Jobs")
 _add("explain", jobs.explain, "Jobs")

@@ -1,179 +1,27 @@
-"""Jobs: submitted, listed, looked at, followed and ended."""
+"""Jobs: listed, looked at, followed and ended."""
 
 from __future__ import annotations
 
 import pickle
-import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fluster.cli.exit_codes import CommandError, ExitCode, one_line, say
-from fluster.cli.job_progress import wait_shown
 from fluster.cli.options import Grep, Options, Since
 from fluster.cli.output import age, duration, jsonable, write, write_json, write_table
 from fluster.cli.shortened_ids import find_job
 
 if TYPE_CHECKING:
     from fluster.cluster import Cluster
-    from fluster_bus.messages import JobId, JobInfo, JobRequest, ResourceConfig
-
-_MAX_NAME = 40
+    from fluster_bus.messages import JobId, JobInfo
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The job's id, or its beginning; or `last`, the newest.")]
-
-
-def submit(
-    context: typer.Context,
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What each task runs.")],
-    *,
-    name: Annotated[str | None, typer.Option(help="Else the program's name.")] = None,
-    cpu: Annotated[float, typer.Option(help="CPUs of each task.")] = 1,
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory of each task.")] = "1GiB",
-    gpu: Annotated[
-        str | None, typer.Option(metavar="MODEL:COUNT", help="GPUs of each task: h100:8, or h100, or just 8.")
-    ] = None,
-    label: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Only on workers with this label; may be given several times."),
-    ] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="For the task's environment; may be given several times."),
-    ] = None,
-    image: Annotated[
-        str | None,
-        typer.Option(metavar="IMAGE", help="The container image that it runs in, where workers have containers."),
-    ] = None,
-    replicas: Annotated[int, typer.Option(min=1, help="How many tasks run the command.")] = 1,
-    gang: Annotated[bool, typer.Option("--gang", help="Start all tasks together, or none.")] = False,
-    retries: Annotated[int, typer.Option(min=0, help="How often a task that fails is tried again.")] = 0,
-    priority: Annotated[
-        int, typer.Option(min=-1_000, max=1_000, help="Its tasks go before those of a lower priority.")
-    ] = 0,
-    job_id: Annotated[str | None, typer.Option(help="The job's id, else made from the name.")] = None,
-    on_conflict: Annotated[
-        Literal["error", "keep", "replace"],
-        typer.Option(
-            help="When a job of that id exists: an error; that job is it, unless it failed; or it is stopped."
-        ),
-    ] = "error",
-    after: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ID", help="Start when that job has succeeded; may be given several times."),
-    ] = None,
-    after_failure: Annotated[
-        Literal["fail", "run"], typer.Option(help="When such a job did not succeed: fail too, or run all the same.")
-    ] = "fail",
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the job, and end with its outcome.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="The same, and show what it prints.")] = False,
-) -> None:
-    """Have the cluster run a command as a job, and print the job's id.
-
-    Options stand before the command; all that follows it belongs to it.
-    With --follow stdout is the job's, and its id goes to stderr.
-    Ctrl-C ends the waiting, not the job.
-
-    Try:
-      fluster submit --cpu 2 --env MODE=full -- python train.py --epochs 3
-      job=$(fluster submit -- sleep 60); fluster cancel $job
-      fluster submit --after prepare-3f2a -- python train.py
-    """
-    options = Options.of(context)
-    request = _request(
-        command,
-        name,
-        _resources(cpu, memory, gpu, label or []),
-        env or [],
-        image,
-        replicas=replicas,
-        gang=gang,
-        max_retries_failure=retries,
-        priority=priority,
-        job_id=job_id,
-        on_conflict=on_conflict,
-        after_failure=after_failure,
-    )
-    with options.connect() as cluster:
-        dependencies = tuple(find_job(cluster, each) for each in after or ())
-        launched = cluster.launch(request.model_copy(update={"after": dependencies}))
-        if not wait and not follow:
-            write_json({"job_id": launched}) if options.json else write(launched)
-            return
-        if follow:
-            say(f"job {launched}")
-        elif not options.json:
-            write(launched)
-        try:
-            if follow:
-                _print_logs(cluster, launched, options, follow=True, numbered=replicas > 1)
-            info = cluster.wait(launched) if follow or options.json else wait_shown(cluster, launched)
-        except KeyboardInterrupt:
-            say(f"job {launched} goes on: `fluster logs -f {launched}` shows it, `fluster cancel {launched}` ends it")
-            raise
-    if options.json and not follow:
-        write_json(_dumped(info))
-    if not _succeeded(info):
-        raise CommandError(_outcome(info), ExitCode.FAILED)
-
-
-def _request(
-    command: list[str],
-    name: str | None,
-    resources: ResourceConfig,
-    env: list[str],
-    image: str | None = None,
-    **fields: Any,
-) -> JobRequest:
-    from fluster_bus.messages import Entrypoint, EnvironmentConfig, JobRequest
-
-    for assignment in env:
-        if not re.match(r"[^=]+=", assignment):
-            raise CommandError(f"--env {assignment}: write NAME=VALUE", ExitCode.USAGE)
-    return JobRequest(
-        name=name or _name_of(command),
-        entrypoint=Entrypoint(command=tuple(command)),
-        resources=resources,
-        environment=EnvironmentConfig(env_vars=dict(assignment.split("=", 1) for assignment in env), image=image),
-        **fields,
-    )
-
-
-def _name_of(command: list[str]) -> str:
-    """A name for the job: that of its program, with what names cannot have left out."""
-    program = re.sub(r"[^A-Za-z0-9_-]+", "-", command[0].rpartition("/")[2]).strip("-")
-    return program[:_MAX_NAME] or "job"
-
-
-def _resources(cpu: float, memory: str, gpu: str | None, labels: Sequence[str] = ()) -> ResourceConfig:
-    from fluster_bus.messages.labels import parse_labels
-
-    try:
-        wanted = parse_labels(",".join(labels))
-    except ValueError as error:
-        raise CommandError(f"--label: {error}", ExitCode.USAGE) from error
-    return _sized(cpu, memory, gpu).model_copy(update={"labels": wanted})
-
-
-def _sized(cpu: float, memory: str, gpu: str | None) -> ResourceConfig:
-    from fluster_bus.messages import ResourceConfig, parse_size
-
-    try:
-        bytes_ = parse_size(memory)
-    except ValueError as error:
-        raise CommandError(f"--memory: {error}", ExitCode.USAGE) from error
-    if gpu is None:
-        return ResourceConfig.with_cpu(cpu, memory=bytes_)
-    match = re.fullmatch(r"(?:(?P<count>\d+)|(?P<model>[A-Za-z0-9_-]+?)(?::(?P<of_model>\d+))?)", gpu)
-    if match is None:
-        raise CommandError(f"--gpu {gpu}: write a model, a count or both, such as h100:8", ExitCode.USAGE)
-    count = int(match["count"] or match["of_model"] or 1)
-    return ResourceConfig.with_gpu(match["model"] or "any", count, cpu=cpu, memory=bytes_)
 
 
 def ps(
@@ -193,7 +41,7 @@ def ps(
     with options.connect() as cluster:
         jobs = cluster.list_jobs(limit=limit, states=states)
     if options.json:
-        write_json([_dumped(job) for job in jobs])
+        write_json([dumped(job) for job in jobs])
     else:
         write_table(["ID", "NAME", "STATE", "TASKS", "WORKER", "AGE", "DURATION", "ERROR"], [_row(job) for job in jobs])
     if not jobs and not everything:
@@ -226,7 +74,7 @@ def status(context: typer.Context, job: Id) -> None:
     with options.connect() as cluster:
         info = cluster.poll(find_job(cluster, job))
     if options.json:
-        write_json(_dumped(info))
+        write_json(dumped(info))
         return
     facts = {
         "job": info.job_id,
@@ -314,10 +162,10 @@ def logs(
             "grep": grep,
             "since": None if since is None else timedelta(seconds=since),
         }
-        _print_logs(cluster, job_id, options, follow=follow, numbered=numbered, wanted=wanted)
+        print_logs(cluster, job_id, options, follow=follow, numbered=numbered, wanted=wanted)
 
 
-def _print_logs(
+def print_logs(
     cluster: Cluster,
     job_id: JobId,
     options: Options,
@@ -376,8 +224,8 @@ def _check_succeeded(info: JobInfo, task: int | None) -> None:
 
     if task is not None and task >= len(info.tasks):
         raise CommandError(f"--task {task}: job {info.job_id} has {len(info.tasks)}, from 0 on", ExitCode.USAGE)
-    if not (_succeeded(info) if task is None else info.tasks[task].status is JobStatus.SUCCEEDED):
-        raise CommandError(_outcome(info), ExitCode.FAILED)
+    if not (succeeded(info) if task is None else info.tasks[task].status is JobStatus.SUCCEEDED):
+        raise CommandError(outcome(info), ExitCode.FAILED)
 
 
 def cancel(
@@ -426,18 +274,18 @@ def _found(cluster: Cluster, texts: Sequence[str]) -> tuple[list[JobId], list[st
     return list(found), missing
 
 
-def _dumped(info: JobInfo) -> dict[str, Any]:
+def dumped(info: JobInfo) -> dict[str, Any]:
     # The exception itself is for programs in Python; its type, text and traceback stay.
     return info.model_dump(mode="json", exclude={"error": {"pickled"}})
 
 
-def _succeeded(info: JobInfo) -> bool:
+def succeeded(info: JobInfo) -> bool:
     from fluster_bus.messages import JobStatus
 
     return info.status is JobStatus.SUCCEEDED
 
 
-def _outcome(info: JobInfo) -> str:
+def outcome(info: JobInfo) -> str:
     reason = f": {info.error_message}" if info.error_message else ""
     return f"job {info.job_id} ended as {info.status}{reason}; `fluster logs {info.job_id}` shows what it wrote"
 

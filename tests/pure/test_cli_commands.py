@@ -5,14 +5,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from fluster.cli import jobs
 from fluster.cli.app import app
 from fluster.cli.clusters import end_wanted
 from fluster.cli.exit_codes import CommandError, ExitCode
+from fluster.cli.submit import _variables, make_request, make_resources, name_of
 from fluster_bus.address import BusAddress
 from fluster_bus.messages import GpuConfig
 from tests.missed_signals import missed_signal
@@ -108,7 +110,7 @@ def test_without_a_cluster_it_tells_what_to_set() -> None:
     ],
 )
 def test_a_job_is_named_after_its_program(command: list[str], name: str) -> None:
-    assert jobs._name_of(command) == name
+    assert name_of(command) == name
 
 
 @pytest.mark.parametrize(
@@ -116,22 +118,50 @@ def test_a_job_is_named_after_its_program(command: list[str], name: str) -> None
     [("h100:8", "h100", 8), ("h100", "h100", 1), ("8", "any", 8), ("rtx-4090", "rtx-4090", 1)],
 )
 def test_gpus(text: str, variant: str, count: int) -> None:
-    assert jobs._resources(1, "1GiB", text).device == GpuConfig(variant=variant, count=count)
+    assert make_resources(1, "1GiB", text).device == GpuConfig(variant=variant, count=count)
 
 
 @pytest.mark.parametrize(("gpu", "memory"), [("h100:many", "1GiB"), ("h100:", "1GiB"), (None, "lots")])
 def test_resources_that_are_none_are_quoted(gpu: str | None, memory: str) -> None:
     with pytest.raises(CommandError, match=re.escape(str(gpu if gpu is not None else memory))):
-        jobs._resources(1, memory, gpu)
+        make_resources(1, memory, gpu)
 
 
 def test_an_assignment_needs_a_name_and_a_value() -> None:
-    resources = jobs._resources(1, "1GiB", None)
-    request = jobs._request(["x"], None, resources, ["A=b=c", "E="], replicas=1)
-    assert dict(request.environment.env_vars) == {"A": "b=c", "E": ""}
+    assert _variables([], ["A=b=c", "E="]) == {"A": "b=c", "E": ""}
     for wrong in ("A", "=b"):
         with pytest.raises(CommandError, match=re.escape(wrong)):
-            jobs._request(["x"], None, resources, [wrong], replicas=1)
+            _variables([], [wrong])
+
+
+def test_variables_come_from_files_and_go_before_those(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRESENT", "here")
+    monkeypatch.delenv("ABSENT", raising=False)
+    file = tmp_path / ".env"
+    file.write_text("# for training\n\nA=1\nexport B = 'two words'\nC=x # y\nPRESENT\nABSENT\nD=\n")
+    expected = {"A": "0", "B": "two words", "C": "x # y", "PRESENT": "here", "D": ""}
+    assert _variables([file], ["A=0"]) == expected
+    file.write_text("A=1\nno name here\n")
+    with pytest.raises(CommandError, match=r"\.env, line 2: write NAME=VALUE"):
+        _variables([file], [])
+
+
+def test_every_option_of_submit_shows_an_example() -> None:
+    command: Any = typer.main.get_command(app)
+    options = [each for each in command.commands["submit"].params if each.param_type_name == "option"]
+    without = [each.name for each in options if f"Example: --{each.name.replace('_', '-')}" not in (each.help or "")]
+    assert without == []
+
+
+def test_what_a_job_cannot_be_is_told_by_its_option() -> None:
+    for fields, message in (
+        ({"timeout_s": 0}, "--timeout: Input should be greater than 0"),
+        ({"array": "9-0"}, "invalid array 9-0"),
+        ({"array": "x"}, "--array: invalid array 'x': expected FIRST-LAST"),
+        ({"array": "0-9", "replicas": 3}, "array 0-9 has 10 tasks: leave replicas=3 out"),
+    ):
+        with pytest.raises(CommandError, match=re.escape(message.removeprefix("--array: "))):
+            make_request(["true"], **fields)
 
 
 def test_the_page_about_the_command_line_names_every_command_and_exit_code() -> None:

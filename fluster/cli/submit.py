@@ -1,0 +1,320 @@
+"""`fluster submit`: has the cluster run a command as a job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from fluster.cli.env_files import read_env_file, split_assignment
+from fluster.cli.exit_codes import CommandError, ExitCode, say
+from fluster.cli.job_progress import wait_shown
+from fluster.cli.jobs import dumped, outcome, print_logs, succeeded
+from fluster.cli.options import Options
+from fluster.cli.output import write, write_json
+from fluster.cli.shortened_ids import find_job
+
+if TYPE_CHECKING:
+    from fluster_bus.messages import JobRequest, ResourceConfig
+
+_MAX_NAME = 40
+
+
+def submit(
+    context: typer.Context,
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What each task runs.")],
+    *,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Default: the program's name. Example: --name train")
+    ] = None,
+    cpu: Annotated[float, typer.Option(metavar="CPUS", help="CPUs of each task. Example: --cpu 0.5")] = 1,
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory of each task. Example: --memory 8GB")] = "1GiB",
+    disk: Annotated[str | None, typer.Option(metavar="SIZE", help="Disk of each task. Example: --disk 100GB")] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL:COUNT", help="GPUs of each task: a model, a count or both. Example: --gpu h100:8"),
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Only on workers with this label; repeatable. Example: --label zone=a"),
+    ] = None,
+    workspace: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Run in a copy of this folder. Example: --workspace ."),
+    ] = None,
+    pip: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PACKAGE", help="A package that it needs; repeatable. Example: --pip 'numpy>=2'"),
+    ] = None,
+    requirements: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Packages that it needs. Example: --requirements requirements.txt"),
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PYTHON",
+            help="A version, or the path of an interpreter or environment. Example: --python 3.12, --python .venv",
+        ),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="For the task's environment; repeatable. Example: --env MODE=full"),
+    ] = None,
+    env_file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="Lines of NAME=VALUE for the environment; repeatable. Example: --env-file .env"
+        ),
+    ] = None,
+    ports: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="A free port, told in FLUSTER_PORT_<NAME>; repeatable. Example: --ports http"
+        ),
+    ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IMAGE", help="The container image, where workers have containers. Example: --image python:3.12"
+        ),
+    ] = None,
+    replicas: Annotated[
+        int, typer.Option(metavar="COUNT", min=1, help="How many tasks run the command. Example: --replicas 4")
+    ] = 1,
+    array: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIRST-LAST[:STEP][%MAX]",
+            help="Independent tasks, each with its number in FLUSTER_ARRAY_ID, at most MAX at once. Example: --array 0-99%8",
+        ),
+    ] = None,
+    gang: Annotated[
+        bool, typer.Option("--gang", help="Start all tasks together, or none. Example: --gang --replicas 4")
+    ] = False,
+    retries: Annotated[
+        int,
+        typer.Option(metavar="COUNT", min=0, help="How often a task that fails is tried again. Example: --retries 2"),
+    ] = 0,
+    max_task_failures: Annotated[
+        int,
+        typer.Option(
+            metavar="COUNT",
+            min=0,
+            help="Tasks that may fail before the rest is stopped. Example: --max-task-failures 3",
+        ),
+    ] = 0,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Stop an attempt that runs for longer. Example: --timeout 3600"),
+    ] = None,
+    scheduling_timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="Give up when no worker has room for so long. Example: --scheduling-timeout 600"
+        ),
+    ] = None,
+    priority: Annotated[
+        int,
+        typer.Option(
+            min=-1_000, max=1_000, help="Its tasks go before those of a lower priority. Example: --priority 10"
+        ),
+    ] = 0,
+    detached: Annotated[
+        bool,
+        typer.Option("--detached", help="Within a job: live on when that ends. Example: --detached -- python serve.py"),
+    ] = False,
+    job_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="Default: made from the name. Example: --job-id nightly-07")
+    ] = None,
+    on_conflict: Annotated[
+        Literal["error", "keep", "replace"],
+        typer.Option(
+            help="If a job of that id exists: fail; use it unless it failed; stop it and take its place. Example: --on-conflict keep"
+        ),
+    ] = "error",
+    after: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="Start when that job has succeeded; repeatable. Example: --after prepare-3f2a"),
+    ] = None,
+    after_failure: Annotated[
+        Literal["fail", "run"],
+        typer.Option(help="What to do if such a job did not succeed. Example: --after-failure run"),
+    ] = "fail",
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the job, and end with its outcome. Example: --wait -- make")
+    ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="The same, and show what it prints. Example: --follow -- make")
+    ] = False,
+) -> None:
+    """Have the cluster run a command as a job, and print the job's id.
+
+    Options stand before the command; all that follows it belongs to it.
+    The command runs in a copy of --workspace; else in this folder, where the worker shares it; else in an empty one.
+    With --follow stdout is the job's, and its id goes to stderr.
+    Ctrl-C ends the waiting, not the job.
+
+    Try:
+      fluster submit --cpu 2 --env MODE=full -- python train.py --epochs 3
+      fluster submit --workspace . --pip 'numpy>=2' --gpu h100:8 --follow -- python train.py
+      fluster submit --array 0-99%8 -- sh -c 'python part.py $FLUSTER_ARRAY_ID'
+      job=$(fluster submit -- sleep 60); fluster cancel $job
+      fluster submit --after prepare-3f2a -- python train.py
+    """
+    options = Options.of(context)
+    request = make_request(
+        command,
+        name=name,
+        resources=make_resources(cpu, memory, gpu, label or [], disk=disk),
+        environment={
+            "workspace": _folder(workspace),
+            "pip_packages": tuple(pip or ()),
+            "requirements": _text_of("--requirements", requirements),
+            "python": _whole_path(python),
+            "env_vars": _variables(env_file or [], env or []),
+            "image": image,
+        },
+        ports=tuple(ports or ()),
+        replicas=replicas,
+        array=array,
+        gang=gang,
+        max_retries_failure=retries,
+        max_task_failures=max_task_failures,
+        timeout_s=timeout,
+        scheduling_timeout_s=scheduling_timeout,
+        priority=priority,
+        detached=detached,
+        job_id=job_id,
+        on_conflict=on_conflict,
+        after_failure=after_failure,
+    )
+    with options.connect() as cluster:
+        dependencies = tuple(find_job(cluster, each) for each in after or ())
+        launched = cluster.launch(request.model_copy(update={"after": dependencies}))
+        if not wait and not follow:
+            write_json({"job_id": launched}) if options.json else write(launched)
+            return
+        if follow:
+            say(f"job {launched}")
+        elif not options.json:
+            write(launched)
+        try:
+            if follow:
+                print_logs(cluster, launched, options, follow=True, numbered=request.replicas > 1)
+            info = cluster.wait(launched) if follow or options.json else wait_shown(cluster, launched)
+        except KeyboardInterrupt:
+            say(f"job {launched} goes on: `fluster logs -f {launched}` shows it, `fluster cancel {launched}` ends it")
+            raise
+    if options.json and not follow:
+        write_json(dumped(info))
+    if not succeeded(info):
+        raise CommandError(outcome(info), ExitCode.FAILED)
+
+
+def make_request(
+    command: list[str],
+    *,
+    name: str | None = None,
+    resources: ResourceConfig | None = None,
+    environment: dict[str, Any] | None = None,
+    **fields: Any,
+) -> JobRequest:
+    """The job that the options describe. Raises CommandError for a value that is invalid."""
+    from pydantic import ValidationError
+
+    from fluster_bus.messages import Entrypoint, EnvironmentConfig, JobRequest, ResourceConfig
+
+    try:
+        return JobRequest(
+            name=name or name_of(command),
+            entrypoint=Entrypoint(command=tuple(command)),
+            resources=resources or ResourceConfig(),
+            environment=EnvironmentConfig(**(environment or {})),
+            **fields,
+        )
+    except ValidationError as error:
+        raise CommandError("; ".join(map(_problem, error.errors())), ExitCode.USAGE) from error
+
+
+# Where an option has another name than what it sets.
+_OPTIONS = {"pip_packages": "pip", "max_retries_failure": "retries", "env_vars": "env"}
+
+
+def _problem(error: Any) -> str:
+    text = str(error["msg"]).removeprefix("Value error, ")
+    field = str(error["loc"][0]).removesuffix("_s") if error["loc"] else ""
+    option = _OPTIONS.get(field, field).replace("_", "-")
+    return f"--{option}: {text}" if option else text
+
+
+def name_of(command: list[str]) -> str:
+    """A name for the job: that of its program, with what names cannot have left out."""
+    program = re.sub(r"[^A-Za-z0-9_-]+", "-", command[0].rpartition("/")[2]).strip("-")
+    return program[:_MAX_NAME] or "job"
+
+
+def make_resources(
+    cpu: float, memory: str, gpu: str | None, labels: Sequence[str] = (), *, disk: str | None = None
+) -> ResourceConfig:
+    """What one task needs. Raises CommandError for a value that is invalid."""
+    from fluster_bus.messages import ResourceConfig
+    from fluster_bus.messages.labels import parse_labels
+
+    try:
+        wanted = parse_labels(",".join(labels))
+    except ValueError as error:
+        raise CommandError(f"--label: {error}", ExitCode.USAGE) from error
+    sizes = {"memory": _size("--memory", memory), "disk": _size("--disk", disk) if disk is not None else 0}
+    if gpu is None:
+        return ResourceConfig.with_cpu(cpu, **sizes).model_copy(update={"labels": wanted})
+    match = re.fullmatch(r"(?:(?P<count>\d+)|(?P<model>[A-Za-z0-9_-]+?)(?::(?P<of_model>\d+))?)", gpu)
+    if match is None:
+        raise CommandError(f"--gpu {gpu}: write a model, a count or both, such as h100:8", ExitCode.USAGE)
+    count = int(match["count"] or match["of_model"] or 1)
+    return ResourceConfig.with_gpu(match["model"] or "any", count, cpu=cpu, **sizes).model_copy(
+        update={"labels": wanted}
+    )
+
+
+def _size(option: str, text: str) -> int:
+    from fluster_bus.messages import parse_size
+
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise CommandError(f"{option}: {error}", ExitCode.USAGE) from error
+
+
+def _variables(files: Sequence[Path], assignments: Sequence[str]) -> dict[str, str]:
+    """Those of the files in their order, then those given one by one."""
+    variables: dict[str, str] = {}
+    for file in files:
+        variables |= read_env_file(_text_of("--env-file", file) or "", str(file))
+    return variables | dict(split_assignment("--env", each) for each in assignments)
+
+
+def _text_of(option: str, file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise CommandError(f"{option} {file}: {reason}", ExitCode.USAGE) from error
+
+
+def _folder(path: Path | None) -> str | None:
+    if path is not None and not path.is_dir():
+        raise CommandError(f"--workspace {path}: no such folder", ExitCode.USAGE)
+    return str(path.absolute()) if path is not None else None
+
+
+def _whole_path(python: str | None) -> str | None:
+    """A path is meant from this folder; a version stays."""
+    if python is None or not ("/" in python or Path(python).is_dir()):
+        return python
+    return str(Path(python).expanduser().absolute())
