@@ -44,7 +44,7 @@ from tests.waiting import wait_until_async
 pytestmark = pytest.mark.anyio
 
 NS = Namespace("default")
-AT_ONCE = RecordLimits(kept_s=0.2, kept_at_least_s=0, sweep_s=0.02)
+AT_ONCE = RecordLimits(kept_s=0.2, sure_after_s=0, kept_at_least_s=0, sweep_s=0.02)
 THREE = RecordLimits(max_finished=3, kept_at_least_s=0, sweep_s=0.02)
 NEVER = RecordLimits(sweep_s=0.02)
 

@@ -94,11 +94,11 @@ class Daemons:
 
     # ---- daemons ----------------------------------------------------------------------------------------
 
-    def start_controller(self, name: str = "controller") -> None:
-        """Start it, and return when it answers, or stands by for another that does."""
+    def start_controller(self, name: str = "controller", **fields: Any) -> None:
+        """Start it, and return when it answers, or stands by for another that does; `fields` are of its configuration."""
         address = self.server.credentials(Role.SERVICE)
         config = ControllerConfig(address=address, namespaces=(DEFAULT,), timing=self.timing, controller_id=name)
-        self._start(name, config)
+        self._start(name, dataclasses.replace(config, **fields))
 
     def start_worker(self, name: str = "w1", **fields: Any) -> None:
         """Start it, and return when it takes offers; `fields` of its configuration are as given."""

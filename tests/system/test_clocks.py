@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fluster.cluster import Cluster
-from fluster_bus.messages import JobStatus
+from fluster_bus.messages import JobId, JobStatus
+from fluster_services.config import RecordLimits
 from tests.system.daemons import QUICK, Daemons
 from tests.system.job_requests import command, sleeper, wait_ready
 from tests.system.processes import Family
@@ -105,3 +106,32 @@ def test_a_controller_that_is_started_with_a_wrong_clock_knows_how_long_a_job_ha
 def _wait_longer_than_any_worker_may_be_silent() -> None:
     began = time.monotonic()
     wait_until(lambda: time.monotonic() - began > QUICK.worker_timeout_s + 3 * QUICK.heartbeat_s, PATIENCE_S)
+
+
+def test_a_controller_whose_clock_is_days_ahead_erases_no_records(daemons: Daemons) -> None:
+    limits = RecordLimits(max_finished=3, kept_at_least_s=0, sure_after_s=0, sweep_s=0.05)
+    set_clock(daemons, "controller", 8 * 24 * HOUR_S)  # wrong from the beginning
+    daemons.start_controller(records=limits)
+    daemons.start_worker("w1")
+    with daemons.connect() as client:
+        jobs = _ended(client, 3)
+        jobs = _ended_and_swept(client, jobs)
+        daemons.kill("controller")
+        daemons.start_controller(records=limits)  # which finds them, and its clock is wrong as before
+        jobs = _ended_and_swept(client, jobs)
+        set_clock(daemons, "controller", 16 * 24 * HOUR_S)  # and again while it runs
+        _ended_and_swept(client, jobs)
+
+
+def _ended(client: Cluster, count: int) -> list[JobId]:
+    jobs = [client.launch(command("true")) for _ in range(count)]
+    assert {info.status for info in client.wait(jobs, timeout=PATIENCE_S)} == {JobStatus.SUCCEEDED}
+    return jobs
+
+
+def _ended_and_swept(client: Cluster, jobs: list[JobId]) -> list[JobId]:
+    """With one job more there are too many, and when the oldest has gone the others were looked at as well."""
+    jobs = [*jobs, *_ended(client, 1)]
+    wait_until(lambda: jobs[0] not in {info.job_id for info in client.list_jobs()}, PATIENCE_S)
+    assert {info.job_id for info in client.list_jobs()} == set(jobs[1:])
+    return jobs[1:]

@@ -203,19 +203,20 @@ class Controller:
     def apply(self, row: Row[JobRecord | TaskRecord], *, since: float | None = None) -> None:
         """Take in a record as it was read or written, with everything that follows from it if this controller leads.
 
-        One that waits does so since now, or `since` that time of the monotonic clock.
+        It stands since now, or `since` that time of the monotonic clock.
         """
         key = self.books.apply(row)
         if key is None:
             return
+        since = time.monotonic() if since is None else since
+        self.retention.on_record(key, row.value, since=since)
         if isinstance(row.value, TaskRecord):
-            self.waits.on_task(key, row.value, since=time.monotonic() if since is None else since)
+            self.waits.on_task(key, row.value, since=since)
         self.events.on_record(row.value)  # now, since the books do not keep all of it
         if self._leads:
             self._follow_up(key, row.value)
 
     def _follow_up(self, key: JobKey, record: JobRecord | TaskRecord) -> None:
-        self.retention.on_record(key, record)
         if isinstance(record, TaskRecord):
             self._apply_task(key, record)
         elif record.state.finished():

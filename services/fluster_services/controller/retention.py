@@ -11,7 +11,7 @@ import heapq
 import logging
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fluster_bus.errors import BusError, RevisionConflictError
 from fluster_bus.messages import JobRecord, Namespace, TaskRecord
@@ -30,42 +30,85 @@ _REMOVED_AT_ONCE = 256
 _MARK_KEPT_S = 600.0  # a watcher that was away longer reads the record again when it needs it, and finds none
 
 
-class RetentionPlan:
-    """The finished jobs, the longest finished first. It decides which go; removing them is for others."""
+class Finished(NamedTuple):
+    """When a job has ended: by the wall clock of who wrote it, and by this controller's monotonic clock."""
 
-    def __init__(self, limits: RecordLimits) -> None:
+    at: float
+    since: float
+
+
+def ended_since(now: float, *, wall_age_s: float, bus_age_s: float) -> float:
+    """When a job ended by the monotonic clock that shows `now`: as late as either of two others' clocks has it.
+
+    So a wall clock that is days ahead makes no record old, be it the controller's or the server's.
+    """
+    return now - max(0.0, min(wall_age_s, bus_age_s))
+
+
+class RetentionPlan:
+    """The finished jobs, the longest finished first. It decides which go; removing them is for others.
+
+    `began` is when the controller started, by its monotonic clock, as all times are that are not said to be others.
+    """
+
+    def __init__(self, limits: RecordLimits, began: float) -> None:
         self._limits = limits
-        self._finished: dict[Namespace, dict[JobKey, float]] = {}  # {namespace: {job: when it ended}}
+        self._began = began
+        self._finished: dict[Namespace, dict[JobKey, Finished]] = {}
+        self._due: dict[JobKey, Finished] = {}  # taken, and not removed yet
         self._oldest: dict[
             Namespace, list[tuple[float, JobKey]]
         ] = {}  # heaps; what was forgotten stays until it comes up
 
-    def on_finished(self, key: JobKey, finished_at: float) -> None:
-        """A job has ended."""
+    def on_finished(self, key: JobKey, finished: Finished) -> None:
+        """A job has ended. Told again of the same end, it knows since when already."""
         known = self._finished.setdefault(key.namespace, {})
-        if known.get(key) != finished_at:
-            known[key] = finished_at
-            heapq.heappush(self._oldest.setdefault(key.namespace, []), (finished_at, key))
+        if key not in known or known[key].at != finished.at:
+            self._put(key, finished)
+
+    def _put(self, key: JobKey, finished: Finished) -> None:
+        self._due.pop(key, None)
+        self._finished[key.namespace][key] = finished
+        heapq.heappush(self._oldest.setdefault(key.namespace, []), (finished.since, key))
+
+    def put_back(self, key: JobKey) -> None:
+        """A job that was due could not be removed: it is due again."""
+        if key in self._due:
+            self._put(key, self._due[key])
 
     def forget(self, key: JobKey) -> None:
         """A job is not there any more."""
         self._finished.get(key.namespace, {}).pop(key, None)
+        self._due.pop(key, None)
 
-    def take_due(self, now: float, *, limit: int) -> list[JobKey]:
-        """At most `limit` jobs whose time is over, or that are too many, each once: the longest finished first."""
+    def take_due(self, now: float, *, wall: float, limit: int) -> list[JobKey]:
+        """At most `limit` jobs whose time is over, or that are too many, each once: the longest finished first.
+
+        What was there when this controller began goes for its age only after a while, and if the wall clock, which may
+        have been put right meanwhile, still says so.
+        """
         due: list[JobKey] = []
+        is_sure = now - self._began >= self._limits.sure_after_s
         for namespace, heap in self._oldest.items():
             known = self._finished[namespace]
             while heap and len(due) < limit:
-                finished_at, key = heap[0]
-                if known.get(key) == finished_at:
-                    age_s = now - finished_at
-                    is_too_many = len(known) > self._limits.max_finished and age_s >= self._limits.kept_at_least_s
-                    if age_s < self._limits.kept_s and not is_too_many:
-                        break
-                    del known[key]
-                    due.append(key)
+                since, key = heap[0]
+                finished = known.get(key)
+                if finished is None or finished.since != since:
+                    heapq.heappop(heap)
+                    continue
+                seen_s = now - max(since, self._began)
+                is_too_many = len(known) > self._limits.max_finished and seen_s >= self._limits.kept_at_least_s
+                is_old = is_sure and now - since >= self._limits.kept_s
+                if not is_old and not is_too_many:
+                    break
                 heapq.heappop(heap)
+                wall_age_s = max(0.0, wall - finished.at)
+                if is_too_many or wall_age_s >= self._limits.kept_s:
+                    self._due[key] = known.pop(key)
+                    due.append(key)
+                else:
+                    self._put(key, finished._replace(since=now - wall_age_s))
         return due
 
     def __len__(self) -> int:
@@ -78,14 +121,16 @@ class RecordSweep:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self._limits = controller.config.records
-        self._plan = RetentionPlan(self._limits)
+        self._plan = RetentionPlan(self._limits, time.monotonic())
         # Of deletions, the oldest first. One that stands by never removes them, so they are bounded.
         self._marks: deque[tuple[float, Namespace, Deleted]] = deque(maxlen=_MAX_MARKS)
 
-    def on_record(self, key: JobKey, record: JobRecord | TaskRecord) -> None:
-        """A record was read or written."""
+    def on_record(self, key: JobKey, record: JobRecord | TaskRecord, *, since: float) -> None:
+        """A record was read or written; by the bus's clock it stands since that time of the monotonic one."""
         if isinstance(record, JobRecord) and record.is_over:
-            self._plan.on_finished(key, record.finished_at or record.submitted_at)
+            now, finished_at = time.monotonic(), record.finished_at or record.submitted_at
+            ended = ended_since(now, wall_age_s=time.time() - finished_at, bus_age_s=now - since)
+            self._plan.on_finished(key, Finished(finished_at, ended))
         elif isinstance(record, JobRecord):
             self._plan.forget(key)  # its id has gone, or goes, to another job
 
@@ -110,8 +155,7 @@ class RecordSweep:
                 continue
             await self._controller.seat.wait_sure()
             try:
-                # By the wall clock, as the records have it: an hour more or less does no harm here.
-                while due := self._plan.take_due(time.time(), limit=_REMOVED_AT_ONCE):
+                while due := self._plan.take_due(time.monotonic(), wall=time.time(), limit=_REMOVED_AT_ONCE):
                     needed = [key for key in due if not await self.removed(key)]
                     if len(needed) == len(due):
                         break
@@ -127,9 +171,8 @@ class RecordSweep:
             return True
         # Taken now: while anything is written, another job may get the id.
         job, tasks = entry.job, list(entry.tasks.values())
-        finished_at = job.value.finished_at or job.value.submitted_at
         if any(not child.state.finished() for child in books.child_records(key)):  # they are stopped by its record
-            self._plan.on_finished(key, finished_at)
+            self._plan.put_back(key)
             return False
         table = self._controller.records[key.namespace]
         try:
@@ -143,10 +186,10 @@ class RecordSweep:
                     if (
                         await table.get(row.key) is not None
                     ):  # not as it was known here: it is read again, and judged anew
-                        self._plan.on_finished(key, finished_at)
+                        self._plan.put_back(key)
                         return False
         except BusError:
-            self._plan.on_finished(key, finished_at)
+            self._plan.put_back(key)
             raise
         gone = books.discard(key) if entry.job is job else None
         if gone is not None:
