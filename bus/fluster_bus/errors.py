@@ -15,7 +15,8 @@ FlusterError
     ├── InvalidNameError
     ├── InvalidMessageError     what arrived is not what was agreed
     ├── StorageError            the server could not store it
-    │   └── StreamNotFoundError
+    │   ├── StreamNotFoundError
+    │   └── StorageTimeoutError the server did not say in time whether it could
     ├── ObjectNotFoundError     no stored file has that hash, or not any more
     ├── ObjectTooLargeError
     ├── ObjectCorruptError      a stored file is not what its hash says
@@ -89,6 +90,10 @@ class StorageError(BusError):
 
 class StreamNotFoundError(StorageError):
     """The stream or bucket does not exist."""
+
+
+class StorageTimeoutError(StorageError, TimeoutError):
+    """The server did not say in time whether it stored it: it may be slow, and have room again later."""
 
 
 class ObjectNotFoundError(BusError, LookupError):

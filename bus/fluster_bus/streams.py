@@ -18,7 +18,7 @@ from nats.js.api import (
 )
 
 from fluster_bus import subjects
-from fluster_bus.errors import NoRespondersError, RequestTimeoutError, StorageError
+from fluster_bus.errors import NoRespondersError, RequestTimeoutError, StorageError, StorageTimeoutError
 from fluster_bus.messages.actors import ActorSeat, HandledCalls, SavedState
 from fluster_bus.messages.endpoints import Endpoint
 from fluster_bus.messages.leaders import Fence, Leader
@@ -29,6 +29,7 @@ from fluster_bus.object_kinds import BUNDLES, PAYLOADS, ObjectKind
 from fluster_bus.objects import CHUNK_BYTES, MAX_MESSAGES
 from fluster_bus.results import MAX_RESULTS_BYTES, RESULT_CHUNK_BYTES, RESULTS_KEPT_S
 from fluster_bus.retries import retried
+from fluster_bus.store_errors import store_error
 from fluster_bus.tables import Table, sequence_of_ack
 
 if TYPE_CHECKING:
@@ -294,7 +295,7 @@ async def _ensure(bus: Bus, config: StreamConfig) -> None:
         # Around a restart of the server a stream's creation now and then fails with 10049 or 503.
         await retried(make, on=(nats.errors.Error, TimeoutError), timeout_s=_CREATE_TIMEOUT_S)
     except (nats.errors.Error, TimeoutError) as error:
-        raise StorageError(f"stream {config.name} could not be made: {error}") from error
+        raise store_error(f"stream {config.name} could not be made", error) from error
 
 
 # ---- writing -------------------------------------------------------------------------------------------
@@ -310,7 +311,7 @@ async def append(bus: Bus, subject: str, message: Message, *, message_id: str) -
     except NoRespondersError as error:
         raise StorageError(f"no stream takes {subject}: does the namespace exist, is a controller up?") from error
     except RequestTimeoutError as error:
-        raise StorageError(f"{subject} was not acknowledged: is the server's disk full?") from error
+        raise StorageTimeoutError(f"{subject} was not acknowledged: is the server's disk full?") from error
     return sequence_of_ack(answer, subject)
 
 

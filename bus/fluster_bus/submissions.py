@@ -17,8 +17,8 @@ from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from fluster_bus import subjects
-from fluster_bus.errors import StorageError
 from fluster_bus.retries import retried
+from fluster_bus.store_errors import store_error
 
 if TYPE_CHECKING:
     from fluster_bus.bus import Bus
@@ -85,7 +85,7 @@ async def first_unsettled(bus: Bus) -> int:
     try:
         return int((await bus.jetstream.stream_info(subjects.SUBMIT_STREAM)).state.first_seq)
     except (nats.errors.Error, TimeoutError) as error:
-        raise StorageError(f"the stream of submitted jobs does not answer: {error}") from error
+        raise store_error("the stream of submitted jobs could not be asked", error) from error
 
 
 async def _make_consumer(bus: Bus, where: str) -> None:
@@ -107,4 +107,4 @@ async def _make_consumer(bus: Bus, where: str) -> None:
     try:
         await retried(make, on=(nats.errors.Error, TimeoutError), timeout_s=_ENSURE_TIMEOUT_S)
     except (nats.errors.Error, TimeoutError) as error:
-        raise StorageError(f"the consumer of submitted jobs could not be made: {error}") from error
+        raise store_error("the consumer of submitted jobs could not be made", error) from error

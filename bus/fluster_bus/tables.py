@@ -19,6 +19,7 @@ from fluster_bus.errors import (
     RequestTimeoutError,
     RevisionConflictError,
     StorageError,
+    StorageTimeoutError,
     StreamNotFoundError,
 )
 from fluster_bus.feeds import CaughtUp, Entry, Feed
@@ -173,7 +174,7 @@ class Table(Generic[Record]):
         except NoRespondersError as error:
             raise self._missing() from error
         except RequestTimeoutError as error:
-            raise StorageError(
+            raise StorageTimeoutError(
                 f"writing {key!r} to bucket {self._bucket} was not acknowledged: is the server's disk full?"
             ) from error
         return sequence_of_ack(answer, f"{key!r} in bucket {self._bucket}")

@@ -14,7 +14,16 @@ from typing import Any
 
 from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
-from fluster_bus.errors import AddressError, BusError, ConnectError, CredentialsError, DisconnectedError, FlusterError
+from fluster_bus.errors import (
+    AddressError,
+    BusError,
+    ConnectError,
+    CredentialsError,
+    DisconnectedError,
+    FlusterError,
+    RequestTimeoutError,
+    StorageTimeoutError,
+)
 from fluster_bus.event_loops import loop_factory
 from fluster_bus.retries import retried
 
@@ -30,6 +39,10 @@ _SIGN_OF_LIFE_S = 10.0
 
 class StartOverError(FlusterError):
     """What was served ended here: it is to be served anew, on a connection of which nobody has heard."""
+
+
+# A connection that is lost in the middle of a step leaves it half done; so does a server that is slow to answer.
+_WORTH_A_START = (StartOverError, DisconnectedError, RequestTimeoutError, StorageTimeoutError)
 
 
 def address_from_environment() -> BusAddress:
@@ -54,8 +67,8 @@ def run_daemon(
 
     With `on_leave` the first signal only calls that, for `serve` to return in its own time; a second one ends it at
     once, with the status that a shell gives to a program that died of the signal.
-    When it raises StartOverError, or DisconnectedError from a step that a lost connection leaves half done, it is called
-    again with another connection. A byte is written to `ready_fd` when `serve` calls `ready` for the first time. From then on
+    When it raises StartOverError, or the error of a step that a lost connection or a slow store leaves half done, it is
+    called again with another connection. A byte is written to `ready_fd` when `serve` calls `ready` for the first time. From then on
     the file that FLUSTER_ALIVE_FILE names, if it does, is touched as long as this daemon hears itself over the bus. Exits
     with status 1 and one line when it cannot go on.
     """
@@ -134,7 +147,7 @@ async def _main(
             await asyncio.wait({serving, leave}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 await serving
-        except* (StartOverError, DisconnectedError) as errors:
+        except* _WORTH_A_START as errors:
             over = False
             for error in _single(errors):
                 log.warning("starting over: %s", error)

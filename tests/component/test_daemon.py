@@ -15,7 +15,7 @@ import pytest
 from fluster_bus.address import ADDRESS_VARIABLE, BusAddress
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from tests.component.conftest import kill_server
+from tests.component.conftest import kill_server, thaw_server
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -69,6 +69,24 @@ async def serve(bus, ready):
     ready()
 
 run_daemon(serve, address=BusAddress.from_environment(), name="begun-twice", ready_fd=int(sys.argv[1]))
+"""
+
+# In the middle of a controller's start the server answers nothing any more.
+_SLOW_STORE = """
+import os, signal, sys
+from fluster_bus.address import BusAddress
+from fluster_services.controller.controller import Controller, ControllerConfig
+from fluster_services.daemon import run_daemon
+
+address, starts = BusAddress.from_environment(), []
+
+async def serve(bus, ready):
+    starts.append(bus)
+    if len(starts) == 1:
+        os.kill(int(os.environ["SERVER_PID"]), signal.SIGSTOP)
+    await Controller(bus, ControllerConfig(address=address)).run(ready)
+
+run_daemon(serve, address=address, name="controller", ready_fd=int(sys.argv[1]))
 """
 
 
@@ -146,6 +164,19 @@ def test_it_starts_over_when_the_connection_is_lost_while_it_starts(own_server: 
         _, said = process.communicate(timeout=10)
         assert process.returncode == 0, said
         assert "starting over: the connection to" in said
+
+
+def test_a_controller_goes_on_when_the_store_was_slow(own_server: EmbeddedServer) -> None:
+    pid = own_server.pid
+    with _controller(own_server.credentials(Role.SERVICE), _SLOW_STORE, SERVER_PID=str(pid)) as (process, ready, _):
+        assert process.stderr is not None
+        said = ""
+        while "starting over" not in said:
+            said = process.stderr.readline()
+            assert said, "it has ended"
+        assert "could not be made: the server's store did not answer in time" in said
+        thaw_server(own_server)
+        assert os.read(ready, 10) == b"\n"
 
 
 def test_it_shows_life_once_it_is_ready(own_server: EmbeddedServer, tmp_path: Path) -> None:
