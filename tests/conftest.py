@@ -1,4 +1,6 @@
+import os
 import signal
+import tempfile
 
 import pytest
 from hypothesis import settings
@@ -11,6 +13,10 @@ settings.load_profile("untimed")
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
+
+# A `fluster up` of whoever works at this machine is none of the tests' business, nor the other way round.
+_run_dir = tempfile.TemporaryDirectory(prefix="fluster_tests_")
+os.environ["FLUSTER_RUN_DIR"] = _run_dir.name
 
 
 @pytest.fixture(scope="session")

@@ -151,9 +151,8 @@ class PageRun:
         shell = subprocess.Popen(["bash", "-c", f"exec {line}"], stdout=subprocess.PIPE, text=True)
         self._terminals.append(shell)
         assert shell.stdout is not None
-        exported = re.match(r"export (FLUSTER_CLUSTER_ADDRESS)=(\S+)$", shell.stdout.readline())
-        assert exported, f"{line!r} printed nothing to export"
-        os.environ[exported[1]] = exported[2]
+        # Other programs find it by themselves.
+        assert shell.stdout.readline().startswith("export FLUSTER_CLUSTER_ADDRESS="), f"{line!r} printed no address"
 
     def _end(self, namespace: dict[str, Any]) -> None:
         for cluster in _local_clusters(namespace):
@@ -179,5 +178,6 @@ def new_users_shell(folder: Path) -> Iterator[None]:
         if not name.startswith(("FLUSTER_", "SLURM_", "NATS_")) or name.startswith("FLUSTER_TEST_")
     }
     programs = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
-    with mock.patch.dict(os.environ, {**kept, "PATH": programs}, clear=True), contextlib.chdir(folder):
+    own = {"PATH": programs, "FLUSTER_RUN_DIR": str(folder / ".run")}
+    with mock.patch.dict(os.environ, {**kept, **own}, clear=True), contextlib.chdir(folder):
         yield

@@ -148,8 +148,8 @@ class BusAddress:
         text, file = environ.get(ADDRESS_VARIABLE, "").strip(), environ.get(CREDENTIALS_VARIABLE, "").strip()
         if not text and not file:
             raise NoAddressError(
-                f"{ADDRESS_VARIABLE} is not set: set it to what `fluster up` printed, as in {_EXAMPLE}, "
-                "or to a file of credentials"
+                f"{ADDRESS_VARIABLE} is not set, and no `fluster up` of this user runs here: start one, or set the variable to a "
+                f"URL, as in {_EXAMPLE}, or to a file of credentials"
             )
         try:
             if not text:
@@ -208,6 +208,11 @@ def _read(path: Path) -> dict[str, str]:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             data = file.read(_MAX_FILE_BYTES)
     except FileNotFoundError as error:
+        if path.suffix == ".json":
+            raise AddressError(
+                f"the file {path} does not exist: what wrote it, such as a `fluster up`, has ended or is elsewhere; start "
+                "one, and set the address to what it prints"
+            ) from error
         raise AddressError(f"{str(path)!r} is neither a URL ({_EXAMPLE}) nor a file of credentials") from error
     except OSError as error:
         raise AddressError(

@@ -46,11 +46,12 @@ def shared(
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="The cluster: a URL with credentials, or a file of them. Else FLUSTER_CLUSTER_ADDRESS tells.",
+            help="The cluster: a URL with credentials, or a file of them. Default: $FLUSTER_CLUSTER_ADDRESS, else the `fluster up` "
+            "of this machine and user.",
         ),
     ] = None,
     namespace: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Else FLUSTER_NAMESPACE tells, or it is 'default'.")
+        str | None, typer.Option(metavar="NAME", help="Default: $FLUSTER_NAMESPACE, else 'default'.")
     ] = None,
     output: Annotated[Output, typer.Option(help="Tables for people, or JSON for programs.")] = Output.TABLE,
     _version: Annotated[
@@ -91,6 +92,7 @@ def _guarded(command: Callable[..., None]) -> Callable[..., None]:
 
 _add("demo", clusters.demo, "Clusters")
 _add("up", clusters.up, "Clusters")
+_add("local", clusters.local, "Clusters")
 _add("credentials", clusters.credentials, "Clusters")
 _add("workers", workers.workers, "Workers")
 _add("submit", submit.submit, "Jobs", **_WORDS)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
@@ -15,7 +17,7 @@ import typer
 
 from fluster.cli.exit_codes import CommandError, ExitCode, say
 from fluster.cli.options import Options
-from fluster.cli.output import write
+from fluster.cli.output import age, write, write_json, write_table
 from fluster_bus.blocked_waits import wait_for_item
 
 _BACKENDS = "fluster_services.vm"  # by name: the services build on this package
@@ -95,6 +97,7 @@ def up(
       fluster up --workers 2 --store-dir ~/cluster
     """
     from fluster.cluster import LocalCluster
+    from fluster.cluster.up_clusters import noted
     from fluster_bus.address import ADDRESS_VARIABLE
 
     if backend is not None and (runtime != "process" or enforce_limits):
@@ -104,6 +107,7 @@ def up(
     namespaces = _namespaces(context, namespace)
     first = namespaces[0] if namespaces else None
     with (
+        ExitStack() as note,  # it is there until all has ended
         end_wanted() as ends,
         LocalCluster(
             first,
@@ -125,6 +129,7 @@ def up(
         file = cluster.store_dir / _ADDRESS_FILE
         cluster.asynchronous.bus.address.save(file)
         try:
+            note.enter_context(noted(file, cluster.store_dir))
             write(f"export {ADDRESS_VARIABLE}={shlex.quote(cluster.address if show_url else str(file))}")
             say(f"the cluster is up, Ctrl-C ends it; its logs are in {cluster.store_dir / 'logs'}")
             if ends.wait() == signal.SIGCHLD:
@@ -132,6 +137,47 @@ def up(
             say("the cluster ends")
         finally:
             file.unlink(missing_ok=True)
+
+
+def local(
+    context: typer.Context,
+    *,
+    stop: Annotated[
+        list[int] | None, typer.Option(metavar="PID", help="End the one of this process; may be given several times.")
+    ] = None,
+    stop_all: Annotated[bool, typer.Option("--stop-all", help="End all of them.")] = False,
+) -> None:
+    """List the clusters that you run on this machine with `fluster up`, or end them.
+
+    They end as with Ctrl-C, and are gone when this returns. The ids of their processes are printed.
+
+    Try:
+      fluster local
+      fluster local --stop-all
+    """
+    from fluster.cluster.up_clusters import running, wait_ended
+
+    options = Options.of(context)
+    found = running()
+    unknown = set(stop or ()) - {cluster.pid for cluster in found}
+    if unknown:
+        pids = ", ".join(str(pid) for pid in sorted(unknown))
+        raise CommandError(
+            f"no `fluster up` of yours has the process id {pids}: `fluster local` lists them", ExitCode.NOT_FOUND
+        )
+    ended = [cluster for cluster in found if stop_all or cluster.pid in (stop or ())]
+    for cluster in ended:
+        os.kill(cluster.pid, signal.SIGTERM)
+    for cluster in ended:
+        wait_ended(cluster)
+    if options.json:
+        write_json([asdict(cluster) for cluster in (ended if stop or stop_all else found)])
+    elif stop or stop_all:
+        for cluster in ended:
+            write(str(cluster.pid))
+    else:
+        rows = [[str(each.pid), age(each.started_at), each.address_file, each.store_dir] for each in found]
+        write_table(["PID", "AGE", "ADDRESS", "STORE"], rows)
 
 
 class Ends:

@@ -84,7 +84,8 @@ class AsyncCluster:
 
     @classmethod
     async def connect(cls, address: str | BusAddress | None = None, namespace: str | None = None) -> Self:
-        """A cluster at `address` (a URL with credentials, or a file of them), else at FLUSTER_CLUSTER_ADDRESS.
+        """A cluster at `address` (a URL with credentials, or a file of them), else at FLUSTER_CLUSTER_ADDRESS, else the one
+        `fluster up` of this user that runs on this machine, which is then said on stderr.
 
         The namespace is FLUSTER_NAMESPACE or "default" unless given. Raises ConnectError, CredentialsError, and
         ServiceError when the cluster does not have the namespace.
@@ -95,7 +96,9 @@ class AsyncCluster:
         from fluster_bus.messages import Done
 
         if address is None:
-            address = BusAddress.from_environment()
+            from fluster.cluster.up_clusters import find_address
+
+            address = find_address()
         elif isinstance(address, str):
             address = BusAddress.parse(address)
         chosen = Namespace(check_namespace(namespace or os.environ.get(NAMESPACE) or DEFAULT_NAMESPACE))

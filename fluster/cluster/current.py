@@ -7,7 +7,7 @@ import sys
 import threading
 
 from fluster.cluster.blocking import Cluster
-from fluster.cluster.local import LocalCluster
+from fluster.cluster.local import LocalCluster, open_local_cluster
 from fluster_bus.address import ADDRESS_VARIABLE
 
 _lock = threading.Lock()
@@ -15,7 +15,8 @@ _current: Cluster | None = None
 
 
 def current_cluster() -> Cluster:
-    """The cluster that FLUSTER_CLUSTER_ADDRESS names, else one that is started on this machine; one per process.
+    """The cluster that FLUSTER_CLUSTER_ADDRESS names, else the LocalCluster that this program has open (of several the
+    newest), else one that is started on this machine; one per process.
 
     So the same program runs alone on a laptop and as a job of a cluster. Starting one is said on stderr. Raises what
     `Cluster` and `LocalCluster` raise.
@@ -23,7 +24,7 @@ def current_cluster() -> Cluster:
     global _current  # noqa: PLW0603 - one per process is what it promises
     with _lock:
         if _current is None or _current.closed:
-            _current = Cluster() if os.environ.get(ADDRESS_VARIABLE) else _start_local()
+            _current = Cluster() if os.environ.get(ADDRESS_VARIABLE) else open_local_cluster() or _start_local()
         return _current
 
 

@@ -136,6 +136,7 @@ class LocalCluster(Cluster):
             started = self._supervisor.wait_started(on_progress or _log.info)
             self.store_dir = Path(started.store_dir)
             super().__init__(started.address, chosen)
+            _clusters.append(weakref.ref(self))
             from fluster.cluster.shown_output import is_looked_at
 
             self.asynchronous.shown.by_itself = is_looked_at() if log_to_driver is None else log_to_driver
@@ -233,6 +234,15 @@ class _Supervisor:
         _leashes.discard(self)
         if self._process.returncode < 0 and self._temporary is not None:
             _remove(self._temporary)
+
+
+_clusters: list[weakref.ref[LocalCluster]] = []  # of this process, the newest last
+
+
+def open_local_cluster() -> LocalCluster | None:
+    """The LocalCluster that this process opened last and has not closed, if there is one."""
+    _clusters[:] = [each for each in _clusters if (cluster := each()) is not None and not cluster.closed]
+    return _clusters[-1]() if _clusters else None
 
 
 _leashes: weakref.WeakSet[_Supervisor] = weakref.WeakSet()

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import fcntl
 import os
 import selectors
 import shutil
@@ -22,7 +24,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -303,6 +305,28 @@ def _make(folder: Path) -> None:
         ) from error
 
 
+@contextlib.contextmanager
+def _held(store_dir: Path) -> Iterator[None]:
+    """Keep the store from other clusters while this process lives. Raises FlusterError when another one has it."""
+    with (store_dir / "lock").open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.lockf(
+                file, fcntl.LOCK_EX | fcntl.LOCK_NB
+            )  # not inherited by daemons, which may outlive this process a little
+        except OSError as error:
+            if error.errno not in {errno.EACCES, errno.EAGAIN}:
+                raise
+            file.seek(0)
+            raise FlusterError(
+                f"the store folder {store_dir} is in use by another cluster (process {file.read().strip() or 'unknown'}): end that "
+                "one, or choose another folder"
+            ) from error
+        file.truncate(0)
+        file.write(f"{os.getppid()}\n")
+        file.flush()
+        yield
+
+
 def _say(started: LocalStarted) -> None:
     with contextlib.suppress(BrokenPipeError):  # the owner is gone, which the leash tells as well
         os.write(sys.stdout.fileno(), started.to_json() + b"\n")
@@ -326,6 +350,7 @@ def main() -> None:
             else:
                 store_dir = Path(setup.store_dir)
             _make(store_dir / "logs")
+            stack.enter_context(_held(store_dir))
             server = EmbeddedServer(store_dir / "nats", setup.port, namespaces=setup.namespaces)
             supervisor = Supervisor(setup, store_dir, server)
             stack.callback(supervisor.stop)

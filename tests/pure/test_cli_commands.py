@@ -20,7 +20,7 @@ from fluster_bus.messages import GpuConfig
 from tests.missed_signals import missed_signal
 
 COMMANDS = [
-    *("demo", "up", "credentials", "workers", "worker"),
+    *("demo", "up", "local", "credentials", "workers", "worker"),
     *("submit", "ps", "status", "explain", "logs", "result", "cancel"),
     *("actors", "actor", "call"),
 ]
@@ -91,8 +91,8 @@ def test_credentials_are_written_and_their_files_told(tmp_path: Path) -> None:
     assert BusAddress.parse(str(tmp_path / "client_a.json")).url == "tls://bus:4222"
 
 
-def test_without_a_cluster_it_tells_what_to_set() -> None:
-    done = _run("ps", "--output", "json")
+def test_without_a_cluster_it_tells_what_to_set(tmp_path: Path) -> None:
+    done = _run("ps", "--output", "json", FLUSTER_RUN_DIR=str(tmp_path))
     assert (done.returncode, done.stdout) == (3, "")
     (line,) = done.stderr.splitlines()
     assert "FLUSTER_CLUSTER_ADDRESS is not set" in line

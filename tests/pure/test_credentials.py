@@ -105,7 +105,7 @@ def test_or_from_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "why"),
     [
         ("operator.json", "is of 'operator', and jobs are 'job_default'"),
-        ("none.json", "FLUSTER_JOB_DEFAULT_CREDENTIALS: .*none.json' is neither a URL"),
+        ("none.json", "FLUSTER_JOB_DEFAULT_CREDENTIALS: .*none.json does not exist"),
         ("", "neither FLUSTER_JOB_DEFAULT_CREDENTIALS nor FLUSTER_JOB_DEFAULT_PASSWORD is set"),
     ],
 )
