@@ -388,11 +388,14 @@ class Bus:
         states and wishes that may be told twice. Raises as `request` does.
         """
         data = message.to_json()
-        answer = await retried(
-            lambda left_s: self.request(subject, data, timeout_s=min(left_s, _ASK_AGAIN_S)),
-            on=(NoRespondersError, DisconnectedError, RequestTimeoutError),
-            timeout_s=timeout_s,
-        )
+        try:
+            answer = await retried(
+                lambda left_s: self.request(subject, data, timeout_s=min(left_s, _ASK_AGAIN_S)),
+                on=(NoRespondersError, DisconnectedError, RequestTimeoutError),
+                timeout_s=timeout_s,
+            )
+        except RequestTimeoutError as error:  # which names the time of the last try alone
+            raise RequestTimeoutError(f"no answer from {subject} within {timeout_s:g} s") from error
         return reply.from_json(answer.data)
 
     # ---- receiving --------------------------------------------------------------------------------------

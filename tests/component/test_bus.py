@@ -251,6 +251,13 @@ async def test_leaving_by_drain_loses_nothing(
         await subscription.unsubscribe()
 
 
+async def test_a_service_that_never_answers_is_named_with_the_time_it_was_given(bus: Bus, subject: str) -> None:
+    await bus.subscribe(subject, lambda _request: None)
+    with pytest.raises(RequestTimeoutError, match=r"within 0\.25 s"):
+        await bus.ask(subject, Number(value=1), Number, timeout_s=0.25)
+
+
+
 async def test_an_error_in_a_task_is_logged(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
     async def fail() -> None:
         raise RuntimeError("it broke")
