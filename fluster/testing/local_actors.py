@@ -128,6 +128,9 @@ class _AsyncMemoryCluster(AsyncCluster):
     def server(self) -> str:
         return "memory"
 
+    async def close(self) -> None:
+        await self.bus.close()
+
     async def terminate(self, job_id: JobId, *, reason: str = "") -> None:  # noqa: ARG002
         server = self.servers.pop(job_id, None)
         if server is not None:
