@@ -26,6 +26,10 @@ DOCKER_PACKAGES := docker.io debootstrap docker-compose slirp4netns iproute2 bus
 
 # Options for every pytest run: make test PYTEST_FLAGS='-k lease'
 PYTEST_FLAGS ?=
+# Processes over which tests are distributed; most of them wait. To run them one after the other: make test TEST_PROCESSES=0
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+TEST_PROCESSES ?= $(shell expr 2 '*' $(CORES))
+DISTRIBUTED = --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
 # Options for the demo: make demo DEMO_FLAGS='--find open'
 DEMO_FLAGS ?=
 # Options for the simulator: make bench-simulator SIMULATOR_FLAGS=--full
@@ -95,13 +99,13 @@ demo: $(SETUP) ## Index Python's standard library on a cluster of this machine, 
 
 .PHONY: test
 test: $(SETUP) $(ZEPHYR) ## Run every test, the fast ones first, and the fast ones on each version of Python that is here
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest $(DISTRIBUTED) $(PYTEST_FLAGS)
 	@$(MAKE) --no-print-directory test-fast-elsewhere
 	@$(MAKE) --no-print-directory test-old-zephyr
 
 .PHONY: test-fast
 test-fast: $(SETUP) ## Run the fast tests, on each version of Python that is here
-	$(BIN)/python -m pytest -m 'not slow' $(PYTEST_FLAGS) $(FAST_TESTS)
+	$(BIN)/python -m pytest -m 'not slow' $(DISTRIBUTED) $(PYTEST_FLAGS) $(FAST_TESTS)
 	@$(MAKE) --no-print-directory test-fast-elsewhere
 
 # Side by side, as they mostly wait; each tells of its tests when it is through.
@@ -112,14 +116,14 @@ test-fast-elsewhere: $(SETUP)
 	for version in $(PYTHON_VERSIONS); do \
 		test "$$version" = "$$own" || others="$$others test-fast-$$version"; \
 	done; \
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=recurse $$others
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=recurse TEST_PROCESSES=$(CORES) $$others
 
 test-fast-%: $(UV)
 	@if test -z '$(call find_python,$*)'; then \
 		echo '*** NOT TESTED on Python $*: this machine has no python$* ***'; \
 	else \
 		echo "Fast tests on Python $*"; \
-		$(MAKE) .venv-$*/.setup-done && .venv-$*/bin/python -m pytest -m 'not slow' $(PYTEST_FLAGS) $(FAST_TESTS); \
+		$(MAKE) .venv-$*/.setup-done && .venv-$*/bin/python -m pytest -m 'not slow' $(DISTRIBUTED) $(PYTEST_FLAGS) $(FAST_TESTS); \
 	fi
 
 .PHONY: test-old-zephyr
@@ -131,7 +135,7 @@ test-old-zephyr: $(SETUP) ## Run the tests of Zephyr with the one for Python 3.1
 	else \
 		echo 'Tests of Zephyr on Python $(OLD_ZEPHYR_PYTHON)'; \
 		$(MAKE) .venv-$(OLD_ZEPHYR_PYTHON)/.zephyr-done && \
-		.venv-$(OLD_ZEPHYR_PYTHON)/bin/python -m pytest -k 'not containers' $(PYTEST_FLAGS) $(ZEPHYR_TESTS); \
+		.venv-$(OLD_ZEPHYR_PYTHON)/bin/python -m pytest $(DISTRIBUTED) -k 'not containers' $(PYTEST_FLAGS) $(ZEPHYR_TESTS); \
 	fi
 
 .PHONY: docker
@@ -151,7 +155,7 @@ docker: ## Install what the tests of containers need (Debian's packages), unless
 .PHONY: test-docker
 test-docker: $(SETUP) ## Run the tests of containers, which `make test` skips where there is no Docker engine
 	@test -n "$$FLUSTER_TEST_DOCKER_HOST" || $(MAKE) docker
-	FLUSTER_REQUIRE=docker $(BIN)/python -m pytest -k 'docker or containers or images or compose or vm' $(PYTEST_FLAGS) tests/system
+	FLUSTER_REQUIRE=docker $(BIN)/python -m pytest $(DISTRIBUTED) -k 'docker or containers or images or compose or vm' $(PYTEST_FLAGS) tests/system
 
 .PHONY: check
 check: $(SETUP) ## Check format, lint, types and imports
