@@ -13,6 +13,8 @@ from fluster.actors.definition import check_class, name_of, options_of
 from fluster.actors.deployment import check_replicas
 from fluster.actors.server import ActorServer
 from fluster.cluster import AsyncCluster, Cluster
+from fluster.cluster.job_states import JobStates
+from fluster.cluster.shown_output import ShownOutput
 from fluster.errors import ActorNameTakenError
 from fluster.testing.fake_clock import FakeClock
 from fluster.testing.memory_bus import MemoryBus
@@ -123,13 +125,12 @@ class _AsyncMemoryCluster(AsyncCluster):
         self.registry = MemoryRegistry(namespace)
         self.servers: dict[JobId, ActorServer] = {}
         self._identity = None
+        self._states = JobStates(self.bus, namespace)
+        self.shown = ShownOutput(self.bus, namespace, self._states)  # shows nothing: what the actors print is on the screen
 
     @property
     def server(self) -> str:
         return "memory"
-
-    async def close(self) -> None:
-        await self.bus.close()
 
     async def terminate(self, job_id: JobId, *, reason: str = "") -> None:  # noqa: ARG002
         server = self.servers.pop(job_id, None)
