@@ -1,5 +1,6 @@
 """What a callable returned, written down by its task and found by its keeper."""
 
+import os
 import pickle
 import threading
 from pathlib import Path
@@ -7,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from fluster.progress_file import make_progress_pipe
 from fluster_services.worker import task_result
-from fluster_services.worker.attempt_directory import RESULT_FILE
+from fluster_services.worker.attempt_directory import RESULT_ERROR_FILE, RESULT_FILE
+from fluster_services.worker.pipe_words import PipeWords
 from fluster_services.worker.task_result import find_result, keep_result
 
 
@@ -62,3 +65,18 @@ def test_what_cannot_be_written_is_told(folder: Path) -> None:
     _, reason = find_result()
     assert reason is not None
     assert "could not be written down" in reason
+
+
+def test_a_full_disk_takes_the_result_but_not_the_success(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe = make_progress_pipe(folder)
+    words = PipeWords()
+    (folder / f"{RESULT_FILE}.draft").symlink_to("/dev/full")
+    (folder / f"{RESULT_ERROR_FILE}.draft").symlink_to("/dev/full")
+    keep_result(b"x" * 100_000, folder)
+    words.feed(os.read(pipe, 1 << 16))
+    os.close(pipe)
+    size, reason = find_result(folder, words.get(RESULT_ERROR_FILE))
+    assert size is None
+    assert reason is not None
+    assert "could not be written down: [Errno 28] No space left on device" in reason
+    assert reason in capsys.readouterr().err

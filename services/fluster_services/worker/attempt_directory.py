@@ -113,6 +113,7 @@ class TaskError:
     traceback: str = ""
     pickled: str | None = None  # base64; None if it cannot be pickled, or is too large
     is_final: bool = False  # trying again would not help
+    is_unstarted: bool = False  # the task's own code was not reached
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
     """Write `data` so that a reader sees all of it or nothing. Raises OSError."""
     draft = Path(f"{path}.draft")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb", buffering=0) as file:
+    with os.fdopen(fd, "wb") as file:  # buffered: it writes all, or raises
         file.write(json.dumps(data).encode())
     draft.replace(path)
 
@@ -195,7 +196,11 @@ def read_task_json(path: Path) -> dict[str, Any] | None:
 
 def read_task_error(directory: Path) -> TaskError | None:
     """Return what ended the task that has `directory`, if it has left that there."""
-    data = read_task_json(directory / ERROR_FILE)
+    return task_error(read_task_json(directory / ERROR_FILE))
+
+
+def task_error(data: Mapping[str, Any] | None) -> TaskError | None:
+    """Return the error that `data` describes, which a task may have made up."""
     try:
         error = None if data is None else from_json(TaskError, data)
     except TypeError:  # something is missing
@@ -205,7 +210,8 @@ def read_task_error(directory: Path) -> TaskError | None:
 
 def _is_sound(error: TaskError) -> bool:
     texts = (error.type, error.message, error.traceback, error.pickled or "")
-    return all(isinstance(text, str) for text in texts) and isinstance(error.is_final, bool)
+    marks = (error.is_final, error.is_unstarted)
+    return all(isinstance(text, str) for text in texts) and all(isinstance(mark, bool) for mark in marks)
 
 
 def append_json(path: str | Path, data: Mapping[str, Any]) -> None:

@@ -32,6 +32,7 @@ from fluster_services.worker.engine import EngineError, NotThereError, connect, 
 from fluster_services.worker.init_words import InitWords
 from fluster_services.worker.killing import BY_FORCE
 from fluster_services.worker.log_position import LogPosition
+from fluster_services.worker.pipe_words import leave_word
 from fluster_services.worker.processes import KEEPER_SIGNALS, die_with_parent, reset_signals, set_process_name
 from fluster_services.worker.task_process import (
     EXIT_NOT_EXECUTABLE,
@@ -152,15 +153,22 @@ class _Attendant:
         try:
             self._exit_code = self._live()
         except CannotStartError as error:
-            complain(self._directory, error)
+            self._complain(error)
             self._exit_code = error.exit_code
         except EngineError as error:
-            complain(self._directory, CannotStartError("EngineError", str(error), EXIT_NO_CONTAINER))
+            self._complain(CannotStartError("EngineError", str(error), EXIT_NO_CONTAINER))
         except BaseException as error:
-            complain(self._directory, CannotStartError(type(error).__name__, str(error), EXIT_NO_CONTAINER))
+            self._complain(CannotStartError(type(error).__name__, str(error), EXIT_NO_CONTAINER))
         finally:
             self._is_over.set()
             os.kill(os.getpid(), _OVER)
+
+    def _complain(self, error: CannotStartError) -> None:
+        complain(self._directory, error, pipe_folder=self._pipe_folder)
+
+    @property
+    def _pipe_folder(self) -> Path:
+        return task_folder(self._spec, self._directory)
 
     def _live(self) -> int:
         _fill(self._spec, self._container, task_folder(self._spec, self._directory))
@@ -300,7 +308,8 @@ class _Attendant:
         number = code - 128
         if number in signal.valid_signals() and self._init_words.exit_code != code:
             code = -number
-        write_json(self._directory / CONTAINER_FILE, {"code": code, "oom": is_over_memory})
+        told = {"code": code, "oom": is_over_memory}
+        leave_word(self._directory / CONTAINER_FILE, told, pipe_folder=self._pipe_folder)
         return max(code, 0)
 
     def _remove(self, client: docker.APIClient) -> None:

@@ -23,8 +23,10 @@ from typing import Any
 from fluster_services.worker import cgroups
 from fluster_services.worker.attempt_directory import (
     CONTAINER_FILE,
+    ERROR_FILE,
     KEEPER_FILE,
     KEEPER_LOG_FILE,
+    RESULT_ERROR_FILE,
     SOCKET_FILE,
     SPEC_FILE,
     ExitReason,
@@ -35,6 +37,7 @@ from fluster_services.worker.attempt_directory import (
     from_json,
     read_json,
     read_task_error,
+    task_error,
     task_folder,
     to_json,
 )
@@ -317,12 +320,16 @@ class _Keeper:
             self._progress.close()
         survivors = descendants(os.getpid()) if self._has_children else []
         self._output.close()
-        container = (read_json(CONTAINER_FILE) or {}) if self._spec.container is not None else {}
+        container: dict[str, Any] = {}
+        if self._spec.container is not None:
+            container = read_json(CONTAINER_FILE) or self._told(CONTAINER_FILE) or {}
         code = container.get("code", os.waitstatus_to_exitcode(status))
         number = -code if code < 0 else None
-        error = read_task_error(Path()) or read_task_error(self._task_folder)
+        error = read_task_error(Path()) or read_task_error(self._task_folder) or task_error(self._told(ERROR_FILE))
         has_returned = code == 0 and self._reason == "exited" and self._spec.command is None
-        result_bytes, result_error = find_result(self._task_folder) if has_returned else (None, None)
+        result_bytes, result_error = (None, None)
+        if has_returned:
+            result_bytes, result_error = find_result(self._task_folder, self._told(RESULT_ERROR_FILE))
         self._record = ExitRecord(
             exit_code=code if code >= 0 else None,
             signal=number,
@@ -347,6 +354,10 @@ class _Keeper:
         if self._is_abandoned:
             self._link.tell(self._standing())
             self._leave_no_trace()
+
+    def _told(self, name: str) -> dict[str, Any] | None:
+        """What the task said through its pipe since the disk had no room for that file."""
+        return self._progress.words.get(name) if self._progress is not None else None
 
     def _exceeded_memory_limit(self) -> int | None:
         limit = self._spec.limits.memory

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import time
 from pathlib import Path
 
 from fluster.progress_file import Progress, make_progress_pipe, read_progress
+from fluster_services.worker.pipe_words import PipeWords
 from fluster_services.worker.timers import Timers
 
 _READ_BYTES = 64 * 1024
@@ -20,6 +22,7 @@ class ProgressWatch:
 
     def __init__(self, selector: selectors.BaseSelector, timers: Timers, directory: Path) -> None:
         self.newest: Progress | None = None
+        self.words = PipeWords()
         self._selector = selector
         self._timers = timers
         self._directory = directory
@@ -28,6 +31,9 @@ class ProgressWatch:
 
     def close(self) -> None:
         """Take its last word, and hear no more."""
+        with contextlib.suppress(BlockingIOError):
+            while self._take():  # no more than a pipe holds, with all that wrote to it gone
+                pass
         self._look()
         if self._timers.at(_TIMER) is None:
             self._selector.unregister(self._fd)
@@ -40,8 +46,13 @@ class ProgressWatch:
     def _look(self) -> None:
         self.newest = read_progress(self._directory) or self.newest
 
+    def _take(self) -> int:
+        data = os.read(self._fd, _READ_BYTES)
+        self.words.feed(data)
+        return len(data)
+
     def _on_word(self) -> None:
-        os.read(self._fd, _READ_BYTES)
+        self._take()
         self._look()
         # Not looked at for a while: a task that tells without end must not keep this process and the worker busy.
         self._selector.unregister(self._fd)

@@ -35,10 +35,10 @@ from fluster_services.worker.attempt_directory import (
     TaskError,
     from_json,
     to_json,
-    write_json,
 )
 from fluster_services.worker.coroutines import finished
 from fluster_services.worker.interpreters import own_minor_version
+from fluster_services.worker.pipe_words import leave_word
 from fluster_services.worker.processes import (
     KEEPER_SIGNALS,
     close_fds_except,
@@ -201,9 +201,11 @@ class CannotStartError(Exception):
         self.exit_code = exit_code
 
 
-def complain(directory: Path, error: CannotStartError) -> None:
+def complain(directory: Path, error: CannotStartError, *, pipe_folder: Path | None = None) -> None:
+    """Tell the keeper why the task's code was never reached; its pipe is in `pipe_folder`, if not in `directory`."""
     os.write(2, f"fluster: {error}\n".encode(errors="replace"))
-    write_json(directory / ERROR_FILE, to_json(TaskError(type=error.kind, message=str(error))))
+    told = TaskError(type=error.kind, message=str(error), is_unstarted=True)
+    leave_word(directory / ERROR_FILE, to_json(told), pipe_folder=pipe_folder)
 
 
 def notice_of(spec: LaunchSpec) -> bytes:
@@ -376,7 +378,7 @@ def _exit_code_of(error: BaseException, directory: Path) -> int:
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next  # the first frame is ours
     sys.excepthook(type(error), error, error.__traceback__)
-    write_json(directory / ERROR_FILE, to_json(_describe(error)))
+    leave_word(directory / ERROR_FILE, to_json(_describe(error)))
     return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
 

@@ -7,13 +7,16 @@ import os
 import pickle
 import stat
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped, unused-ignore]
 
 from fluster_bus.codec import mentions_own_modules
-from fluster_services.worker.attempt_directory import RESULT_ERROR_FILE, RESULT_FILE, read_task_json, write_json
+from fluster_services.worker.attempt_directory import RESULT_ERROR_FILE, RESULT_FILE, read_task_json
+from fluster_services.worker.pipe_words import leave_word
 
 MAX_RESULT_BYTES = 64 << 20
 _MAX_REASON_CHARACTERS = 1_000
@@ -21,8 +24,8 @@ _MAX_REASON_CHARACTERS = 1_000
 
 def keep_result(value: Any, directory: Path) -> None:
     """Write `value` down, or why that cannot be done: the work is done, so this is no failure of the task."""
+    draft = directory / f"{RESULT_FILE}.draft"
     try:
-        draft = directory / f"{RESULT_FILE}.draft"
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "wb") as file:
             file.write(_pickled(value))
@@ -43,11 +46,15 @@ def keep_result(value: Any, directory: Path) -> None:
         return
     reason = reason[:_MAX_REASON_CHARACTERS]
     sys.stderr.write(f"fluster: {reason}\n")
-    write_json(directory / RESULT_ERROR_FILE, {"reason": reason})
+    with suppress(OSError):
+        draft.unlink(missing_ok=True)  # what it has of a full disk is enough for the reason
+    leave_word(directory / RESULT_ERROR_FILE, {"reason": reason})
 
 
-def find_result(directory: Path = Path()) -> tuple[int | None, str | None]:
-    """The size of what the task that has `directory` returned, and why it was not kept."""
+def find_result(directory: Path = Path(), told: Mapping[str, Any] | None = None) -> tuple[int | None, str | None]:
+    """The size of what the task that has `directory` returned, and why it was not kept; `told` is what there was no room for."""
+    if told is not None:
+        return None, str(told.get("reason"))[:_MAX_REASON_CHARACTERS]
     if os.path.lexists(directory / RESULT_ERROR_FILE):
         problem = read_task_json(directory / RESULT_ERROR_FILE) or {}
         return None, str(problem.get("reason"))[:_MAX_REASON_CHARACTERS]
