@@ -64,7 +64,7 @@ def _devices(free: int, total: int, variant: str) -> str:
 def _state(worker: WorkerStatus) -> str:
     if not worker.alive:
         return "lost"
-    return "draining" if worker.info.draining else "alive"
+    return "draining" if worker.info.draining else "unwell" if worker.info.trouble else "alive"
 
 
 def drain(
@@ -116,7 +116,7 @@ def health(context: typer.Context, name: Name) -> None:
         facts = {
             "worker": found.worker_id,
             "problems": "; ".join(found.problems) or "none",
-            "state": "draining" if found.draining else "takes work",
+            "state": "draining" if found.draining else "takes work" if found.takes_work else "takes no work",
             "attempts": str(found.running),
             "cpu free": f"{found.free.cpu:g}/{found.total.cpu:g}",
             "memory free": f"{size(found.free.memory)} of {size(found.total.memory)}",

@@ -38,7 +38,11 @@ async def live_view(kind: str, cluster: AsyncCluster) -> str:
 
 
 def _worker_row(worker: WorkerStatus) -> tuple[object, ...]:
-    state = "lost" if not worker.alive else "draining" if worker.info.draining else "ready"
+    state = "ready"
+    if not worker.alive:
+        state = "lost"
+    elif worker.info.draining or worker.info.trouble:
+        state = "draining" if worker.info.draining else f"unwell: {worker.info.trouble}"
     free, total = worker.free, worker.info.total
     return (
         worker.info.worker_id,

@@ -45,6 +45,8 @@ from fluster_bus.messages.records import KEPT_TRANSITIONS
 Record = TypeVar("Record", TaskRecord, JobRecord)
 
 _HELD = (JobStatus.BUILDING, JobStatus.RUNNING)  # a worker has it
+_MAX_SPARED = 10  # ends at no cost; from then on they cost a preemption, so that nothing is tried for ever
+MAX_DISKS_FILLED = 3
 
 
 # ---- records come into being ----------------------------------------------------------------------------
@@ -165,15 +167,24 @@ def end(
     last_words: str = "",
     result: TaskResult | None = None,
     progress: Progress | None = None,
+    is_spared: bool = False,
+    filled_disk: bool = False,
 ) -> TaskRecord | None:
     """The attempt ended at its worker: SUCCEEDED, FAILED, KILLED, or WORKER_FAILED when it was not its own fault.
 
-    One that was to be stopped for the sake of its gang costs it nothing, however it ended.
+    One that was to be stopped for the sake of its gang costs it nothing, however it ended. Neither does one with `is_spared`,
+    for which the worker itself is to blame, but only so often: a task that meets such a worker again and again may well be
+    what is wrong. With `filled_disk` it took all the room of its worker's disk; a task that does so a third time has failed.
     """
     if task.state not in _HELD or not _holds(task, attempt, worker_id):
         return None
-    is_charged = task.restart_requested is None
+    is_spared = is_spared and task.spared < _MAX_SPARED
+    is_charged = task.restart_requested is None and not is_spared
+    filled = (*task.disk_filled, worker_id) if filled_disk else task.disk_filled
     failed = _charge_failure(task, now, error) if is_charged and state is JobStatus.FAILED else {}
+    if filled_disk and len(filled) >= MAX_DISKS_FILLED:
+        state, reason = JobStatus.FAILED, f"{reason}; it did so {len(filled)} times, on {', '.join(filled)}"
+        failed = {"failures": max(task.failures, task.max_retries_failure) + 1}
     return _moved(
         task,
         state,
@@ -186,6 +197,8 @@ def end(
         progress=progress,
         finished_at=now,
         preemptions=task.preemptions + (is_charged and state is JobStatus.WORKER_FAILED),
+        spared=task.spared + is_spared,
+        disk_filled=filled,
         **failed,
     )
 
@@ -241,7 +254,8 @@ def retry(task: TaskRecord, *, now: float) -> TaskRecord | None:
     # A lost worker says nothing about the task: the first time it is tried again at once.
     pauses = used - 1 if task.state is JobStatus.FAILED else used - 2
     pause_s = backoff_s(task, pauses)
-    reason = f"retry {used} of {budget} after {task.state}" + (f", in {pause_s:.1f} s" if pause_s else "")
+    count = f"retry {used} of {budget}" if used else "again, at no cost,"
+    reason = f"{count} after {task.state}" + (f", in {pause_s:.1f} s" if pause_s else "")
     return _again(task, now, reason, backoff_s=pause_s)
 
 

@@ -412,6 +412,9 @@ class _NoRuntime:
     async def adopt(self) -> list[Any]:
         return []
 
+    def examine(self) -> None:
+        """Nothing is wrong."""
+
     async def close(self) -> None:
         pass
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -385,3 +386,36 @@ def test_a_task_that_is_cancelled_while_its_hold_is_called_off_ends() -> None:
     kept = lifecycle.release(held, attempt=1, worker_id=WORKERS[0], epoch=1, now=3, reason="called off")
     assert kept is not None
     assert kept.state is JobStatus.PENDING
+
+
+def _ended(task: TaskRecord, worker_id: WorkerId = WORKERS[0], **how: Any) -> TaskRecord:
+    claimed = lifecycle.claim(task, attempt=task.attempt, worker_id=worker_id, now=1)
+    assert claimed is not None
+    ended = lifecycle.end(
+        claimed, attempt=task.attempt, worker_id=worker_id, now=2, state=W, reason="could not be started", **how
+    )
+    assert ended is not None
+    return ended
+
+
+def test_a_workers_own_fault_is_charged_to_nobody_but_not_without_end() -> None:
+    task = _task(preemptions=0)
+    for spared in range(10):
+        ended = _ended(task, is_spared=True)
+        assert (ended.failures, ended.preemptions, ended.spared) == (0, 0, spared + 1)
+        again = lifecycle.retry(ended, now=3)
+        assert again is not None
+        assert again.backoff_s == 0
+        task = again
+    ended = _ended(task, is_spared=True)
+    assert (ended.preemptions, lifecycle.is_final(ended)) == (1, True)
+
+
+def test_a_task_that_fills_three_disks_has_failed() -> None:
+    task = _task(failures=5)
+    for count, worker_id in enumerate((*WORKERS, WORKERS[0]), 1):
+        ended = _ended(task, worker_id, filled_disk=True)
+        assert len(ended.disk_filled) == count
+        task = lifecycle.retry(ended, now=3) or ended
+    assert (task.state, task.preemptions, lifecycle.is_final(task)) == (F, 2, True)
+    assert task.transitions[-1].reason == "could not be started; it did so 3 times, on w1, w2, w1"

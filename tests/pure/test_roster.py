@@ -64,7 +64,7 @@ def test_a_search_sees_what_changes_before_it() -> None:
     assert [worker_id for worker_id, _ in search] == later[1:]
 
 
-def _info(worker_id: str, *, draining: bool = False) -> WorkerInfo:
+def _info(worker_id: str, *, draining: bool = False, trouble: str = "") -> WorkerInfo:
     return WorkerInfo(
         worker_id=WorkerId(worker_id),
         host="host",
@@ -74,6 +74,7 @@ def _info(worker_id: str, *, draining: bool = False) -> WorkerInfo:
         python="3.12",
         started_at=0.0,
         draining=draining,
+        trouble=trouble,
     )
 
 
@@ -136,6 +137,17 @@ def test_only_those_that_live_and_take_work_have_room() -> None:
     cluster.roster.on_left(a)
     assert cluster.free() == {}
     assert cluster.roster.views() == []
+
+
+def test_one_that_is_not_well_has_no_room_and_is_still_counted_on() -> None:
+    cluster, a = Cluster(), WorkerId("a")
+    cluster.roster.on_registered(_info("a", trouble="its disk has no room"), now=0.0)
+    assert cluster.free() == {}
+    assert cluster.roster.troubles() == [(a, "its disk has no room")]
+    assert [worker_id for worker_id, _ in cluster.roster.totals()] == [a]  # so what fits it is no misfit
+    cluster.roster.on_registered(_info("a"), now=1.0)
+    assert cluster.free() == {a: 4}
+    assert cluster.roster.troubles() == []
 
 
 def test_who_left_is_not_waited_for_whatever_becomes_of_what_it_held() -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +9,7 @@ from typing import Any
 import pytest
 
 from fluster import ActorContext, ActorPool, ActorTimeoutError, LocalCluster, actor, deploy
+from tests.system.small_disks import fill, mounted
 
 PATIENCE_S = 40.0
 
@@ -33,23 +30,8 @@ class Ledger:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = shutil.which("mount")
-    if sys.platform != "linux" or mount is None:
-        pytest.skip("a small disk needs Linux and mount")
-    program = [mount, "-t", "tmpfs", "-o", "size=128m", "tmpfs", str(disk)]
-    made = subprocess.run(program, capture_output=True, text=True, check=False)
-    if made.returncode != 0:
-        pytest.skip(f"a small disk needs the right to mount one: {made.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
-
-
-def fill(file: Path) -> None:
-    with contextlib.suppress(OSError), file.open("wb", buffering=0) as ballast:
-        while True:
-            ballast.write(bytes(4096))
+    with mounted(tmp_path / "disk", megabytes=128) as disk:
+        yield disk
 
 
 def test_calls_go_on_once_there_is_room_again(small_disk: Path) -> None:

@@ -86,6 +86,7 @@ class WorkerHealth(Message):
     worker_id: WorkerId
     problems: tuple[str, ...] = ()
     draining: bool = False
+    takes_work: bool = True
     running: int = 0
     total: Capacity
     free: Capacity

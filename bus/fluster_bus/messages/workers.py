@@ -37,6 +37,7 @@ class WorkerInfo(Message):
     draining: bool = False  # it takes nothing new, and leaves when what it has is over
     # Silent for less than this, it may still run what it had; a controller waits longer if its own setting is longer.
     worker_timeout_s: float = 0.0
+    trouble: str = ""  # why it takes nothing new for the time being; empty while it is well
 
     @property
     def labels(self) -> Mapping[str, str]:

@@ -34,12 +34,14 @@ def explain(
     reservation: tuple[str, Sequence[str]] | None = None,
     pauses_s: Mapping[int, float] = MappingProxyType({}),
     children: Sequence[str] = (),
+    troubles: Sequence[tuple[str, str]] = (),
 ) -> str:
     """Why the job stands where it stands. `workers` are those that live; `ahead` tasks are before its own in the line;
     `waits_for` has the jobs that it runs after and that have not ended, and how they stand; `reservation` a job that
     others have overtaken for too long, and the workers that are kept free for it;
     `pauses_s` the tasks whose pause before their next attempt is not over, and how long it takes yet; `children` the jobs
-    that have not ended of those that its ended attempts launched.
+    that have not ended of those that its ended attempts launched; `troubles` the workers that take no work for the time
+    being, and why.
     """
     if job.state.finished() and not job.is_over:
         return "it is to take the place of a job that has ended, and waits for what that one launched"
@@ -72,7 +74,8 @@ def explain(
         )
     waiting = offered
     why = _why_gang_waits if job.request.gang else _why_waiting
-    return why(waiting, workers, ahead) + _kept_free(job, reservation) + _retried(job, waiting, now)
+    waits = why(waiting, workers, ahead) + _in_trouble(troubles)
+    return waits + _kept_free(job, reservation) + _retried(job, waiting, now)
 
 
 def _how_ended(job: JobRecord) -> str:
@@ -130,6 +133,12 @@ def _why_waiting(waiting: Sequence[TaskRecord], workers: Sequence[WorkerView], a
 
 def _place(ahead: int) -> str:
     return f"{ahead} tasks are before it" if ahead > 1 else "one task is before it" if ahead else "next in line"
+
+
+def _in_trouble(troubles: Sequence[tuple[str, str]]) -> str:
+    told = [f"worker {name} takes no work: {trouble}" for name, trouble in troubles[:_NAMED]]
+    more = [f"{len(troubles) - _NAMED} more take none"] if len(troubles) > _NAMED else []
+    return "".join(f"; {each}" for each in (*told, *more))
 
 
 def _kept_free(job: JobRecord, reservation: tuple[str, Sequence[str]] | None) -> str:

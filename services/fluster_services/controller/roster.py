@@ -74,9 +74,18 @@ class Roster:
         return [(record, revision) for record, revision in lost if record is not None]
 
     def takes_work(self, worker_id: WorkerId, /) -> bool:
-        """True while the worker lives and is not about to leave."""
+        """True while the worker lives, is well and is not about to leave."""
         info = self.workers.get(worker_id)
-        return info is not None and not info.draining and self.liveness.is_alive(worker_id)
+        is_fit = info is not None and not info.draining and not info.trouble
+        return is_fit and self.liveness.is_alive(worker_id)
+
+    def troubles(self) -> list[tuple[WorkerId, str]]:
+        """Those that live and take no work for the time being, and why, by name."""
+        return [
+            (worker_id, info.trouble)
+            for worker_id, info in sorted(self.workers.items())
+            if info.trouble and self.liveness.is_alive(worker_id)
+        ]
 
     def said_free(self, worker_id: WorkerId, /) -> Capacity:
         """What the worker itself said last that it has left."""

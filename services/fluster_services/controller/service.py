@@ -204,6 +204,7 @@ class ControllerService:
             reservation=self._reservation(job),
             pauses_s=self._pauses_s(job, tasks),
             children=self._controller.books.unfinished_children(JobKey(namespace, request.job_id), tasks),
+            troubles=self._controller.roster.troubles(),
         )
         return ExplainReply(job_id=request.job_id, reason=reason)
 

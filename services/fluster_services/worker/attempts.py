@@ -33,6 +33,7 @@ from fluster_services.worker.progress_pump import ProgressPump
 from fluster_services.worker.result_pump import publish_result
 from fluster_services.worker.runtime import LaunchError, RunningTask, Runtime
 from fluster_services.worker.template import TemplateDiedError
+from fluster_services.worker.wellness import Wellness
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,8 @@ Result = TypeVar("Result")
 
 
 class Attempts:
-    """What one worker has: prepared, started, followed and told. `cover` is awaited when there is room again.
+    """What one worker has: prepared, started, followed and told. `cover` is awaited when there is room again, `change` when
+    the worker has become unfit to run anything, or fit again.
 
     Whatever a worker does, also when it ends in the middle: an attempt is reported as not started only if no code of it ever ran.
     """
@@ -59,6 +61,7 @@ class Attempts:
         presence: Presence,
         progress: ProgressPump,
         cover: Callable[[], Awaitable[None]],
+        change: Callable[[], Awaitable[None]],
         images: Images | None = None,
     ) -> None:
         self._bus = bus
@@ -71,6 +74,14 @@ class Attempts:
         self._cover = cover
         namespaces = tuple(config.job_credentials)
         self.running: dict[str, RunningTask] = {}  # {attempt key: what runs}
+        self.wellness = Wellness(
+            config.worker_id,
+            config.state_dir,
+            runtime,
+            running=self.running,
+            grace_s=config.timing.kill_grace_s,
+            on_change=change,
+        )
         self._registries = {namespace: Registry(bus, namespace) for namespace in namespaces}
         self._holds = Holds(
             bus,
@@ -192,11 +203,18 @@ class Attempts:
             running = await self._runtime.start(spec, payload)
         except TemplateDiedError:
             # Nothing can be started here any more: a new worker process, with a new template, adopts what runs.
-            await self._end_unstarted(row, key, Outcome(JobStatus.WORKER_FAILED, "its worker has to be started again"))
+            reason = "its worker has to be started again"
+            await self._end_unstarted(row, key, Outcome(JobStatus.WORKER_FAILED, reason, is_spared=True))
             raise
-        except (LaunchError, BusError, OSError) as error:
+        except BusError as error:
             log.warning("%s could not be started: %s", key, error)
-            await self._end_unstarted(row, key, Outcome(_blame(error), f"could not be started: {error}"))
+            reason = f"could not be started: {error}"
+            await self._end_unstarted(row, key, Outcome(JobStatus.WORKER_FAILED, reason))
+            return
+        except (LaunchError, OSError) as error:
+            log.warning("%s could not be started: %s", key, error)
+            outcome = await self.wellness.why_unstarted(error, self._preparation.settled)
+            await self._end_unstarted(row, key, outcome)
             return
         except Exception as error:
             # One task that nobody thought of must not take the worker down, again at each of its attempts.
@@ -319,6 +337,7 @@ class Attempts:
         try:
             on_progress = functools.partial(self._progress.tell, key, row.value)
             outcome = await follow(running, pump, on_progress=on_progress, before_output=speak)
+            outcome = await self.wellness.why_ended(key, outcome)
             if not is_over.done():
                 is_over.set_result(True)
             row = await tell_running
@@ -339,6 +358,8 @@ class Attempts:
             last_words=outcome.last_words,
             result=result,
             progress=outcome.progress,
+            is_spared=outcome.is_spared,
+            filled_disk=outcome.filled_disk,
         ):
             log.info("%s ended as %s, and is not this worker's any more", key, outcome.state)
         await running.forget()
@@ -366,7 +387,11 @@ class Attempts:
 
     async def _end_unstarted(self, row: Row[TaskRecord], key: str, outcome: Outcome) -> None:
         await self.give_back(key)
-        await self._claims.end(row, outcome.state, outcome.reason)
+        if outcome.is_spared and row.value.gang and await self._holds.give_up(row, outcome.reason):
+            return
+        await self._claims.end(
+            row, outcome.state, outcome.reason, is_spared=outcome.is_spared, filled_disk=outcome.filled_disk
+        )
 
     async def _remove_endpoints(self, record: TaskRecord) -> None:
         """Whatever the attempt registered is gone with it; callers learn of it at once."""
@@ -377,8 +402,3 @@ class Attempts:
                 await registry.table.delete(row.key)
         except BusError as error:
             log.info("endpoints of %s are left to the controller: %s", record.job_id, error)
-
-
-def _blame(error: Exception) -> JobStatus:
-    """Whose fault it is that an attempt could not be started: nobody's, when the bus was away."""
-    return JobStatus.WORKER_FAILED if isinstance(error, BusError) else JobStatus.FAILED

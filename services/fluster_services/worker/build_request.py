@@ -14,7 +14,7 @@ from contextlib import aclosing, suppress
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from fluster_services.worker.engine import EngineError
+from fluster_services.worker.engine import EngineAwayError, EngineError
 
 if TYPE_CHECKING:
     import h11
@@ -38,7 +38,7 @@ async def build_image(
     try:
         reader, writer = await asyncio.open_unix_connection(engine.removeprefix("unix://"))
     except OSError as cause:
-        raise EngineError(f"the Docker engine at {engine} cannot be reached: {cause.strerror}") from cause
+        raise EngineAwayError(f"the Docker engine at {engine} cannot be reached: {cause.strerror}") from cause
     http = h11.Connection(h11.CLIENT)
     try:
         request = h11.Request(

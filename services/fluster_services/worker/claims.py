@@ -145,6 +145,8 @@ class Claims:
         last_words: str = "",
         result: TaskResult | None = None,
         progress: Progress | None = None,
+        is_spared: bool = False,
+        filled_disk: bool = False,
     ) -> bool:
         """Write how the attempt of `row` ended; False when it was superseded meanwhile.
 
@@ -167,6 +169,8 @@ class Claims:
                 last_words=last_words,
                 result=result,
                 progress=progress,
+                is_spared=is_spared,
+                filled_disk=filled_disk,
             )
 
         return await self.change(row, ended) is not None

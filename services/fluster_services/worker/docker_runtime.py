@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _SWEEP_S = 30.0
+_PING_TIMEOUT_S = 10.0
 _CREDENTIALS_FILE = "credentials.json"
 
 
@@ -73,6 +74,20 @@ class DockerRuntime:
 
     def trouble(self) -> str | None:
         return self._processes.trouble()
+
+    def examine(self) -> str | None:
+        trouble = self._processes.trouble()
+        if trouble is None:
+            try:
+                client = connect(self._settings.engine, timeout_s=_PING_TIMEOUT_S, api_version=self._api_version)
+                try:
+                    with told(self._settings.engine):
+                        client.ping()
+                finally:
+                    client.close()
+            except EngineError as error:
+                return str(error)
+        return trouble
 
     def limits(self) -> str:
         what = "memory, cpu and pids" if self._enforces_limits else "pids"

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from fluster_services.worker.container import Container
-from fluster_services.worker.runtime import LaunchError
+from fluster_services.worker.runtime import LaunchError, WorkerFaultError
 
 if TYPE_CHECKING:
     import docker
@@ -21,6 +21,10 @@ _HANDSHAKE_TIMEOUT_S = 5.0
 
 class EngineError(LaunchError):
     """The engine did not do what it was asked for; the text tells which one, and why."""
+
+
+class EngineAwayError(EngineError, WorkerFaultError):
+    """It does not answer."""
 
 
 class NotThereError(EngineError):
@@ -113,9 +117,9 @@ def told(url: str) -> Iterator[None]:
     except errors.APIError as cause:
         raise EngineError(f"the Docker engine at {url}: {cause.explanation or cause}") from cause
     except (requests.Timeout, TimeoutError, urllib3.exceptions.TimeoutError) as cause:
-        raise EngineError(f"the Docker engine at {url} did not answer in time") from cause
+        raise EngineAwayError(f"the Docker engine at {url} did not answer in time") from cause
     except (errors.DockerException, requests.RequestException, urllib3.exceptions.HTTPError, OSError) as cause:
-        raise EngineError(f"the Docker engine at {url} cannot be reached: {_innermost(cause)}") from cause
+        raise EngineAwayError(f"the Docker engine at {url} cannot be reached: {_innermost(cause)}") from cause
 
 
 def _innermost(error: BaseException) -> str:

@@ -99,7 +99,7 @@ class FolderCache:
         try:
             folder.path.mkdir(mode=0o700)
             await make(folder.path)
-            folder.size = await asyncio.to_thread(_size_of, folder.path)
+            folder.size = await asyncio.to_thread(size_of, folder.path)
             (folder.path / _MARK).write_text(str(folder.size))
         except BaseException:
             self._forget(folder)
@@ -153,6 +153,11 @@ class FolderCache:
         self._deletions.add(deletion)
         deletion.add_done_callback(self._deletions.discard)
 
+    async def settled(self) -> None:
+        """Return when all that was given up is deleted."""
+        while self._deletions:
+            await asyncio.wait(self._deletions)
+
     async def close(self) -> None:
         """Stop what is being made, and return when nothing here runs any more. The folders stay."""
         for making in self._makings:
@@ -174,12 +179,15 @@ def _marked_size(mark: Path) -> int | None:
         return None
 
 
-def _size_of(folder: Path) -> int:
-    """What it takes on disk; a file with several names in it counts once."""
+def size_of(folder: Path) -> int:
+    """What it takes on disk; a file with several names in it counts once, one that goes meanwhile not at all."""
     sizes: dict[tuple[int, int], int] = {}  # {(device, inode): bytes}
     for path, _folders, files in os.walk(folder):
         for each in (path, *(os.path.join(path, name) for name in files)):  # noqa: PTH118 - many thousands of them
-            status = os.lstat(each)
+            try:
+                status = os.lstat(each)
+            except FileNotFoundError:
+                continue
             sizes[status.st_dev, status.st_ino] = status.st_blocks * _BLOCK_BYTES
     return sum(sizes.values())
 

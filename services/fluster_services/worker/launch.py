@@ -43,7 +43,10 @@ class Launcher:
         """Write each namespace's credentials where its tasks, and nobody else, find them."""
         self.credentials_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         for namespace, address in self.credentials.items():
-            address.save(self._credentials_file(namespace))
+            file = self._credentials_file(namespace)
+            # Once is enough: a full disk must not keep a worker from coming back to what it runs.
+            if not file.exists() or BusAddress.parse(str(file)) != address:
+                address.save(file)
 
     def _credentials_file(self, namespace: Namespace) -> Path:
         return self.credentials_dir / f"{namespace}.json"

@@ -29,6 +29,10 @@ class Outcome:
     last_words: str = ""  # the end of its output, when it failed
     result: TaskResult | None = None
     progress: Progress | None = None  # its last word
+    is_own_end: bool = False  # it failed by itself, and was not stopped
+    is_unstarted: bool = False  # none of its code was reached, as its own process says
+    is_spared: bool = False  # it was the worker's fault, and is charged to nobody
+    filled_disk: bool = False  # it took all the room that its worker's disk had
 
 
 async def follow(
@@ -82,11 +86,13 @@ def outcome(record: ExitRecord) -> Outcome:
         return Outcome(JobStatus.WORKER_FAILED, "its keeper was killed")
     if record.exit_code == 0 and not record.left_early:
         return Outcome(JobStatus.SUCCEEDED, "exit code 0", 0, result=_result(record))
-    return _failed(_failure(record), record, error)
+    return replace(_failed(_failure(record), record, error), is_own_end=True)
 
 
 def _failed(reason: str, record: ExitRecord, error: TaskError | None) -> Outcome:
-    return Outcome(JobStatus.FAILED, reason, record.exit_code, error, last_words(record.log_tail))
+    is_unstarted = record.error is not None and record.error.is_unstarted
+    last = last_words(record.log_tail)
+    return Outcome(JobStatus.FAILED, reason, record.exit_code, error, last, is_unstarted=is_unstarted)
 
 
 def _result(record: ExitRecord) -> TaskResult | None:

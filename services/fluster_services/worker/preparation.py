@@ -118,6 +118,11 @@ class Preparation:
         if self._built is not None:
             self._built.release(key)
 
+    async def settled(self) -> None:
+        """Return when nothing is left of what could not be made."""
+        for cache in self._caches:
+            await cache.settled()
+
     async def close(self) -> None:
         """Stop what is being prepared."""
         if self._built is not None:

@@ -65,6 +65,10 @@ class Presence:
         self._info = self._info.model_copy(update={"draining": True})
         await self.register()
 
+    def set_trouble(self, trouble: str | None) -> None:
+        """Be known, once registered again, as one that takes nothing because of `trouble`; None: as one that does."""
+        self._info = self._info.model_copy(update={"trouble": trouble or ""})
+
     async def deregister(self) -> None:
         """Be no worker of the cluster any more."""
         await workers_table(self._bus).delete(self._worker_id)

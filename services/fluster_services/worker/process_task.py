@@ -34,7 +34,15 @@ from fluster_services.worker.container import Container
 from fluster_services.worker.engine import EngineError, asked, remove_container
 from fluster_services.worker.idle_keepers import IdleKeepers
 from fluster_services.worker.processes import boot_id, leftovers
-from fluster_services.worker.runtime import AlreadyStartedError, Exited, LaunchError, Progressed, Spooled
+from fluster_services.worker.runtime import (
+    NO_ROOM,
+    AlreadyStartedError,
+    Exited,
+    LaunchError,
+    Progressed,
+    Spooled,
+    WorkerFaultError,
+)
 from fluster_services.worker.spool import SpoolRecord, read_spool, read_spool_end
 
 _log = logging.getLogger(__name__)
@@ -74,6 +82,10 @@ class ProcessTask:
     @property
     def key(self) -> str:
         return self.spec.key
+
+    @property
+    def folder(self) -> Path:
+        return self._directory
 
     async def events(self) -> AsyncIterator[Spooled | Progressed | Exited]:
         while self._record is None:
@@ -167,14 +179,15 @@ class ProcessTask:
                 message = await self._next_message()
         except TimeoutError as cause:  # it is stopped; without its draft it cannot begin later either
             await self._disconnect()
-            raise LaunchError(f"{self.key}: the keeper that was to run it did not answer") from cause
+            raise WorkerFaultError(f"{self.key}: the keeper that was to run it did not answer") from cause
         if message is not None and "refused" in message:
             idle.add(self.key, *found)
             self._reader = self._writer = None
             refused = message["refused"]
             if refused["errno"] in (errno.ENOTEMPTY, errno.EEXIST):
                 raise AlreadyStartedError(refused["error"])
-            raise LaunchError(f"{self._directory} could not be begun: {refused['error']}")
+            kind = LaunchError if refused["errno"] in NO_ROOM else WorkerFaultError
+            raise kind(f"{self._directory} could not be begun: {refused['error']}")
         if message is None:
             await self._disconnect()
         return message is not None or _is_taken(draft)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from fluster_services.worker.attempt_directory import ExitRecord, LaunchSpec
 from fluster_services.worker.spool import SpoolRecord
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
 
 class LaunchError(RuntimeError):
     """The attempt could not be started; nothing of it is left."""
+
+
+class WorkerFaultError(LaunchError):
+    """The same, and no task has anything to do with it: something of the worker's own does not work."""
 
 
 class AlreadyStartedError(LaunchError):
@@ -48,6 +56,10 @@ class RunningTask(Protocol):
 
     @property
     def key(self) -> str: ...
+
+    @property
+    def folder(self) -> Path:
+        """What is its own on this machine's disk, and goes when it is forgotten."""
 
     @property
     def pid(self) -> int | None:
@@ -101,6 +113,9 @@ class Runtime(Protocol):
 
     def trouble(self) -> str | None:
         """Why nothing can be started any more; None when all is well."""
+
+    def examine(self) -> str | None:
+        """The same, with all asked that it depends on. Blocks meanwhile; to be called in a thread."""
 
     def limits(self) -> str:
         """What tasks are held to."""

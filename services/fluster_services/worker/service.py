@@ -43,6 +43,7 @@ from fluster_services.worker.draining import Draining
 from fluster_services.worker.ledger import Ledger
 from fluster_services.worker.runtime import RunningTask, Runtime
 from fluster_services.worker.spool import SpoolRecord
+from fluster_services.worker.wellness import Wellness
 
 _SEARCHED_BYTES = 16 << 20  # of the end of an attempt's output
 _REPLY_CHARACTERS = 2 << 20  # of lines, below the server's limit for a message also in JSON
@@ -110,6 +111,7 @@ class WorkerService:
         ledger: Ledger,
         claims: Claims,
         draining: Draining,
+        wellness: Wellness,
         attempts: Mapping[str, RunningTask],
         on_offer: Callable[[Offer, str], Awaitable[OfferReply]],
         obey: Callable[[TaskRecord], None],
@@ -121,6 +123,7 @@ class WorkerService:
         self._ledger = ledger
         self._claims = claims
         self._draining = draining
+        self._wellness = wellness
         self._attempts = attempts
         self._on_offer = on_offer
         self._obey = obey
@@ -218,14 +221,15 @@ class WorkerService:
 
     async def _health(self, _request: Done) -> WorkerHealth:
         disk_free = shutil.disk_usage(self._state_dir).free
-        trouble = self._runtime.trouble()
-        problems = [trouble] if trouble is not None else []
-        if disk_free < _LITTLE_DISK_BYTES:
+        trouble = self._wellness.trouble
+        problems = [each for each in dict.fromkeys((trouble, self._runtime.trouble())) if each is not None]
+        if trouble is None and disk_free < _LITTLE_DISK_BYTES:
             problems.append(f"the disk of {self._state_dir} has only {describe_bytes(disk_free)} left")
         return WorkerHealth(
             worker_id=self._worker_id,
             problems=tuple(problems),
             draining=self._draining.is_asked,
+            takes_work=not self._draining.is_asked and trouble is None,
             running=len(self._ledger),
             total=self._ledger.total,
             free=self._ledger.free,

@@ -27,14 +27,14 @@ from fluster_services.own_imports import import_own
 from fluster_services.shared_memory import keep_shared
 from fluster_services.worker import keeper
 from fluster_services.worker.processes import close_fds_except, handled_signals, reset_signals, set_process_name
-from fluster_services.worker.runtime import AlreadyStartedError, LaunchError
+from fluster_services.worker.runtime import NO_ROOM, AlreadyStartedError, LaunchError, WorkerFaultError
 from fluster_services.worker.task_process import freshen_interpreter
 
 # With more requests out than this, the socket's buffer could fill up and block the worker.
 _MAX_REQUESTS_OUT = 64
 
 
-class TemplateDiedError(LaunchError):
+class TemplateDiedError(WorkerFaultError):
     """The template process is gone: only a new worker process can have a new one."""
 
 
@@ -102,7 +102,9 @@ class TemplateHandle:
             raise AlreadyStartedError(
                 f"{directory} is there already: that attempt runs, or its end was not yet taken notice of"
             )
-        raise LaunchError(f"no keeper could be started for {directory}: {answer['error']}")
+        if answer.get("errno") in NO_ROOM:
+            raise LaunchError(f"no keeper could be started for {directory}: {answer['error']}")
+        raise WorkerFaultError(f"no keeper could be started for {directory}: {answer['error']}")
 
     def close(self) -> None:
         """End the template. Its keepers live on."""

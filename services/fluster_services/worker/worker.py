@@ -76,6 +76,7 @@ class Worker:
             presence=self._presence,
             progress=self._progress,
             cover=self._cover_when_possible,
+            change=self._on_wellness,
             images=images,
         )
         self._service = WorkerService(
@@ -86,6 +87,7 @@ class Worker:
             ledger=self._ledger,
             claims=self._claims,
             draining=draining,
+            wellness=self._attempts.wellness,
             attempts=self._attempts.running,
             on_offer=self._on_offer,
             obey=self._attempts.obey,
@@ -102,6 +104,7 @@ class Worker:
         await self._attempts.open()
         try:
             async with self._tasks:
+                await self._attempts.wellness.look()
                 await self._presence.register()
                 self._bus.on_reconnect(self._review.set)
                 await self._adopt()
@@ -117,6 +120,7 @@ class Worker:
                     self._tasks.create_task(self._presence.beat_forever(self._attempts.renew)),
                     self._tasks.create_task(self._progress.repeat_forever()),
                     self._tasks.create_task(self._review_forever()),
+                    self._tasks.create_task(self._attempts.wellness.run()),
                 ]
                 ready()
                 is_done = await self._drain()
@@ -179,7 +183,8 @@ class Worker:
 
     def _free(self) -> Capacity:
         """What may be offered: to tell of room before anybody listens for offers would have them made in vain."""
-        return self._ledger.free if self._is_open and not self._draining.is_asked else Capacity()
+        takes_work = self._is_open and not self._draining.is_asked and self._attempts.wellness.trouble is None
+        return self._ledger.free if takes_work else Capacity()
 
     async def _cover_when_possible(self) -> None:
         try:
@@ -187,6 +192,21 @@ class Worker:
         except BusError as error:
             # Subscriptions that stand come back with the connection; the rest is set right then.
             log.info("the offers listened to are changed later: %s", error)
+            self._review.set()
+
+    async def _on_wellness(self) -> None:
+        """The worker has become unfit to run anything, or fit again: first nothing comes any more, then all are told."""
+        self._presence.set_trouble(self._attempts.wellness.trouble)
+        if self._is_open:
+            await self._cover_when_possible()
+            self._spawn(self._say_wellness())
+
+    async def _say_wellness(self) -> None:
+        try:
+            await self._presence.register()
+            await self._presence.beat()
+        except BusError as error:
+            log.info("how %s is stands in the table of workers later: %s", self._worker_id, error)
             self._review.set()
 
     # ---- claiming ---------------------------------------------------------------------------------------
@@ -217,6 +237,8 @@ class Worker:
             return "no such record here"
         if self._draining.is_asked:
             return "it drains"
+        if self._attempts.wellness.trouble is not None:
+            return f"it takes no work: {self._attempts.wellness.trouble}"
         key = subjects.attempt_key(offer.namespace, offer.job_id, offer.task, offer.attempt)
         need = needed(row.value.resources)
         if not self._ledger.reserve(key, need):

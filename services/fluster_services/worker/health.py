@@ -1,0 +1,150 @@
+"""Whether a worker is fit to run tasks, and who filled its disk. Pure: told what was found and when, it says what follows.
+
+A worker takes itself out when it meets a fault of its own (its disk, its forks, its engine), or when a look at the machine
+finds one. It returns when a look finds nothing and its pause is over: a look cannot see every fault, so one that comes again
+soon after the return doubles the pause.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from errno import EAGAIN, EIO, EMFILE, ENFILE, ENOBUFS, ENODEV, ENOMEM, EROFS, ESTALE
+
+from fluster_services.worker.runtime import NO_ROOM, WorkerFaultError
+
+LEAST_FREE_BYTES = 32 << 20  # with less, a worker can neither start tasks nor note how they end
+_WELL_FREE_BYTES = 2 * LEAST_FREE_BYTES  # so that it does not come and go
+_UNWELL_INTERVAL_S = 1.0  # between two looks
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_LAPSE_S = 120.0  # a fault that comes later than this after the return is another one
+
+_OF_THE_MACHINE = (*NO_ROOM, EAGAIN, EIO, EMFILE, ENFILE, ENOBUFS, ENODEV, ENOMEM, EROFS, ESTALE)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a look at the machine found."""
+
+    folder: str  # where the worker's state is
+    free_bytes: int  # on the disk of that
+    unwritable: str | None = None  # why nothing can be written there
+    trouble: str | None = None  # why the runtime can start nothing
+
+    @property
+    def has_no_room(self) -> bool:
+        """Whether what is wrong is that the disk is full."""
+        return self.free_bytes < _WELL_FREE_BYTES
+
+
+class Health:
+    """What is wrong with one worker. Times are seconds of a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._found: str | None = None  # by the last look
+        self.has_no_disk = False  # what that found is that the disk is full, or cannot be written to
+        self._fault: str | None = None  # met since the worker was well
+        self._back_at = 0.0  # not earlier
+        self._well_since = -_LAPSE_S
+        self._pause_s = 0.0
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the worker takes no work; None while it is well."""
+        return self._found or self._fault
+
+    def on_fault(self, what: str, *, now: float) -> None:
+        """The worker could not do its part, by no fault of a task's."""
+        if self._fault is None:
+            is_again = now - self._well_since < _LAPSE_S
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) if is_again else _FIRST_PAUSE_S
+            self._pause_s = max(self._pause_s, _FIRST_PAUSE_S)
+            self._back_at = now + self._pause_s
+        self._fault = what
+
+    def on_look(self, look: Look, *, now: float) -> None:
+        """The machine was looked at."""
+        was_well = self.trouble is None
+        self._found = _problem(look, was_well=was_well)
+        self.has_no_disk = self._found is not None and self._found != look.trouble
+        if self._found is None and now >= self._back_at:
+            self._fault = None
+        if self.trouble is None and not was_well:
+            self._well_since = now
+
+    def pause_s(self, *, now: float, interval_s: float) -> float:
+        """How long until the next look, which is made each `interval_s` while the worker is well."""
+        if self._found is not None:
+            return min(_UNWELL_INTERVAL_S, interval_s)
+        return min(max(self._back_at - now, 0.0), interval_s) if self._fault is not None else interval_s
+
+
+def _problem(look: Look, *, was_well: bool) -> str | None:
+    """What is wrong, in words that stay the same as long as it does."""
+    if look.free_bytes < (LEAST_FREE_BYTES if was_well else _WELL_FREE_BYTES):
+        return f"its disk has no room: less than {_WELL_FREE_BYTES >> 20} MiB are left at {look.folder}"
+    if look.unwritable is not None:
+        return f"its disk cannot be written to at {look.folder}: {look.unwritable}"
+    return look.trouble
+
+
+# ---- whose fault a failure is ---------------------------------------------------------------------------
+
+
+def is_workers_fault(error: BaseException) -> bool:
+    """Whether an attempt could not be started for want of something that the worker's machine should have."""
+    return any(
+        isinstance(each, WorkerFaultError) or (isinstance(each, OSError) and each.errno in _OF_THE_MACHINE)
+        for each in _chain(error)
+    ) or says_no_room(str(error))
+
+
+def is_no_room(error: BaseException) -> bool:
+    """Whether an attempt could not be started for want of room on a disk."""
+    is_of_system = any(isinstance(each, OSError) and each.errno in NO_ROOM for each in _chain(error))
+    return is_of_system or says_no_room(str(error))
+
+
+def says_no_room(text: str) -> bool:
+    """Whether a program's words tell that a disk had no room: so says the system, in all languages that programs keep."""
+    return any(os.strerror(number) in text for number in NO_ROOM)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    found: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and each not in found:
+        found.append(each)
+        each = each.__cause__
+    return found
+
+
+# ---- who filled the disk --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DiskUse:
+    """How a disk stood at one moment: what was free, and what each attempt had in folders of its own, in bytes."""
+
+    free: int
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Filler:
+    """The attempt that filled a disk."""
+
+    key: str
+    grown: int
+    lost: int
+
+
+def who_filled(well: DiskUse, now: DiskUse) -> Filler | None:
+    """The attempt whose own folders grew by more than half of what the disk has lost since it was `well`; None: nobody did."""
+    lost = well.free - now.free
+    growth = {key: size - well.sizes.get(key, 0) for key, size in now.sizes.items()}
+    if lost <= 0 or not growth:
+        return None
+    key = max(growth, key=lambda each: growth[each])
+    return Filler(key, growth[key], lost) if 2 * growth[key] > lost else None

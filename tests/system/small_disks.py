@@ -1,0 +1,33 @@
+"""Disks of a few MiB, to be filled."""
+
+import contextlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+@contextmanager
+def mounted(folder: Path, *, megabytes: int) -> Iterator[Path]:
+    """A file system of that size at `folder`; skips the test where none can be mounted."""
+    folder.mkdir()
+    mount = shutil.which("mount")
+    if sys.platform != "linux" or mount is None:
+        pytest.skip("a small disk needs Linux and mount")
+    program = [mount, "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
+    made = subprocess.run(program, capture_output=True, text=True, check=False)
+    if made.returncode != 0:
+        pytest.skip(f"a small disk needs the right to mount one: {made.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def fill(file: Path) -> None:
+    """Write to `file` until there is no room left."""
+    with contextlib.suppress(OSError), file.open("wb", buffering=0) as ballast:
+        while True:
+            ballast.write(bytes(4096))

@@ -1,0 +1,81 @@
+"""A worker that cannot run tasks by a fault of its own: it takes itself out, and no task pays for it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fluster.cluster import Cluster
+from fluster.errors import JobResultError
+from fluster_bus.messages import JobStatus, WorkerId, WorkerStatus
+from tests.system.daemons import Daemons
+from tests.system.job_requests import call, command
+from tests.system.processes import Family
+from tests.system.small_disks import fill, mounted
+from tests.waiting import wait_until
+
+PATIENCE_S = 60
+W1 = WorkerId("w1")
+
+
+@pytest.fixture
+def daemons(tmp_path: Path, family: Family) -> Iterator[Daemons]:
+    with mounted(tmp_path / "w1", megabytes=128), Daemons(tmp_path, family) as daemons:
+        daemons.start_controller()
+        daemons.start_worker("w1", working_dir=None)
+        yield daemons
+
+
+def worker(cluster: Cluster, name: str) -> WorkerStatus:
+    return next(each for each in cluster.list_workers() if each.info.worker_id == name)
+
+
+def test_a_worker_with_a_full_disk_eats_no_tasks_and_returns_when_there_is_room(daemons: Daemons) -> None:
+    with daemons.connect() as cluster:
+        fill(daemons.folder / "w1" / "ballast")
+        alone = cluster.launch(command("true"))
+        wait_until(lambda: "worker w1 takes no work: its disk" in cluster.explain(alone), 10)
+        assert worker(cluster, "w1").info.trouble
+        assert "no room" in cluster.worker_health(W1).problems[0]
+        daemons.start_worker("w2")
+        jobs = [alone, *cluster.launch_many([command("true")] * 40)]
+        infos = [cluster.wait(job, timeout=PATIENCE_S) for job in jobs]
+        assert {info.status for info in infos} == {JobStatus.SUCCEEDED}
+        assert {info.worker_id for info in infos} == {"w2"}
+        assert {(task.failures, task.preemptions) for info in infos for task in info.tasks} == {(0, 0)}
+        daemons.kill("w2")
+        (daemons.folder / "w1" / "ballast").unlink()
+        info = cluster.wait(cluster.launch(command("true")), timeout=PATIENCE_S)
+        assert (info.status, info.worker_id) == (JobStatus.SUCCEEDED, "w1")
+        assert cluster.worker_health(W1).takes_work
+
+
+def test_the_task_that_fills_the_disk_pays_for_it_and_its_neighbour_does_not(daemons: Daemons) -> None:
+    with daemons.connect() as cluster:
+        own = 'cd "$FLUSTER_ATTEMPT_DIRECTORY"'
+        writes = f"{own}; until ! dd if=/dev/zero of=mine bs=4k count=1 2>err; do sleep 0.05; done; cat err >&2; exit 1"
+        neighbour = cluster.launch(command("sh", "-c", writes))
+        fills = cluster.launch(command("sh", "-c", f"{own}; dd if=/dev/zero of=fill bs=1M count=200; exec sleep 600"))
+        info = cluster.wait(fills, timeout=PATIENCE_S)
+        assert info.status is JobStatus.FAILED
+        assert "it filled the disk of worker w1: its own folders grew by" in info.error_message
+        assert "it did so 3 times, on w1, w1, w1" in info.error_message
+        (task,) = info.tasks
+        assert (task.attempt, task.failures, task.preemptions) == (3, 1, 2)
+        (task,) = cluster.poll(neighbour).tasks
+        assert (task.failures, task.preemptions, task.status.finished()) == (0, 0, False)
+        cluster.terminate(neighbour)
+        cluster.wait(neighbour, timeout=PATIENCE_S)
+
+
+def test_finished_work_has_succeeded_also_where_there_is_no_room_to_say_so(daemons: Daemons) -> None:
+    def work(ballast: Path) -> bytes:
+        fill(ballast)
+        return bytes(1 << 20)
+
+    with daemons.connect() as cluster:
+        job = cluster.launch(call(work, daemons.folder / "w1" / "ballast", must_return=True))
+        info = cluster.wait(job, timeout=PATIENCE_S)
+        assert (info.status, info.error_message) == (JobStatus.SUCCEEDED, "")
+        with pytest.raises(JobResultError, match=r"could not be written down: .* No space left on device"):
+            cluster.result(job)
