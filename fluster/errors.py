@@ -183,7 +183,9 @@ class ActorTimeoutError(ActorError, TimeoutError):
 
 
 class ConnectionLostError(ActorError, ConnectionError):
-    """The connection to the bus was lost while the call was out. Whether it was run is not known."""
+    """The connection to the bus was lost while the call was out: whether it was run is not known. Or it was lost for longer
+    than a wait has patience for, or the cluster has ended: what was waited for may go on.
+    """
 
 
 class InvalidArgumentsError(ActorError, TypeError):

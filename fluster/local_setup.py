@@ -13,6 +13,7 @@ RuntimeName = Literal["process", "docker", "auto"]
 ProfileName = Literal["default", "gpu", "trusted"]  # what tasks in containers may do
 
 SUPERVISOR_MODULE = "fluster_services.supervisor"  # started by name: the services build on this package
+ADDRESS_FILE = "address.json"  # in the store folder, of a cluster whose owner has one written; gone when the cluster is
 START_TIMEOUT_S = 45.0
 VM_START_TIMEOUT_S = 900.0  # an image may have to be pulled
 MAX_LOCAL_WORKERS, MAX_LOCAL_CONTROLLERS, MAX_PORT = 256, 16, 65_535

@@ -15,7 +15,7 @@ import typer
 
 from fluster.cli import actors, clusters, jobs, submit, workers
 from fluster.cli.exit_codes import DEBUG_VARIABLE, EXIT_CODES_HELP, report
-from fluster.cli.options import Options, Output
+from fluster.cli.options import MAX_SECONDS, PATIENCE_S, Options, Output
 
 # Words behind these belong to the job's command, or are JSON, also when they look like options.
 _WORDS = {"allow_interspersed_args": False}
@@ -54,6 +54,15 @@ def shared(
         str | None, typer.Option(metavar="NAME", help="Default: $FLUSTER_NAMESPACE, else 'default'.")
     ] = None,
     output: Annotated[Output, typer.Option(help="Tables for people, or JSON for programs.")] = Output.TABLE,
+    patience: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            max=MAX_SECONDS,
+            help="How long what waits for a job goes on while the cluster cannot be reached.",
+        ),
+    ] = PATIENCE_S,
     _version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
@@ -65,9 +74,9 @@ def shared(
       fluster up                                 run a cluster on this machine
       fluster submit --follow -- python job.py   use it from another terminal
 
-    --address, --namespace and --output may stand before the command or behind it.
+    --address, --namespace, --output and --patience may stand before the command or behind it.
     """
-    context.obj = Options(address, namespace, output)
+    context.obj = Options(address, namespace, output, patience)
 
 
 def _add(name: str, command: Callable[..., None], panel: str, **context_settings: Any) -> None:

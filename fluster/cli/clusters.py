@@ -18,10 +18,10 @@ import typer
 from fluster.cli.exit_codes import CommandError, ExitCode, say
 from fluster.cli.options import Options
 from fluster.cli.output import age, write, write_json, write_table
+from fluster.local_setup import ADDRESS_FILE
 from fluster_bus.blocked_waits import wait_for_item
 
 _BACKENDS = "fluster_services.vm"  # by name: the services build on this package
-_ADDRESS_FILE = "address.json"
 
 
 def demo(
@@ -126,7 +126,7 @@ def up(
         ) as cluster,
     ):
         ends.is_up = True
-        file = cluster.store_dir / _ADDRESS_FILE
+        file = cluster.store_dir / ADDRESS_FILE
         cluster.asynchronous.bus.address.save(file)
         try:
             note.enter_context(noted(file, cluster.store_dir))

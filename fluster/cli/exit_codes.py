@@ -19,7 +19,7 @@ class ExitCode(IntEnum):
     OK = 0
     FAILED = 1  # a job, an actor's method or the demo's check failed
     USAGE = 2
-    NO_CLUSTER = 3  # no address, nobody there, credentials refused, no answer, or it did not start
+    NO_CLUSTER = 3  # no address, nobody there, credentials refused, no answer, lost for too long, or it did not start
     NOT_FOUND = 4  # no such job, actor, worker or namespace
     BUG = 70  # of sysexits.h: an error that nobody foresaw
     INTERRUPTED = 130  # 128 + SIGINT
@@ -28,7 +28,7 @@ class ExitCode(IntEnum):
 
 EXIT_CODES_HELP = (
     "Exit codes: 0 it went well; 1 the job or the actor's method failed; 2 wrong usage; 3 no cluster (no address, nobody "
-    "answers, credentials refused, it did not start); 4 no such job, actor, worker or namespace; 70 an error in fluster itself; 130 "
+    "answers, credentials refused, lost for too long, it did not start); 4 no such job, actor, worker or namespace; 70 an error in fluster itself; 130 "
     f"interrupted; 141 whoever read the output left. {DEBUG_VARIABLE}=1 shows the traceback of an error."
 )
 
@@ -92,6 +92,7 @@ def _judge(error: BaseException) -> tuple[ExitCode, str]:
         bus.ServerStartError,
         errors.ClusterStartError,
         errors.NoClusterError,
+        errors.ConnectionLostError,
     )
     if isinstance(error, no_cluster):
         return ExitCode.NO_CLUSTER, str(error)

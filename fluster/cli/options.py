@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fluster.cli.exit_codes import say
+
 if TYPE_CHECKING:
     from fluster.cluster import Cluster
 
+PATIENCE_S = 600.0
 MAX_SECONDS = 1e9  # 31 years: what is longer cannot be counted back from now
 
 
@@ -49,6 +52,7 @@ class Options:
     address: str | None = None
     namespace: str | None = None
     output: Output = Output.TABLE
+    patience: float = PATIENCE_S
 
     @classmethod
     def of(cls, context: typer.Context) -> Options:
@@ -63,4 +67,6 @@ class Options:
         """The cluster that is meant. Raises what `Cluster` raises."""
         from fluster.cluster import Cluster
 
-        return Cluster(self.address, self.namespace)
+        cluster = Cluster(self.address, self.namespace, patience=self.patience)
+        cluster.asynchronous.outages.tell = say
+        return cluster

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import weakref
 from collections.abc import Awaitable, Callable
@@ -27,8 +28,14 @@ class Cluster:
     Takes what `AsyncCluster.connect` takes. Its methods are those of AsyncCluster, with the same arguments.
     """
 
-    def __init__(self, address: str | BusAddress | None = None, namespace: str | None = None) -> None:
-        self._connect(AsyncCluster.connect, address, namespace)
+    def __init__(
+        self,
+        address: str | BusAddress | None = None,
+        namespace: str | None = None,
+        *,
+        patience: float | None = None,
+    ) -> None:
+        self._connect(functools.partial(AsyncCluster.connect, patience=patience), address, namespace)
 
     def _connect(self, connect: Callable[..., Awaitable[AsyncCluster]], *args: Any) -> None:
         from fluster.cluster.portal import Portal

@@ -55,6 +55,7 @@ import_later(
     "fluster_bus.registry",
     "fluster.cluster.job_states",
     "fluster.cluster.job_wait",
+    "fluster.cluster.outages",
     "fluster.cluster.shown_output",
     "fluster.cluster.stored_workspaces",
 )
@@ -69,8 +70,9 @@ T = TypeVar("T")
 class AsyncCluster:
     """A connection to a cluster, in one namespace; make one with `AsyncCluster.connect`."""
 
-    def __init__(self, bus: Bus, namespace: Namespace) -> None:
+    def __init__(self, bus: Bus, namespace: Namespace, patience: float | None = None) -> None:
         from fluster.cluster.job_states import JobStates
+        from fluster.cluster.outages import Outages
         from fluster.cluster.shown_output import ShownOutput
         from fluster_bus.registry import Registry
 
@@ -80,15 +82,20 @@ class AsyncCluster:
         # A job may also speak to another cluster than the one that it runs on.
         self._identity = TaskIdentity.from_environment() if _is_own_cluster(bus.address) else None
         self._states = JobStates(bus, namespace)
+        self.outages = Outages(bus, patience)
         self.shown = ShownOutput(bus, namespace, self._states)  # what its pools and deployments write
 
     @classmethod
-    async def connect(cls, address: str | BusAddress | None = None, namespace: str | None = None) -> Self:
+    async def connect(
+        cls, address: str | BusAddress | None = None, namespace: str | None = None, *, patience: float | None = None
+    ) -> Self:
         """A cluster at `address` (a URL with credentials, or a file of them), else at FLUSTER_CLUSTER_ADDRESS, else the one
         `fluster up` of this user that runs on this machine, which is then said on stderr.
 
-        The namespace is FLUSTER_NAMESPACE or "default" unless given. Raises ConnectError, CredentialsError, and
-        ServiceError when the cluster does not have the namespace.
+        The namespace is FLUSTER_NAMESPACE or "default" unless given. While the connection is lost, what waits for jobs
+        says so in the log and waits on; after `patience` seconds, or when the cluster has ended, it raises
+        ConnectionLostError. Raises ConnectError, CredentialsError, and ServiceError when the cluster does not have the
+        namespace.
         """
         with without_web_sockets():
             from fluster.cluster.job_states import UNANSWERED
@@ -103,7 +110,7 @@ class AsyncCluster:
             address = BusAddress.parse(address)
         chosen = Namespace(check_namespace(namespace or os.environ.get(NAMESPACE) or DEFAULT_NAMESPACE))
         bus = await Bus.connect(address, name=f"client-{os.getpid()}")
-        cluster = cls(bus, chosen)
+        cluster = cls(bus, chosen, check_timeout(patience))
         if cluster._identity is None:  # a job's namespace is there, since the job runs in it
             try:
                 await bus.ask(subjects.ensure_namespace(chosen), Done(), Done)
@@ -269,8 +276,8 @@ class AsyncCluster:
     ) -> JobInfo | list[JobInfo]:
         """The job, or the jobs in order, once finished.
 
-        Raises JobTimeoutError (a TimeoutError) after `timeout` seconds, JobNotFoundError, InvalidNameError, and with
-        `raise_on_failure` JobFailedError for the first that did not succeed.
+        Raises JobTimeoutError (a TimeoutError) after `timeout` seconds, ConnectionLostError as the cluster's `patience` has
+        it, JobNotFoundError, InvalidNameError, and with `raise_on_failure` JobFailedError for the first that did not succeed.
         """
         import asyncio
 
@@ -282,8 +289,9 @@ class AsyncCluster:
         patience = asyncio.timeout(check_timeout(timeout))
         try:
             async with patience:
-                await wait_finished(self.bus, self.namespace, unfinished, self._states)
-                infos = await get_finished(self.bus, self._states, job_ids)
+                finished = wait_finished(self.bus, self.namespace, unfinished, self._states)
+                await self.outages.bounded(finished)
+                infos = await self.outages.bounded(get_finished(self.bus, self._states, job_ids))
         except TimeoutError as error:
             if not patience.expired():
                 raise
@@ -302,8 +310,9 @@ class AsyncCluster:
         """
         from fluster.cluster.job_watch import watch_job
 
-        async with aclosing(watch_job(self.bus, self.namespace, check_job_id(job_id), self._states)) as infos:
-            async for info in infos:
+        infos = watch_job(self.bus, self.namespace, check_job_id(job_id), self._states)
+        async with aclosing(self.outages.bounded_each(infos)) as bounded:
+            async for info in bounded:
                 yield info
 
     async def result(self, job_id: JobId, *, task: int | None = None, timeout: float | None = None) -> Any:
@@ -395,8 +404,8 @@ class AsyncCluster:
         wanted = LogFilter(task=task, attempt=attempt, first_attempt=first, since=start, grep=pattern)
         finished = wait_finished(self.bus, self.namespace, {job_id}, self._states) if follow else None
         lines = job_logs(self.bus, self.namespace, job_id, wanted=wanted, tail=tail, until=finished)
-        async with aclosing(lines):
-            async for line in lines:
+        async with aclosing(self.outages.bounded_each(lines)) as bounded:
+            async for line in bounded:
                 yield line
 
     async def list_workers(self) -> list[WorkerStatus]:

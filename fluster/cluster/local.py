@@ -139,6 +139,7 @@ class LocalCluster(Cluster):
             _clusters.append(weakref.ref(self))
             from fluster.cluster.shown_output import is_looked_at
 
+            self.asynchronous.outages.is_gone = self._supervisor.has_ended
             self.asynchronous.shown.by_itself = is_looked_at() if log_to_driver is None else log_to_driver
         except BaseException:
             self._supervisor.stop()
@@ -214,6 +215,10 @@ class _Supervisor:
                     return
                 *lines, said = (said + part).split(b"\n")
                 yield from lines
+
+    def has_ended(self) -> bool:
+        """Whether this process is gone, and with it the cluster."""
+        return self._process.poll() is not None
 
     def let_go(self) -> None:
         """Close this process's end of the leash without waiting."""

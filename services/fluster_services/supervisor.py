@@ -29,7 +29,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fluster.local_setup import LocalSetup, LocalStarted
+from fluster.local_setup import ADDRESS_FILE, LocalSetup, LocalStarted
 from fluster_bus.errors import FlusterError, InvalidMessageError
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
@@ -351,6 +351,7 @@ def main() -> None:
                 store_dir = Path(setup.store_dir)
             _make(store_dir / "logs")
             stack.enter_context(_held(store_dir))
+            stack.callback((store_dir / ADDRESS_FILE).unlink, missing_ok=True)  # an owner that was killed left it
             server = EmbeddedServer(store_dir / "nats", setup.port, namespaces=setup.namespaces)
             supervisor = Supervisor(setup, store_dir, server)
             stack.callback(supervisor.stop)

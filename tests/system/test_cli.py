@@ -345,13 +345,22 @@ def test_up_runs_until_it_is_told_to_end_and_leaves_nothing(number: signal.Signa
                 check=False,
             )
             assert used.returncode == 0, used.stderr
-        up.send_signal(number)
-        _, errors = up.communicate(timeout=_TIMEOUT_S)
+        follow = ["submit", "--follow", "--", "sh", "-c", "echo up; exec sleep 600"]
+        with subprocess.Popen(
+            ["sh", "-c", script, "sh", *_COMMAND, *follow], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as following:
+            assert _first_line(following.stdout) == "up"
+            up.send_signal(number)
+            _, errors = up.communicate(timeout=_TIMEOUT_S)
+            _, said = following.communicate(timeout=_TIMEOUT_S)
     assert up.returncode == (0 if number is not signal.SIGKILL else -signal.SIGKILL), errors
     assert "Traceback" not in errors
+    assert (following.returncode, said.splitlines()[-1].endswith("has ended: it is waited for no longer")) == (
+        3,
+        True,
+    ), said
     family.wait_gone()
-    if number is not signal.SIGKILL:
-        assert not (tmp_path / "a store/address.json").exists()
+    assert not (tmp_path / "a store/address.json").exists()
 
 
 def test_up_ends_when_its_supervisor_does() -> None:
