@@ -126,7 +126,9 @@ class _AsyncMemoryCluster(AsyncCluster):
         self.servers: dict[JobId, ActorServer] = {}
         self._identity = None
         self._states = JobStates(self.bus, namespace)
-        self.shown = ShownOutput(self.bus, namespace, self._states)  # shows nothing: what the actors print is on the screen
+        self.shown = ShownOutput(
+            self.bus, namespace, self._states
+        )  # shows nothing: what the actors print is on the screen
 
     @property
     def server(self) -> str:

@@ -257,7 +257,6 @@ async def test_a_service_that_never_answers_is_named_with_the_time_it_was_given(
         await bus.ask(subject, Number(value=1), Number, timeout_s=0.25)
 
 
-
 async def test_an_error_in_a_task_is_logged(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
     async def fail() -> None:
         raise RuntimeError("it broke")

@@ -274,7 +274,7 @@ def test_a_controller_that_was_stopped_before_it_read_the_fences_raises_none() -
         seats = []
         for name in ("stopped", "next"):
             seat = Seat(_NO_BUS, SPACES[:1], controller_id=name, lease_s=LEASE_S, in_place=False, clock=lambda: 0.0)
-            seat._leaders, seat._fences = leaders, {SPACES[0]: fences}  # type: ignore[assignment]
+            seat._leaders, seat._fences = leaders, {SPACES[0]: fences}  # type: ignore[assignment,dict-item]
             seats.append(seat)
         stopped, next_ = seats
         stopped._leadership.on_free(0, now=0)

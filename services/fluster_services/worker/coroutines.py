@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections.abc import Coroutine
+from types import AsyncGeneratorType, GeneratorType
 from typing import Any
 
 
 def finished(returned: Any) -> Any:
     """What a task's callable gave: what the coroutine of an `async def` returns, once it has run on a loop of its own.
 
-    Raises TypeError for a generator: nobody would run it.
+    Raises TypeError for a generator, which nothing would run.
     """
-    if isinstance(returned, Generator | AsyncGenerator):
+    if isinstance(returned, GeneratorType | AsyncGeneratorType):
         raise TypeError(
             f"the job's callable gave the generator {returned.__qualname__!r}, whose code has not run: let it return a list, "
             "or yield nothing"
