@@ -33,7 +33,7 @@ def jobs_submit(namespace: str) -> str:
     return f"{_ROOT}.{_ns(namespace)}.jobs.submit"  # fluster.default.jobs.submit
 
 
-JOB_VERBS = ("status", "list", "terminate", "explain")
+JOB_VERBS = ("status", "list", "terminate", "explain", "own")
 
 
 def jobs_verb(namespace: str, verb: str) -> str:

@@ -15,6 +15,7 @@ from fluster.actors.hosting import host
 from fluster.actors.pool import AsyncActorPool
 from fluster.cluster.arguments import check_count
 from fluster.cluster.client import AsyncCluster
+from fluster.cluster.ownership import launch_owned
 from fluster.errors import (
     ActorDiedError,
     ActorNameTakenError,
@@ -106,8 +107,10 @@ class Deployment(Generic[T]):
         failure = asyncio.create_task(_end_of_a_task(cluster, job_id), name=f"watch over {name}")
         try:
             await cluster.bus.flush()
-            await cluster.launch(self.request.model_copy(update={"job_id": job_id}))
-            lives_on = options_of(self.actor_class).has_seat
+            # What has one instance for all is no program's own; what a task deploys ends with its attempt all the same.
+            has_seat = options_of(self.actor_class).has_seat
+            lives_on = self.request.detached or (has_seat and not cluster.parent_of(self.request))
+            await launch_owned(cluster, self.request.model_copy(update={"job_id": job_id, "detached": lives_on}))
             cluster.shown.follow(job_id, name, logs=self.logs, lives_on=lives_on)
             await _first(_all_answered(pool, self.request.replicas), failure, _end_of_job(cluster, job_id))
         except JobRefusedError:

@@ -25,6 +25,7 @@ from fluster.actors.policies import ByKey, Policy, policy_of
 from fluster.actors.rosters import Roster
 from fluster.actors.verbs import Methods, Verb
 from fluster.cluster import AsyncCluster
+from fluster.cluster.ownership import release
 from fluster.errors import ActorTimeoutError
 from fluster.tracing import announce, begin_call, end_with
 from fluster_bus import payloads
@@ -375,6 +376,7 @@ class AsyncActorPool(Generic[T]):
         """
         if self.job_id is not None:
             await self.cluster.terminate(self.job_id, reason=f"pool {self.name} was shut down")
+            release(self.cluster, self.job_id)
             await self.cluster.wait(self.job_id)
             await self.cluster.shown.finish(self.job_id)
         self._closing()

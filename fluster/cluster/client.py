@@ -214,7 +214,7 @@ class AsyncCluster:
             async with room:
                 if errors:
                     return
-                draft = request.model_copy(update={"job_id": job_id, **self._parent_of(request)})
+                draft = request.model_copy(update={"job_id": job_id, **self.parent_of(request)})
                 try:
                     stored[job_id] = await self._submit(draft)
                 except Exception as error:
@@ -231,7 +231,8 @@ class AsyncCluster:
             raise errors[0]
         return {job_id: stored[job_id] for job_id in requests}
 
-    def _parent_of(self, request: JobRequest) -> dict[str, object]:
+    def parent_of(self, request: JobRequest) -> dict[str, object]:
+        """What a request says of the task that launches it; nothing outside of a job."""
         identity = self._identity
         if request.parent is not None or request.detached or identity is None or identity.namespace != self.namespace:
             return {}

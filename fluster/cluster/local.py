@@ -20,6 +20,7 @@ from fluster.cluster.arguments import check_count
 from fluster.cluster.blocking import Cluster
 from fluster.cluster.client import DEFAULT_NAMESPACE
 from fluster.cluster.identity import NAMESPACE
+from fluster.cluster.ownership import note_local
 from fluster.errors import ClusterStartError
 from fluster.later import import_now
 from fluster.local_setup import (
@@ -137,6 +138,7 @@ class LocalCluster(Cluster):
             self.store_dir = Path(started.store_dir)
             super().__init__(started.address, chosen)
             _clusters.append(weakref.ref(self))
+            note_local(self.asynchronous.server)
             from fluster.cluster.shown_output import is_looked_at
 
             self.asynchronous.outages.is_gone = self._supervisor.has_ended

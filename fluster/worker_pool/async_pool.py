@@ -255,7 +255,7 @@ class AsyncWorkerPool:
         """End the workers. With `wait` the tasks are finished first; else those not begun are cancelled.
 
         Nothing happens the second time, nor when the cluster object was closed before: then the workers of a LocalCluster
-        have ended with it, and others go on until somebody ends the jobs that have the pool's name.
+        have ended with it, and others end with the program, or with the task's attempt that made the pool.
         """
         if self.close():
             await self.workers.shutdown(wait=wait)

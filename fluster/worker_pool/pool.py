@@ -144,7 +144,7 @@ class WorkerPool:
         """End the workers. With `wait` the tasks are finished first; else those not begun are cancelled.
 
         Nothing happens the second time, nor when the cluster object was closed before: then the workers of a LocalCluster
-        have ended with it, and others go on until somebody ends the jobs that have the pool's name.
+        have ended with it, and others end with the program, or with the task's attempt that made the pool.
         """
         if self.asynchronous.close() and not self.portal.closed:
             with contextlib.suppress(ForkedError):  # a child ends; the pool is its parent's, and goes on

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fluster.cluster import AsyncCluster
+from fluster.cluster.ownership import launch_owned, release
 from fluster.errors import ActorDiedError
 from fluster.worker_pool.runner import work
 from fluster_bus import subjects
@@ -88,7 +89,7 @@ class WorkerJobs:
         """Launch a job and stay until it ends; when the last has ended, what has not been sent then will never be."""
         error: Exception
         try:
-            job_id = await self._cluster.launch(self._plan.request(workers))
+            job_id = await launch_owned(self._cluster, self._plan.request(workers))
             self._cluster.shown.follow(job_id, self._plan.name, first=first, logs=self._plan.logs)
             launched.set_result(job_id)
             starting = asyncio.create_task(self._watch_start(job_id), name=f"start of {self._plan.name}")
@@ -153,6 +154,7 @@ class WorkerJobs:
             for _life, launched in running:
                 job_id = await asyncio.shield(launched)
                 await self._cluster.terminate(job_id, reason=f"{self._plan.name} was shut down")
+                release(self._cluster, job_id)
         except ClosedError as error:
             log.info("the workers of %s go on unless their cluster has ended: %s", self._plan.name, error)
             return

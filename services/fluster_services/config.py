@@ -24,6 +24,7 @@ class Timing:
     # A worker that no controller has heard for this time, and for two heartbeats, releases what it holds for gangs.
     hold_s: float = 20.0
     reserve_after_s: float = 30.0  # a task or gang that others have overtaken for so long has workers kept free for it
+    owner_lease_s: float = 600.0  # a program from which nothing was heard for so long is gone, and what it owns ends
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

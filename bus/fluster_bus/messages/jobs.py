@@ -250,6 +250,8 @@ class JobRequest(Message):
     # The task that launched it, and that task's attempt: it ends with the attempt, and the next one waits for that.
     parent_task: int | None = None
     parent_attempt: int | None = None
+    # A program that runs outside of the cluster: the job ends when it does. The controller knows it by what it is told of it.
+    owner: str | None = None
     detached: bool = False  # launched from within a job, it is not its child and lives on
     after: tuple[JobId, ...] = Field(default=(), max_length=MAX_AFTER)  # jobs, by id or JobInfo, that must end first
     after_failure: Literal["fail", "run"] = "fail"  # when one of those does not succeed: fail too, or run all the same
@@ -277,6 +279,11 @@ class JobRequest(Message):
     @classmethod
     def _check_id(cls, value: JobId | None) -> JobId | None:
         return None if value is None else JobId(check_name("job id", value))
+
+    @field_validator("owner")
+    @classmethod
+    def _check_owner(cls, value: str | None) -> str | None:
+        return None if value is None else check_name("owner", value)
 
     @field_validator("after", mode="before")
     @classmethod

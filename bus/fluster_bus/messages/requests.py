@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from fluster_bus.messages.endpoints import Endpoint
 from fluster_bus.messages.jobs import JobInfo, JobStatus
 from fluster_bus.messages.model import Message
 from fluster_bus.messages.records import RefusedJob
-from fluster_bus.names import JobId
+from fluster_bus.names import JobId, check_name
 
 MAX_JOBS_A_REQUEST = 10_000
 MAX_REASON_CHARACTERS = 1_000
@@ -90,6 +90,25 @@ class UnregisterRequest(Message):
     """Takes one endpoint away."""
 
     endpoint_id: str
+
+
+class OwnerRequest(Message):
+    """Tells that a program which owns jobs lives, or that it has ended."""
+
+    owner: str
+    ended: bool = False
+
+    @field_validator("owner")
+    @classmethod
+    def _check_owner(cls, value: str) -> str:
+        return check_name("owner", value)
+
+
+class OwnerReply(Message):
+    """For how long the word counts, and how many jobs of the owner have not ended."""
+
+    lease_s: float
+    unfinished: int = 0
 
 
 class Done(Message):

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 from fluster_bus.messages import Namespace
+from fluster_services.config import Timing
 from fluster_services.controller.controller import Controller, ControllerConfig
 from fluster_services.daemon import address_from_environment, run_daemon
 
@@ -17,9 +18,19 @@ def main() -> None:
     config = ControllerConfig(
         address=address_from_environment(),
         namespaces=tuple(Namespace(name.strip()) for name in namespaces),
+        timing=Timing(owner_lease_s=seconds_from_environment("FLUSTER_OWNER_LEASE_S", Timing.owner_lease_s)),
         controller_id=os.environ.get("FLUSTER_CONTROLLER_ID", f"controller-{socket.gethostname()}-{os.getpid()}"),
     )
     run_controller(config)
+
+
+def seconds_from_environment(variable: str, default: float) -> float:
+    """What the variable says. Raises ValueError, which names it."""
+    text = os.environ.get(variable)
+    try:
+        return default if text is None else float(text)
+    except ValueError as error:
+        raise ValueError(f"{variable}={text!r}: give a number of seconds") from error
 
 
 def run_controller(

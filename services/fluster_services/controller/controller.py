@@ -34,6 +34,7 @@ from fluster_services.controller.intake import Intake
 from fluster_services.controller.judge import Judge
 from fluster_services.controller.liveness import Liveness
 from fluster_services.controller.offers import Offers
+from fluster_services.controller.owners import Owners
 from fluster_services.controller.progress import ProgressBoard
 from fluster_services.controller.reconcile import missing_tasks, next_records
 from fluster_services.controller.registry_sweep import RegistrySweep
@@ -94,6 +95,7 @@ class Controller:
         self.judge = Judge(self)
         self.offers = Offers(self)
         self.registry = RegistrySweep(self)
+        self.owners = Owners(self)
         self.progress = ProgressBoard(self)
         self.retention = RecordSweep(self)
         self._service = ControllerService(self)
@@ -155,6 +157,7 @@ class Controller:
             self.gangs.run,
             self.intake.run,
             self.retention.run,
+            self.owners.run,
         )
         for loop in loops:
             tasks.create_task(loop())
@@ -217,6 +220,7 @@ class Controller:
             self._follow_up(key, row.value)
 
     def _follow_up(self, key: JobKey, record: JobRecord | TaskRecord) -> None:
+        self.owners.on_record(key, record)
         if isinstance(record, TaskRecord):
             self._apply_task(key, record)
         elif record.state.finished():

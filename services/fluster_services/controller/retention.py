@@ -145,6 +145,7 @@ class RecordSweep:
         self._plan.forget(key)
         self._controller.events.forget(records)
         self._controller.waits.forget(key)
+        self._controller.owners.forget(key)
         self._controller.gangs.on_job_changed(key)
 
     async def run(self) -> None:

@@ -24,6 +24,7 @@ from fluster_bus.messages import (
     ListReply,
     ListRequest,
     Namespace,
+    OwnerRequest,
     RefusedJob,
     StatusReply,
     StatusRequest,
@@ -68,6 +69,7 @@ class ControllerService:
         await self._serve(subjects.jobs_verb(every, "list"), ListRequest, self._list)
         await self._serve(subjects.jobs_verb(every, "terminate"), TerminateRequest, self._terminate)
         await self._serve(subjects.jobs_verb(every, "explain"), ExplainRequest, self._explain)
+        await self._serve(subjects.jobs_verb(every, "own"), OwnerRequest, self._controller.owners.on_told)
         await self._serve(subjects.ensure_namespace(every), Done, self._ensure)
         await self._serve(subjects.workers_list(every), Done, self._workers)
         await self._serve(subjects.trim_calls(every), TrimCalls, self._trim_calls)

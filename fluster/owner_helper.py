@@ -1,0 +1,156 @@
+"""`python -m fluster.owner_helper`: tells a cluster that the program which started this lives, and when it has ended.
+
+Its first line of standard input says which cluster, and as whom. On Linux it holds a pidfd of the program, which tells its
+end and nothing else: a program that is stopped, or whose threads are all busy, is heard of as well as any other. Elsewhere
+the end of standard input is the program's. A line of standard input says that nothing is owned by it any longer.
+
+It imports next to nothing, has no threads, and no connection between two messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from fluster_bus import subjects, wire
+from fluster_bus.address import BusAddress
+from fluster_bus.dialler import Dialler
+from fluster_bus.line import Line
+from fluster_bus.wire import Message, Ping, ProtocolError, Refusal
+
+_STDIN = 0
+_ANSWER_TIMEOUT_S = 5.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0  # before a message without an answer is sent again
+_IN_A_LEASE = 20  # messages
+_LONGEST_INTERVAL_S = 30.0
+_SETTLES_S = 2.0  # what the program submitted last may still be on its way when its end is told
+_END_TIMEOUT_S = 120.0  # then the lease ends its jobs
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the controller said."""
+
+    lease_s: float
+    unfinished: int
+
+
+class Voice:
+    """Speaks for one owner to one cluster."""
+
+    def __init__(self, address: BusAddress, namespace: str, owner: str) -> None:
+        self._address = address
+        self._subject = subjects.jobs_verb(namespace, "own")
+        self._owner = owner
+
+    def tell(self, *, ended: bool) -> Answer | None:
+        """The controller's answer; None when there was none."""
+        for line in Dialler(self._address, f"owner-{self._owner}").attempts():
+            if not isinstance(line, Line):
+                continue
+            with contextlib.suppress(OSError, ProtocolError, ValueError, KeyError, TypeError):
+                return self._ask(line, ended=ended)
+        return None
+
+    def _ask(self, line: Line, *, ended: bool) -> Answer | None:
+        inbox = f"{self._address.inbox_prefix}.{secrets.token_hex(8)}"
+        data = json.dumps({"owner": self._owner, "ended": ended}).encode()
+        line.add(wire.subscribe(1, inbox) + wire.publish(self._subject, data, inbox))
+        line.flush()
+        deadline = time.monotonic() + _ANSWER_TIMEOUT_S
+        while (left_s := deadline - time.monotonic()) > 0 and line.wait(left_s):
+            for said in line.read():
+                if isinstance(said, Message):
+                    answer = json.loads(said.delivery.data)  # of an error, and of nobody, there is no such
+                    return Answer(float(answer["lease_s"]), int(answer.get("unfinished", 0)))
+                if isinstance(said, Ping):
+                    line.add(wire.PONG)
+                    line.flush()
+                if isinstance(said, Refusal):
+                    return None
+        return None
+
+
+class Watch:
+    """Whether the program lives, and whether it needs this helper."""
+
+    def __init__(self, pidfd: int | None) -> None:
+        self._pidfd = pidfd
+        self._poll = select.poll()
+        self._poll.register(_STDIN, select.POLLIN)
+        if pidfd is not None:
+            self._poll.register(pidfd, select.POLLIN)
+        self.is_released = False
+
+    def has_ended(self, within_s: float) -> bool:
+        """Wait for so long; True when the program has ended by then, or has no use for this process."""
+        deadline = time.monotonic() + within_s
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            ready = {descriptor for descriptor, _events in self._poll.poll(left_s * 1000)}
+            if self._pidfd in ready:
+                return True
+            if _STDIN in ready:
+                if os.read(_STDIN, 4096):
+                    self.is_released = True
+                    return True
+                if self._pidfd is None:
+                    return True
+                self._poll.unregister(_STDIN)
+            if not ready:
+                return False
+
+
+def serve(voice: Voice, watch: Watch) -> None:
+    """Tell that the program lives until it does not, and then that."""
+    interval_s = pause_s = _FIRST_PAUSE_S
+    while not watch.has_ended(interval_s):
+        answer = voice.tell(ended=False)
+        if answer is None:
+            interval_s = pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            continue
+        interval_s, pause_s = min(answer.lease_s / _IN_A_LEASE, _LONGEST_INTERVAL_S), _FIRST_PAUSE_S
+    if not watch.is_released:
+        _tell_end(voice)
+
+
+def _tell_end(voice: Voice) -> None:
+    began, pause_s = time.monotonic(), _FIRST_PAUSE_S
+    while (passed_s := time.monotonic() - began) < _END_TIMEOUT_S:
+        answer = voice.tell(ended=True)
+        if answer is not None and not answer.unfinished and passed_s > _SETTLES_S:
+            return
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def read_line() -> dict[str, Any]:
+    """The first line of standard input. Raises ValueError when the program had ended before it was written."""
+    text = b""
+    while not text.endswith(b"\n"):
+        part = os.read(_STDIN, 65_536)
+        if not part:
+            break
+        text += part
+    setup: dict[str, Any] = json.loads(text)
+    return setup
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):  # of a session or a slice that ends with the program
+        signal.signal(number, signal.SIG_IGN)
+    setup = read_line()
+    os.chdir("/")
+    address = BusAddress(setup["url"], setup["user"], setup["password"])
+    serve(Voice(address, setup["namespace"], setup["owner"]), Watch(setup["pidfd"]))
+
+
+if __name__ == "__main__":
+    main()

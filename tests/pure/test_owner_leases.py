@@ -1,0 +1,63 @@
+"""Which programs that own jobs have ended, by what is heard of them."""
+
+import random
+
+from fluster_bus.messages import Namespace
+from fluster_services.controller.owner_leases import Owner, OwnerLeases
+
+LEASE_S = 10.0
+A, B = (Owner(Namespace("default"), name) for name in "ab")
+
+
+def test_silence_ends_it_and_a_word_keeps_it() -> None:
+    leases = OwnerLeases(LEASE_S)
+    leases.expect(A, now=0)
+    leases.expect(B, now=0)
+    leases.on_heard(B, now=6)
+    assert leases.over(now=9.9) == {}
+    assert leases.over(now=10) == {A: "the program that owns it, a, was not heard for 10 s"}
+    leases.expect(A, now=10)  # another record of it is no word of it
+    assert set(leases.over(now=15.9)) == {A}
+    leases.forget(A)
+    assert set(leases.over(now=16)) == {B}
+
+
+def test_its_end_counts_at_once_and_for_what_comes_after_it() -> None:
+    leases = OwnerLeases(LEASE_S)
+    leases.expect(A, now=0)
+    leases.on_end(A)
+    assert leases.over(now=0) == {A: "the program that owns it, a, has ended"}
+    leases.on_heard(A, now=1)
+    leases.on_interruption(now=2)
+    assert set(leases.over(now=2)) == {A}
+    leases.forget(A)
+    assert leases.over(now=3) == {}
+    leases.expect(A, now=4)  # it was submitted before the end, and recorded after it
+    assert set(leases.over(now=4)) == {A}
+    assert leases.has_ended(A)
+    assert not leases.has_ended(B)
+
+
+def test_no_one_is_noted_whom_no_record_names() -> None:
+    leases = OwnerLeases(LEASE_S)
+    leases.on_heard(A, now=0)
+    assert leases.over(now=1_000) == {}
+
+
+def test_only_time_in_which_it_could_be_heard_is_counted() -> None:
+    """Whatever happened, an owner ends by silence only after a whole lease without word and without interruption."""
+    for seed in range(300):
+        dice = random.Random(seed)
+        leases, now, since = OwnerLeases(LEASE_S), 0.0, 0.0
+        leases.expect(A, now=now)
+        for _ in range(50):
+            now += dice.random() * 4
+            match dice.randrange(4):
+                case 0:
+                    leases.on_heard(A, now=now)
+                    since = now
+                case 1:
+                    leases.on_interruption(now=now)
+                    since = now
+                case _:
+                    assert (A in leases.over(now=now)) == (now - since >= LEASE_S), seed

@@ -1,0 +1,133 @@
+"""What a program has on a shared cluster ends with the program, however that ends."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import psutil
+import pytest
+
+from fluster import Cluster, JobStatus
+from fluster_bus import subjects
+from fluster_bus.delivery import Delivery
+from tests.system.daemons import PATIENT, Daemons
+from tests.system.processes import Family
+from tests.waiting import wait_until
+
+LEASE_S = 1.0
+HELPER = "fluster.owner_helper"
+
+PROGRAM = """
+import os, signal, sys, time
+from fluster import Cluster, WorkerPool, actor, deploy
+
+class Counter:
+    def pid(self):
+        return os.getpid()
+
+@actor(durable=True)
+class Ledger:
+    def pid(self):
+        return os.getpid()
+
+cluster = Cluster()
+pool = WorkerPool(cluster, 1)
+pids = [pool.submit(os.getpid).result(), deploy(cluster, Counter).call().pid()]
+ledger = deploy(cluster, Ledger).call().pid()
+if os.fork() == 0:  # it outlives its parent, and holds what that had open
+    signal.pause()
+print(*pids, ledger, flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture(scope="module")
+def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
+    timing = dataclasses.replace(PATIENT, owner_lease_s=LEASE_S)
+    with Daemons(tmp_path_factory.mktemp("owners"), Family(), timing=timing) as daemons:
+        daemons.start_controller()
+        daemons.start_worker()
+        yield daemons
+
+
+@pytest.fixture
+def cluster(daemons: Daemons) -> Iterator[Cluster]:
+    with daemons.connect() as cluster:
+        yield cluster
+        left = [job.job_id for job in cluster.list_jobs() if not job.status.finished()]
+        for job_id in left:
+            cluster.terminate(job_id)
+        cluster.wait(left, timeout=20)
+
+
+class Client:
+    """A program with a worker, an actor that is its own, and one that is not."""
+
+    def __init__(self, process: subprocess.Popen[str], family: Family) -> None:
+        assert process.stdout is not None
+        self.process = process
+        self.family = family
+        *own, ledger = (int(pid) for pid in process.stdout.readline().split())
+        self.own, self.ledger = own, ledger
+
+    def helper(self) -> psutil.Process:
+        (helper,) = self.family.named(HELPER)
+        return helper
+
+    def living(self) -> list[int]:
+        return [pid for pid in self.own if psutil.pid_exists(pid)]
+
+
+@contextmanager
+def running(daemons: Daemons) -> Iterator[Client]:
+    family = Family()
+    with ExitStack() as stack:
+        stack.callback(family.kill)
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(PROGRAM)],
+            env=family.environment(FLUSTER_CLUSTER_ADDRESS=daemons.address),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        stack.enter_context(process)
+        yield Client(process, family)
+
+
+def wait_ended(client: Client, cluster: Cluster, reason: str) -> None:
+    wait_until(lambda: not client.living(), 20)
+    wait_until(lambda: sum(not job.status.finished() for job in cluster.list_jobs()) == 1, 20)
+    ended = [job for job in cluster.list_jobs() if job.status.finished()][:2]
+    assert [job.status for job in ended] == [JobStatus.KILLED] * 2
+    assert all(reason in job.error_message for job in ended), ended
+    assert psutil.pid_exists(client.ledger)
+
+
+@pytest.mark.parametrize("end", ["killed", "left"])
+def test_its_workers_and_actors_end_when_it_is_killed_or_leaves(daemons: Daemons, cluster: Cluster, end: str) -> None:
+    with running(daemons) as client:
+        if end == "killed":
+            client.process.kill()
+        else:
+            assert client.process.stdin is not None
+            client.process.stdin.close()
+        wait_ended(client, cluster, "has ended")
+        wait_until(lambda: not client.family.named(HELPER), 20)
+
+
+def test_they_stay_while_it_is_stopped_and_end_when_nothing_is_heard_of_it(daemons: Daemons, cluster: Cluster) -> None:
+    with running(daemons) as client:
+        client.process.send_signal(signal.SIGSTOP)
+        told: list[Delivery] = []  # some 20 times in a lease
+        bus = cluster.asynchronous.bus
+        cluster.portal.run(bus.subscribe, subjects.jobs_verb(cluster.namespace, "own"), told.append)
+        wait_until(lambda: len(told) > 50, 20)
+        assert len(client.living()) == 2
+        client.helper().kill()
+        wait_ended(client, cluster, f"was not heard for {LEASE_S:g} s")
+        os.kill(client.process.pid, signal.SIGKILL)
