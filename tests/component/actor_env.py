@@ -37,9 +37,11 @@ class Proxy:
         self._server_port = server_port
         self._listener: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._near: set[asyncio.StreamWriter] = set()  # those of them that lead to the client
         self._ways: set[asyncio.Task[None]] = set()
         self._flows = asyncio.Event()
         self._flows.set()
+        self.held = b""  # all that has come while nothing was let through, both ways
 
     @classmethod
     async def open(cls, server_port: int) -> Proxy:
@@ -56,6 +58,7 @@ class Proxy:
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
         self._writers |= {writer, far_writer}
+        self._near.add(writer)
         for way in (self._pass_on(reader, far_writer), self._pass_on(far_reader, writer)):
             task = asyncio.create_task(way)
             self._ways.add(task)
@@ -64,6 +67,8 @@ class Proxy:
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65_536):
+                if not self._flows.is_set():
+                    self.held += data
                 await self._flows.wait()
                 if writer.is_closing():  # it was cut meanwhile
                     break
@@ -82,6 +87,13 @@ class Proxy:
         for writer in self._writers:
             writer.close()
         self._writers.clear()
+        self._near.clear()
+
+    async def cut_near(self) -> None:
+        """End the connections as their client sees it; what it has sent reaches the server yet, after `release`."""
+        for writer in self._near:
+            writer.close()
+        self._near.clear()
 
     async def close(self) -> None:
         assert self._listener is not None

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from fluster.actors import ActorPool, AsyncActorPool, method
 from fluster.cluster import AsyncCluster, Cluster
-from fluster.errors import ActorDiedError, ActorNotFoundError, ActorTimeoutError, ConnectionLostError
+from fluster.errors import ActorDiedError, ActorNotFoundError, ConnectionLostError
 from fluster_bus import codec
 from fluster_bus.roles import Role
 from tests.component.actor_env import TIMEOUT_S, Calculator, Env, Gate
@@ -165,36 +168,70 @@ def test_a_lost_connection_repeats_only_what_may_be_repeated(env: Env) -> None:
     assert flaky.runs == 2
 
 
+@contextlib.contextmanager
+def seen_by_the_server(env: Env, pool: str) -> Iterator[Callable[[int], object]]:
+    """What waits until the server has handed on so many messages with calls to a member."""
+    arrived: SimpleQueue[object] = SimpleQueue()
+    with env.cluster() as cluster:
+        subject = f"fluster.default.actors.{pool}.one.*.*"
+        cluster.portal.run(cluster.asynchronous.bus.subscribe, subject, arrived.put)
+        cluster.portal.run(cluster.asynchronous.bus.flush)
+        yield lambda count: [arrived.get(timeout=TIMEOUT_S) for _ in range(count)]
+
+
+def wait_past(deadline: float) -> None:
+    wait_until(lambda: time.monotonic() > deadline)
+
+
 def test_what_a_slow_connection_delivers_after_its_deadline_is_not_run(env: Env) -> None:
-    calculator, proxy = Calculator(), env.proxy()
-    address = replace(env.server.credentials(Role.OPERATOR), url=f"nats://127.0.0.1:{proxy.port}")
-    with Cluster(address) as slow:
-        env.serve("late", calculator, cluster=slow)
+    """The client is gone by then, so that it has taken nothing back: the deadline alone tells."""
+    calculator, slow, proxy = Calculator(), env.proxy(), env.proxy()
+    address = env.server.credentials(Role.OPERATOR)
+    with Cluster(replace(address, url=f"nats://127.0.0.1:{slow.port}")) as served:
+        env.serve("late", calculator, cluster=served)
         pool = env.pool("late")
-        env.portal.run(proxy.hold)
-        with pytest.raises(ActorTimeoutError):
-            pool.call(timeout=0.1).note("late")
-        waits = pool.submit().note("in time")
-        env.portal.run(proxy.release)
-        waits.result(TIMEOUT_S)
+        with (
+            Cluster(replace(address, url=f"nats://127.0.0.1:{proxy.port}")) as caller,
+            seen_by_the_server(env, "late") as sent,
+        ):
+            callers: ActorPool[Any] = ActorPool(caller, "late")
+            callers.wait_for_size(1, timeout=TIMEOUT_S)
+            env.portal.run(slow.hold)
+            late = callers.submit(timeout=0.5).note("late")
+            deadline = time.monotonic() + 0.5
+            sent(1)
+            env.portal.run(proxy.cut)
+            with pytest.raises(ConnectionLostError, match="may have run"):
+                late.result(TIMEOUT_S)
+            wait_past(deadline)
+            waits = pool.submit().note("in time")
+            env.portal.run(slow.release)
+            waits.result(TIMEOUT_S)
     assert calculator.seen == ["in time"]
 
 
 def test_what_a_client_sent_over_a_lost_connection_is_not_run_after_its_deadline(env: Env) -> None:
+    """It is on its way when the client loses the connection, and arrives when the client can take nothing back."""
     calculator, proxy = Calculator(), env.proxy()
     env.serve("reconnects", calculator)
+    direct = env.pool("reconnects")
     address = replace(env.server.credentials(Role.OPERATOR), url=f"nats://127.0.0.1:{proxy.port}")
-    with Cluster(address) as caller:
+    with Cluster(address) as caller, seen_by_the_server(env, "reconnects") as sent:
         pool: ActorPool[Any] = ActorPool(caller, "reconnects")
         pool.wait_for_size(1, timeout=TIMEOUT_S)
         env.portal.run(proxy.hold)
-        late = [pool.submit(timeout=0.1).note(f"late {number}") for number in range(10)]
+        late = [pool.submit(timeout=0.5).note(f"late {number}") for number in range(10)]
+        deadline = time.monotonic() + 0.5
+        wait_until(lambda: b"late 9" in proxy.held)
+        env.portal.run(proxy.cut_near)
         for future in late:
-            with pytest.raises(ActorTimeoutError):
+            with pytest.raises(ConnectionLostError, match="may have run"):
                 future.result(TIMEOUT_S)
-        env.portal.run(proxy.cut)  # what is still on its way there gets lost, or through
+        wait_past(deadline)
         env.portal.run(proxy.release)
-        wait_until(lambda: went_through(pool))  # a call may still go out on what is just being lost, and even be run
+        sent(1)  # they travel together
+        direct.call().note("in time")
+        wait_until(lambda: went_through(pool))
     assert set(calculator.seen) == {"in time"}
 
 

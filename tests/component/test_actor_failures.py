@@ -12,6 +12,7 @@ from fluster.cluster import AsyncCluster
 from fluster.errors import ActorNotFoundError, ActorTimeoutError, MailboxFullError, RemoteError
 from fluster_bus.roles import Role
 from tests.component.actor_env import TIMEOUT_S, Env, Gate
+from tests.waiting import wait_until
 
 
 @actor(mailbox_calls=3)
@@ -139,3 +140,30 @@ async def test_the_awaited_pool_waits_for_room_as_well(shared: Env) -> None:
         with pytest.raises(TypeError, match="a broadcast does not wait for room"):
             pool.broadcast(wait=True).note(1)
     assert sorted(narrow.seen) == list(range(100))
+
+
+@actor(mailbox_calls=1)
+class Strait(Gate):
+    def take(self, _payload: bytes) -> str:
+        return self.wait()
+
+
+def test_what_one_client_has_out_is_bounded_with_what_waits_for_room(
+    shared: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fluster.actors.caller._MAX_BYTES_OUT", 1_000)
+    strait = Strait()
+    shared.serve("strait", strait)
+    pool = shared.pool("strait")
+    payload = bytes(400)
+    futures = [pool.submit(wait=True).take(payload)]
+    strait.is_entered()
+    futures.append(pool.submit(wait=True).take(payload))  # is in the mailbox
+    futures.append(pool.submit(wait=True).take(payload))  # waits for room in it
+    desk = pool.asynchronous._caller._desk
+    wait_until(lambda: (desk.bytes_out > 800, desk.bytes_turned_away > 400) == (True, True))
+    with pytest.raises(MailboxFullError, match="of this client's calls are not answered yet"):
+        pool.submit(wait=True).take(b"").result(TIMEOUT_S)
+    strait.opened.set()
+    assert [future.result(TIMEOUT_S) for future in futures] == ["went through"] * 3
+    assert pool.submit(wait=True).take(b"").result(TIMEOUT_S) == "went through"

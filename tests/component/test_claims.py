@@ -5,9 +5,10 @@ import time
 import pytest
 
 from fluster_bus.bus import Bus
-from fluster_bus.errors import RevisionConflictError
+from fluster_bus.errors import DisconnectedError, RevisionConflictError
 from fluster_bus.messages import JobId, JobStatus, Namespace, Offer, TaskRecord, WorkerId
 from fluster_bus.streams import tasks_table
+from fluster_bus.tables import Table
 from fluster_services import lifecycle
 from fluster_services.worker.claims import Claims
 
@@ -65,3 +66,60 @@ async def test_of_a_task_that_is_gone_nothing_is_left(bus: Bus, namespace: Names
     _, offer = await waiting_task(bus, namespace)
     await tasks_table(bus, namespace).delete("job.0")
     assert await Claims(bus, MINE, (namespace,)).settle(offer) is None
+
+
+def running(record: TaskRecord, worker_id: WorkerId, *, attempt: int = 1) -> TaskRecord:
+    held = claimed(record, worker_id)
+    begun = lifecycle.run(held, attempt=1, worker_id=worker_id, now=time.time())
+    assert begun is not None
+    return begun.model_copy(update={"attempt": attempt})
+
+
+def test_an_attempt_is_mine_while_i_hold_it_and_it_is_the_newest() -> None:
+    claims = Claims.__new__(Claims)
+    claims._worker_id = MINE
+    waiting = TaskRecord(job_id=JobId("job"), namespace=Namespace("default"), task=0, order=1)
+    held = claimed(waiting, MINE)
+    assert claims.is_mine(held, 1)
+    ended = lifecycle.end(held, attempt=1, worker_id=MINE, now=1, state=JobStatus.FAILED, reason="")
+    assert ended is not None
+    not_mine = [waiting, waiting.model_copy(update={"worker_id": MINE}), claimed(waiting, OTHER), ended]
+    assert [claims.is_mine(each, 1) for each in not_mine] == [False] * 4
+    assert not claims.is_mine(held, 2)
+    assert not claims.is_mine(held.model_copy(update={"attempt": 2}), 1)
+
+
+@pytest.mark.parametrize(
+    ("stored", "is_done"),
+    [
+        ((MINE, 1, JobStatus.RUNNING), True),
+        ((OTHER, 1, JobStatus.RUNNING), False),
+        ((MINE, 2, JobStatus.RUNNING), False),
+        ((MINE, 1, JobStatus.KILLED), False),
+    ],
+)
+async def test_a_change_whose_acknowledgement_was_lost_was_done_if_just_that_is_found(
+    bus: Bus,
+    namespace: Namespace,
+    monkeypatch: pytest.MonkeyPatch,
+    stored: tuple[WorkerId, int, JobStatus],
+    is_done: bool,
+) -> None:
+    """The first write is not acknowledged; by the time of the second this is in the record."""
+    record, offer = await waiting_task(bus, namespace)
+    claims = Claims(bus, MINE, (namespace,))
+    row = await claims.settle(offer)
+    assert row is not None
+    table = tasks_table(bus, namespace)
+    worker_id, attempt, state = stored
+    update = Table.update
+
+    async def lose(self: Table[TaskRecord], key: str, _value: TaskRecord, revision: int) -> int:
+        monkeypatch.setattr(Table, "update", update)
+        found = running(record, worker_id, attempt=attempt).model_copy(update={"state": state})
+        await table.update(key, found, revision)
+        raise DisconnectedError("the acknowledgement is lost")
+
+    monkeypatch.setattr(Table, "update", lose)
+    done = await claims.change(row, lambda task: lifecycle.run(task, attempt=1, worker_id=MINE, now=time.time()))
+    assert (done is not None) == is_done

@@ -38,9 +38,10 @@ from fluster.testing import LocalActors
 from fluster_bus import streams, subjects
 from fluster_bus.bus import Bus
 from fluster_bus.errors import DisconnectedError, MessageTooLargeError, RequestTimeoutError, ServiceError
-from fluster_bus.messages import HandledCalls
+from fluster_bus.messages import HandledCalls, SavedState
 from fluster_bus.roles import Role
 from fluster_bus.stored_calls import StoredCall, calls_feed, store_call
+from fluster_bus.tables import Table
 from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Env, Gate
 from tests.waiting import wait_until, wait_until_async
 
@@ -556,6 +557,67 @@ def test_a_timer_may_save(shared: Env) -> None:
     pool: ActorPool[Any] = ActorPool(shared.cluster(), "ticker", actor_class=Ticker)
     assert pool.call().seen() == 42
     again.shutdown()
+
+
+def test_what_a_timer_saves_forgets_no_call_that_saved_before(shared: Env) -> None:
+    """Else a call that was not acknowledged when its server ended would be run again, on a state that has it in."""
+    may_tick, ticked = threading.Event(), threading.Event()
+
+    @actor(durable=True)
+    class Ticker:
+        def on_restore(self, state: object) -> None: ...
+
+        def save(self, ctx: ActorContext) -> None:
+            ctx.save("by the call")
+
+        @every(0.01)
+        def tick(self, ctx: ActorContext) -> None:
+            if may_tick.is_set() and not ticked.is_set():
+                ctx.save("by the timer")
+                ticked.set()
+
+    found: list[SavedState] = []
+
+    async def look(bus: Bus) -> None:
+        row = await streams.states_table(bus, NAMESPACE).get(subjects.state_key("saving-ticker"))
+        assert row is not None
+        found.append(row.value)
+
+    server = shared.serve("saving-ticker", Ticker())
+    pool: ActorPool[Any] = ActorPool(shared.cluster(), "saving-ticker", actor_class=Ticker)
+    for _ in range(2):
+        pool.call().save()
+    on_bus(shared, look)
+    may_tick.set()
+    assert ticked.wait(TIMEOUT_S)
+    on_bus(shared, look)
+    by_call, by_timer = found
+    assert by_timer.data != by_call.data
+    assert by_timer.sequence == by_call.sequence > 0
+    server.shutdown()
+
+
+def test_a_write_whose_acknowledgement_was_lost_is_known_by_what_it_wrote(
+    shared: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, ran = "unacknowledged-state", list[Any]()
+    served = Served(shared, name, ran)
+    pool = pool_of(shared, name)
+    assert pool.call().add(1) == 1
+    update = Table.update
+
+    async def lose(self: Table[Any], key: str, value: Any, revision: int) -> int:
+        written = await update(self, key, value, revision)
+        if key != subjects.state_key(name):
+            return written
+        monkeypatch.setattr(Table, "update", update)
+        raise DisconnectedError("the acknowledgement is lost")
+
+    monkeypatch.setattr(Table, "update", lose)
+    assert pool.submit().add(2).result(TIMEOUT_S) == 2
+    assert pool.call().add(3) == 3
+    assert ran == ["started", 1, 2, 3]
+    served.end()
 
 
 # ---- the stream -----------------------------------------------------------------------------------------

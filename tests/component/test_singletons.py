@@ -208,6 +208,34 @@ def test_one_that_cannot_tell_that_it_lives_runs_and_answers_nothing(env: Env) -
         successor.shutdown()
 
 
+def test_a_call_that_comes_to_one_that_is_cut_off_is_not_run(env: Env) -> None:
+    """It has nothing to do as it is cut off: what comes then must not begin, as another may have its seat."""
+    proxy = env.proxy()
+    address = env.cluster().asynchronous.bus.address
+    with Cluster(replace(address, url=f"nats://127.0.0.1:{proxy.port}")) as served:
+        served.asynchronous.bus.address = address  # of the lanes, by which the call comes
+        server = ActorServer(served)
+        only = Only(Gate())
+        server.register("idle", only)
+        server.serve_background()
+        (instance,) = server._actors
+        seat = instance.actor.seat
+        assert seat is not None
+        pool = env.pool("idle")
+        env.portal.run(proxy.hold)
+        wait_until(lambda: not seat.is_sure)
+        late = pool.submit().say()
+        successor = server_of(env, "idle")
+        successor.serve_background()
+        with pytest.raises(ActorDiedError, match="ended while the call was out"):
+            late.result(TIMEOUT_S)
+        env.portal.run(proxy.release)
+        with pytest.raises(SupersededError):
+            server.serve()
+        assert only.said == 0
+        successor.shutdown()
+
+
 def test_deploy_refuses_several(shared: Env) -> None:
     with pytest.raises(ValueError, match="of which there is one"):
         deploy(shared.cluster(), Only, Gate(), replicas=2)

@@ -1,16 +1,21 @@
 """Attempts that are too late do not begin, and superseded ones are killed at once."""
 
+import dataclasses
+import json
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 
 import psutil
 import pytest
 
 from fluster.cluster import Cluster
+from fluster_bus import subjects
 from fluster_bus.messages import JobStatus, WorkerId
+from fluster_services.worker.attempt_directory import SPEC_FILE
 from tests.system.daemons import QUICK, Daemons
 from tests.system.job_requests import command, wait_ready
 from tests.system.processes import Family
@@ -49,6 +54,36 @@ async def test_the_fence_counts_from_the_last_sign_of_life_and_is_renewed(site: 
     again.renew(3600)
     again.kill(0, "enough")
     assert (await end_of(again)).reason == "killed"
+
+
+@pytest.mark.anyio
+async def test_a_renewal_counts_from_its_sending(site: Site) -> None:
+    """One that lay about while the keeper was stopped renews nothing, and what is dated in the future no more than now."""
+    task = await site.command("sleep", "600", fence_after_s=3600.0)
+    task._send({"renew": 3600.0, "sent_at": time.monotonic() - 3600})
+    assert (await end_of(task)).reason == "fenced"
+    again = await site.command("sleep", "600", key="ns.job.1.1", fence_after_s=3600.0)
+    again._send({"renew": 0.1, "sent_at": time.monotonic() + 3600})
+    assert (await end_of(again)).reason == "fenced"
+
+
+def test_a_task_is_fenced_by_the_beat_that_was_heard_before_it_was_claimed(tmp_path: Path, family: Family) -> None:
+    timing = dataclasses.replace(QUICK, heartbeat_s=3, fence_after_s=90, worker_timeout_s=120)
+    with Daemons(tmp_path, family, timing=timing) as daemons:
+        daemons.start_controller()
+        daemons.start_worker("w1")
+        with daemons.connect() as cluster:
+            beats: SimpleQueue[object] = SimpleQueue()
+            cluster.portal.run(cluster.asynchronous.bus.subscribe, subjects.heartbeats(), beats.put)
+            beats.get(timeout=PATIENCE_S)  # the next comes in 3 s
+            launched_at = time.monotonic()
+            job_id = cluster.launch(command("sh", "-c", "echo ready; exec sleep 600"))
+            wait_ready(cluster, job_id)
+            (spec,) = (json.loads(path.read_text()) for path in (tmp_path / "w1").rglob(SPEC_FILE))
+            assert beats.empty(), "else the task may have been claimed after it"
+            assert spec["fence_at"] - timing.fence_after_s <= launched_at
+            cluster.terminate(job_id)
+            cluster.wait(job_id, timeout=PATIENCE_S)
 
 
 @pytest.mark.anyio

@@ -1,0 +1,82 @@
+"""A worker's signs of life: its fence counts from the sending of the last that was heard, however late the answer came."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from fluster_bus import subjects
+from fluster_bus.bus import Bus
+from fluster_bus.messages import Capacity, Heartbeat, HeartbeatReply, WorkerId
+from fluster_bus.names import unique_name
+from fluster_services.config import Timing
+from fluster_services.worker.presence import Presence
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.anyio
+
+TIMING = Timing(heartbeat_s=5, fence_after_s=90, worker_timeout_s=120)
+
+
+class Listener:
+    """A controller that hears beats, and answers them when it is told."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.worker_id = WorkerId(unique_name("w"))
+        self.heard = asyncio.Event()
+        self.may_answer = asyncio.Event()
+        self.presence = Presence(
+            bus, self.worker_id, total=Capacity(cpu=1), timing=TIMING, free=Capacity, attempts=lambda: ()
+        )
+
+    async def on_beat(self, beat: Heartbeat, _subject: str) -> HeartbeatReply:
+        assert beat.worker_id == self.worker_id
+        self.heard.set()
+        await self.may_answer.wait()
+        return HeartbeatReply(registered=True)
+
+    async def answer_late(self) -> float:
+        """When a beat was answered that had been heard for a while."""
+        await self.heard.wait()
+        heard_at = time.monotonic()
+        await wait_until_async(lambda: time.monotonic() >= heard_at + 0.1)
+        answered_at = time.monotonic()
+        self.may_answer.set()
+        return answered_at
+
+
+@pytest.fixture
+async def listener(bus: Bus) -> AsyncIterator[Listener]:
+    listener = Listener(bus)
+    await bus.serve(subjects.heartbeats(listener.worker_id), Heartbeat, listener.on_beat)
+    yield listener
+    listener.may_answer.set()
+
+
+async def test_a_beat_counts_from_its_sending(listener: Listener) -> None:
+    presence = listener.presence
+    presence.heard_at = 0.0
+    beating = asyncio.create_task(presence.beat())
+    answered_at = await listener.answer_late()
+    assert await beating
+    assert answered_at - TIMING.heartbeat_s < presence.heard_at <= answered_at - 0.1
+    assert presence.fence_at == presence.heard_at + TIMING.fence_after_s
+
+
+async def test_what_runs_is_renewed_for_what_is_left_since_the_sending(listener: Listener) -> None:
+    renewed: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+    beating = asyncio.create_task(listener.presence.beat_forever(renewed.set_result))
+    await listener.answer_late()
+    left_s = await renewed
+    beating.cancel()
+    assert TIMING.fence_after_s - TIMING.heartbeat_s < left_s <= TIMING.fence_after_s - 0.1
+
+
+async def test_a_beat_that_nobody_heard_changes_nothing(bus: Bus) -> None:
+    presence = Listener(bus).presence
+    heard_at = presence.heard_at
+    assert not await presence.beat()
+    assert presence.heard_at == heard_at
