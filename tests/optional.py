@@ -2,6 +2,7 @@
 
 import importlib
 import os
+from typing import NoReturn
 
 import pytest
 
@@ -11,6 +12,13 @@ REQUIRE_VARIABLE = "FLUSTER_REQUIRE"  # names, divided by commas, of what must n
 def is_required(name: str) -> bool:
     """Whether tests that need it must not be skipped here."""
     return name in os.environ.get(REQUIRE_VARIABLE, "").split(",")
+
+
+def skip(name: str, why: str) -> NoReturn:
+    """Skip a test that needs what `name` stands for; where FLUSTER_REQUIRE names it the test fails."""
+    if is_required(name):
+        pytest.fail(f"{REQUIRE_VARIABLE} wants {name}: {why}", pytrace=False)
+    pytest.skip(why)
 
 
 def import_or_skip(package: str, remedy: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import select
-import shutil
 import signal
 import socket
 import stat
@@ -27,6 +26,7 @@ from fluster_bus import roles
 from fluster_bus.errors import ServerStartError
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer, find_binary
+from tests.system.small_disks import mounted
 
 ROOT = Path(__file__).parents[2]
 BUS = ROOT / "bus"
@@ -312,18 +312,8 @@ def test_a_store_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of a megabyte."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = shutil.which("mount")
-    if sys.platform != "linux" or mount is None:
-        pytest.skip("a small disk needs Linux and mount")
-    made = subprocess.run(
-        [mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, text=True, check=False
-    )
-    if made.returncode != 0:
-        pytest.skip(f"a small disk needs the right to mount one: {made.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
+    with mounted(tmp_path / "disk", megabytes=1) as disk:
+        yield disk
 
 
 def test_a_full_disk_is_named(small_disk: Path) -> None:

@@ -8,20 +8,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
+from tests import optional
 
 
 @contextmanager
 def mounted(folder: Path, *, megabytes: int) -> Iterator[Path]:
-    """A file system of that size at `folder`; skips the test where none can be mounted."""
+    """A file system of that size at `folder`; where none can be mounted the test is skipped, or fails if FLUSTER_REQUIRE names mounts."""
     folder.mkdir()
     mount = shutil.which("mount")
     if sys.platform != "linux" or mount is None:
-        pytest.skip("a small disk needs Linux and mount")
+        optional.skip("mounts", "a small disk needs Linux and mount")
     program = [mount, "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
     made = subprocess.run(program, capture_output=True, text=True, check=False)
     if made.returncode != 0:
-        pytest.skip(f"a small disk needs the right to mount one: {made.stderr.strip()}")
+        optional.skip("mounts", f"a small disk needs the right to mount one: {made.stderr.strip()}")
     yield folder
     subprocess.run(["umount", folder], check=True)
 
