@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import signal
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
@@ -25,11 +28,11 @@ from fluster_bus.errors import (
     StorageTimeoutError,
 )
 from fluster_bus.event_loops import loop_factory
-from fluster_bus.retries import retried
 
 log = logging.getLogger(__name__)
 
-_CONNECT_TIMEOUT_S = 60.0
+_FIRST_CONNECT_PAUSE_S, _LAST_CONNECT_PAUSE_S = 0.02, 2.0
+_SAY_WAITING_S = 30.0  # between two lines that say that the bus is waited for
 _LOG_BYTES = 10 << 20  # then the file is set aside, and the one before it dropped
 _PAUSE_BEFORE_START_OVER_S = 0.2
 _LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -189,16 +192,26 @@ async def _show_life(bus: Bus, is_ready: asyncio.Event, file: Path | None) -> No
 
 async def _connect(address: BusAddress, name: str, leaving: asyncio.Event) -> Bus | None:
     """A connection, however long the server takes to come up; None when asked to leave meanwhile."""
-
-    async def attempt(_left_s: float) -> Bus | None:
-        if leaving.is_set():
-            return None
+    waits, say_at, pause_s = False, 0.0, _FIRST_CONNECT_PAUSE_S
+    while not leaving.is_set():
         try:
-            return await Bus.connect(address, name=name)
+            bus = await Bus.connect(address, name=name)
         except CredentialsError as error:
             raise _RefusedError(str(error)) from error
-
-    return await retried(attempt, on=(ConnectError,), timeout_s=_CONNECT_TIMEOUT_S)
+        except ConnectError as error:
+            if time.monotonic() >= say_at:
+                log.warning("%s waits for the bus, and tries again each few seconds: %s", name, error)
+                say_at = time.monotonic() + _SAY_WAITING_S
+            waits = True
+        else:
+            if waits:
+                log.info("%s has reached the bus", name)
+            return bus
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s * random.uniform(0.5, 1)):  # so that not all daemons come at once
+                await leaving.wait()
+        pause_s = min(2 * pause_s, _LAST_CONNECT_PAUSE_S)
+    return None
 
 
 class _RefusedError(FlusterError):

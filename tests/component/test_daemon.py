@@ -166,6 +166,31 @@ def test_it_starts_over_when_the_connection_is_lost_while_it_starts(own_server: 
         assert "starting over: the connection to" in said
 
 
+def test_it_waits_for_a_server_that_is_down_and_says_so(own_server: EmbeddedServer) -> None:
+    address = own_server.credentials(Role.SERVICE)
+    kill_server(own_server)
+    with _controller(address) as (process, ready, _owner):
+        assert process.stderr is not None
+        assert (
+            "controller waits for the bus, and tries again each few seconds: no nats-server"
+            in process.stderr.readline()
+        )
+        own_server.start()
+        assert os.read(ready, 10) == b"\n"
+        assert "controller has reached the bus" in process.stderr.readline()
+
+
+def test_it_leaves_when_asked_while_it_waits_for_the_server(own_server: EmbeddedServer) -> None:
+    address = own_server.credentials(Role.SERVICE)
+    kill_server(own_server)
+    with _controller(address) as (process, _ready, _owner):
+        assert process.stderr is not None
+        assert "waits for the bus" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=10)
+        assert process.returncode == 0, said
+
+
 def test_a_controller_goes_on_when_the_store_was_slow(own_server: EmbeddedServer) -> None:
     pid = own_server.pid
     with _controller(own_server.credentials(Role.SERVICE), _SLOW_STORE, SERVER_PID=str(pid)) as (process, ready, _):
