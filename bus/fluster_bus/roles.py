@@ -160,6 +160,7 @@ def _asks(namespace: str) -> tuple[str, ...]:
         subjects.actors_of(namespace),
         subjects.durable_calls_of_all(namespace),
         f"{subjects.direct_get(seats)}.{subjects.bucket_key(subjects.actors_bucket(namespace), subjects.seat_key_of_any())}",
+        subjects.secrets(namespace),  # to be written; what is there only services read
         *(subjects.objects_of_all(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
         *(subject for stream in streams for subject in _with_below(subjects.direct_get(stream))),
         _COMMAND_INBOX,

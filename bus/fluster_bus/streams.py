@@ -29,6 +29,7 @@ from fluster_bus.object_kinds import BUNDLES, PAYLOADS, ObjectKind
 from fluster_bus.objects import CHUNK_BYTES, MAX_MESSAGES
 from fluster_bus.results import MAX_RESULTS_BYTES, RESULT_CHUNK_BYTES, RESULTS_KEPT_S
 from fluster_bus.retries import retried
+from fluster_bus.secret_store import MAX_SECRETS, MAX_SECRETS_BYTES, SECRETS_KEPT_S
 from fluster_bus.store_errors import store_error
 from fluster_bus.tables import Table, sequence_of_ack
 
@@ -226,6 +227,17 @@ def _results(namespace: str) -> StreamConfig:
     )
 
 
+def _secrets(namespace: str) -> StreamConfig:
+    return _chunks(
+        subjects.secrets_stream(namespace),
+        subjects.secrets(namespace),
+        chunk_bytes=MAX_SECRETS_BYTES,
+        kept_s=SECRETS_KEPT_S,
+        max_msgs=MAX_SECRETS,
+        # Purging is allowed: those of a job go with it.
+    )
+
+
 async def ensure_system(bus: Bus) -> None:
     """Make what the whole cluster needs, unless it is there."""
     await _ensure_all(
@@ -263,6 +275,7 @@ async def ensure_namespace(bus: Bus, namespace: str) -> None:
         _objects(BUNDLES, namespace),
         _objects(PAYLOADS, namespace),
         _results(namespace),
+        _secrets(namespace),
         # Who serves is for everybody to watch, what was saved is not.
         _bucket(
             subjects.actors_bucket(namespace),

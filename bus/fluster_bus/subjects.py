@@ -137,6 +137,10 @@ def results_of_all(namespace: str) -> str:
     return f"{_ROOT}.{_ns(namespace)}.results.{ANY_TAIL}"  # fluster.default.results.>
 
 
+def secrets(namespace: str, submission: str = ANY_TOKEN) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.secrets.{submission}"  # fluster.default.secrets.3f2a
+
+
 def namespace_of(subject: str) -> str:
     """The namespace that a subject belongs to. Raises InvalidNameError when it is none of ours."""
     tokens = subject.split(".")
@@ -300,6 +304,10 @@ def results_stream(namespace: str) -> str:
     return f"FLUSTER_RESULTS_{check_namespace(namespace)}"
 
 
+def secrets_stream(namespace: str) -> str:
+    return f"FLUSTER_SECRETS_{check_namespace(namespace)}"
+
+
 def bucket_stream(bucket: str) -> str:
     return f"KV_{bucket}"
 
@@ -443,6 +451,7 @@ STREAM_INPUTS = (
     f"{_ROOT}.*.bundles.{ANY_TAIL}",
     f"{_ROOT}.*.payloads.{ANY_TAIL}",
     f"{_ROOT}.*.results.{ANY_TAIL}",
+    f"{_ROOT}.*.secrets.{ANY_TOKEN}",
     f"{_ROOT}.*.durable.{ANY_TAIL}",
 )
 STREAM_OUTPUT = f"{_ROOT}.*.watch.{ANY_TAIL}"

@@ -70,6 +70,13 @@ def submit(
             metavar="FILE", help="Lines of NAME=VALUE for the environment; repeatable. Example: --env-file .env"
         ),
     ] = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A variable of this shell, kept out of records and logs; repeatable. Example: --secret HF_TOKEN",
+        ),
+    ] = None,
     ports: Annotated[
         list[str] | None,
         typer.Option(
@@ -176,6 +183,7 @@ def submit(
             "requirements": _text_of("--requirements", requirements),
             "python": _whole_path(python),
             "env_vars": _variables(env_file or [], env or []),
+            "secrets": tuple(secret or ()),
             "image": image,
         },
         ports=tuple(ports or ()),

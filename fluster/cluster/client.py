@@ -189,10 +189,12 @@ class AsyncCluster:
         stored.
         """
         from fluster.cluster.origins import with_origin
+        from fluster.cluster.secrets import check_secrets
         from fluster.cluster.stored_workspaces import with_stored_workspaces
 
         requests = check_requests(requests)
         _check_distinct(requests)
+        check_secrets(requests)
         requests = await with_stored_workspaces(self.bus, self.namespace, requests)
         requests = with_origin(_traced(requests))
         named = {request.job_id or JobId(unique_name(request.name)): request for request in requests}
@@ -245,9 +247,19 @@ class AsyncCluster:
         message_id = unique_name(f"{self.namespace}.{request.job_id}")
         request = request.model_copy(update={"submission": message_id})
         subject = subjects.jobs_submit(self.namespace)
+        if request.environment.secrets:
+            await self._store_secrets(request, message_id)
         from fluster_bus.streams import append
 
         return await self._once_back(lambda: append(self.bus, subject, request, message_id=message_id))
+
+    async def _store_secrets(self, request: JobRequest, submission: str) -> None:
+        """Before the job, so that no worker looks for them in vain."""
+        from fluster.cluster.secrets import secrets_of
+        from fluster_bus.secret_store import SecretStore
+
+        values = secrets_of(request)
+        await self._once_back(lambda: SecretStore(self.bus, self.namespace).put(submission, values))
 
     async def _once_back(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Do what may be done twice, again while the server or its store is just coming back."""

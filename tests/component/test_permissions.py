@@ -176,6 +176,7 @@ NOT_TO_SEND = [
     subjects.direct_get(subjects.objects_stream(BUNDLES.name, THEIRS)),
     f"{subjects.direct_get(subjects.objects_stream(BUNDLES.name, THEIRS))}.{subjects.object_part(BUNDLES.name, THEIRS, '0' * 64, 0)}",
     subjects.result_part(THEIRS, "train-1", 0, 1, 0),
+    subjects.secrets(THEIRS, "token"),
     subjects.direct_get(subjects.results_stream(THEIRS)),
     f"{User(Role.JOB, THEIRS).inbox[:-1]}token",
     f"{User(Role.CLIENT, THEIRS).inbox[:-1]}token",
@@ -193,6 +194,9 @@ NOT_TO_SEND = [
     subjects.events(OURS, "train-1"),
     subjects.result_part(OURS, "train-1", 0, 1, 0),  # else others would unpickle what a stranger made
     f"$JS.API.STREAM.PURGE.{subjects.results_stream(OURS)}",
+    subjects.direct_get(subjects.secrets_stream(OURS)),
+    f"{subjects.direct_get(subjects.secrets_stream(OURS))}.{subjects.secrets(OURS, 'token')}",
+    f"$JS.API.STREAM.PURGE.{subjects.secrets_stream(OURS)}",
     subjects.watch_jobs(OURS, "train-1"),
     subjects.watch_endpoints(OURS, "calculator.-.0.0.e1"),
     # JetStream beyond direct reads: consumers can make it send to any subject

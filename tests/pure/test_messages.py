@@ -391,6 +391,7 @@ def test_create_environment_takes_what_environments_have() -> None:
         image="debian:12",
         mounts={"/data": "/srv/data"},
         env_vars={"A": "1"},
+        secrets=["B"],
     )
     assert environment.model_dump(exclude={"env_vars"}) == {
         "workspace": ".",
@@ -401,14 +402,19 @@ def test_create_environment_takes_what_environments_have() -> None:
         "mounts": {"/data": "/srv/data"},
         "uv_lock": True,
         "python": "3.12",
+        "secrets": ("B",),
     }
 
 
 def test_create_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "t")
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    environment = create_environment({"A": "1", "TOKENIZERS_PARALLELISM": "true"})
-    assert environment.env_vars == {"HF_TOKEN": "t", "A": "1", "TOKENIZERS_PARALLELISM": "true"}
+    monkeypatch.setenv("WANDB_API_KEY", "w")
+    monkeypatch.delenv("HF_DATASETS_TRUST_REMOTE_CODE", raising=False)
+    environment = create_environment({"A": "1", "TOKENIZERS_PARALLELISM": "true"}, secrets=["HF_TOKEN"])
+    assert environment.env_vars == {"A": "1", "TOKENIZERS_PARALLELISM": "true"}
+    assert environment.secrets == ("HF_TOKEN",)
+    with pytest.raises(ValidationError, match="give a list of the names"):
+        EnvironmentConfig(secrets={"HF_TOKEN": "t"})  # type: ignore[arg-type]
     assert create_environment().env_vars["TOKENIZERS_PARALLELISM"] == "false"
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from fluster_bus.messages import Entrypoint, EnvironmentConfig, JobRequest, Namespace
 from fluster_bus.objects import ObjectStore
+from fluster_bus.secret_store import SecretStore
 from fluster_services.config import CacheLimits
 from fluster_services.worker.build_output import BuildError, BuildOutput
 from fluster_services.worker.environments import (
@@ -158,12 +159,16 @@ def _no_store(namespace: Namespace) -> ObjectStore:
     raise AssertionError(f"nobody should ask the store of {namespace}")
 
 
+def _no_secrets(namespace: Namespace) -> SecretStore:
+    raise AssertionError(f"nobody should ask the store of {namespace}")
+
+
 def _nobody_listens(_output: BuildOutput) -> None:
     """What a build says is nobody's concern here."""
 
 
 def test_a_folder_that_was_not_packed_is_told(tmp_path: Path) -> None:
-    preparation = Preparation(tmp_path, _no_store, CacheLimits())
+    preparation = Preparation(tmp_path, _no_store, _no_secrets, CacheLimits())
     with pytest.raises(LaunchError, match="workspace='/src' is a folder of the client, which was not packed"):
         _run(preparation.prepare(Namespace("default"), _request(workspace="/src"), "key", _nobody_listens))
 

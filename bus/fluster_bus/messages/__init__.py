@@ -2,9 +2,9 @@
 
 from fluster_bus.messages.actors import ActorSeat, HandledCalls, KeptAnswer, SavedState, TrimCalls
 from fluster_bus.messages.endpoints import Endpoint
+from fluster_bus.messages.environments import EnvironmentConfig, create_environment
 from fluster_bus.messages.jobs import (
     Entrypoint,
-    EnvironmentConfig,
     JobInfo,
     JobRequest,
     JobStatus,
@@ -12,7 +12,6 @@ from fluster_bus.messages.jobs import (
     TaskError,
     TaskResult,
     TaskStatus,
-    create_environment,
 )
 from fluster_bus.messages.leaders import Fence, Leader
 from fluster_bus.messages.logs import LogBatch, LogLine

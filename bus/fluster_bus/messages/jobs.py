@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import posixpath
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -15,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from fluster_bus import codec
 from fluster_bus.callables import is_generator
 from fluster_bus.messages.arrays import TaskArray
+from fluster_bus.messages.environments import EnvironmentConfig
 from fluster_bus.messages.model import Message
 from fluster_bus.messages.origin import Origin
 from fluster_bus.messages.resources import ResourceConfig
@@ -26,7 +24,6 @@ MAX_PRIORITY = 1_000
 MAX_ENTRYPOINT_BYTES = 4 << 20  # base64 makes 5.4 MiB of it
 # Of a whole request: its record, with how the job ended, must stay below the server's message limit of 8 MiB.
 MAX_REQUEST_BYTES = 6 << 20
-MAX_REQUIREMENTS_CHARACTERS = 256 << 10
 
 
 class JobStatus(StrEnum):
@@ -94,121 +91,6 @@ class Entrypoint(Message):
         if self.command is not None and (not self.command or not self.command[0]):
             raise ValueError("command=[] names no program: give it as a list, such as ['python', 'train.py']")
         return self
-
-
-class EnvironmentConfig(Message):
-    """What surrounds the task: the folder it runs in, the packages it finds, environment variables.
-
-    `workspace` is a folder of the client: packed when the job is launched, without .git and what .gitignore names, and
-    each task runs in a copy of its own. `pip_packages`, `requirements` (the text of a requirements file) and `uv_lock`
-    (the uv.lock in the workspace) are installed into a virtual environment on top of what the worker has, and in containers
-    of what the image has. `python` is another interpreter for that: a version or a path, found on the worker, or in the image.
-    Without packages, the path of an interpreter, a virtual environment or a conda environment on the worker is used as it is.
-    `image` names the container image to run in, at workers that run jobs in containers; for a callable it has to have the
-    client's version of Python.
-    `mounts` are folders of the worker that the task shall see there: {path in the container: path at the worker}. They can be
-    read only, and lie below those that the worker's configuration names.
-    """
-
-    workspace: str | Path | None = None
-    bundle: str | None = Field(default=None, pattern=r"\A[0-9a-f]{64}\z")  # what was made of the workspace: its SHA-256
-    pip_packages: tuple[str, ...] = ()
-    requirements: str | None = Field(default=None, max_length=MAX_REQUIREMENTS_CHARACTERS)
-    uv_lock: bool = False
-    python: str | None = Field(default=None, min_length=1, max_length=4_096)
-    env_vars: Mapping[str, str] = Field(default_factory=dict)
-    image: str | None = Field(default=None, pattern=r"\A[A-Za-z0-9][\w.:/@-]*\z", max_length=1_024)
-    mounts: Mapping[str, str] = Field(default_factory=dict)
-
-    @field_validator("pip_packages", mode="before")
-    @classmethod
-    def _no_text(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            raise ValueError(f"pip_packages={value!r} is a text: give a list, such as ['numpy>=2', 'rich']")
-        return value
-
-    @field_validator("pip_packages")
-    @classmethod
-    def _check_packages(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for package in value:
-            is_plain = package.replace("\t", " ").isprintable() and not package.rstrip().endswith("\\")
-            if not package.strip() or package.strip().startswith(("-", "#")) or not is_plain:
-                raise ValueError(f"pip_packages has {package!r}: each is one package; options go into `requirements`")
-        if sum(map(len, value)) > MAX_REQUIREMENTS_CHARACTERS:
-            raise ValueError(f"pip_packages has more than {MAX_REQUIREMENTS_CHARACTERS:,} characters")
-        return value
-
-    @field_validator("python")
-    @classmethod
-    def _check_python(cls, value: str | None) -> str | None:
-        if value is not None and (value.startswith("-") or not value.isprintable()):
-            raise ValueError(f"python={value!r} is neither a version, such as '3.12', nor the path of an interpreter")
-        return value
-
-    @field_validator("mounts")
-    @classmethod
-    def _check_mounts(cls, value: Mapping[str, str]) -> Mapping[str, str]:
-        for path in (*value, *value.values()):
-            if (
-                not path.isprintable()
-                or not path.startswith("/")
-                or posixpath.normpath(path) != path
-                or path[:2] in ("/", "//")
-            ):
-                raise ValueError(
-                    f"mounts has {path!r}: write whole paths, such as '/data/set', without '..' or a '/' at the end"
-                )
-        return value
-
-    @model_validator(mode="after")
-    def _has_what_it_needs(self) -> Self:
-        if self.workspace is not None and self.bundle is not None:
-            raise ValueError("give workspace=… or bundle=…, not both: the bundle is a workspace that is stored already")
-        if self.uv_lock and self.workspace is None and self.bundle is None:
-            raise ValueError("uv_lock=True needs workspace=…, the folder with pyproject.toml and uv.lock")
-        return self
-
-    @field_validator("env_vars")
-    @classmethod
-    def _check(cls, value: Mapping[str, str]) -> Mapping[str, str]:
-        for name, text in value.items():
-            if not name or "=" in name or "\0" in name + text:
-                raise ValueError(f"{name!r}={text!r} cannot be an environment variable")
-        return value
-
-
-# Passed on from the submitter's environment when it has them: what training code usually wants to find.
-_FORWARDED = ("HF_TOKEN", "HF_DATASETS_TRUST_REMOTE_CODE", "WANDB_API_KEY", "TOKENIZERS_PARALLELISM")
-
-
-def create_environment(
-    env_vars: Mapping[str, str] | None = None,
-    *,
-    workspace: str | Path | None = None,
-    pip_packages: Sequence[str] = (),
-    requirements: str | None = None,
-    uv_lock: bool = False,
-    python: str | None = None,
-    image: str | None = None,
-    mounts: Mapping[str, str] | None = None,
-) -> EnvironmentConfig:
-    """An environment with `env_vars`, and the tokens and defaults that training code usually expects.
-
-    The rest is as in EnvironmentConfig.
-    """
-    forwarded = {name: os.environ[name] for name in _FORWARDED if name in os.environ}
-    return EnvironmentConfig.model_validate(
-        {
-            "workspace": workspace,
-            "pip_packages": pip_packages,
-            "requirements": requirements,
-            "uv_lock": uv_lock,
-            "python": python,
-            "image": image,
-            "mounts": mounts or {},
-            "env_vars": {"TOKENIZERS_PARALLELISM": "false", **forwarded, **(env_vars or {})},
-        }
-    )
 
 
 def port_variable(name: str) -> str:

@@ -22,6 +22,7 @@ from fluster_bus.errors import BusError, DisconnectedError, RevisionConflictErro
 from fluster_bus.feeds import CaughtUp
 from fluster_bus.messages import JobRecord, JobStatus, Look, Namespace, TaskRecord, WorkerId
 from fluster_bus.retries import retried
+from fluster_bus.secret_store import SecretStore, remove_secrets
 from fluster_bus.streams import ensure_namespace, ensure_system, records_table, workers_table
 from fluster_bus.tables import Deleted, Row, Update
 from fluster_services import lifecycle
@@ -383,6 +384,15 @@ class Controller:
         self.apply(Row(record_key(record), record, revision))
         if isinstance(record, TaskRecord) and lifecycle.is_to_be_stopped(record):
             await self._tell_worker(record)
+        if isinstance(record, JobRecord) and record.state.finished():
+            self.forget_secrets(record)
+
+    def forget_secrets(self, job: JobRecord) -> None:
+        """Nothing of the job runs, or will: remove its secrets."""
+        submission = job.request.submission
+        if job.request.environment.secrets and submission is not None:
+            removal = remove_secrets(SecretStore(self.bus, job.namespace), submission)
+            self.bus.spawn(removal, f"removal of the secrets of {job.job_id}")
 
     async def _whole(self, record: JobRecord | TaskRecord, decided_from: int) -> JobRecord | TaskRecord | None:
         """The record with what is not kept in memory, if that is needed yet; None when it has changed."""

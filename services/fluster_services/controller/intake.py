@@ -148,8 +148,11 @@ class Intake:
                     await self._forget_replaced_tasks(known)
                     return known
                 case Verdict.DONE:
+                    if known.request.submission != job.request.submission:  # another is kept instead of it
+                        self._controller.forget_secrets(job)
                     return None
                 case Verdict.REFUSE:
+                    self._controller.forget_secrets(job)
                     raise KeyExistsError(conflicts.refusal(known))
                 case Verdict.STOP:
                     await self._check_after(job, row)

@@ -16,6 +16,7 @@ from fluster_bus.errors import BusError
 from fluster_bus.messages import JobRecord, JobStatus, TaskRecord
 from fluster_bus.objects import ObjectStore
 from fluster_bus.registry import Registry
+from fluster_bus.secret_store import SecretStore
 from fluster_bus.tables import Row
 from fluster_services.capacity import needed
 from fluster_services.worker.build_output import BuildError
@@ -100,7 +101,13 @@ class Attempts:
             device_kind=config.total.device,
             in_containers=images is not None,
         )
-        self._preparation = Preparation(config.state_dir, functools.partial(ObjectStore, bus), config.caches, images)
+        self._preparation = Preparation(
+            config.state_dir,
+            functools.partial(ObjectStore, bus),
+            functools.partial(SecretStore, bus),
+            config.caches,
+            images,
+        )
         # {attempt key: when the last heartbeat before the record was seen to be this worker's was sent}. A later one proves
         # nothing about it: the task may have been given away between the two.
         self._fence_since: dict[str, float] = {}

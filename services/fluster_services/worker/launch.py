@@ -103,6 +103,7 @@ class Launcher:
             "PYTHONUNBUFFERED": "1",  # what a program prints is in its log when it prints it
             **_rendezvous(task, job),
             **request.environment.env_vars,
+            **prepared.secrets,
             **identity.to_environment(),
             **({ARRAY_ID: str(request.array.ids[task.task])} if request.array is not None else {}),
             KILL_GRACE: f"{self.timing.kill_grace_s:g}",

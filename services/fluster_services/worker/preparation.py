@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fluster_bus.errors import ObjectNotFoundError
 from fluster_bus.messages import EnvironmentConfig, JobRequest, Namespace
 from fluster_bus.objects import ObjectStore
+from fluster_bus.secret_store import SecretStore
 from fluster_services.config import CacheLimits
 from fluster_services.worker.attempt_directory import LaunchSpec
 from fluster_services.worker.environment_images import EnvironmentImages
@@ -36,6 +38,7 @@ class Prepared:
     workspace: Path | None = None  # to be copied
     environment: TaskPython | None = None
     image: str | None = field(default=None, compare=False)  # None: no container; usually it is there, and costs no time
+    secrets: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)  # {variable: value}
     sees_folder: bool = field(default=False, compare=False)  # from which the command was submitted
 
 
@@ -46,10 +49,12 @@ class Preparation:
         self,
         folder: Path,
         store: Callable[[Namespace], ObjectStore],
+        secrets: Callable[[Namespace], SecretStore],
         limits: CacheLimits,
         images: Images | None = None,
     ) -> None:
         self._images = images
+        self._secrets = secrets
         self._built = (
             EnvironmentImages(images.settings, images.api_version, str(folder)) if images is not None else None
         )
@@ -83,18 +88,30 @@ class Preparation:
         workspace = None
         if config.bundle is not None:
             workspace = await self._workspaces.use(namespace, config.bundle, key)
+        secrets = await self._read_secrets(namespace, request)
         if self._images is not None and self._built is not None:
             base = await self._images.use(config.image)
             image = base
             if wants_environment(config):
                 image = await self._build(request, base, workspace, key, listen)
-            return Prepared(workspace, image=image)
+            return Prepared(workspace, image=image, secrets=secrets)
         environment = None
         if wants_environment(config):
             environment = await self._environments.use(config, workspace, key, listen)
             if environment.version is not None:
                 _check_python(request, f"python={config.python!r}", environment.version)
-        return Prepared(workspace, environment, sees_folder=await _sees_folder(request))
+        return Prepared(workspace, environment, secrets=secrets, sees_folder=await _sees_folder(request))
+
+    async def _read_secrets(self, namespace: Namespace, request: JobRequest) -> Mapping[str, str]:
+        """Those that the job names. Raises LaunchError when they are not there."""
+        names = request.environment.secrets
+        if not names:
+            return {}
+        try:
+            values = await self._secrets(namespace).get(request.submission or "")
+        except ObjectNotFoundError as error:
+            raise LaunchError(str(error)) from error
+        return {name: values[name] for name in names if name in values}
 
     async def _build(self, request: JobRequest, base: str, workspace: Path | None, key: str, listen: Listener) -> str:
         """The image with a job's packages upon `base`."""

@@ -1,0 +1,62 @@
+"""The secrets of a namespace's jobs: written by whoever submits them, read by workers alone, removed when the job ends."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fluster_bus import subjects
+from fluster_bus.errors import BusError, ObjectNotFoundError
+from fluster_bus.retries import retried
+from fluster_bus.stored_messages import StoredMessages
+
+if TYPE_CHECKING:
+    from fluster_bus.bus import Bus
+
+MAX_SECRETS_BYTES = 64 << 10  # of one job
+MAX_SECRETS = 20_000  # jobs of a namespace that have some
+_REMOVAL_TIMEOUT_S = 600.0  # after a long absence of the bus they go with the rest, by their age
+SECRETS_KEPT_S = 30 * 86_400  # a job that waits for longer is submitted again
+
+
+@dataclass(frozen=True)
+class SecretStore:
+    """Those of the jobs of a namespace, by how their submission is named."""
+
+    bus: Bus
+    namespace: str
+
+    def _subject(self, submission: str) -> str:
+        return subjects.secrets(self.namespace, hashlib.blake2s(submission.encode(), digest_size=16).hexdigest())
+
+    async def put(self, submission: str, values: Mapping[str, str]) -> None:
+        """Store {variable: value} of one job; doing it again changes nothing. Raises StorageError, BusError."""
+        await self._messages.append(self._subject(submission), json.dumps(dict(values)).encode())
+
+    async def get(self, submission: str) -> dict[str, str]:
+        """What was put. Only services can. Raises ObjectNotFoundError, StorageError, BusError."""
+        found = await self._messages.last(self._subject(submission))
+        values = json.loads(found.data) if found is not None else None
+        if not isinstance(values, dict):
+            raise ObjectNotFoundError(
+                f"its secrets are not kept any more: they go when a job ends, or after {SECRETS_KEPT_S // 86_400} days; "
+                "submit it again"
+            )
+        return {str(name): str(value) for name, value in values.items()}
+
+    async def remove(self, submission: str) -> None:
+        """Remove those of one job. Only services can. Raises BusError."""
+        request = json.dumps({"filter": self._subject(submission)}).encode()
+        await self.bus.request(subjects.stream_purge(subjects.secrets_stream(self.namespace)), request)
+
+    @property
+    def _messages(self) -> StoredMessages:
+        return StoredMessages(self.bus, subjects.secrets_stream(self.namespace))
+
+
+async def remove_secrets(store: SecretStore, submission: str) -> None:
+    """Remove those of one job, once the bus lets them be removed."""
+    await retried(lambda _left_s: store.remove(submission), on=(BusError,), timeout_s=_REMOVAL_TIMEOUT_S)
