@@ -28,10 +28,15 @@ class LocalSetup:
     controllers: int = 1  # one leads, the others stand by
     cpu: float  # logical CPUs of all workers together; with a backend 0: as that has it
     memory: int  # bytes, of all workers together; with a backend 0: as that has it
+    disk: int | None = None  # bytes, the same; None: what is free there, and none with a backend
+    # As `fluster_bus.devices.as_json` writes them, of all workers together; None: those that are found once the cluster is up.
+    devices: tuple[Any, ...] | None = None
+    labels: tuple[str, ...] = ()  # of each worker, sorted, as zone=a
     store_dir: str | None = None  # None: a temporary folder, removed at the end
     port: int = 0
     working_dir: str
     python_path: tuple[str, ...] = ()
+    passes_secrets: bool = True  # tasks get all variables of the owner's environment, else none with names of secrets
     enforce_limits: bool = False
     runtime: RuntimeName = "process"  # "auto": containers where a Docker engine answers
     docker_host: str | None = None  # None: the machine's own

@@ -49,6 +49,21 @@ def up(
     workers: Annotated[int, typer.Option(min=1, max=256, help="How many workers share its CPUs and memory.")] = 1,
     cpu: Annotated[float | None, typer.Option(help="CPUs that it offers; at least 16, 4 for each core.")] = None,
     memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory that it offers, such as 8GB.")] = None,
+    disk: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Disk that it offers; what is free, unless given. Example: --disk 1TB"),
+    ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL:COUNT",
+            help="GPUs that it offers, or 0; those that nvidia-smi lists, unless given. Example: --gpus h100:8",
+        ),
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="A label of its workers; repeatable. Example: --label zone=a"),
+    ] = None,
     namespace: Annotated[
         list[str] | None,
         typer.Option(
@@ -114,9 +129,13 @@ def up(
             workers,
             cpu=cpu,
             memory=_size(memory),
+            disk=disk,
+            gpus=gpus,
+            labels=_labels(label),
             store_dir=store_dir,
             port=port,
             namespaces=namespaces[1:],
+            pass_secrets=False,  # whoever may submit jobs here did not open this shell
             enforce_limits=enforce_limits,
             runtime=runtime,
             docker_host=docker_host if backend is None else None,
@@ -222,6 +241,15 @@ def _docker_backend(image: str | None, docker_host: str | None, folders: Sequenc
     except ValueError as error:
         raise CommandError(f"--folder: {error}", ExitCode.USAGE) from error
     return made
+
+
+def _labels(given: Sequence[str] | None) -> dict[str, str] | None:
+    from fluster_bus.messages.labels import parse_labels
+
+    try:
+        return parse_labels(",".join(given)) if given else None
+    except ValueError as error:
+        raise CommandError(f"--label: {error}", ExitCode.USAGE) from error
 
 
 def _size(text: str | None) -> int | None:

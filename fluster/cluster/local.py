@@ -20,6 +20,7 @@ from fluster.cluster.arguments import check_count
 from fluster.cluster.blocking import Cluster
 from fluster.cluster.client import DEFAULT_NAMESPACE
 from fluster.cluster.identity import NAMESPACE
+from fluster.cluster.offered import offered_disk, offered_gpus, offered_labels
 from fluster.cluster.ownership import note_local
 from fluster.errors import ClusterStartError
 from fluster.later import import_now
@@ -48,9 +49,15 @@ class LocalCluster(Cluster):
 
     `namespace` is the one that this object works in, `namespaces` are further ones that the cluster shall have.
     `cpu` and `memory` are what all workers offer together: by default 16 CPUs or four for each core, and the machine's
-    memory. They are logical: nothing is enforced, unless `enforce_limits` asks for it. With `store_dir` the records, logs
+    memory. They are logical: nothing is enforced, unless `enforce_limits` asks for it. So are `disk`, by default what is free, and
+    `gpus`, such as "h100:8" or "0" for none, by default those that nvidia-smi lists once the cluster is up; `labels` are those of each
+    worker. What is not given is taken from FLUSTER_DISK, FLUSTER_GPUS and FLUSTER_LABELS, if these are set. A task that asks for no GPU
+    has the program's own CUDA_VISIBLE_DEVICES. With `store_dir` the records, logs
     and registry stay there, and the next LocalCluster with the same folder goes on with them. Of several `controllers` one
     leads and the others stand by.
+
+    Tasks that are processes get the environment that this program has now, without PYTHONPATH and what begins with FLUSTER_ or
+    SLURM_; without `pass_secrets` also without variables whose names are like *TOKEN*, *SECRET*, *KEY* or *PASSWORD*.
 
     With `runtime="docker"` each task runs in a container of the Docker engine at `docker_host` (`unix:///…`, by default
     DOCKER_HOST, or the machine's own), in the `image` that its job names, or else in this one, by default
@@ -78,10 +85,14 @@ class LocalCluster(Cluster):
         *,
         cpu: float | None = None,
         memory: int | str | None = None,
+        disk: int | str | None = None,
+        gpus: str | None = None,
+        labels: Mapping[str, str] | None = None,
         store_dir: str | Path | None = None,
         port: int = 0,
         namespaces: Sequence[str] = (),
         controllers: int = 1,
+        pass_secrets: bool = True,
         enforce_limits: bool = False,
         runtime: RuntimeName = "process",
         docker_host: str | None = None,
@@ -120,8 +131,12 @@ class LocalCluster(Cluster):
             controllers=controllers,
             cpu=cpu if cpu is not None else (logical_cpu if backend is None else 0),
             memory=_bytes(memory) if memory is not None else (_machine_memory() if backend is None else 0),
+            disk=offered_disk(disk),
+            devices=offered_gpus(gpus),
+            labels=offered_labels(labels),
             store_dir=str(Path(store_dir).absolute()) if store_dir is not None else None,
             port=port,
+            passes_secrets=pass_secrets,
             enforce_limits=enforce_limits,
             runtime=runtime,
             docker_host=docker_host or os.environ.get("DOCKER_HOST"),

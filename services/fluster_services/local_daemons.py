@@ -5,6 +5,7 @@ Nothing that takes long is imported above: the supervisor imports this before it
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fluster.local_setup import LocalSetup
+from fluster_bus.devices import Devices, from_json
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_services.config import LOCAL_TIMING
@@ -102,16 +104,22 @@ class LocalDaemons:
             from fluster_services.worker.__main__ import run_worker
             from fluster_services.worker.chosen_containers import choose_containers
             from fluster_services.worker.config import WorkerConfig
+            from fluster_services.worker.program_environment import program_environment
 
+            state_dir = self._store_dir / name
             config = WorkerConfig(
                 address=self._server.credentials(Role.SERVICE),
                 worker_id=WorkerId(name),
-                state_dir=self._store_dir / name,
-                total=self._share(),
+                state_dir=state_dir,
+                total=self._total(number, state_dir),
+                device_ids=self._devices(number).ids,
+                detected_share=(number, self._setup.workers) if self._setup.devices is None else None,
                 job_credentials=self._job_credentials(),
                 timing=LOCAL_TIMING,
                 working_dir=Path(self._setup.working_dir),
                 python_path=self._setup.python_path,
+                # The supervisor's own is what the owner's was when it started the cluster.
+                environment=program_environment(os.environ, with_secrets=self._setup.passes_secrets),
                 enforce_limits="always" if self._setup.enforce_limits else "never",
                 containers=choose_containers(self._setup.runtime, self._containers()),
             )
@@ -180,5 +188,25 @@ class LocalDaemons:
     def _share(self) -> Capacity:
         from fluster_bus.messages import Capacity
 
-        workers = self._setup.workers
-        return Capacity(cpu=round(self._setup.cpu / workers, 3), memory=self._setup.memory // workers)
+        setup = self._setup
+        return Capacity(
+            cpu=round(setup.cpu / setup.workers, 3),
+            memory=setup.memory // setup.workers,
+            disk=(setup.disk or 0) // setup.workers,
+            labels=setup.labels,
+        )
+
+    def _total(self, number: int, state_dir: Path) -> Capacity:
+        """What a worker has from the start."""
+        from fluster_services.config import CacheLimits
+        from fluster_services.worker.detection import free_disk
+
+        devices, total = self._devices(number), self._share()
+        found = {"device": devices.kind, "variant": devices.variant, "devices": len(devices.ids)}
+        if self._setup.disk is None:
+            found["disk"] = free_disk(state_dir, CacheLimits()) // self._setup.workers
+        return total.model_copy(update=found)
+
+    def _devices(self, number: int) -> Devices:
+        given = from_json(self._setup.devices) if self._setup.devices is not None else Devices()
+        return given.share(number, self._setup.workers)

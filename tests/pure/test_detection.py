@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from fluster_bus.devices import Devices, parse_gpus
 from fluster_bus.messages import Capacity
 from fluster_services.config import CacheLimits
-from fluster_services.worker.detection import Devices, Given, detect, gpu_variant, listed_gpus, parse_gpus
+from fluster_services.worker.detection import Given, detect, gpu_variant, listed_gpus
 from fluster_services.worker.folder_cache import stored_bytes
 
 NO_CACHES = CacheLimits(0, 0)

@@ -194,13 +194,14 @@ async def test_a_payload_that_cannot_be_unpickled_fails_like_the_callable(any_si
 # Commands
 
 
-async def test_a_command_gets_its_environment_and_python_path(site: Site, tmp_path: Path) -> None:
-    program = "import os, sys; print(os.environ['GIVEN'], os.getcwd(), sys.path[1], sys.stdin.read() == '')"
+async def test_a_command_gets_its_environment_and_nothing_of_the_workers_python(site: Site, tmp_path: Path) -> None:
+    look = "os.environ['GIVEN'], os.getcwd(), 'PYTHONPATH' in os.environ, sys.stdin.read() == ''"
+    program = f"import os, sys; print({look})"
     task = await site.command(
         sys.executable, "-c", program, env={"GIVEN": "yes"}, working_dir=str(tmp_path), python_path=["/somewhere"]
     )
     assert (await end_of(task)).exit_code == 0
-    assert texts(task) == [f"yes {tmp_path} /somewhere True"]
+    assert texts(task) == [f"yes {tmp_path} False True"]
 
 
 LOOK = """

@@ -34,6 +34,7 @@ class WorkerInfo(Message):
     version: str
     python: str
     started_at: float
+    detecting: bool = False  # it may have devices that it has not found yet
     draining: bool = False  # it takes nothing new, and leaves when what it has is over
     # Silent for less than this, it may still run what it had; a controller waits longer if its own setting is longer.
     worker_timeout_s: float = 0.0

@@ -12,6 +12,7 @@ from typing import Any, get_args
 from fluster.local_setup import ProfileName, RuntimeName
 from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
+from fluster_bus.devices import VISIBLE_DEVICES, parse_gpus
 from fluster_bus.errors import AddressError
 from fluster_bus.messages import Namespace, WorkerId, parse_size
 from fluster_bus.messages.labels import parse_labels
@@ -22,7 +23,7 @@ from fluster_services.worker.cgroups import Enforcement, LimitsError, find_enfor
 from fluster_services.worker.chosen_containers import choose_containers
 from fluster_services.worker.config import WorkerConfig
 from fluster_services.worker.container import ContainerSettings, parse_ulimits
-from fluster_services.worker.detection import VISIBLE_DEVICES, Given, detect, detect_host, parse_gpus
+from fluster_services.worker.detection import Given, detect, detect_host
 from fluster_services.worker.draining import Draining
 from fluster_services.worker.engine import EngineError, find_api_version
 from fluster_services.worker.processes import raise_descriptor_limit
@@ -173,7 +174,9 @@ def run_worker(
     except (EngineError, LimitsError) as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(1)
-    template = start_template(owner_fd=owner_fd)  # before there is an event loop or a connection to inherit
+    template = start_template(
+        config.environment, owner_fd=owner_fd
+    )  # before there is an event loop or a connection to inherit
     raise_descriptor_limit()  # after the template is forked, so that tasks have the limit that they would have elsewhere
     # Now, as tasks have no use for it, and while the template imports what they have use for.
     from fluster_services.worker.chosen_runtime import make_runtime

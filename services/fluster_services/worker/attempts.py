@@ -100,6 +100,7 @@ class Attempts:
             python_path=config.python_path,
             device_kind=config.total.device,
             in_containers=images is not None,
+            inherits_devices=config.environment is not None,
         )
         self._preparation = Preparation(
             config.state_dir,
@@ -113,6 +114,10 @@ class Attempts:
         self._fence_since: dict[str, float] = {}
         self._preparing: dict[str, asyncio.Task[Any]] = {}  # {attempt key: what it waits for}
         self._is_handing_back = False
+
+    def on_devices(self, kind: str) -> None:
+        """This worker has found devices."""
+        self._launcher = dataclasses.replace(self._launcher, device_kind=kind)
 
     async def open(self) -> None:
         """Make ready what attempts need to be started."""

@@ -25,8 +25,14 @@ class WorkerConfig:
     timing: Timing = field(default_factory=Timing)
     working_dir: Path | None = None
     python_path: tuple[str, ...] = ()
+    environment: Mapping[str, str] | None = (
+        None  # of all tasks that are processes; None: the few variables that are safe
+    )
     caches: CacheLimits = field(default_factory=CacheLimits)
     device_ids: tuple[str, ...] = ()  # of the devices in `total`; 0, 1, … unless given
+    detected_share: tuple[int, int] | None = (
+        None  # (number, count): it finds GPUs once it serves, and has that part of them
+    )
     enforce_limits: Enforcement = "never"  # "auto": as far as the machine lets it; "always": or it does not start
     containers: ContainerSettings | None = None  # None: tasks are plain processes
     drain_timeout_s: float = 60.0  # after SIGTERM, before what still runs is handed back

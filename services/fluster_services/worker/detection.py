@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from fluster_bus.address import BusAddress
+from fluster_bus.devices import VISIBLE_DEVICES, Devices
 from fluster_bus.messages import Capacity
 from fluster_bus.messages.labels import as_words
 from fluster_services.config import CacheLimits
@@ -22,20 +24,10 @@ from fluster_services.worker.folder_cache import stored_bytes
 
 log = logging.getLogger(__name__)
 
-VISIBLE_DEVICES = {"gpu": "CUDA_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_CHIPS"}  # how a task is told which are its own
 _NVIDIA_SMI = ("nvidia-smi", "--query-gpu=index,name", "--format=csv,noheader")
 _NVIDIA_SMI_TIMEOUT_S = 30.0  # without persistence mode it wakes the driver first
 _GEFORCE = re.compile(r"\b(rtx|gtx)\s*(\d{3,4})\s*(ti|super)?\b")
 _MODEL = re.compile(r"\b([a-z]{1,2}\d{1,4}[a-z]?)\b")
-
-
-@dataclass(frozen=True)
-class Devices:
-    """Accelerators of one model, with the ids by which the system knows them."""
-
-    kind: str = "cpu"
-    variant: str = "none"
-    ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,7 +47,7 @@ def detect(given: Given, state_dir: Path, caches: CacheLimits) -> tuple[Capacity
     total = Capacity(
         cpu=given.cpu if given.cpu is not None else _cpus(),
         memory=given.memory if given.memory is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        disk=given.disk if given.disk is not None else _free_disk(state_dir, caches),
+        disk=given.disk if given.disk is not None else free_disk(state_dir, caches),
         device=devices.kind,
         variant=devices.variant,
         devices=len(devices.ids),
@@ -68,7 +60,7 @@ def _cpus() -> float:
     return float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-def _free_disk(state_dir: Path, caches: CacheLimits) -> int:
+def free_disk(state_dir: Path, caches: CacheLimits) -> int:
     """What is free where tasks run, without what the caches may still grow by."""
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     growth = max(0, caches.workspaces_bytes - stored_bytes(state_dir / "workspaces"))
@@ -78,14 +70,35 @@ def _free_disk(state_dir: Path, caches: CacheLimits) -> int:
 
 def detect_gpus() -> Devices:
     """The GPUs that nvidia-smi lists, of those that CUDA_VISIBLE_DEVICES leaves; none without it."""
+    return asyncio.run(find_gpus())
+
+
+async def find_gpus() -> Devices:
+    """The same for a process that serves meanwhile."""
     try:
-        done = subprocess.run(_NVIDIA_SMI, capture_output=True, text=True, timeout=_NVIDIA_SMI_TIMEOUT_S, check=True)
+        process = await asyncio.create_subprocess_exec(
+            *_NVIDIA_SMI, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
     except FileNotFoundError:
         return Devices()
-    except (OSError, subprocess.SubprocessError) as error:
-        log.warning("nvidia-smi is here, and lists no GPUs: %s; give them by hand with FLUSTER_GPUS=MODEL:COUNT", error)
-        return Devices()
-    return listed_gpus(done.stdout, os.environ.get(VISIBLE_DEVICES["gpu"]))
+    except OSError as error:
+        return _none_listed(str(error))
+    try:
+        async with asyncio.timeout(_NVIDIA_SMI_TIMEOUT_S):
+            told, complaint = await process.communicate()
+    except TimeoutError:
+        return _none_listed(f"it did not end within {_NVIDIA_SMI_TIMEOUT_S:g} s")
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode:
+        return _none_listed(f"exit code {process.returncode}: {(complaint or told).decode(errors='replace').strip()}")
+    return listed_gpus(told.decode(errors="replace"), os.environ.get(VISIBLE_DEVICES["gpu"]))
+
+
+def _none_listed(why: str) -> Devices:
+    log.warning("nvidia-smi is here, and lists no GPUs: %s; give them by hand with FLUSTER_GPUS=MODEL:COUNT", why)
+    return Devices()
 
 
 def listed_gpus(table: str, visible: str | None) -> Devices:
@@ -115,23 +128,6 @@ def gpu_variant(name: str) -> str:
         return "".join(part for part in consumer.groups() if part)
     model = _MODEL.search(text)
     return model[1] if model is not None else re.sub(r"[^a-z0-9]+", "-", text).strip("-") or "unknown"
-
-
-def parse_gpus(text: str, visible: str | None) -> Devices:
-    """`h100:8`, or `h100` for one, or `0` for none; with the ids of CUDA_VISIBLE_DEVICES where that is set.
-
-    Raises ValueError.
-    """
-    if text == "0":
-        return Devices()
-    match = re.fullmatch(r"([A-Za-z0-9_-]*[A-Za-z][A-Za-z0-9_-]*)(?::([1-9]\d{0,3}))?", text)
-    if match is None:
-        raise ValueError(f"{text!r} names no GPUs: write a model and a count, such as h100:8, or 0 for none")
-    count = int(match[2] or 1)
-    ids = tuple(each.strip() for each in (visible or "").split(",") if each.strip()) or tuple(map(str, range(count)))
-    if len(ids) < count:
-        raise ValueError(f"{text!r} are more GPUs than CUDA_VISIBLE_DEVICES={visible!r} shows")
-    return Devices("gpu", match[1].lower(), ids[:count])
 
 
 def detect_host(address: BusAddress) -> str:

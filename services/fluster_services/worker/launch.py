@@ -12,13 +12,13 @@ from pathlib import Path
 
 from fluster.cluster.identity import ARRAY_ID, CONTROLLER_ADDRESS, GANG_ADDRESS, KILL_GRACE, TaskIdentity
 from fluster_bus.address import ADDRESS_VARIABLE, CREDENTIALS_VARIABLE, BusAddress
+from fluster_bus.devices import VISIBLE_DEVICES
 from fluster_bus.messages import JobRecord, JobRequest, Namespace, TaskRecord, WorkerId
 from fluster_bus.messages.jobs import port_variable
 from fluster_bus.messages.origin import SEARCH_VARIABLES, Origin
 from fluster_bus.subjects import attempt_key
 from fluster_services.config import Timing
 from fluster_services.worker.attempt_directory import LaunchSpec
-from fluster_services.worker.detection import VISIBLE_DEVICES
 from fluster_services.worker.interpreters import TaskPython, without_interpreters_own
 from fluster_services.worker.limits import MAX_PIDS, Limits
 from fluster_services.worker.preparation import Prepared
@@ -38,6 +38,7 @@ class Launcher:
     python_path: tuple[str, ...] = ()
     device_kind: str = "cpu"  # of those that tasks are given
     in_containers: bool = False
+    inherits_devices: bool = False  # a task that asks for none sees what its environment says
 
     def prepare(self) -> None:
         """Write each namespace's credentials where its tasks, and nobody else, find them."""
@@ -53,7 +54,7 @@ class Launcher:
 
     def _visible(self, devices: Sequence[str]) -> dict[str, str]:
         """How a task is told which devices are its own; one without any sees none."""
-        variable = VISIBLE_DEVICES.get(self.device_kind)
+        variable = VISIBLE_DEVICES.get(self.device_kind) if devices or not self.inherits_devices else None
         if self.in_containers:  # which has no others, and counts its own from 0
             devices = [str(number) for number in range(len(devices))]
         return {variable: ",".join(devices)} if variable is not None else {}
@@ -147,8 +148,7 @@ def _search(own: TaskPython | None, origin: Origin | None) -> dict[str, str]:
         given = {**given, **origin.search}
     elif own is None:
         given = _before(Path(sys.executable).parent, given["PATH"])
-        if "VIRTUAL_ENV" in os.environ:
-            given["VIRTUAL_ENV"] = os.environ["VIRTUAL_ENV"]
+        given = {**{name: os.environ[name] for name in SEARCH_VARIABLES if name in os.environ}, **given}
     if own is None:
         return given
     return {**_before(own.search, given["PATH"]), **own.variables}

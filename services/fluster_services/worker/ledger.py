@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fluster_bus.devices import Devices
 from fluster_bus.messages import Capacity
 from fluster_services.capacity import fits, minus, plus
 
@@ -32,6 +33,14 @@ class Ledger:
                 "devices": max(left.devices, 0),
             }
         )
+
+    def add_devices(self, devices: Devices) -> None:
+        """Have what was found only now, where there was none."""
+        count = len(devices.ids)
+        kind = {"device": devices.kind, "variant": devices.variant}
+        self.total = self.total.model_copy(update={**kind, "devices": count})
+        self._left = self._left.model_copy(update={**kind, "devices": self._left.devices + count})
+        self._device_ids = devices.ids
 
     def __len__(self) -> int:
         return len(self._reserved)

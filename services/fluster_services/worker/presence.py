@@ -37,6 +37,7 @@ class Presence:
         timing: Timing,
         free: Callable[[], Capacity],
         attempts: Callable[[], Collection[str]],
+        is_detecting: bool = False,
     ) -> None:
         self._bus = bus
         self._worker_id = worker_id
@@ -53,6 +54,7 @@ class Presence:
             python=platform.python_version(),
             started_at=time.time(),
             worker_timeout_s=timing.worker_timeout_s,
+            detecting=is_detecting,
         )
 
     @property
@@ -68,6 +70,11 @@ class Presence:
     def set_trouble(self, trouble: str | None) -> None:
         """Be known, once registered again, as one that takes nothing because of `trouble`; None: as one that does."""
         self._info = self._info.model_copy(update={"trouble": trouble or ""})
+
+    async def say_detected(self, total: Capacity) -> None:
+        """Be known with all that this worker has."""
+        self._info = self._info.model_copy(update={"total": total, "detecting": False})
+        await self.register()
 
     async def deregister(self) -> None:
         """Be no worker of the cluster any more."""

@@ -19,6 +19,7 @@ import threading
 import traceback
 import types
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -236,19 +237,18 @@ def _environment(spec: LaunchSpec, directory: Path) -> dict[str, str]:
         DIRECTORY_VARIABLE: str(directory),
         **spec.env,
     }
-    python_path = _python_path(spec, directory)
-    if python_path:
+    # Other programs, which may be other Pythons, find what is the job's own and nothing of this one's.
+    found_first = _workspace_path(spec, directory)
+    if found_first:
         after = [environment["PYTHONPATH"]] if environment.get("PYTHONPATH") else []
-        environment["PYTHONPATH"] = os.pathsep.join([*python_path, *after])
+        environment["PYTHONPATH"] = os.pathsep.join([*found_first, *after])
     return environment
 
 
-def _python_path(spec: LaunchSpec, directory: Path) -> list[str]:
+def _workspace_path(spec: LaunchSpec, directory: Path) -> list[str]:
     """Where modules are found first: in the task's own workspace, if it has one."""
-    if spec.workspace is None:
-        return spec.python_path
-    folders = (directory / WORK_FOLDER, directory / WORK_FOLDER / "src")
-    return [*(str(folder) for folder in folders if folder.is_dir()), *spec.python_path]
+    folders = (directory / WORK_FOLDER, directory / WORK_FOLDER / "src") if spec.workspace is not None else ()
+    return [str(folder) for folder in folders if folder.is_dir()]
 
 
 def _enter_folder(spec: LaunchSpec, directory: Path) -> None:
@@ -297,7 +297,7 @@ def _read_payload(spec: LaunchSpec, directory: Path) -> bytes:
 
 def _run_callable(spec: LaunchSpec, directory: Path, environment: dict[str, str]) -> int:
     payload = _read_payload(spec, directory)
-    python_path = _python_path(spec, directory)
+    python_path = [*_workspace_path(spec, directory), *spec.python_path]
     sys.path[:] = [*python_path, *(entry for entry in sys.path if entry not in ("", *python_path))]
     _replace_environment(environment)
     random.seed()
@@ -412,8 +412,10 @@ def _pickle(error: BaseException) -> str | None:
     return base64.b64encode(data).decode()
 
 
-def freshen_interpreter() -> None:
+def freshen_interpreter(environment: Mapping[str, str] | None = None) -> None:
     """Make this process what tasks shall be copies of: as if the interpreter had just started, but for what is imported.
+
+    Its environment is the one given, by default those of its own variables that are safe to pass on.
 
     Done once, in the template: in each copy it would touch, and so copy, hundreds of pages.
     """
@@ -429,9 +431,10 @@ def freshen_interpreter() -> None:
     sys.excepthook = sys.__excepthook__
     sys.argv = ["fluster-task"]
     importlib.invalidate_caches()
-    environment = {
-        name: value for name, value in os.environ.items() if name in INHERITED_VARIABLES or name.startswith("LC_")
-    }
+    if environment is None:
+        environment = {
+            name: value for name, value in os.environ.items() if name in INHERITED_VARIABLES or name.startswith("LC_")
+        }
     os.environ.clear()
     os.environ.update({"PATH": os.defpath, **environment})
     logging.root.handlers.clear()

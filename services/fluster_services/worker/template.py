@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,12 @@ class TemplateDiedError(WorkerFaultError):
     """The template process is gone: only a new worker process can have a new one."""
 
 
-def start_template(*, owner_fd: int | None = None) -> TemplateHandle:
+def start_template(environment: Mapping[str, str] | None = None, *, owner_fd: int | None = None) -> TemplateHandle:
     """Fork the template and return the worker's end of it.
 
     To be called early in a worker's main, before any thread or event loop is started and before secrets are read: a callable task
-    runs in a copy of this process, which has imported what tasks shall have. `owner_fd` is the read end of a pipe whose
+    runs in a copy of this process, which has imported what tasks shall have. Tasks have `environment`, by default a few variables of
+    this process's own. `owner_fd` is the read end of a pipe whose
     other end belongs to the cluster's owner; at its end of file keepers kill their tasks, delete what they wrote, and go.
     Raises RuntimeError if threads are running.
     """
@@ -55,7 +57,7 @@ def start_template(*, owner_fd: int | None = None) -> TemplateHandle:
     keep_shared()
     pid = os.fork()
     if pid == 0:
-        run_and_exit(lambda: _Template(theirs, owner_fd).run())
+        run_and_exit(lambda: _Template(theirs, owner_fd, environment).run())
     theirs.close()
     return TemplateHandle(ours, pid)
 
@@ -174,8 +176,11 @@ def _import_for_tasks() -> None:
 
 
 class _Template:
-    def __init__(self, connection: socket.socket, owner_fd: int | None) -> None:
+    def __init__(
+        self, connection: socket.socket, owner_fd: int | None, environment: Mapping[str, str] | None = None
+    ) -> None:
         self._socket = connection
+        self._environment = environment
         self._owner_fd = owner_fd
         self._received = b""
         self._is_over = False
@@ -183,7 +188,7 @@ class _Template:
     def run(self) -> None:
         set_process_name("fluster-templ")
         reset_signals(handled_signals())
-        freshen_interpreter()
+        freshen_interpreter(self._environment)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # The leash decides. A drained worker gets these too, and its last tasks are still to start.
             signal.signal(number, signal.SIG_IGN)

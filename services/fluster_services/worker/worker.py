@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -30,6 +31,7 @@ from fluster_services.worker.attempts import Attempts
 from fluster_services.worker.claims import Claims
 from fluster_services.worker.class_offers import ClassOffers
 from fluster_services.worker.config import WorkerConfig
+from fluster_services.worker.detection import find_gpus
 from fluster_services.worker.draining import Draining
 from fluster_services.worker.images import Images
 from fluster_services.worker.ledger import Ledger
@@ -65,6 +67,7 @@ class Worker:
             timing=config.timing,
             free=self._free,
             attempts=lambda: list(self._attempts.running),
+            is_detecting=config.detected_share is not None,
         )
         self._progress = ProgressPump(bus)
         self._attempts = Attempts(
@@ -123,6 +126,7 @@ class Worker:
                     self._tasks.create_task(self._attempts.wellness.run()),
                 ]
                 ready()
+                loops.append(self._tasks.create_task(self._detect()))
                 is_done = await self._drain()
                 for loop in loops:  # a beat after the worker has left would bring it back
                     loop.cancel()
@@ -133,6 +137,21 @@ class Worker:
             self._classes.close()
             await self._attempts.close()
             await self._runtime.close()
+
+    async def _detect(self) -> None:
+        """Find what is to be found on this machine, which may take long, beside what is done already."""
+        if self._config.detected_share is None:
+            return
+        devices = (await find_gpus()).share(*self._config.detected_share)
+        if devices.ids:
+            log.info("%s has %d x %s", self._worker_id, len(devices.ids), devices.variant)
+            self._ledger.add_devices(devices)
+            self._attempts.on_devices(devices.kind)
+        await retried(
+            lambda _left_s: self._presence.say_detected(self._ledger.total), on=(BusError,), timeout_s=math.inf
+        )
+        await self._cover_when_possible()
+        await self._presence.beat()  # who waits for room need not wait for the next one
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._track(self._tasks.create_task(work))

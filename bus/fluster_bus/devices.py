@@ -1,0 +1,57 @@
+"""Accelerators as people name them. Imports next to nothing: also a cluster that just starts reads them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+VISIBLE_DEVICES = {"gpu": "CUDA_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_CHIPS"}  # how a task is told which are its own
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Accelerators of one model, with the ids by which the system knows them."""
+
+    kind: str = "cpu"
+    variant: str = "none"
+    ids: tuple[str, ...] = ()
+
+    def share(self, number: int, count: int) -> Devices:
+        """What the one of that number gets when `count` share them as evenly as they can."""
+        begin, end = (len(self.ids) * each // count for each in (number, number + 1))
+        return Devices(self.kind, self.variant, self.ids[begin:end]) if end > begin else Devices()
+
+
+def parse_gpus(text: str, visible: str | None) -> Devices:
+    """`h100:8`, or `h100` for one, or `0` for none; with the ids of CUDA_VISIBLE_DEVICES where that is set.
+
+    Raises ValueError.
+    """
+    if text == "0":
+        return Devices()
+    match = re.fullmatch(r"([A-Za-z0-9_-]*[A-Za-z][A-Za-z0-9_-]*)(?::([1-9]\d{0,3}))?", text)
+    if match is None:
+        raise ValueError(f"{text!r} names no GPUs: write a model and a count, such as h100:8, or 0 for none")
+    count = int(match[2] or 1)
+    ids = visible_ids(visible) or tuple(map(str, range(count)))
+    if len(ids) < count:
+        raise ValueError(f"{text!r} are more GPUs than CUDA_VISIBLE_DEVICES={visible!r} shows")
+    return Devices("gpu", match[1].lower(), ids[:count])
+
+
+def visible_ids(text: str | None) -> tuple[str, ...]:
+    """Those that CUDA_VISIBLE_DEVICES names."""
+    return tuple(each.strip() for each in (text or "").split(",") if each.strip())
+
+
+def as_json(devices: Devices) -> Sequence[object]:
+    """What `from_json` reads."""
+    return [devices.kind, devices.variant, list(devices.ids)]
+
+
+def from_json(data: Sequence[object]) -> Devices:
+    """The devices that `as_json` wrote."""
+    kind, variant, ids = data
+    assert isinstance(ids, list | tuple)  # noqa: S101 - it is ours
+    return Devices(str(kind), str(variant), tuple(map(str, ids)))
