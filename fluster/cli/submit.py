@@ -45,6 +45,13 @@ def submit(
         Path | None,
         typer.Option(metavar="FOLDER", help="Run in a copy of this folder. Example: --workspace ."),
     ] = None,
+    cwd: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Run in this folder, on workers that have it; with --workspace one in the copy. Example: --cwd /data/run",
+        ),
+    ] = None,
     pip: Annotated[
         list[str] | None,
         typer.Option(metavar="PACKAGE", help="A package that it needs; repeatable. Example: --pip 'numpy>=2'"),
@@ -161,7 +168,8 @@ def submit(
     """Have the cluster run a command as a job, and print the job's id.
 
     Options stand before the command; all that follows it belongs to it.
-    The command runs in a copy of --workspace; else in this folder, where the worker shares it; else in an empty one.
+    The command runs in a copy of --workspace; else in --cwd; else in this folder, where the worker shares it; else in an
+    empty one.
     With --follow stdout is the job's, and its id goes to stderr.
     Ctrl-C ends the waiting, not the job.
 
@@ -179,6 +187,7 @@ def submit(
         resources=make_resources(cpu, memory, gpu, label or [], disk=disk),
         environment={
             "workspace": _folder(workspace),
+            "cwd": str(Path(cwd).absolute()) if cwd is not None and workspace is None else cwd,
             "pip_packages": tuple(pip or ()),
             "requirements": _text_of("--requirements", requirements),
             "python": _whole_path(python),

@@ -113,14 +113,14 @@ def _changed(free: Capacity, need: Capacity, sign: int) -> Capacity:
 
 @functools.lru_cache(maxsize=_KEPT_NEEDS)
 def class_of(need: Capacity) -> CapacityClass | None:
-    """The smallest class that covers `need`; None when it is beyond all levels, or asks for disk or labels.
+    """The smallest class that covers `need`; None when it is beyond all levels, or asks for disk, labels or other workers.
 
     Those are in no class, so such a task is offered by name alone.
     """
     cpu = _at_least(_CPU_LEVELS, need.cpu)
     memory = _at_least(_MEMORY_LEVELS, need.memory)
     count = 0 if need.devices == 0 else _at_least(_COUNT_LEVELS, need.devices)
-    if cpu is None or memory is None or count is None or need.disk or need.labels:
+    if cpu is None or memory is None or count is None or need.disk or need.labels or need.elsewhere:
         return None
     device, variant = ("cpu", "none") if need.devices == 0 else (need.device, need.variant)
     return CapacityClass(device, variant, int(count), cpu, int(memory))

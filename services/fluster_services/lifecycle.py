@@ -11,6 +11,7 @@
                    its worker is lost          WORKER_FAILED    the controller
     PENDING        stopped by request          KILLED           the controller
                    fits no worker, for long    UNSCHEDULABLE    the controller
+                   no worker has its folder    FAILED           the controller
     FAILED         failure budget left         PENDING, n + 1   the controller
     WORKER_FAILED  preemption budget left      PENDING, n + 1   the controller
     any end        its gang starts again       PENDING, n + 1   the controller
@@ -240,6 +241,14 @@ def give_up(task: TaskRecord, *, now: float, reason: str) -> TaskRecord | None:
     if task.state is not JobStatus.PENDING:
         return None
     return _moved(task, JobStatus.UNSCHEDULABLE, now, reason, finished_at=now)
+
+
+def refuse(task: TaskRecord, *, now: float, reason: str) -> TaskRecord | None:
+    """All workers lack what it names: to try again would not help."""
+    if task.state is not JobStatus.PENDING:
+        return None
+    failures = max(task.failures, task.max_retries_failure) + 1
+    return _moved(task, JobStatus.FAILED, now, reason, finished_at=now, failures=failures)
 
 
 def retry(task: TaskRecord, *, now: float) -> TaskRecord | None:

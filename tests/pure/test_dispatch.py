@@ -224,3 +224,49 @@ def test_who_has_become_full_meanwhile_is_asked_once() -> None:
     cluster.submit("job", 4)
     kept_free = OfferReply(worker_id=A, accepted=False, spared=True)
     assert _subjects(cluster.offer(kept_free, _no(B))) == [ON_CLASS] * 2
+
+
+# ---- workers that lack what a job names -----------------------------------------------------------------
+
+
+def _lacks(worker_id: WorkerId) -> OfferReply:
+    return OfferReply(worker_id=worker_id, accepted=False, unfit=True, reason=f"worker {worker_id} has no folder")
+
+
+def test_a_worker_without_the_folder_is_not_asked_again_and_the_next_one_is() -> None:
+    cluster = Cluster()
+    task = cluster.submit("there", 4)
+    assert [ask.subject for ask in cluster.offer(_lacks(A))] == [ON_CLASS]
+    (ask,) = cluster.offer(OfferReply(worker_id=B, accepted=True))
+    assert ask.subject == "fluster.sys.workers.b.offer"
+    cluster.claim(task, B)
+    cluster.dispatch.scheduler.sanity_check()
+
+
+def test_a_task_that_is_wanted_nowhere_holds_up_nobody_with_the_same_need() -> None:
+    cluster = Cluster()
+    cluster.submit("nowhere", 4)
+    cluster.offer(_lacks(A))
+    cluster.offer(_lacks(B))
+    (need,) = cluster.dispatch.scheduler.needs()
+    assert need.elsewhere == (A, B)
+    cluster.submit("other", 4)
+    places = cluster.dispatch.take()
+    assert sorted(place.job.job_id for place, _ in places) == ["nowhere", "other"]
+    for place, need in places:
+        asks = list(cluster.dispatch.offer(place, need)) if place.job.job_id == "nowhere" else None
+        assert asks in (None, [])
+    cluster.roster.note_misfits([need for need in cluster.dispatch.scheduler.needs() if need.elsewhere], now=1.0)
+    assert [need.elsewhere for need in cluster.roster.misfits] == [(A, B)]
+    cluster.dispatch.scheduler.sanity_check()
+
+
+def test_what_workers_lack_is_forgotten_with_the_job() -> None:
+    cluster = Cluster()
+    task = cluster.submit("there", 4)
+    cluster.offer(_lacks(A))
+    key = next(iter(cluster.books.keys()))
+    assert dict(cluster.dispatch.unfit(key)) == {A: "worker a has no folder"}
+    cluster.end(cluster.claim(task, B))
+    cluster.dispatch.forget(key)
+    assert not cluster.dispatch.unfit(key)

@@ -403,6 +403,7 @@ def test_create_environment_takes_what_environments_have() -> None:
         "uv_lock": True,
         "python": "3.12",
         "secrets": ("B",),
+        "cwd": None,
     }
 
 

@@ -158,3 +158,43 @@ def test_a_path_without_an_interpreter_is_told(cluster: LocalCluster, tmp_path: 
     assert info.status is JobStatus.FAILED
     assert f"python={str(tmp_path)!r}" in info.error_message
     assert "bin/python" in info.error_message
+
+
+# ---- a folder by contract -------------------------------------------------------------------------------
+
+
+def test_a_command_runs_in_the_folder_that_it_names(submit: Submit, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    done = submit("--cwd", "there", "--", "sh", "-c", "pwd -P")
+    assert (done.returncode, done.stdout) == (0, f"{(tmp_path / 'there').resolve()}\n"), done.stderr
+
+
+def test_a_folder_that_no_worker_has_fails_the_job_and_names_them(cluster: LocalCluster, submit: Submit) -> None:
+    done = submit("--retries", "3", "--cwd", "/no/such/folder", "--", "true")
+    assert done.returncode == 1
+    for worker_id in ("worker-0", "worker-1"):
+        assert f"worker {worker_id} has no folder '/no/such/folder'" in done.stderr
+    assert "ended as FAILED" in done.stderr
+
+
+def test_a_copy_is_entered_where_it_says(submit: Submit, tmp_path: Path) -> None:
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "data.txt").write_text("some data\n")
+    done = submit("--workspace", ".", "--cwd", "part", "--", "cat", "data.txt")
+    assert (done.returncode, done.stdout) == (0, "some data\n"), done.stderr
+    done = submit("--workspace", ".", "--cwd", "elsewhere", "--", "true")
+    assert done.returncode == 1
+    assert "elsewhere' cannot be entered: No such file or directory" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--cwd", "/data", "--image", "debian:12"], "exclude each other"),
+        (["--cwd", "../data", "--workspace", "."], "give a path relative to it"),
+    ],
+)
+def test_a_folder_that_cannot_be_meant_is_refused(submit: Submit, arguments: list[str], message: str) -> None:
+    done = submit(*arguments, "--", "true")
+    assert done.returncode == 2
+    assert message in done.stderr

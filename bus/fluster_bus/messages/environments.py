@@ -20,7 +20,8 @@ class EnvironmentConfig(Message):
     """What surrounds the task: the folder it runs in, the packages it finds, environment variables.
 
     `workspace` is a folder of the client: packed when the job is launched, without .git and what .gitignore names, and
-    each task runs in a copy of its own. `pip_packages`, `requirements` (the text of a requirements file) and `uv_lock`
+    each task runs in a copy of its own. `cwd` is the folder to run in: a whole path, and then only workers that have that folder run the
+    task, or with a workspace a path in it. `pip_packages`, `requirements` (the text of a requirements file) and `uv_lock`
     (the uv.lock in the workspace) are installed into a virtual environment on top of what the worker has, and in containers
     of what the image has. `python` is another interpreter for that: a version or a path, found on the worker, or in the image.
     Without packages, the path of an interpreter, a virtual environment or a conda environment on the worker is used as it is.
@@ -33,6 +34,7 @@ class EnvironmentConfig(Message):
     """
 
     workspace: str | Path | None = None
+    cwd: str | None = Field(default=None, min_length=1, max_length=4_096)
     bundle: str | None = Field(default=None, pattern=r"\A[0-9a-f]{64}\z")  # what was made of the workspace: its SHA-256
     pip_packages: tuple[str, ...] = ()
     requirements: str | None = Field(default=None, max_length=MAX_REQUIREMENTS_CHARACTERS)
@@ -89,6 +91,23 @@ class EnvironmentConfig(Message):
             yield name, masked(value) if name == "env_vars" else value
 
     @model_validator(mode="after")
+    def _check_cwd(self) -> Self:
+        if self.cwd is None:
+            return self
+        if self.image is not None:
+            raise ValueError(
+                f"cwd={self.cwd!r} and image={self.image!r} exclude each other: a container has no folder of its worker"
+            )
+        parts, has_copy = self.cwd.split("/"), self.workspace is not None or self.bundle is not None
+        if has_copy and (self.cwd.startswith("/") or ".." in parts or not self.cwd.isprintable()):
+            raise ValueError(f"cwd={self.cwd!r}: with a workspace, give a path relative to it, such as 'experiments/a'")
+        if not has_copy and (not self.cwd.startswith("/") or not self.cwd.isprintable()):
+            raise ValueError(
+                f"cwd={self.cwd!r}: without a workspace, give the whole path of a folder, such as '/data/run'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _has_what_it_needs(self) -> Self:
         if self.workspace is not None and self.bundle is not None:
             raise ValueError("give workspace=… or bundle=…, not both: the bundle is a workspace that is stored already")
@@ -130,6 +149,7 @@ def create_environment(
     env_vars: Mapping[str, str] | None = None,
     *,
     workspace: str | Path | None = None,
+    cwd: str | None = None,
     pip_packages: Sequence[str] = (),
     requirements: str | None = None,
     uv_lock: bool = False,
@@ -146,6 +166,7 @@ def create_environment(
     return EnvironmentConfig.model_validate(
         {
             "workspace": workspace,
+            "cwd": cwd,
             "pip_packages": pip_packages,
             "requirements": requirements,
             "uv_lock": uv_lock,

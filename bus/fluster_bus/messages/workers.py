@@ -22,6 +22,9 @@ class Capacity(Message):
     variant: str = "none"
     devices: int = Field(default=0, ge=0)
     labels: tuple[str, ...] = ()  # sorted, as `zone=a`; those that a task needs are among those that its worker has
+    elsewhere: tuple[
+        WorkerId, ...
+    ] = ()  # of a need: sorted, workers that lack what the job names, whatever room they have
 
 
 class WorkerInfo(Message):
@@ -63,6 +66,7 @@ class OfferReply(Message):
 
     worker_id: WorkerId
     accepted: bool
+    unfit: bool = False  # it lacks what the job names, and not room: others may have it
     spared: bool = False  # it is one of those that are kept free: others may have room
     reason: str = ""
 

@@ -225,6 +225,7 @@ class Controller:
         if isinstance(record, TaskRecord):
             self._apply_task(key, record)
         elif record.state.finished():
+            self.dispatch.forget(key)
             for other in (*self.books.children(key), *self.books.dependents(key), *self.books.ancestors(key)):
                 self.mark(other)
         self.mark(key)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -64,6 +64,7 @@ class Dispatch:
     def __init__(self, books: Books, roster: Roster, around: Surroundings, *, reserve_after_s: float) -> None:
         self.scheduler = Scheduler()
         self._turns = Turns()
+        self._unfit: dict[JobKey, dict[WorkerId, str]] = {}  # {job: {worker that lacks what it names: why}}
         self._books = books
         self._roster = roster
         self._around = around
@@ -101,8 +102,20 @@ class Dispatch:
         if not self._has_turn(key, task.task):
             return
         place = Place(place_in_line(task.order, task.priority), task.task, key)
-        self.scheduler.add(place, needed(task.resources), now=self._around.now())
+        self.scheduler.add(place, self._need(key, task), now=self._around.now())
         self._around.on_dispatchable()
+
+    def _need(self, key: JobKey, task: TaskRecord) -> Capacity:
+        need, unfit = needed(task.resources), self._unfit.get(key)
+        return need if unfit is None else need.model_copy(update={"elsewhere": tuple(sorted(unfit))})
+
+    def unfit(self, key: JobKey) -> Mapping[WorkerId, str]:
+        """The workers that lack what the job names, and why they say so."""
+        return self._unfit.get(key, {})
+
+    def forget(self, key: JobKey) -> None:
+        """The job has ended."""
+        self._unfit.pop(key, None)
 
     def _has_turn(self, key: JobKey, task: int) -> bool:
         """False for a task of an array as many of which wait for offers, or run, as may at once."""
@@ -188,7 +201,8 @@ class Dispatch:
             place = starving.place
             if scheduler.reserved is not None and place >= scheduler.reserved:
                 break
-            workers = choose(starving.need, starving.count, roster.rooms())
+            rooms = [room for room in roster.rooms() if room.name not in starving.need.elsewhere]
+            workers = choose(starving.need, starving.count, rooms)
             if workers:
                 self._kept_free = tuple(WorkerId(worker) for worker in workers)
                 scheduler.reserve(starving)
@@ -215,7 +229,12 @@ class Dispatch:
             self.scheduler.remove(place.job, place.task)
         else:
             accepted, is_worth_repeating = yield from self._place(row, place, need)
-            if accepted:
+            present = self._need(place.job, row.value)
+            if not accepted and present != need:
+                # It goes on in the line of those for which these workers are not asked either.
+                self.scheduler.remove(place.job, place.task)
+                self.scheduler.add(place, present, now=self._around.now())
+            elif accepted:
                 # The worker's claim is in the record, which takes the task out of the line when it arrives.
                 self.scheduler.on_accepted(need, place, now=self._around.now())
                 self._decline_pause_s = _FIRST_PAUSE_AFTER_DECLINE_S
@@ -259,19 +278,28 @@ class Dispatch:
                 if answer is None or not answer.spared:
                     break
                 answer = yield Ask(offered.subject, offer)
+            if answer is not None and answer.unfit:
+                self._note_unfit(place.job, answer)
+                return False, False
             if answer is not None and not answer.spared:
                 # A worker that has just become full may still be reached; the next offer goes to another, or to nobody.
                 return answer.accepted, True
             if answer is None and not is_between_levels(need, offered):
                 return False, False
         has_declined = False
-        for worker_id in self._candidates(place, need, spared):
+        for worker_id in self._candidates(place, need, {*spared, *need.elsewhere}):
             answer = yield Ask(subjects.worker_verb(worker_id, "offer"), offer)
             if answer is not None and answer.accepted:
                 return True, True
+            if answer is not None and answer.unfit:
+                self._note_unfit(place.job, answer)
+                continue
             has_declined |= answer is not None and fits(need, self._roster.said_free(worker_id))
         # One that said it has room may have had another reason, which passes without that it ever has more room to tell of.
         return False, has_declined
+
+    def _note_unfit(self, key: JobKey, answer: OfferReply) -> None:
+        self._unfit.setdefault(key, {})[answer.worker_id] = answer.reason
 
     def _candidates(self, place: Place, need: Capacity, spared: Collection[WorkerId]) -> Iterator[WorkerId]:
         """The workers that have room by the records."""

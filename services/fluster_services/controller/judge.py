@@ -94,7 +94,9 @@ class Judge:
         self._roster.note_misfits(scheduler.needs(), now=now)
         totals = [(str(worker_id), total) for worker_id, total in self._roster.totals()]
         for need, since in self._roster.misfits.items():
-            if now - since < self._timing.unschedulable_after_s:
+            # That workers lack what a job names does not change by waiting; which others there will be may.
+            is_unfit = any(capacity.fits(need, total) for _, total in totals)
+            if now - since < self._timing.unschedulable_after_s and not is_unfit:
                 continue
             reason = capacity.misfit(need, totals)
             misfit = []
@@ -103,7 +105,11 @@ class Judge:
                 row = entry.tasks.get(task) if entry is not None else None
                 if row is None:
                     continue
-                given_up = lifecycle.give_up(row.value, now=time.time(), reason=reason)
+                if is_unfit:
+                    why = "; ".join(sorted(set(self._controller.dispatch.unfit(key).values())))
+                    given_up = lifecycle.refuse(row.value, now=time.time(), reason=f"no worker can run it: {why}")
+                else:
+                    given_up = lifecycle.give_up(row.value, now=time.time(), reason=reason)
                 if given_up is not None:
                     misfit.append((given_up, row.revision))
             await self._controller.write_verdicts(misfit)

@@ -97,14 +97,14 @@ class Roster:
 
     def note_misfits(self, needs: Iterable[Capacity], *, now: float) -> None:
         """Look which of the needs of those that wait no registered worker could ever cover."""
-        totals = [total for _, total in self.totals()]
+        totals = self.totals()
         is_detecting = any(info.detecting for info in self.workers.values())
         misfits = [
             need
             for need in needs
             if totals
             and not (need.devices and is_detecting)
-            and not any(capacity.fits(need, total) for total in totals)
+            and not any(capacity.fits(need, total) for each, total in totals if each not in need.elsewhere)
         ]
         self.misfits = {need: self.misfits.get(need, now) for need in misfits}
 

@@ -341,6 +341,7 @@ def _at_least(need: Capacity, other: Capacity) -> bool:
         and need.memory >= other.memory
         and need.disk >= other.disk
         and set(need.labels) >= set(other.labels)
+        and set(need.elsewhere) >= set(other.elsewhere)
         and (other.devices == 0 or ((need.device, need.variant) == (other.device, other.variant)))
         and need.devices >= other.devices
     )

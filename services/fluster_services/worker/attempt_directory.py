@@ -68,8 +68,8 @@ class LaunchSpec:
     env: dict[str, str] = field(default_factory=dict)  # on top of the few variables that the worker's own gives
     unset: list[str] = field(default_factory=list)  # those of the few that it does not get
     notice: str = ""  # what the task's stderr begins with
-    working_dir: str | None = None
-    workspace: str | None = None  # a folder: the task runs in a copy of it, which goes before `working_dir`
+    working_dir: str | None = None  # a whole path, or with a workspace one in its copy
+    workspace: str | None = None  # a folder: the task runs in a copy of it, which goes before a whole path
     python: str | None = None  # of the attempt's own environment: runs a callable; a command finds it on its PATH
     # Of an interpreter that is used as it is: how the job names it, and where it imports what it does not have itself.
     python_given: str | None = None
@@ -245,6 +245,12 @@ def read_json_lines(path: str | Path) -> dict[str, Any]:
             data = None
         found.update(data if isinstance(data, dict) else {})
     return found
+
+
+def folder_in_workspace(spec: LaunchSpec) -> str:
+    """The path in the copy of its workspace where the task begins; empty for the copy itself."""
+    folder = spec.working_dir or ""
+    return folder if spec.workspace is not None and not folder.startswith("/") else ""
 
 
 def task_folder(spec: LaunchSpec, directory: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import posixpath
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -127,6 +128,7 @@ class Wanted:
     devices: Sequence[str] = ()  # GPUs
     mounts: Mapping[str, str] = field(default_factory=dict)  # {path in the container: path here}, checked
     has_workspace: bool = False  # in its folder
+    begins_in: str = ""  # a path in that
 
 
 def labels(key: str, state: Path) -> dict[str, str]:
@@ -170,7 +172,7 @@ def create_body(
         "Entrypoint": command,
         "Cmd": [],
         "Env": [f"{name}={value}" for name, value in environment.items()],
-        "WorkingDir": WORKING_FOLDER,
+        "WorkingDir": posixpath.join(WORKING_FOLDER, wanted.begins_in) if wanted.begins_in else WORKING_FOLDER,
         "Healthcheck": {"Test": ["NONE"]},  # the image's own is for what the image would run
         "Labels": labels(wanted.key, state),
         **({} if settings.profile == "trusted" else {"User": f"{user[0]}:{user[1]}"}),

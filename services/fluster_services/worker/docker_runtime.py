@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING
 
 from fluster.progress_file import DIRECTORY_VARIABLE
 from fluster_bus.address import CREDENTIALS_VARIABLE
-from fluster_services.worker.attempt_directory import TASK_FOLDER, LaunchSpec, directory_name
+from fluster_services.worker.attempt_directory import (
+    TASK_FOLDER,
+    LaunchSpec,
+    directory_name,
+    folder_in_workspace,
+)
 from fluster_services.worker.container import (
     INNER_FOLDER,
     NOBODY,
@@ -121,6 +126,7 @@ class DockerRuntime:
             devices=spec.devices,
             mounts=checked_mounts(spec.mounts, settings.mount_roots, secret=secret),
             has_workspace=spec.workspace is not None,
+            begins_in=folder_in_workspace(spec),
         )
         container = Container(
             engine=settings.engine,

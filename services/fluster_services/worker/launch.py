@@ -62,6 +62,8 @@ class Launcher:
     def _folder(self, request: JobRequest, prepared: Prepared) -> tuple[str | None, str]:
         """Where a task runs that has no copy of a workspace, None for a folder of its own; and what it is told about that."""
         usual = str(self.working_dir) if self.working_dir is not None else None
+        if request.environment.cwd is not None:
+            return request.environment.cwd, ""
         origin, image = request.origin, request.environment.image
         if prepared.workspace is not None or request.entrypoint.command is None or origin is None:
             return usual, ""

@@ -34,6 +34,7 @@ from fluster_services.worker.attempt_directory import (
     WORK_FOLDER,
     LaunchSpec,
     TaskError,
+    folder_in_workspace,
     from_json,
     to_json,
 )
@@ -259,14 +260,14 @@ def _enter_folder(spec: LaunchSpec, directory: Path) -> None:
             shutil.copytree(spec.workspace, folder, symlinks=True)
         elif is_own:
             folder.mkdir(exist_ok=True)
-        os.chdir(folder)
+        os.chdir(folder / folder_in_workspace(spec))
     except shutil.Error as cause:
         message = f"the workspace could not be copied to {str(folder)!r}: {cause}"
         raise CannotStartError("OSError", message[:_MAX_MESSAGE_CHARACTERS], EXIT_NOT_EXECUTABLE) from cause
     except OSError as cause:
         raise CannotStartError(
             type(cause).__name__,
-            f"the working directory {str(folder)!r} cannot be entered: {cause.strerror}",
+            f"the working directory {cause.filename or str(folder)!r} cannot be entered: {cause.strerror}",
             EXIT_NOT_EXECUTABLE,
         ) from cause
 

@@ -33,6 +33,7 @@ from fluster_services.worker.class_offers import ClassOffers
 from fluster_services.worker.config import WorkerConfig
 from fluster_services.worker.detection import find_gpus
 from fluster_services.worker.draining import Draining
+from fluster_services.worker.folders import UnfitError, check_folder
 from fluster_services.worker.images import Images
 from fluster_services.worker.ledger import Ledger
 from fluster_services.worker.presence import Presence
@@ -238,11 +239,14 @@ class Worker:
             return OfferReply(
                 worker_id=self._worker_id, accepted=False, spared=True, reason="kept free for another task"
             )
-        refusal = await self._take(offer)
+        try:
+            refusal = await self._take(offer)
+        except UnfitError as error:
+            return OfferReply(worker_id=self._worker_id, accepted=False, unfit=True, reason=str(error))
         return OfferReply(worker_id=self._worker_id, accepted=refusal is None, reason=refusal or "")
 
     async def _take(self, offer: Offer) -> str | None:
-        """Reserve, then claim: None when the task is this worker's, else why not."""
+        """Reserve, then claim: None when the task is this worker's, else why not. Raises UnfitError."""
         if offer.namespace not in self._config.job_credentials:
             return "no such namespace here"
         if time.monotonic() >= self._presence.fence_at:
@@ -258,6 +262,9 @@ class Worker:
             return "it drains"
         if self._attempts.wellness.trouble is not None:
             return f"it takes no work: {self._attempts.wellness.trouble}"
+        if job is not None and not row.value.gang:  # a gang's tasks are counted on where there is room
+            is_contained = self._config.containers is not None
+            await check_folder(job.request.environment, self._worker_id, in_containers=is_contained)
         key = subjects.attempt_key(offer.namespace, offer.job_id, offer.task, offer.attempt)
         need = needed(row.value.resources)
         if not self._ledger.reserve(key, need):
