@@ -22,7 +22,7 @@ from fluster_services.own_imports import import_kept
 if TYPE_CHECKING:
     from fluster_bus.address import BusAddress
     from fluster_bus.bus import Bus
-    from fluster_bus.messages import Capacity, Namespace
+    from fluster_bus.messages import Capacity, Namespace, WorkerId
     from fluster_services.vm.backend import ClusterToJoin
     from fluster_services.worker.container import ContainerSettings
 
@@ -132,7 +132,6 @@ class LocalDaemons:
             import base64
             import pickle
 
-            from fluster_bus.messages import WorkerId
             from fluster_services.vm.daemon import WantedVMs, run_vms
 
             # The backend's class may be the owner's own.
@@ -140,8 +139,7 @@ class LocalDaemons:
             run_vms(
                 WantedVMs(
                     backend=pickle.loads(base64.b64decode(self._setup.backend or "")),
-                    vm_ids=[WorkerId(f"worker-{number}") for number in range(self._setup.workers)],
-                    resources=self._share(),
+                    resources={self._vm_id(number): self._given(number) for number in range(self._setup.workers)},
                     boot_timeout_s=self._setup.start_timeout_s,
                 ),
                 self._cluster_to_join,
@@ -164,6 +162,7 @@ class LocalDaemons:
             timing=LOCAL_TIMING,
             working_dir=Path(self._setup.working_dir),
             python_path=self._setup.python_path,
+            device_ids={self._vm_id(number): self._devices(number).ids for number in range(self._setup.workers)},
             log_dir=self._store_dir / "logs",
         )
 
@@ -201,11 +200,21 @@ class LocalDaemons:
         from fluster_services.config import CacheLimits
         from fluster_services.worker.detection import free_disk
 
-        devices, total = self._devices(number), self._share()
-        found = {"device": devices.kind, "variant": devices.variant, "devices": len(devices.ids)}
-        if self._setup.disk is None:
-            found["disk"] = free_disk(state_dir, CacheLimits()) // self._setup.workers
-        return total.model_copy(update=found)
+        total = self._given(number)
+        if self._setup.disk is not None:
+            return total
+        return total.model_copy(update={"disk": free_disk(state_dir, CacheLimits()) // self._setup.workers})
+
+    def _given(self, number: int) -> Capacity:
+        """What the owner has said that a worker, or a VM, has."""
+        devices = self._devices(number)
+        given = {"device": devices.kind, "variant": devices.variant, "devices": len(devices.ids)}
+        return self._share().model_copy(update=given)
+
+    def _vm_id(self, number: int) -> WorkerId:
+        from fluster_bus.messages import WorkerId
+
+        return WorkerId(f"worker-{number}")
 
     def _devices(self, number: int) -> Devices:
         given = from_json(self._setup.devices) if self._setup.devices is not None else Devices()

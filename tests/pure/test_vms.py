@@ -25,7 +25,7 @@ from fluster_services.worker.container import NOBODY, Libraries
 USUAL = Capacity(cpu=4, memory=1 << 30)
 
 
-def body_of(network: str = "host") -> dict[str, object]:
+def body_of(network: str = "host", device_ids: tuple[str, ...] = ()) -> dict[str, object]:
     container = vm_container(
         WorkerId("vm-1"),
         Capacity(cpu=1.5, memory=1 << 30),
@@ -34,12 +34,23 @@ def body_of(network: str = "host") -> dict[str, object]:
         owner="boot-1.2.3",
         user=User(1000, 1001, (20, 30)),
         folders=[SharedFolder(Path("/srv/data"), Path("/big/data"))],
+        device_ids=device_ids,
         libraries=[
             Libraries({"/src": "/opt/fluster/given/0"}, ("/opt/fluster/given/0",)),
             Libraries({"/own": "/o"}, ("/o",)),
         ],
     )
     return create_body(container)
+
+
+def test_a_container_has_the_gpus_that_were_set_aside_for_it() -> None:
+    body = body_of(device_ids=("4", "5"))
+    host, env = body["HostConfig"], body["Env"]
+    assert isinstance(host, dict)
+    assert isinstance(env, list)
+    assert [each["DeviceIDs"] for each in host["DeviceRequests"]] == [["4", "5"]]
+    assert "NVIDIA_VISIBLE_DEVICES=4,5" in env
+    assert "DeviceRequests" not in str(body_of())
 
 
 def test_a_container_has_its_resources_and_no_more() -> None:
@@ -148,8 +159,11 @@ def test_what_is_not_asked_for_is_as_usual() -> None:
     assert sized(Capacity(memory=5, labels=("zone=a",)), USUAL) == Capacity(cpu=4, memory=5, labels=("zone=a",))
     with pytest.raises(VMError, match="8 tpu devices"):
         sized(Capacity(device="tpu", devices=8), USUAL)
-    with pytest.raises(VMError, match="5 bytes of disk"):
-        sized(Capacity(disk=5), USUAL)
+    assert sized(Capacity(disk=5), USUAL) == USUAL.model_copy(update={"disk": 5})
+    gpus = Capacity(device="gpu", variant="h100", devices=2)
+    assert sized(gpus, USUAL, ("4", "5")) == gpus.model_copy(update={"cpu": 4, "memory": 1 << 30})
+    with pytest.raises(VMError, match="2 gpu devices was asked for: 1 of this machine's"):
+        sized(gpus, USUAL, ("4",))
 
 
 @pytest.mark.parametrize("cpus", [0, -1, float("nan"), float("inf"), True, "2"])

@@ -62,6 +62,8 @@ class ClusterToJoin:
     timing: Timing = field(default_factory=Timing)
     working_dir: Path | None = None  # of tasks, where VMs see the folders of this machine
     python_path: tuple[str, ...] = ()  # the same
+    # {VM: ids of those of this machine's GPUs that are its own}, for backends whose VMs are on this machine
+    device_ids: Mapping[WorkerId, tuple[str, ...]] = field(default_factory=dict)
     log_dir: Path | None = None  # where the output of each VM goes: <id>.log
 
 

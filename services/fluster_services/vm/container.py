@@ -10,7 +10,7 @@ from typing import Any
 
 from fluster_bus.messages import Capacity, WorkerId
 from fluster_services.vm.folders import SharedFolder
-from fluster_services.worker.container import NOBODY, OWN_MINOR, Libraries, bind
+from fluster_services.worker.container import NOBODY, OWN_MINOR, Libraries, bind, device_requests
 from fluster_services.worker.limits import MAX_PIDS, MIN_QUOTA_US, PERIOD_US
 
 VM_LABEL = "fluster.vm"
@@ -51,6 +51,7 @@ class VMContainer:
     owner: str  # the mark of the program that asks
     user: User
     folders: tuple[SharedFolder, ...]
+    device_ids: tuple[str, ...]  # of the machine's GPUs
     mounts: tuple[tuple[str, str], ...]  # (where it lies here, where it lies in the container)
     python_path: tuple[str, ...]  # in the container, behind what the image has
 
@@ -64,6 +65,7 @@ def vm_container(
     owner: str,
     user: User,
     folders: Sequence[SharedFolder] = (),
+    device_ids: Sequence[str] = (),
     libraries: Sequence[Libraries],
 ) -> VMContainer:
     """A container that sees these libraries, those of the last first in the way of its own interpreter."""
@@ -75,6 +77,7 @@ def vm_container(
         owner=owner,
         user=user,
         folders=tuple(folders),
+        device_ids=tuple(device_ids),
         mounts=tuple(pair for each in libraries for pair in each.mounts.items()),
         python_path=tuple(entry for each in libraries for entry in each.python_path),
     )
@@ -87,11 +90,12 @@ def create_body(vm: VMContainer) -> dict[str, Any]:
     the container when it is over.
     """
     memory = vm.resources.memory + OWN_MEMORY
+    visible = ",".join(vm.device_ids) or "void"
     return {
         "Image": vm.image,
         "Entrypoint": ["python3", "-c", _BOOT, OWN_MINOR, vm.image, *vm.python_path],
         "Cmd": [],
-        "Env": [f"HOME={HOME_FOLDER}", "PYTHONUNBUFFERED=1", "NVIDIA_VISIBLE_DEVICES=void"],
+        "Env": [f"HOME={HOME_FOLDER}", "PYTHONUNBUFFERED=1", f"NVIDIA_VISIBLE_DEVICES={visible}"],
         "User": f"{vm.user.uid}:{vm.user.gid}",
         "WorkingDir": WORK_FOLDER,
         "Healthcheck": {"Test": ["NONE"]},  # the image's own is for what the image would run
@@ -116,6 +120,7 @@ def create_body(vm: VMContainer) -> dict[str, Any]:
             "MemorySwap": memory,
             "ShmSize": vm.resources.memory,  # it counts as memory
             # No NanoCpus: the engine refuses more than the machine has, and CPUs may be logical.
+            **device_requests(vm.device_ids),
             "CpuPeriod": PERIOD_US,
             "CpuQuota": max(MIN_QUOTA_US, round(vm.resources.cpu * PERIOD_US)),
         },

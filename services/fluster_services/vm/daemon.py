@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +29,7 @@ class WantedVMs:
     """What the daemon is to keep."""
 
     backend: VMBackend
-    vm_ids: Sequence[WorkerId]
-    resources: Capacity  # of each; what is 0 is as the backend has it
+    resources: Mapping[WorkerId, Capacity]  # of each; what is 0 is as the backend has it
     boot_timeout_s: float
 
 
@@ -90,13 +89,13 @@ class _Keeping:
         try:
             self._tell_ready()
             async with asyncio.TaskGroup() as tasks:
-                for vm_id in self._wanted.vm_ids:
+                for vm_id in self._wanted.resources:
                     tasks.create_task(self._keep(vm_id, all_ready))
         finally:
             await backend.close()
 
     def _tell_ready(self) -> None:
-        self._tell(f"{len(self._ready)} of {len(self._wanted.vm_ids)} VMs are ready")
+        self._tell(f"{len(self._ready)} of {len(self._wanted.resources)} VMs are ready")
 
     async def _keep(self, vm_id: WorkerId, all_ready: Callable[[], None]) -> None:
         pause_s = _FIRST_PAUSE_S
@@ -120,11 +119,11 @@ class _Keeping:
         backend = self._wanted.backend
         if vm_id in {each.vm_id for each in await backend.list_vms()}:
             await backend.release(vm_id)
-        await backend.allocate(self._wanted.resources, vm_id=vm_id)
+        await backend.allocate(self._wanted.resources[vm_id], vm_id=vm_id)
         await backend.wait_ready(vm_id, self._wanted.boot_timeout_s)
         if vm_id not in self._ready:
             self._ready.add(vm_id)
             self._tell_ready()
-            if len(self._ready) == len(self._wanted.vm_ids):
+            if len(self._ready) == len(self._wanted.resources):
                 all_ready()
         return await backend.wait_over(vm_id)

@@ -88,8 +88,8 @@ class DockerBackend(Fleet):
         await super().open(cluster)
         self._engine, self._images = engine, images
 
-    def _sized(self, resources: Capacity) -> Capacity:
-        return sized(resources, self._usual)
+    def _sized(self, resources: Capacity, device_ids: tuple[str, ...]) -> Capacity:
+        return sized(resources, self._usual, device_ids)
 
     async def _prepare(self) -> None:
         assert self._images is not None  # noqa: S101 - it is open
@@ -107,6 +107,7 @@ class DockerBackend(Fleet):
             owner=own_mark(),
             user=user_of_vms(program, shares_folders=bool(self._folders)),
             folders=self._folders,
+            device_ids=cluster.device_ids.get(vm_id, ()),
             libraries=[
                 given_libraries(without_interpreters_own(cluster.python_path), secret=secret),
                 own_libraries(sys.path),
@@ -116,7 +117,7 @@ class DockerBackend(Fleet):
             address=self._reached(cluster.address),
             worker_id=vm_id,
             state_dir=Path(STATE_FOLDER),
-            total=resources,
+            total=resources,  # its devices are counted from 0 in there
             job_credentials={name: self._reached(address) for name, address in cluster.job_credentials.items()},
             timing=cluster.timing,
             working_dir=Path(WORK_FOLDER),

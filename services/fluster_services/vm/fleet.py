@@ -88,8 +88,8 @@ class Fleet(ABC):
         self._released: set[WorkerId] = set()
 
     @abstractmethod
-    def _sized(self, resources: Capacity) -> Capacity:
-        """What a VM gets that is asked for with these resources. Raises VMError."""
+    def _sized(self, resources: Capacity, device_ids: tuple[str, ...]) -> Capacity:
+        """What a VM gets that is asked for with these resources, and has these devices. Raises VMError."""
 
     @abstractmethod
     async def _prepare(self) -> None:
@@ -117,7 +117,7 @@ class Fleet(ABC):
         check_name("VM id", chosen)  # a part of subjects, of a file's name, and of a container's
         if chosen in self._vms:
             raise VMError(f"there is a VM {chosen!r} already: release it, or choose another id")
-        sized = self._sized(resources or Capacity())
+        sized = self._sized(resources or Capacity(), cluster.device_ids.get(chosen, ()))
         output = Output(cluster.log_dir and cluster.log_dir / f"{chosen}.log")
         vm = _VM(chosen, sized, self._machine(cluster, chosen, sized), output)
         self._vms[chosen] = vm

@@ -30,8 +30,8 @@ class LocalBackend(Fleet):
         super().__init__()
         self._usual = usual_size(cpus, memory)
 
-    def _sized(self, resources: Capacity) -> Capacity:
-        return sized(resources, self._usual)
+    def _sized(self, resources: Capacity, device_ids: tuple[str, ...]) -> Capacity:
+        return sized(resources, self._usual, device_ids)
 
     async def _prepare(self) -> None:
         return  # all is here
@@ -42,6 +42,7 @@ class LocalBackend(Fleet):
             worker_id=vm_id,
             state_dir=cluster.state_dir / vm_id,
             total=resources,
+            device_ids=cluster.device_ids.get(vm_id, ()),
             job_credentials=dict(cluster.job_credentials),
             timing=cluster.timing,
             working_dir=cluster.working_dir,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from fluster_bus.messages import Capacity, parse_size
 from fluster_services.vm.backend import VMError
@@ -18,12 +19,12 @@ def usual_size(cpus: float, memory: int | str) -> Capacity:
     return Capacity(cpu=cpus, memory=size)
 
 
-def sized(asked: Capacity, usual: Capacity) -> Capacity:
-    """What a VM gets for which these resources are asked. Raises VMError for what these backends do not give."""
-    if asked.devices:
-        raise VMError(f"a VM with {asked.devices} {asked.device} devices was asked for: these VMs have none")
-    if asked.disk:
-        raise VMError(f"a VM with {asked.disk} bytes of disk was asked for: these VMs have no disks of their own")
-    return usual.model_copy(
-        update={"cpu": asked.cpu or usual.cpu, "memory": asked.memory or usual.memory, "labels": asked.labels}
-    )
+def sized(asked: Capacity, usual: Capacity, device_ids: Sequence[str] = ()) -> Capacity:
+    """What a VM gets for which these resources are asked. Raises VMError for what these backends do not give.
+
+    Disk is the machine's own: it is counted, as CPUs of workers on this machine are, and not enforced.
+    """
+    if asked.devices != len(device_ids):
+        known = f"{len(device_ids)} of this machine's were set aside for it" if device_ids else "these VMs have none"
+        raise VMError(f"a VM with {asked.devices} {asked.device} devices was asked for: {known}")
+    return asked.model_copy(update={"cpu": asked.cpu or usual.cpu, "memory": asked.memory or usual.memory})

@@ -185,7 +185,7 @@ def create_body(
             **_limits(wanted.limits),
             "ShmSize": settings.shm_bytes or wanted.limits.memory or max(wanted.memory or 0, _MIN_FREE_SHM_BYTES),
             "Ulimits": _ulimits(settings),
-            **_devices(wanted.devices),
+            **device_requests(wanted.devices),
         },
     }
 
@@ -222,7 +222,8 @@ def _limits(limits: Limits) -> dict[str, Any]:
     return asked
 
 
-def _devices(devices: Sequence[str]) -> dict[str, Any]:
+def device_requests(devices: Sequence[str]) -> dict[str, Any]:
+    """What an engine is asked for so that a container has these GPUs, and no others."""
     if not devices:
         return {}
     return {"DeviceRequests": [{"Driver": "nvidia", "DeviceIDs": list(devices), "Capabilities": [["gpu"]]}]}
