@@ -102,5 +102,8 @@ def test_a_secret_is_named_on_the_command_line(cluster: LocalCluster) -> None:
 def test_what_looks_like_a_secret_is_masked_where_an_environment_is_shown() -> None:
     environment = EnvironmentConfig(env_vars={"HF_TOKEN": "hunter2", "MODE": "full"})
     assert "hunter2" not in repr(environment)
+    with pytest.raises(ValueError, match="A_TOKEN") as refused:
+        EnvironmentConfig(env_vars={"A_TOKEN": "hunter2\0"})
+    assert "hunter2" not in str(refused.value)
     assert "MODE" in repr(environment)
     assert json.loads(environment.to_json())["env_vars"]["HF_TOKEN"] == "hunter2"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from fluster_bus.messages.model import Message
 from fluster_bus.secret_names import masked
@@ -32,6 +32,8 @@ class EnvironmentConfig(Message):
     `mounts` are folders of the worker that the task shall see there: {path in the container: path at the worker}. They can be
     read only, and lie below those that the worker's configuration names.
     """
+
+    model_config = ConfigDict(hide_input_in_errors=True)  # there may be secrets in it
 
     workspace: str | Path | None = None
     cwd: str | None = Field(default=None, min_length=1, max_length=4_096)
@@ -137,7 +139,8 @@ class EnvironmentConfig(Message):
     def _check(cls, value: Mapping[str, str]) -> Mapping[str, str]:
         for name, text in value.items():
             if not name or "=" in name or "\0" in name + text:
-                raise ValueError(f"{name!r}={text!r} cannot be an environment variable")
+                shown = masked({name: text})[name]
+                raise ValueError(f"{name!r}={shown!r} cannot be an environment variable")
         return value
 
 
