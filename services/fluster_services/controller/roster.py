@@ -136,7 +136,7 @@ class Roster:
 
     def _catch_up(self) -> None:
         self._changed |= self._books.take_changed_holders()
-        for worker_id in self._changed:
+        for worker_id in sorted(self._changed):
             if self.takes_work(worker_id):
                 total, free = self.workers[worker_id].total, self._left(worker_id)
                 self._rooms[worker_id] = WorkerView(name=worker_id, total=total, free=free)
