@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fluster_bus import subjects
 from fluster_bus.errors import (
@@ -238,14 +238,21 @@ class Table(Generic[Record]):
 
     async def time(self) -> datetime:
         """What the clock shows now by which records are `stored_at`. Only whoever may read about streams can ask."""
+        return datetime.fromisoformat((await self._info())["ts"])
+
+    async def copies(self) -> int:
+        """How many servers keep the records. Only whoever may read about streams can ask."""
+        return int((await self._info())["config"]["num_replicas"])
+
+    async def _info(self) -> dict[str, Any]:
         try:
             answer = await self._bus.request(subjects.stream_info(self._stream))
         except NoRespondersError as error:
             raise self._missing() from error
-        told = json.loads(answer.data)
+        told: dict[str, Any] = json.loads(answer.data)
         if "error" in told:
             raise StorageError(f"bucket {self._bucket} tells nothing of itself: {told['error'].get('description')}")
-        return datetime.fromisoformat(told["ts"])
+        return told
 
     async def forget_deleted(self, deleted: Deleted) -> None:
         """Remove the mark that a deletion leaves behind, so that a bucket does not grow without end.

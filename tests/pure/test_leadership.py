@@ -318,3 +318,24 @@ def test_a_machine_that_slept_gives_the_leader_its_whole_lease_and_then_takes_th
         assert written[0] >= slept_s + 1.9 * lease_s, "it slept through the first, and the leader has another"
 
     asyncio.run(asyncio.wait_for(run(), 20))
+
+
+@pytest.mark.parametrize(("is_own", "is_kept_once"), [(True, True), (True, False), (False, True)])
+def test_a_leader_that_cannot_write_knows_by_reading_what_one_server_keeps(is_own: bool, is_kept_once: bool) -> None:
+    leaders = Bucket(random.Random(0), lambda _value: None)
+    seat = Seat(_NO_BUS, SPACES, controller_id="me", lease_s=LEASE_S, in_place=False, clock=lambda: 10 * LEASE_S)
+    seat._leaders, seat._leads, seat._is_kept_once = leaders, True, is_kept_once  # type: ignore[assignment]
+    seat._leadership.on_free(0, now=0)
+    seat._leadership.on_written(1, sent_at=0)
+    holder = seat._me if is_own else seat._me.model_copy(update={"instance": "another"})
+    leaders.row = Row("leader", holder, 1)
+
+    async def has_led() -> bool:
+        try:
+            async with asyncio.timeout(0.5):
+                await seat.wait_led_since()
+        except TimeoutError:
+            return False
+        return True
+
+    assert asyncio.run(has_led()) == (is_own and is_kept_once)

@@ -14,12 +14,14 @@ import pytest
 
 from fluster.cluster import Cluster
 from fluster_bus import subjects
-from fluster_bus.messages import JobStatus, WorkerId
+from fluster_bus.bus import Bus
+from fluster_bus.messages import AttemptList, Done, JobStatus, WorkerId
 from fluster_services.worker.attempt_directory import SPEC_FILE
 from tests.system.daemons import QUICK, Daemons
 from tests.system.job_requests import command, wait_ready
 from tests.system.processes import Family
 from tests.system.runtime_site import Site, end_of, wait_for_line
+from tests.system.small_disks import fill, mounted
 from tests.waiting import wait_until
 
 PATIENCE_S = 60
@@ -200,3 +202,28 @@ def _lives(process: psutil.Process) -> bool:
 
 def _alive(cluster: Cluster) -> set[str]:
     return {worker.info.worker_id for worker in cluster.list_workers() if worker.alive}
+
+
+def test_a_store_without_room_fences_nothing_that_can_go_on(tmp_path: Path, family: Family) -> None:
+    """The leader cannot renew its lease there, and knows by reading that nobody else could take it."""
+    quick = dataclasses.replace(QUICK, leader_lease_s=0.6)
+    with mounted(tmp_path / "nats", megabytes=64), Daemons(tmp_path, family, timing=quick) as daemons:
+        daemons.start_controller()
+        daemons.start_worker("w1")
+        with daemons.connect() as cluster:
+            job_id = cluster.launch(command("sh", "-c", "echo ready; exec sleep 600"))
+            wait_ready(cluster, job_id)
+            attempts = cluster.portal.run(_attempts_at, cluster.asynchronous.bus)
+            assert attempts == 1
+            fill(tmp_path / "nats" / "ballast")
+            wait_until(lambda: "the leader's seat could not be written" in daemons.log("controller"), 20)
+            lasts_until = time.monotonic() + 2 * quick.fence_after_s  # nothing is to happen in this time
+            while time.monotonic() < lasts_until:
+                assert cluster.portal.run(_attempts_at, cluster.asynchronous.bus) == 1
+                time.sleep(0.1)
+
+
+async def _attempts_at(bus: Bus) -> int:
+    """How many attempts run on w1, by its own word."""
+    answer = await bus.request(subjects.worker_verb(WorkerId("w1"), "list"), Done().to_json())
+    return len([each for each in AttemptList.from_json(answer.data).attempts if each.phase == "running"])

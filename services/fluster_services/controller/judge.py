@@ -49,7 +49,7 @@ class Judge:
     # ---- workers ----------------------------------------------------------------------------------------
 
     async def _on_heartbeat(self, beat: Heartbeat, _subject: str) -> HeartbeatReply:
-        await self._controller.seat.wait_sure()  # a beat that only a deposed leader heard was not heard
+        await self._controller.seat.wait_led_since()  # a beat that only a deposed leader heard was not heard
         if self._roster.on_beat(beat.worker_id, now=time.monotonic(), free=beat.free):
             self._controller.dispatch.on_room()
         return HeartbeatReply(registered=beat.worker_id in self._roster.workers)

@@ -17,7 +17,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
@@ -72,6 +72,7 @@ class Seat:
         self._fenced_at: dict[Namespace, int] = {}  # {namespace: the revision of this leader's fence}
         self._passed: dict[Namespace, int] = dict.fromkeys(namespaces, 0)  # how far the records have been read
         self._leads = False
+        self._is_kept_once = False  # the seat, by one server
         self._holder: Leader | None = None  # as it was seen last
         self._wake = asyncio.Event()
         self._changed = asyncio.Condition()
@@ -109,6 +110,27 @@ class Seat:
             async with self._changed:
                 await self._changed.wait()
 
+    async def wait_led_since(self) -> None:
+        """Return when it was the leader at some moment since this was called; never when somebody else was by then.
+
+        As `wait_sure`, but also where nothing can be stored, as on a full disk: that the seat still is its own can then be
+        read, as long as one server alone keeps it. Others may take the seat a moment later, but what they count begins then.
+        """
+        while not (self._leads and self._leadership.is_sure(self._clock())):
+            if self._leads and self._is_kept_once and await self._stands():
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PAUSE_AFTER_ERROR_S), self._changed:
+                    await self._changed.wait()
+
+    async def _stands(self) -> bool:
+        try:
+            row = await self._leaders.get(subjects.LEADER_KEY)
+        except BusError as error:
+            log.info("the leader's seat could not be read: %s", error)
+            return False
+        return row is not None and row.value.instance == self._me.instance
+
     def guard(self, namespace: Namespace) -> Guard:
         """What a verdict in the namespace is stored together with."""
         return Guard(subjects.LEADER_KEY, self._fenced_at[namespace], subjects.VERDICTS_KEY)
@@ -130,6 +152,8 @@ class Seat:
     async def run(self) -> None:
         """Take the seat when it may be taken, and keep it, until cancelled. Raises DeposedError."""
         self._bus.on_reconnect(self._on_interruption)
+        # A copy at a server that is cut off from the others may tell what was, so there only writing proves anything.
+        self._is_kept_once = await self._leaders.copies() == 1
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch())
