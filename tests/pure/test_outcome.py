@@ -41,6 +41,15 @@ def test_ends(record: ExitRecord, state: JobStatus, reason: str, exit_code: int 
     assert (ended.state, ended.reason, ended.exit_code) == (state, reason, exit_code)
 
 
+def test_what_could_not_be_killed_is_named() -> None:
+    killed = outcome(_exit(exit_code=None, signal=9, reason="killed", kill_reason="enough", surviving_pids=[12, 13]))
+    assert killed.reason == (
+        "enough; not all of it has ended: process 12, 13 survives SIGKILL, so it hangs in the kernel and keeps what it has"
+    )
+    assert (killed.state, killed.survivors) == (JobStatus.KILLED, (12, 13))
+    assert "12, 13, 14, 15, 16 … survives" in outcome(_exit(surviving_pids=range(12, 20))).reason
+
+
 @pytest.mark.parametrize("reason", ["fenced", "keeper_died", "owner_gone"])
 def test_what_was_not_the_tasks_own_fault(reason: Any) -> None:
     assert outcome(_exit(exit_code=1, reason=reason)).state is JobStatus.WORKER_FAILED

@@ -22,8 +22,10 @@ def mounted(folder: Path, *, megabytes: int) -> Iterator[Path]:
     made = subprocess.run(program, capture_output=True, text=True, check=False)
     if made.returncode != 0:
         optional.skip("mounts", f"a small disk needs the right to mount one: {made.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)
 
 
 def fill(file: Path) -> None:

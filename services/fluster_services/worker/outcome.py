@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fluster_bus.messages import JobStatus, Progress, TaskError, TaskResult
@@ -14,6 +14,8 @@ from fluster_services.worker.attempt_directory import ExitRecord
 from fluster_services.worker.last_words import last_words
 from fluster_services.worker.log_pump import LogPump
 from fluster_services.worker.runtime import Exited, Progressed, RunningTask, Spooled
+
+_NAMED_PIDS = 5
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ class Outcome:
     is_own_end: bool = False  # it failed by itself, and was not stopped
     is_unstarted: bool = False  # none of its code was reached, as its own process says
     is_spared: bool = False  # it was the worker's fault, and is charged to nobody
+    survivors: tuple[int, ...] = ()  # its processes that could not be killed
     filled_disk: bool = False  # it took all the room that its worker's disk had
 
 
@@ -64,7 +67,22 @@ async def follow(
 
 
 def outcome(record: ExitRecord) -> Outcome:
-    """What the end of a process means for its task."""
+    """What the end of a process means for its task; what of it could not be killed is named in the reason."""
+    ended = _outcome(record)
+    if not record.surviving_pids:
+        return ended
+    survivors = tuple(record.surviving_pids)
+    reason = f"{ended.reason}; not all of it has ended: {describe_survivors(survivors)}"
+    return replace(ended, reason=reason, survivors=survivors)
+
+
+def describe_survivors(pids: Sequence[int]) -> str:
+    """What is wrong with processes that could not be killed."""
+    named = ", ".join(map(str, pids[:_NAMED_PIDS])) + (" …" if len(pids) > _NAMED_PIDS else "")
+    return f"process {named} survives SIGKILL, so it hangs in the kernel and keeps what it has"
+
+
+def _outcome(record: ExitRecord) -> Outcome:
     error = None
     if record.error is not None:
         error = TaskError(

@@ -267,10 +267,11 @@ class ProcessTask:
         data = read_json_lines(self._directory / KEEPER_FILE).get("exited")
         if data is not None:
             return from_json(ExitRecord, data)
+        survivors: list[int] = []
         if self.spec.container is not None:
             await asked(_remove_container, self.spec.container)
         else:
-            await self._kill_leftovers()
+            survivors = await self._kill_leftovers()
         message = "the keeper of this attempt died, and its processes with it"
         complaint = _tail(self._directory / KEEPER_LOG_FILE)
         if complaint:
@@ -283,13 +284,15 @@ class ProcessTask:
             started_at=self.started_at,
             finished_at=time.time(),
             log_end=_size(self._directory / LOG_FILE),
+            surviving_pids=survivors,
         )
 
-    async def _kill_leftovers(self) -> None:
+    async def _kill_leftovers(self) -> list[int]:
+        """Have what is left of the task gone; returns what could not be killed."""
         # The kernel ends the main process with its keeper, but not the children of that.
         known = read_json_lines(self._directory / KEEPER_FILE).get("started")
         if known is None or known["boot_id"] != boot_id():
-            return
+            return []
         mark = f"{DIRECTORY_VARIABLE}={self._directory}"
         deadline = time.monotonic() + _LEFTOVERS_TIMEOUT_S
         while pids := leftovers(known["task_pid"], known["started_since_boot_s"], mark):
@@ -299,9 +302,9 @@ class ProcessTask:
                 except ProcessLookupError:
                     continue
             if time.monotonic() > deadline:
-                _log.error("%s: processes %s survive SIGKILL", self.key, pids)
-                return
+                return pids
             await asyncio.sleep(_LEFTOVERS_INTERVAL_S)  # they are no children of ours: nothing tells when they are gone
+        return []
 
     async def _disconnect(self) -> None:
         writer, self._reader, self._writer = self._writer, None, None

@@ -221,8 +221,7 @@ class WorkerService:
 
     async def _health(self, _request: Done) -> WorkerHealth:
         disk_free = shutil.disk_usage(self._state_dir).free
-        trouble = self._wellness.trouble
-        problems = [each for each in dict.fromkeys((trouble, self._runtime.trouble())) if each is not None]
+        trouble, problems = self._wellness.trouble, self._wellness.problems()
         if trouble is None and disk_free < _LITTLE_DISK_BYTES:
             problems.append(f"the disk of {self._state_dir} has only {describe_bytes(disk_free)} left")
         return WorkerHealth(

@@ -27,6 +27,7 @@ from fluster_services.worker.health import (
 )
 from fluster_services.worker.outcome import Outcome
 from fluster_services.worker.runtime import RunningTask, Runtime
+from fluster_services.worker.survivors import Survivors
 
 log = logging.getLogger(__name__)
 
@@ -64,11 +65,17 @@ class Wellness:
         self._blamed: dict[str, str] = {}  # {attempt that filled the disk: how that is told}
         self._looking = asyncio.Lock()
         self._again = asyncio.Event()
+        self._survivors = Survivors()
 
     @property
     def trouble(self) -> str | None:
         """Why the worker takes no work; None while it is well."""
         return self._health.trouble
+
+    def problems(self) -> list[str]:
+        """All that an operator should know."""
+        found = [self.trouble, self._runtime.trouble(), *self._survivors.problems()]
+        return [each for each in dict.fromkeys(found) if each is not None]
 
     async def run(self) -> None:
         """Look now and then, until cancelled."""
@@ -159,6 +166,9 @@ class Wellness:
         What failed while the disk was full may have failed for that, whatever it says, if it could say anything.
         """
         told = self._blamed.pop(key, None)
+        if outcome.survivors:
+            log.error("%s is over: %s", key, outcome.reason)
+            self._survivors.add(key, outcome.survivors)
         if outcome.state is JobStatus.SUCCEEDED:
             return outcome
         if told is None and outcome.is_own_end and not (outcome.error is not None and outcome.error.is_final):
