@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import nats
+import psutil
 import uvloop
 
 from benchmarks.hyperqueue_jobs import hyperqueue_rate
@@ -28,6 +29,7 @@ ONE_BY_ONE = 50
 FEW, MANY = 20, 200
 TRIES = 3  # the best counts: others use the machine too
 SUBMITTED = 2_000
+FINISHED = 64 * IN_FLIGHT
 _PYTHON = (sys.executable, "-c", "pass")
 
 
@@ -101,6 +103,24 @@ def _submit_rows() -> Iterator[Row]:
         )
 
 
+def _memory_row() -> Row:
+    """What finished jobs leave in the controller's memory, until their records go."""
+    with LocalCluster(cpu=IN_FLIGHT) as cluster:
+        function = JobRequest(name="nothing", entrypoint=Entrypoint(callable=noop))
+        (controller,) = [
+            each for each in psutil.Process().children(recursive=True) if each.name().startswith("fluster-control")
+        ]
+
+        def run_jobs(count: int) -> int:
+            for _ in range(0, count, IN_FLIGHT):
+                cluster.wait(cluster.launch_many([function] * IN_FLIGHT))
+            return int(controller.memory_info().rss)
+
+        before = run_jobs(10 * IN_FLIGHT)  # what it needs once
+        kb = (run_jobs(FINISHED) - before) / FINISHED / 1e3
+    return Row("memory of the controller for each finished job", f"{kb:.1f} KB", target="≤ 6 KB")
+
+
 def run() -> Iterator[Row]:
     def bare() -> None:
         subprocess.run(_PYTHON, check=True)
@@ -131,3 +151,4 @@ def run() -> Iterator[Row]:
                 f"{FEW} python -c pass as jobs, at once", f"{rate:,.0f}/s", f"HyperQueue {peer:,.0f}/s", rate / peer
             )
     yield from _submit_rows()
+    yield _memory_row()

@@ -47,7 +47,7 @@ class RecordLimits:
     """
 
     kept_s: float = 7 * 86_400
-    max_finished: int = 25_000  # each takes some 7 KB of a controller's memory
+    max_finished: int = 25_000  # each takes up to 6 KB of a controller's memory
     # A controller removes nothing for its age before it has run so long: a clock that was wrong is put right by then.
     sure_after_s: float = 3_600.0
     kept_at_least_s: float = 300.0  # however many there are: whoever waited for one shall find it

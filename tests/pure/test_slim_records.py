@@ -57,4 +57,13 @@ def test_errors_of_finished_jobs_are_cut() -> None:
 
 def test_tasks_of_finished_jobs_need_no_error() -> None:
     (task,) = lifecycle.new_tasks(_job())
-    assert slim_task(task.model_copy(update={"error": _error(10)})).error is None
+    slim = slim_task(task.model_copy(update={"error": _error(10)}), _job())
+    assert slim.error is None
+    assert slim.to_json() == task.to_json()
+    assert slim.model_copy(update={"attempt": 2}).attempt == 2
+    assert slim.attempt == 1
+
+
+def test_unknown_fields_of_another_version_are_kept() -> None:
+    job = JobRecord.from_json(_job(state=JobStatus.FAILED).to_json()[:-1] + b',"of_another_version":1}')
+    assert b'"of_another_version":1' in slim_job(job).to_json()

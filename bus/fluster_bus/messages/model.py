@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 
 from fluster_bus.errors import InvalidMessageError
+
+_NOTHING_UNKNOWN: dict[str, Any] = {}  # one for all, since messages are frozen
+
+
+@functools.cache
+def _all_fields(kind: type[BaseModel]) -> set[str]:
+    return set(kind.model_fields)
 
 
 class Message(BaseModel):
@@ -36,6 +44,19 @@ class Message(BaseModel):
         object.__setattr__(copied, "__dict__", {**self.__dict__, **update})
         object.__setattr__(copied, "__pydantic_extra__", self.__pydantic_extra__ and dict(self.__pydantic_extra__))
         object.__setattr__(copied, "__pydantic_fields_set__", self.__pydantic_fields_set__ | update.keys())
+        object.__setattr__(copied, "__pydantic_private__", None)
+        return copied
+
+    def compact_copy(self, update: Mapping[str, Any]) -> Self:
+        """As `model_copy`, for one of many that are kept: which fields were set is not, and takes as much as the fields.
+
+        Each str or Message of another place that is meant to be shared has to be in `update`.
+        """
+        kind = type(self)
+        copied = kind.__new__(kind)
+        object.__setattr__(copied, "__dict__", {**self.__dict__, **update})
+        object.__setattr__(copied, "__pydantic_extra__", self.__pydantic_extra__ or _NOTHING_UNKNOWN)
+        object.__setattr__(copied, "__pydantic_fields_set__", _all_fields(kind))
         object.__setattr__(copied, "__pydantic_private__", None)
         return copied
 

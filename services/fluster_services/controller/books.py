@@ -23,7 +23,7 @@ class JobKey(NamedTuple):
     job_id: JobId
 
 
-@dataclass
+@dataclass(slots=True)
 class JobEntry:
     """A job with its tasks. `job` is None while only records of its tasks have been seen."""
 
@@ -63,8 +63,9 @@ class Books:
             if known is not None and known.revision >= row.revision:
                 return None
             self._index_held(key, known.value if known else None, record)
-            is_over = entry.job is not None and entry.job.value.state.finished()
-            entry.tasks[record.task] = Row(row.key, slim_task(record) if is_over else record, row.revision)
+            job = entry.job.value if entry.job is not None else None
+            kept = slim_task(record, job) if job is not None and job.state.finished() else record
+            entry.tasks[record.task] = Row(row.key, kept, row.revision)
         else:
             if entry.job is not None and entry.job.revision >= row.revision:
                 return None
@@ -74,7 +75,7 @@ class Books:
             self._drop_replaced(key, entry, record.order)
             if record.state.finished():
                 for task, known in entry.tasks.items():
-                    entry.tasks[task] = Row(known.key, slim_task(known.value), known.revision)
+                    entry.tasks[task] = Row(known.key, slim_task(known.value, entry.job.value), known.revision)
             if record.request.parent is not None:
                 self._children.setdefault(JobKey(key.namespace, record.request.parent), set()).add(key)
             self._index_dependencies(key, record)

@@ -20,6 +20,7 @@ from fluster_bus.messages import (
     ResourceConfig,
     TaskError,
     TaskRecord,
+    Transition,
 )
 
 _SMALL_BYTES = 1_024  # not worth the trouble
@@ -69,14 +70,26 @@ def slim_job(job: JobRecord) -> JobRecord:
     error = job.error
     if error is not None and _size(error) > _SMALL_BYTES:
         error = error.model_copy(update={"pickled": _MARK, "traceback": ""})
-    request = job.request.model_copy(update=_OF_NO_USE)
-    return job.model_copy(update={"request": request, "error": error, "transitions": job.transitions[-1:]})
+    request = job.request.compact_copy({**_OF_NO_USE, "job_id": job.request.job_id and job.job_id})
+    return job.compact_copy({"request": request, "error": error, "transitions": _last(job.transitions)})
 
 
-def slim_task(task: TaskRecord) -> TaskRecord:
+def slim_task(task: TaskRecord, job: JobRecord) -> TaskRecord:
     """The record of a task of a finished job, whose error is in that of the job, if it is the one that counts."""
-    of_no_use = {"error": None, "resources": _OF_NO_USE["resources"], "transitions": task.transitions[-1:]}
-    return task.model_copy(update=of_no_use)
+    return task.compact_copy(
+        {
+            "job_id": job.job_id,
+            "namespace": job.namespace,
+            "error": None,
+            "resources": _OF_NO_USE["resources"],
+            "result": task.result and task.result.compact_copy({}),
+            "transitions": _last(task.transitions),
+        }
+    )
+
+
+def _last(transitions: tuple[Transition, ...]) -> tuple[Transition, ...]:
+    return tuple(each.compact_copy({}) for each in transitions[-1:])
 
 
 def is_slim_error(error: TaskError | None) -> bool:
