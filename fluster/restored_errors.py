@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from fluster_bus import codec
 
+_BEGINNING = "raised "  # of the note
+
+
+def is_restored(error: BaseException) -> bool:
+    """True for what `restored` gave with a remote traceback: where it was raised again tells its reader nothing."""
+    return any(note.startswith(_BEGINNING) and ":\n" in note for note in getattr(error, "__notes__", ()))
+
 
 def restored(pickled: bytes | None, otherwise: Exception, *, traceback: str, where: str) -> Exception:
     """The exception that was pickled, else `otherwise`, with the traceback of where it was raised as a note."""
@@ -19,5 +26,5 @@ def restored(pickled: bytes | None, otherwise: Exception, *, traceback: str, whe
             # SystemExit and its like would end whoever asked.
             error = decoded if isinstance(decoded, Exception) else error
     if traceback:
-        error.add_note(f"raised {where}:\n{traceback}")
+        error.add_note(f"{_BEGINNING}{where}:\n{traceback}")
     return error

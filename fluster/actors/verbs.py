@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from fluster.actors.definition import check_timeout
+from fluster.restored_errors import is_restored
 
 if TYPE_CHECKING:
     from fluster.actors.pool import AsyncActorPool
@@ -60,7 +61,12 @@ class Methods:
         start, timeout, wait = self._start, self._timeout, self._wait
 
         def method(*args: Any, **kwargs: Any) -> Any:
-            return start(name, args, kwargs, timeout, wait)
+            try:
+                return start(name, args, kwargs, timeout, wait)
+            except Exception as error:
+                if is_restored(error):  # its own traceback is in its note: ours would only stand before it
+                    raise error.with_traceback(None) from error.__cause__
+                raise
 
         method.__name__ = name
         if is_known:

@@ -123,6 +123,7 @@ def up(
     first = namespaces[0] if namespaces else None
     with (
         ExitStack() as note,  # it is there until all has ended
+        _usage(),
         end_wanted() as ends,
         LocalCluster(
             first,
@@ -197,6 +198,15 @@ def local(
     else:
         rows = [[str(each.pid), age(each.started_at), each.address_file, each.store_dir] for each in found]
         write_table(["PID", "AGE", "ADDRESS", "STORE"], rows)
+
+
+@contextmanager
+def _usage() -> Iterator[None]:
+    """What LocalCluster refuses is an option of the command."""
+    try:
+        yield
+    except ValueError as error:
+        raise CommandError(str(error), ExitCode.USAGE) from error
 
 
 class Ends:

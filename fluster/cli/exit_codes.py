@@ -108,8 +108,10 @@ def _judge(error: BaseException) -> tuple[ExitCode, str]:
 
 def _told(place: tuple[int | str, ...], given: Any, message: str) -> str:
     """One problem of a message: where it is, what is there if that is short, and what is wrong with it."""
+    from fluster_bus.messages.model import in_our_words
+
     where = ".".join(str(part) for part in place)
-    message = message.removeprefix("Value error, ")  # pydantic's, before what our own checks say
+    message = in_our_words(message)
     if not where:
         return message
     # Of a larger part most is right, and it may hold what nobody else shall read, such as environment variables.

@@ -287,6 +287,8 @@ def succeeded(info: JobInfo) -> bool:
 
 def outcome(info: JobInfo) -> str:
     reason = f": {info.error_message}" if info.error_message else ""
+    if info.started_at is None:  # it never ran
+        return f"job {info.job_id} ended as {info.status}{reason}"
     return f"job {info.job_id} ended as {info.status}{reason}; `fluster logs {info.job_id}` shows what it wrote"
 
 

@@ -288,7 +288,7 @@ def make_resources(
     sizes = {"memory": _size("--memory", memory), "disk": _size("--disk", disk) if disk is not None else 0}
     if gpu is None:
         return ResourceConfig.with_cpu(cpu, **sizes).model_copy(update={"labels": wanted})
-    match = re.fullmatch(r"(?:(?P<count>\d+)|(?P<model>[A-Za-z0-9_-]+?)(?::(?P<of_model>\d+))?)", gpu)
+    match = re.fullmatch(r"(?:(?P<count>\d+)|(?P<model>[A-Za-z0-9][A-Za-z0-9_-]*?)(?::(?P<of_model>\d+))?)", gpu)
     if match is None:
         raise CommandError(f"--gpu {gpu}: write a model, a count or both, such as h100:8", ExitCode.USAGE)
     count = int(match["count"] or match["of_model"] or 1)

@@ -7,6 +7,7 @@ import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
+from fluster.restored_errors import is_restored
 from fluster_bus.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -34,7 +35,12 @@ def blocking(method: Callable[Concatenate[AsyncT, P], Awaitable[T]]) -> Callable
     """The blocking form of an asynchronous twin's method, with its signature and docstring."""
 
     def call(self: OnPortal[AsyncT], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.portal.run(functools.partial(method, self.asynchronous, *args, **kwargs))
+        try:
+            return self.portal.run(functools.partial(method, self.asynchronous, *args, **kwargs))
+        except Exception as error:
+            if is_restored(error):  # its own traceback is in its note: ours would only stand before it
+                raise error.with_traceback(None) from error.__cause__
+            raise
 
     functools.update_wrapper(call, method)
     return call

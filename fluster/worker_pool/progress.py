@@ -98,7 +98,9 @@ class NotebookBar:
     def _repr_html_(self) -> str:
         from fluster_bus.html_view import bar
 
-        return bar(self._done, self._done if self._is_over else self._total, repr(self))
+        # Without a total only the end is known; with one, a bar that was stopped stays where it was.
+        end = self._done if self._is_over and self._total is None else self._total
+        return bar(self._done, end, repr(self))
 
     def _time(self) -> str:
         elapsed_s = time.monotonic() - self._began

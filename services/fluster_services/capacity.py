@@ -72,13 +72,21 @@ def fits(need: Capacity, free: Capacity) -> bool:
         and need.memory <= free.memory
         and need.disk <= free.disk
         and has_labels(need, free)
-        and (need.devices == 0 or (need.devices <= free.devices and _same_device(need, free)))
+        and (_has_devices(need, free))
     )
 
 
 def has_labels(need: Capacity, free: Capacity) -> bool:
     """True when a worker with `free` has every label that `need` names."""
     return not need.labels or set(need.labels) <= set(free.labels)
+
+
+def _has_devices(need: Capacity, free: Capacity) -> bool:
+    return need.devices == 0 or (need.devices <= free.devices and _same_device(need, free))
+
+
+def _devices(capacity: Capacity) -> str:
+    return f"{capacity.devices} x {capacity.device} {capacity.variant}"
 
 
 def _same_device(need: Capacity, free: Capacity) -> bool:
@@ -161,7 +169,7 @@ def describe(need: Capacity) -> str:
     if need.disk:
         parts.append(f"{describe_bytes(need.disk)} disk")
     if need.devices:
-        parts.append(f"{need.devices} x {need.device} {need.variant}")
+        parts.append(_devices(need))
     parts += need.labels
     return ", ".join(parts)
 
@@ -179,5 +187,9 @@ def misfit(need: Capacity, totals: list[tuple[str, Capacity]]) -> str:
     if not labelled:
         known = sorted({label for _, total in totals for label in total.labels})
         return f"needs {describe(need)}; no worker has {' and '.join(need.labels)} ({', '.join(known) or 'none has labels'})"
+    if need.devices and not any(_has_devices(need, total) for _, total in labelled):
+        known = sorted({_devices(total) for _, total in labelled if total.devices})
+        most = f"; there is {', '.join(known)}" if known else "; none has any"
+        return f"needs {describe(need)}; no worker has {_devices(need)}{most}"
     largest_name, largest = max(labelled, key=lambda each: (each[1].devices, each[1].cpu, each[1].memory))
     return f"needs {describe(need)}; the largest worker, {largest_name}, has {describe(largest)}"

@@ -403,7 +403,8 @@ def finish_job(job: JobRecord, tasks: Iterable[TaskRecord], *, now: float) -> Jo
         message = culprit.transitions[-1].reason if culprit.transitions else ""
         if len(tasks) > 1 and not _is_of_all(job, state):
             message = f"task {culprit.task}: {message}"
-        if culprit.last_words:
+        # What could not be started says the same there.
+        if culprit.last_words and culprit.last_words.removeprefix("fluster: ") not in message:
             message = f"{message}; its last words:\n{culprit.last_words}"
     started = [task.started_at for task in tasks if task.started_at is not None]
     return _moved(

@@ -181,4 +181,4 @@ def test_sizes_for_people(size: int, text: str) -> None:
 def test_a_misfit_is_explained() -> None:
     need = Capacity(cpu=100, memory=GIB, device="gpu", variant="h100", devices=8)
     text = capacity.misfit(need, [("small", Capacity(cpu=1)), ("large", Capacity(cpu=4, memory=8 * GIB))])
-    assert text == "needs 100 CPUs, 1 GiB memory, 8 x gpu h100; the largest worker, large, has 4 CPUs, 8 GiB memory"
+    assert text == "needs 100 CPUs, 1 GiB memory, 8 x gpu h100; no worker has 8 x gpu h100; none has any"

@@ -155,7 +155,7 @@ def test_every_option_of_submit_shows_an_example() -> None:
 
 def test_what_a_job_cannot_be_is_told_by_its_option() -> None:
     for fields, message in (
-        ({"timeout_s": 0}, "--timeout: Input should be greater than 0"),
+        ({"timeout_s": 0}, "--timeout: it must be greater than 0"),
         ({"array": "9-0"}, "invalid array 9-0"),
         ({"array": "x"}, "--array: invalid array 'x': expected FIRST-LAST"),
         ({"array": "0-9", "replicas": 3}, "array 0-9 has 10 tasks: leave replicas=3 out"),

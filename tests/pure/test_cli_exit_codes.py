@@ -63,7 +63,7 @@ def test_a_value_that_a_message_refuses_is_quoted(capsys: pytest.CaptureFixture[
             "entrypoint: command=[] names no program: ",
         ),
         ({"environment": {"env_vars": {"": "1", "TOKEN": "secret"}}}, "environment.env_vars: ''='1' cannot be an "),
-        ({"replicas": "secret" * 100}, "replicas: Input should be a valid integer"),
+        ({"replicas": "secret" * 100}, "replicas: it must be a valid integer"),
     ],
 )
 def test_what_a_whole_message_refuses_is_told_without_the_message(

@@ -42,3 +42,10 @@ def test_last_is_the_newest_job(cli: Cli) -> None:  # noqa: F811
     cli.ok("--namespace", "other", "submit", "--wait", "--", "true")
     newest = cli.ok("--namespace", "other", "submit", "--wait", "--", "true").strip()
     assert cli.json("--namespace", "other", "status", "last")["job_id"] == newest
+
+
+def test_a_command_that_is_not_found_is_told_once(cli: Cli) -> None:  # noqa: F811
+    done = cli.run("submit", "--name", "absent", "--wait", "--", "no-such-program")
+    assert done.returncode == 1
+    assert done.stderr.count("no-such-program") == 1
+    assert done.stderr.count("PATH is") == 1

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from fluster_bus.errors import InvalidMessageError
 
@@ -18,8 +19,49 @@ def _all_fields(kind: type[BaseModel]) -> set[str]:
     return set(kind.model_fields)
 
 
-class Message(BaseModel):
+class _Called(type(BaseModel)):  # type: ignore[misc]  # mypy does not follow it
+    """What happens when a program makes a message by calling its class; what is read from JSON does not come here."""
+
+    def __call__(cls: Any, *values: Any, **fields: Any) -> Any:
+        if len(values) > len(cls.by_position):
+            taken = f"at most {', '.join(cls.by_position)}" if cls.by_position else "no values"
+            raise TypeError(f"{cls.__name__} takes {taken} by position, and {len(values)} were given: name them")
+        given = dict(zip(cls.by_position, values, strict=False))
+        for name in given.keys() & fields.keys():
+            raise TypeError(f"{cls.__name__} was given {name} twice")
+        try:
+            return super().__call__(**given, **fields)
+        except ValidationError as error:
+            raise _in_our_words(error) from None
+
+
+def _in_our_words(error: ValidationError) -> ValidationError:
+    """The same without pydantic's prefixes and addresses."""
+    return ValidationError.from_exception_data(
+        error.title,
+        [
+            InitErrorDetails(
+                type=PydanticCustomError(problem["type"], "{said}", {"said": in_our_words(problem["msg"])}),
+                loc=problem["loc"],
+                input=problem["input"],
+            )
+            for problem in error.errors(include_url=False, include_context=False)
+        ],
+    )
+
+
+def in_our_words(message: str) -> str:
+    """What pydantic says of a value, without the prefix before what our own checks say."""
+    return message.removeprefix("Value error, ").replace("Input should be", "it must be")
+
+
+_CALLED: Any = {"metaclass": _Called}  # unseen by mypy, for which messages stay what pydantic's plugin makes of them
+
+
+class Message(BaseModel, **_CALLED):
     """A frozen model that travels as JSON. Unknown fields of a newer sender are kept and passed on."""
+
+    by_position: ClassVar[tuple[str, ...]] = ()  # the fields that may be given without their names
 
     # Only a model that allows unknown fields writes them again; `_no_unknown_here` keeps them to what arrives.
     model_config = ConfigDict(frozen=True, extra="allow", ser_json_bytes="base64", val_json_bytes="base64")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
@@ -84,9 +84,14 @@ class CpuConfig(_DeviceConfig):
 class GpuConfig(_DeviceConfig):
     """GPUs of one model on one machine; `variant="any"` takes whichever there is."""
 
+    by_position: ClassVar = ("variant", "count")
     kind: Literal["gpu"] = "gpu"
     variant: str = "any"
     count: int = Field(default=1, ge=1, le=1024)
+
+    if TYPE_CHECKING:
+
+        def __init__(self, variant: str = "any", count: int = 1) -> None: ...
 
     @field_validator("variant")
     @classmethod
@@ -103,8 +108,13 @@ class GpuConfig(_DeviceConfig):
 class TpuConfig(_DeviceConfig):
     """A TPU slice such as `v5litepod-16`, of one or several VMs."""
 
+    by_position: ClassVar = ("variant",)
     kind: Literal["tpu"] = "tpu"
     variant: str
+
+    if TYPE_CHECKING:
+
+        def __init__(self, variant: str) -> None: ...
 
     @field_validator("variant")
     @classmethod
