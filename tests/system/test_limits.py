@@ -12,7 +12,7 @@ import pytest
 
 from fluster.cluster import Cluster, LocalCluster
 from fluster.errors import ClusterStartError
-from fluster_bus.messages import JobStatus, ResourceConfig
+from fluster_bus.messages import Capacity, JobStatus, ResourceConfig
 from fluster_services.worker.attempt_directory import KEEPER_FILE, read_json_lines
 from fluster_services.worker.limits import group_name
 from tests import optional
@@ -129,3 +129,26 @@ def test_asked_for_in_vain_it_does_not_start(monkeypatch: pytest.MonkeyPatch, fa
     with pytest.raises(ClusterStartError, match=r"no cpu: for a test.*do not ask"):
         LocalCluster(enforce_limits=True)
     family.wait_gone()
+
+
+def test_a_task_with_more_in_its_folder_than_it_asked_for_is_stopped_and_told_so(
+    tmp_path: Path, family: Family
+) -> None:
+    with Daemons(tmp_path, family, timing=PATIENT) as daemons:
+        daemons.start_controller()
+        total = Capacity(cpu=4, memory=4 << 30, disk=1 << 30)
+        daemons.start_worker("w1", enforce_limits="auto", total=total, working_dir=None)
+        assert "disk is watched each 5 s" in daemons.log("w1")
+        write = 'cd "$FLUSTER_ATTEMPT_DIRECTORY"; head -c 20M /dev/zero > data; echo ready; exec sleep 600'
+        with daemons.connect() as cluster:
+            over, fine = cluster.launch_many(
+                [
+                    command("sh", "-c", write, resources=ResourceConfig.with_cpu(1, disk=disk))
+                    for disk in ("16MiB", "32MiB")
+                ]
+            )
+            info = cluster.wait(over, timeout=PATIENCE_S)
+            assert (info.status, info.tasks[0].failures) == (JobStatus.FAILED, 1)
+            assert info.error_message.startswith("stopped: over its disk limit of 16 MiB: its own folder has 20")
+            wait_ready(cluster, fine)
+            assert cluster.poll(fine).status is JobStatus.RUNNING

@@ -85,6 +85,7 @@ class LaunchSpec:
     max_line_bytes: int = 64 * 1024
     devices: list[str] = field(default_factory=list)  # ids of those that are its own
     limits: Limits = field(default_factory=Limits)  # those asked for
+    disk: int | None = None  # bytes that its own folder may take, see disk_watch.py
     groups: dict[str, dict[str, str]] = field(default_factory=dict)  # those enforced, as in limits.py
     image: str | None = None  # that it is to run in
     mounts: dict[str, str] = field(default_factory=dict)  # {path in its container: path here} of those asked for

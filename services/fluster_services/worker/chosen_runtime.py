@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fluster_services.worker.cgroups import Enforcer
 from fluster_services.worker.config import WorkerConfig
+from fluster_services.worker.disk_watch import INTERVAL_S
 from fluster_services.worker.docker_runtime import DockerRuntime
 from fluster_services.worker.images import Images
 from fluster_services.worker.process_runtime import ProcessRuntime
@@ -29,5 +30,6 @@ def make_runtime(
         enforces_limits = config.enforce_limits != "never"
         runtime = DockerRuntime(processes, settings, api_version, enforces_limits=enforces_limits)
         images = Images(settings, api_version)
-    _log.info("%s", runtime.limits())
+    watched = f"disk is watched each {INTERVAL_S:g} s" if config.enforce_limits != "never" else "disk is not watched"
+    _log.info("%s; %s", runtime.limits(), watched)
     return runtime, images

@@ -137,6 +137,7 @@ class Launcher:
             image=prepared.image,
             mounts=dict(request.environment.mounts),
             limits=Limits(memory=request.resources.memory, cpu=request.resources.cpu, pids=MAX_PIDS),
+            disk=request.resources.disk or None,
         )
         return spec, request.entrypoint.pickled
 
