@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
-from fluster_bus.errors import BusError, ObjectNotFoundError
+from fluster_bus.errors import BusError, ObjectNotFoundError, StorageError
 from fluster_bus.retries import retried
 from fluster_bus.stored_messages import StoredMessages
 
@@ -29,16 +29,17 @@ class SecretStore:
     bus: Bus
     namespace: str
 
-    def _subject(self, submission: str) -> str:
+    def name_of(self, submission: str) -> str:
+        """The subject of those of one job; it does not tell whose they are."""
         return subjects.secrets(self.namespace, hashlib.blake2s(submission.encode(), digest_size=16).hexdigest())
 
     async def put(self, submission: str, values: Mapping[str, str]) -> None:
         """Store {variable: value} of one job; doing it again changes nothing. Raises StorageError, BusError."""
-        await self._messages.append(self._subject(submission), json.dumps(dict(values)).encode())
+        await self._messages.append(self.name_of(submission), json.dumps(dict(values)).encode())
 
     async def get(self, submission: str) -> dict[str, str]:
         """What was put. Only services can. Raises ObjectNotFoundError, StorageError, BusError."""
-        found = await self._messages.last(self._subject(submission))
+        found = await self._messages.last(self.name_of(submission))
         values = json.loads(found.data) if found is not None else None
         if not isinstance(values, dict):
             raise ObjectNotFoundError(
@@ -49,8 +50,21 @@ class SecretStore:
 
     async def remove(self, submission: str) -> None:
         """Remove those of one job. Only services can. Raises BusError."""
-        request = json.dumps({"filter": self._subject(submission)}).encode()
+        await self.remove_named(self.name_of(submission))
+
+    async def remove_named(self, name: str) -> None:
+        """The same, by the name under which they are kept. Raises BusError."""
+        request = json.dumps({"filter": name}).encode()
         await self.bus.request(subjects.stream_purge(subjects.secrets_stream(self.namespace)), request)
+
+    async def names(self) -> set[str]:
+        """Under which names there are some. Only services can ask. Raises BusError."""
+        stream = subjects.secrets_stream(self.namespace)
+        request = json.dumps({"subjects_filter": subjects.secrets(self.namespace)}).encode()
+        told = json.loads((await self.bus.request(subjects.stream_info(stream), request)).data)
+        if "error" in told:
+            raise StorageError(f"stream {stream} tells nothing of itself: {told['error'].get('description')}")
+        return set(told["state"].get("subjects") or ())
 
     @property
     def _messages(self) -> StoredMessages:

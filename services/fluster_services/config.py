@@ -52,6 +52,8 @@ class RecordLimits:
     sure_after_s: float = 3_600.0
     kept_at_least_s: float = 300.0  # however many there are: whoever waited for one shall find it
     sweep_s: float = 5.0  # between two looks
+    secrets_sweep_s: float = 60.0  # between two looks for secrets of no job
+    secrets_orphaned_s: float = 600.0  # for so long they may be those of a job that is about to be recorded
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from fluster_bus.feeds import Feed
 from fluster_bus.messages import (
     Capacity,
     Entrypoint,
+    EnvironmentConfig,
     JobId,
     JobRecord,
     JobRequest,
@@ -30,6 +31,7 @@ from fluster_bus.messages import (
 )
 from fluster_bus.results import ResultStore
 from fluster_bus.roles import Role
+from fluster_bus.secret_store import SecretStore
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.streams import jobs_table, records_table
 from fluster_services import lifecycle
@@ -389,3 +391,30 @@ async def test_the_end_of_a_job_that_was_replaced_takes_nothing_from_the_one_tha
     await worker.end(worker.now_held()[0])
     assert (await cluster.wait(job_id, timeout=10)).tasks[0].attempt == 2
     assert JobKey(NS, job_id) in running.books.keys()  # noqa: SIM118 - a method of the books
+
+
+# ---- secrets --------------------------------------------------------------------------------------------
+
+EAGER = RecordLimits(secrets_sweep_s=0.02, secrets_orphaned_s=0.1)
+
+
+async def test_secrets_that_a_dead_controller_left_go_and_those_of_a_job_stay(
+    own_server: EmbeddedServer, connect_bus: ConnectBus
+) -> None:
+    bus = await connect_bus(own_server, Role.SERVICE)
+    store = SecretStore(bus, NS)
+    async with controller(own_server, NEVER):
+        async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS), NS) as cluster:
+            environment = EnvironmentConfig(secrets=["PATH"])  # type: ignore[arg-type]
+            job_id = await cluster.launch(_request(environment=environment))
+        (wanted,) = await store.names()
+        await store.put("of-a-job-that-is-over", {"A": "1"})
+    async with controller(own_server, EAGER):
+        await wait_until_async(lambda: _only(store, wanted))
+        async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS), NS) as cluster:
+            await cluster.terminate(job_id)
+        await wait_until_async(lambda: _only(store))
+
+
+async def _only(store: SecretStore, *names: str) -> bool:
+    return await store.names() == set(names)

@@ -42,6 +42,7 @@ from fluster_services.controller.registry_sweep import RegistrySweep
 from fluster_services.controller.retention import RecordSweep
 from fluster_services.controller.roster import Roster
 from fluster_services.controller.seat import DeposedError, Seat
+from fluster_services.controller.secret_sweep import SecretSweep
 from fluster_services.controller.service import ControllerService
 from fluster_services.controller.slim_records import is_slim_end, is_slim_request, whole_end
 from fluster_services.controller.verdicts import RecordUpdate, Verdicts
@@ -99,6 +100,7 @@ class Controller:
         self.owners = Owners(self)
         self.progress = ProgressBoard(self)
         self.retention = RecordSweep(self)
+        self._secrets = SecretSweep(self)
         self._service = ControllerService(self)
         self._dirty: asyncio.Queue[JobKey] = asyncio.Queue()
         self._deadlines: dict[tuple[JobKey, int], asyncio.TimerHandle] = {}  # {task that waits: when it is given up}
@@ -158,6 +160,7 @@ class Controller:
             self.gangs.run,
             self.intake.run,
             self.retention.run,
+            self._secrets.run,
             self.owners.run,
         )
         for loop in loops:

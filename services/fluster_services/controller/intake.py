@@ -61,6 +61,11 @@ class Intake:
         self._tasks: asyncio.TaskGroup
         self._waiters: dict[JobKey | int, list[asyncio.Future[None]]] = {}
 
+    @property
+    def has_parked(self) -> bool:
+        """True while a submission waits for the job to be gone whose id it takes over."""
+        return bool(self._parked)
+
     async def run(self) -> None:
         """Record what is submitted, until cancelled."""
         room = asyncio.Semaphore(_RECORDED_AT_ONCE)
