@@ -169,8 +169,9 @@ def test_a_command_runs_in_the_folder_that_it_names(submit: Submit, tmp_path: Pa
     assert (done.returncode, done.stdout) == (0, f"{(tmp_path / 'there').resolve()}\n"), done.stderr
 
 
-def test_a_folder_that_no_worker_has_fails_the_job_and_names_them(cluster: LocalCluster, submit: Submit) -> None:
-    done = submit("--retries", "3", "--cwd", "/no/such/folder", "--", "true")
+@pytest.mark.parametrize("kind", [["--retries", "3"], ["--gang", "--replicas", "2"]], ids=["single", "gang"])
+def test_a_folder_that_no_worker_has_fails_the_job_and_names_them(submit: Submit, kind: list[str]) -> None:
+    done = submit(*kind, "--cwd", "/no/such/folder", "--", "true")
     assert done.returncode == 1
     for worker_id in ("worker-0", "worker-1"):
         assert f"worker {worker_id} has no folder '/no/such/folder'" in done.stderr

@@ -113,6 +113,10 @@ class Dispatch:
         """The workers that lack what the job names, and why they say so."""
         return self._unfit.get(key, {})
 
+    def why_unfit(self, key: JobKey) -> str:
+        """What is said of a job that no worker can run."""
+        return f"no worker can run it: {'; '.join(sorted(set(self.unfit(key).values())))}"
+
     def forget(self, key: JobKey) -> None:
         """The job has ended."""
         self._unfit.pop(key, None)
@@ -279,7 +283,7 @@ class Dispatch:
                     break
                 answer = yield Ask(offered.subject, offer)
             if answer is not None and answer.unfit:
-                self._note_unfit(place.job, answer)
+                self.note_unfit(place.job, answer)
                 return False, False
             if answer is not None and not answer.spared:
                 # A worker that has just become full may still be reached; the next offer goes to another, or to nobody.
@@ -292,13 +296,14 @@ class Dispatch:
             if answer is not None and answer.accepted:
                 return True, True
             if answer is not None and answer.unfit:
-                self._note_unfit(place.job, answer)
+                self.note_unfit(place.job, answer)
                 continue
             has_declined |= answer is not None and fits(need, self._roster.said_free(worker_id))
         # One that said it has room may have had another reason, which passes without that it ever has more room to tell of.
         return False, has_declined
 
-    def _note_unfit(self, key: JobKey, answer: OfferReply) -> None:
+    def note_unfit(self, key: JobKey, answer: OfferReply) -> None:
+        """A worker lacks what the job names: it is not asked again."""
         self._unfit.setdefault(key, {})[answer.worker_id] = answer.reason
 
     def _candidates(self, place: Place, need: Capacity, spared: Collection[WorkerId]) -> Iterator[WorkerId]:

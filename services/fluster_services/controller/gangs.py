@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -150,7 +151,8 @@ class Gangs:
             return None
         if gang.key in self._pausing:
             return None
-        spared = frozenset(self._controller.dispatch.spared(gang.place))
+        dispatch = self._controller.dispatch
+        spared = {*dispatch.spared(gang.place), *dispatch.unfit(gang.key)}
         workers_free = [each for each in workers_free if each[0] not in spared]
         workers = gangs.assign(gang.need, gang.count, workers_free)
         return workers if len(workers) == gang.count else None
@@ -192,7 +194,8 @@ class Gangs:
             async with room:
                 if not refused and not await self._claimed(row, epoch, worker_id):
                     refused = True
-                    self._leave_out(worker_id)
+                    if worker_id not in self._controller.dispatch.unfit(key):
+                        self._leave_out(worker_id)
                     self._end_gathering(key)  # at once, though others may not have answered yet
 
         async with asyncio.TaskGroup() as offers:
@@ -213,7 +216,10 @@ class Gangs:
         subject = subjects.worker_verb(worker_id, "offer")
         try:
             answer = await self._controller.bus.request(subject, offer.to_json(), timeout_s=_OFFER_TIMEOUT_S)
-            return OfferReply.from_json(answer.data).accepted
+            reply = OfferReply.from_json(answer.data)
+            if reply.unfit:
+                self._controller.dispatch.note_unfit(JobKey(task.namespace, task.job_id), reply)
+            return reply.accepted
         except NoRespondersError:
             return False
         except BusError as error:
@@ -238,10 +244,12 @@ class Gangs:
 
     async def give_up_misfits(self) -> None:
         """Write the end of gangs that all registered workers together have had no room for, empty, for long enough."""
-        totals = self._controller.roster.totals()
+        totals, dispatch = self._controller.roster.totals(), self._controller.dispatch
         now = time.monotonic()
         found = {
-            gang.key: len(gangs.assign(gang.need, gang.count, totals)) for gang in self._waiting.values() if totals
+            gang.key: len(gangs.assign(gang.need, gang.count, _without(totals, dispatch.unfit(gang.key))))
+            for gang in self._waiting.values()
+            if totals
         }
         misfits = {key: fitting for key, fitting in found.items() if fitting < self._waiting[key].count}
         self._misfit_since = {key: self._misfit_since.get(key, now) for key in misfits}
@@ -249,10 +257,21 @@ class Gangs:
             entry = self._controller.books.get(key)
             row = entry.tasks.get(0) if entry is not None else None
             gang = self._waiting.get(key)
-            if row is None or gang is None or now - since < self._controller.config.timing.unschedulable_after_s:
+            if row is None or gang is None:
                 continue
-            need = gangs.describe_need(gang.need, gang.count)
-            reason = f"{need}; all {len(totals)} workers together, empty, fit {misfits[key]}"
-            given_up = lifecycle.give_up(row.value, now=time.time(), reason=reason)
+            unfit, need = dispatch.unfit(key), gangs.describe_need(gang.need, gang.count)
+            # That workers lack what a job names does not change by waiting.
+            if unfit and len(gangs.assign(gang.need, gang.count, totals)) == gang.count:
+                reason = dispatch.why_unfit(key)
+                given_up = lifecycle.refuse(row.value, now=time.time(), reason=reason)
+            elif now - since < self._controller.config.timing.unschedulable_after_s:
+                continue
+            else:
+                reason = f"{need}; all {len(totals)} workers together, empty, fit {misfits[key]}"
+                given_up = lifecycle.give_up(row.value, now=time.time(), reason=reason)
             if given_up is not None:  # the end of one is the end of all
                 await self._controller.write_verdicts([(given_up, row.revision)])
+
+
+def _without(totals: list[tuple[WorkerId, Capacity]], left_out: Container[WorkerId]) -> list[tuple[WorkerId, Capacity]]:
+    return [each for each in totals if each[0] not in left_out]

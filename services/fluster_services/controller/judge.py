@@ -106,8 +106,8 @@ class Judge:
                 if row is None:
                     continue
                 if is_unfit:
-                    why = "; ".join(sorted(set(self._controller.dispatch.unfit(key).values())))
-                    given_up = lifecycle.refuse(row.value, now=time.time(), reason=f"no worker can run it: {why}")
+                    why = self._controller.dispatch.why_unfit(key)
+                    given_up = lifecycle.refuse(row.value, now=time.time(), reason=why)
                 else:
                     given_up = lifecycle.give_up(row.value, now=time.time(), reason=reason)
                 if given_up is not None:

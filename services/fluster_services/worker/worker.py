@@ -267,7 +267,7 @@ class Worker:
             return "it drains"
         if self._attempts.wellness.trouble is not None:
             return f"it takes no work: {self._attempts.wellness.trouble}"
-        if job is not None and not row.value.gang:  # a gang's tasks are counted on where there is room
+        if job is not None:
             is_contained = self._config.containers is not None
             await check_folder(job.request.environment, self._worker_id, in_containers=is_contained)
         key = subjects.attempt_key(offer.namespace, offer.job_id, offer.task, offer.attempt)
