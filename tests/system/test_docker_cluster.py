@@ -18,7 +18,7 @@ from fluster_services.worker.container import OWN_MINOR, STATE_LABEL, ContainerS
 from tests.docker_engine import Engine
 from tests.system.built_images import left_of_builds, no_built_images
 from tests.system.daemons import PATIENT, QUICK, Daemons
-from tests.system.job_requests import call, command
+from tests.system.job_requests import call, command, texts
 from tests.system.package_index import PackageIndex
 from tests.system.processes import Family
 from tests.system.wheels import make_wheel
@@ -186,10 +186,10 @@ def test_a_worker_that_is_killed_while_it_builds_leaves_nothing_and_the_next_one
 def test_a_job_that_is_cancelled_leaves_nothing(contained: LocalCluster, engine: Engine) -> None:
     script = "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done"
     job_id = contained.launch(command("sh", "-c", script))
-    wait_until(lambda: [line.text for line in contained.logs(job_id)] == ["up"], PATIENCE_S)
+    wait_until(lambda: texts(contained, job_id) == ["up"], PATIENCE_S)
     contained.terminate(job_id)
     assert contained.wait(job_id, timeout=PATIENCE_S).status is JobStatus.KILLED
-    assert [line.text for line in contained.logs(job_id)] == ["up", "saved"]
+    assert texts(contained, job_id) == ["up", "saved"]
     assert _all(engine, contained.store_dir) == []
 
 
@@ -209,7 +209,7 @@ def test_ten_deaths_of_the_worker_lose_nothing_and_leave_nothing(
                 daemons.start_worker(containers=settings)
             for job_id in jobs:
                 assert cluster.wait(job_id, timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
-                assert [line.text for line in cluster.logs(job_id)] == [str(number) for number in range(1, 201)]
+                assert texts(cluster, job_id) == [str(number) for number in range(1, 201)]
             cancelled = cluster.launch(command("sleep", "1000"))
             wait_until(lambda: _all(engine, tmp_path), PATIENCE_S)
             daemons.kill("w1")
@@ -293,7 +293,7 @@ def test_containers_are_as_the_cluster_says(engine: Engine, tmp_path: Path) -> N
         request = JobRequest(name="look", entrypoint=Entrypoint(command=("sh", "-c", script)), environment=environment)
         job_id = cluster.launch(request)
         assert cluster.wait(job_id, timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
-        seen, shared, soft, hard, *networks = [line.text for line in cluster.logs(job_id)]
+        seen, shared, soft, hard, *networks = texts(cluster, job_id)
     assert (seen, shared.split()[1], soft, hard, networks) == ("seen", "16", "512", "1024", ["lo"])
 
 
