@@ -164,3 +164,11 @@ def test_whom_a_worker_is_kept_free_for_is_said() -> None:
     )
     assert said("large", "w1").endswith("; next in line; w1 is kept free for large, which waits for longer")
     assert said("gang", "w1", "w2").endswith("; next in line; w1 and w2 are kept free for gang, which waits for longer")
+
+
+def test_workers_that_lack_what_a_job_names_are_not_counted_on() -> None:
+    job = pending()
+    workers = [view("w1", 4), view("w2", 4, free=0, jobs=("a",))]
+    unfit = {WorkerId("w1"): "worker w1 has no folder '/data'"}
+    told = explain(job, lifecycle.new_tasks(job), workers, ahead=0, now=NOW, unfit=unfit)
+    assert told == "fits w2; 4 of 4 CPUs are busy with a; next in line; worker w1 has no folder '/data'"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from fluster_bus.messages import Capacity, JobRecord, JobStatus, TaskRecord
+from fluster_bus.messages import Capacity, JobRecord, JobStatus, TaskRecord, WorkerId
 from fluster_services import capacity, gangs, lifecycle
 
 _NO_WORKER = "there is no worker now that takes work"
@@ -35,13 +35,14 @@ def explain(
     pauses_s: Mapping[int, float] = MappingProxyType({}),
     children: Sequence[str] = (),
     troubles: Sequence[tuple[str, str]] = (),
+    unfit: Mapping[WorkerId, str] = MappingProxyType({}),
 ) -> str:
     """Why the job stands where it stands. `workers` are those that live; `ahead` tasks are before its own in the line;
     `waits_for` has the jobs that it runs after and that have not ended, and how they stand; `reservation` a job that
     others have overtaken for too long, and the workers that are kept free for it;
     `pauses_s` the tasks whose pause before their next attempt is not over, and how long it takes yet; `children` the jobs
     that have not ended of those that its ended attempts launched; `troubles` the workers that take no work for the time
-    being, and why.
+    being, and why; `unfit` those that lack what the job names, and why they decline it.
     """
     if job.state.finished() and not job.is_over:
         return "it is to take the place of a job that has ended, and waits for what that one launched"
@@ -74,7 +75,10 @@ def explain(
         )
     waiting = offered
     why = _why_gang_waits if job.request.gang else _why_waiting
-    waits = why(waiting, workers, ahead) + _in_trouble(troubles)
+    fit = [worker for worker in workers if worker.name not in unfit]
+    waits = (
+        why(waiting, fit, ahead) + _in_trouble(troubles) + "".join(f"; {reason}" for reason in sorted(unfit.values()))
+    )
     return waits + _kept_free(job, reservation) + _retried(job, waiting, now)
 
 

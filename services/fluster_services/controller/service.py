@@ -207,6 +207,7 @@ class ControllerService:
             pauses_s=self._pauses_s(job, tasks),
             children=self._controller.books.unfinished_children(JobKey(namespace, request.job_id), tasks),
             troubles=self._controller.roster.troubles(),
+            unfit=self._controller.dispatch.unfit(JobKey(namespace, request.job_id)),
         )
         return ExplainReply(job_id=request.job_id, reason=reason)
 
