@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from fluster_bus import subjects
 from fluster_bus.carrier import Carrier
 from fluster_bus.errors import BusError, ClosedError, CredentialsError, RevisionConflictError, StreamNotFoundError
 from fluster_bus.feeds import CaughtUp
+from fluster_bus.fence_clock import fence_clock
 from fluster_bus.leadership import Leadership, Standing
 from fluster_bus.messages import ActorSeat
 from fluster_bus.registry import LEASE_S
@@ -31,11 +31,6 @@ log = logging.getLogger(__name__)
 SEAT_LEASE_S = LEASE_S
 _PAUSE_AFTER_ERROR_S = 0.2
 _RELEASE_TIMEOUT_S = 1.0
-
-
-def _elapsed_s() -> float:
-    """A clock that goes on while the machine sleeps, where the system has one."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class Seat:
@@ -52,7 +47,7 @@ class Seat:
         me: ActorSeat,
         *,
         loop: asyncio.AbstractEventLoop,
-        clock: Callable[[], float] = _elapsed_s,
+        clock: Callable[[], float] = fence_clock,
     ) -> None:
         self._bus = bus
         self._table = table

@@ -37,6 +37,7 @@ from fluster_services.forked_child import run_and_exit
 from fluster_services.local_daemons import FOR_ALL, FOR_VMS, FOR_WORKERS, Daemon, LocalDaemons
 from fluster_services.own_imports import import_kept
 from fluster_services.store_room import StoreRoom
+from fluster_services.worker.killing import kill_descendants
 from fluster_services.worker.processes import set_process_name
 
 _LEAVE_TIMEOUT_S, _VMS_LEAVE_TIMEOUT_S = 5.0, 15.0
@@ -236,13 +237,19 @@ class Supervisor:
                 os.kill(daemon.pid, signal.SIGTERM)
         # The end of this pipe stops the keepers, and with them the tasks.
         os.close(self._life)
-        self._wait_until(lambda: not any(daemon.pid for daemon in self.daemons))
+        self._wait_until(lambda: not any(daemon.pid for daemon in self.daemons), self._kill_daemons)
         # Not earlier: whoever leaves has something to send to it.
         self.server.stop()
-        self._wait_until(_no_children)
+        # Keepers and templates that are stopped, too; what they leave when they die comes to this process next.
+        self._wait_until(_no_children, kill_descendants)
 
-    def _wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait for children to end; a daemon that hangs is ended by force."""
+    def _kill_daemons(self) -> None:
+        for daemon in self.daemons:
+            if daemon.pid:
+                os.kill(daemon.pid, signal.SIGKILL)
+
+    def _wait_until(self, condition: Callable[[], bool], by_force: Callable[[], object]) -> None:
+        """Wait for children to end; `by_force` is called now and then when that takes too long."""
         timeout_s = _LEAVE_TIMEOUT_S if self.setup.backend is None else _VMS_LEAVE_TIMEOUT_S
         deadline = time.monotonic() + timeout_s
         while True:
@@ -254,9 +261,7 @@ class Supervisor:
                 if selector.select(max(0.0, deadline - time.monotonic())):
                     os.read(self._wake_end, 4096)
             if time.monotonic() >= deadline:
-                for daemon in self.daemons:
-                    if daemon.pid:
-                        os.kill(daemon.pid, signal.SIGKILL)
+                by_force()
                 deadline = time.monotonic() + _LEAVE_TIMEOUT_S
 
 

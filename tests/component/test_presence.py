@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import pytest
 
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
+from fluster_bus.fence_clock import fence_clock
 from fluster_bus.messages import Capacity, Heartbeat, HeartbeatReply, WorkerId
 from fluster_bus.names import unique_name
 from fluster_services.config import Timing
@@ -28,8 +28,15 @@ class Listener:
         self.worker_id = WorkerId(unique_name("w"))
         self.heard = asyncio.Event()
         self.may_answer = asyncio.Event()
+        self.renewed = list[float]()
         self.presence = Presence(
-            bus, self.worker_id, total=Capacity(cpu=1), timing=TIMING, free=Capacity, attempts=lambda: ()
+            bus,
+            self.worker_id,
+            total=Capacity(cpu=1),
+            timing=TIMING,
+            free=Capacity,
+            attempts=lambda: (),
+            renew=self.renewed.append,
         )
 
     async def on_beat(self, beat: Heartbeat, _subject: str) -> HeartbeatReply:
@@ -41,9 +48,9 @@ class Listener:
     async def answer_late(self) -> float:
         """When a beat was answered that had been heard for a while."""
         await self.heard.wait()
-        heard_at = time.monotonic()
-        await wait_until_async(lambda: time.monotonic() >= heard_at + 0.1)
-        answered_at = time.monotonic()
+        heard_at = fence_clock()
+        await wait_until_async(lambda: fence_clock() >= heard_at + 0.1)
+        answered_at = fence_clock()
         self.may_answer.set()
         return answered_at
 
@@ -67,16 +74,16 @@ async def test_a_beat_counts_from_its_sending(listener: Listener) -> None:
 
 
 async def test_what_runs_is_renewed_for_what_is_left_since_the_sending(listener: Listener) -> None:
-    renewed: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-    beating = asyncio.create_task(listener.presence.beat_forever(renewed.set_result))
+    beating = asyncio.create_task(listener.presence.beat())
     await listener.answer_late()
-    left_s = await renewed
-    beating.cancel()
+    assert await beating
+    (left_s,) = listener.renewed
     assert TIMING.fence_after_s - TIMING.heartbeat_s < left_s <= TIMING.fence_after_s - 0.1
 
 
 async def test_a_beat_that_nobody_heard_changes_nothing(bus: Bus) -> None:
-    presence = Listener(bus).presence
+    listener = Listener(bus)
+    presence = listener.presence
     heard_at = presence.heard_at
     assert not await presence.beat()
-    assert presence.heard_at == heard_at
+    assert (presence.heard_at, listener.renewed) == (heard_at, [])

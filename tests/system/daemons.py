@@ -43,6 +43,9 @@ from pathlib import Path
 if "FLUSTER_TEST_CLOCK" in os.environ:
     clock, right = Path(os.environ["FLUSTER_TEST_CLOCK"]), time.time
     time.time = lambda: right() + float(clock.read_text() or 0)
+if "FLUSTER_TEST_SLEPT" in os.environ:
+    slept, elapsed = Path(os.environ["FLUSTER_TEST_SLEPT"]), time.clock_gettime
+    time.clock_gettime = lambda clock: elapsed(clock) + float(slept.read_text() or 0)
 config = pickle.loads(base64.b64decode(sys.argv[1]))
 ready_fd, owner_fd, log_file = int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
 if type(config).__name__ == "ControllerConfig":
@@ -64,6 +67,7 @@ class Daemons:
         self.server = EmbeddedServer(folder / "nats")
         self.running: dict[str, subprocess.Popen[bytes]] = {}  # {name: the daemon}
         self.clocks: dict[str, Path] = {}  # {name: a file that says how many seconds the daemon's wall clock is off}
+        self.sleeps: dict[str, Path] = {}  # {name: a file that says how many seconds its machine has slept}
         self._owner_end, self._owner = os.pipe()
 
     def __enter__(self) -> Self:
@@ -127,7 +131,8 @@ class Daemons:
             assert told.read(1), f"{name} did not start: {self.log(name)}"
 
     def _clock(self, name: str) -> dict[str, str]:
-        return {"FLUSTER_TEST_CLOCK": str(self.clocks[name])} if name in self.clocks else {}
+        files = (("FLUSTER_TEST_CLOCK", self.clocks), ("FLUSTER_TEST_SLEPT", self.sleeps))
+        return {variable: str(of[name]) for variable, of in files if name in of}
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """End a daemon. With another signal than SIGKILL it may live on."""

@@ -56,10 +56,13 @@ async def main(template):
     containers = json.loads(sys.argv[3])
     runtime = make_runtime(Path(sys.argv[1]), template, containers and ContainerSettings(**containers))
     spec = from_json(LaunchSpec, json.loads(sys.argv[2]))
+    ended_in_s = (spec.fence_after_s or 3600) + spec.kill_grace_s
+    runtime.renew(ended_in_s)
     task = await runtime.start(spec)
     print(task.pid, flush=True)
     while True:
         task.renew(spec.fence_after_s)
+        runtime.renew(ended_in_s)
         await asyncio.sleep(0.05)
 
 asyncio.run(main(start_template()))

@@ -132,6 +132,54 @@ def test_a_task_that_is_slow_to_end_is_gone_before_its_retry_begins(daemons: Dae
         cluster.wait(job_id, timeout=PATIENCE_S)
 
 
+@pytest.mark.parametrize(
+    ("worker_signal", "keeper_signal"),
+    [(signal.SIGKILL, signal.SIGKILL), (signal.SIGKILL, signal.SIGSTOP), (signal.SIGSTOP, signal.SIGKILL)],
+)
+def test_with_the_keeper_gone_too_what_is_left_fences_the_task(
+    daemons: Daemons, tmp_path: Path, worker_signal: signal.Signals, keeper_signal: signal.Signals
+) -> None:
+    """A child of the task, in a session of its own, which the kernel does not end with the keeper."""
+    ledger = tmp_path / "ledger"
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    daemons.start_worker("w1")
+    with daemons.connect() as cluster:
+        script = f"setsid {sys.executable} {tmp_path}/stubborn.py {ledger} & wait"
+        job_id = cluster.launch(command("sh", "-c", script))
+        wait_ready(cluster, job_id)
+        (keeper,) = daemons.family.named("fluster-keeper")
+        daemons.kill("w1", worker_signal)
+        keeper.send_signal(keeper_signal)
+        daemons.start_worker("w2")
+        wait_ready(cluster, job_id, lines=2)
+        wait_until(lambda: ledger.read_text().split().count("2") > 20)
+        steps = ledger.read_text().split()
+        assert "1" not in steps[steps.index("2") :], "an attempt that was given away goes on beside the next"
+        if keeper_signal is signal.SIGSTOP:
+            keeper.resume()
+        cluster.terminate(job_id)
+        cluster.wait(job_id, timeout=PATIENCE_S)
+
+
+def test_a_machine_that_wakes_ends_what_was_fenced_while_it_slept(tmp_path: Path, family: Family) -> None:
+    with Daemons(tmp_path, family) as daemons:  # with a fence that is far off
+        slept = daemons.sleeps["w1"] = tmp_path / "w1.slept"
+        slept.write_text("0")
+        daemons.start_controller()
+        daemons.start_worker("w1")
+        with daemons.connect() as cluster:
+            job_id = cluster.launch(command("sh", "-c", "echo ready; while true; do echo tick; sleep 0.1; done"))
+            wait_ready(cluster, job_id)
+            (keeper,) = daemons.family.named("fluster-keeper")
+            (task,) = keeper.children()
+            daemons.kill("w1", signal.SIGSTOP)  # its network is slow to come back
+            slept.write_text("3600")
+            wait_until(lambda: not _lives(task), 10)
+            daemons.kill("w1", signal.SIGCONT)
+            cluster.terminate(job_id)
+            cluster.wait(job_id, timeout=PATIENCE_S)
+
+
 @pytest.mark.parametrize("frozen", ["worker", "worker, keeper and task"])
 def test_a_machine_that_was_frozen_past_the_timeout_runs_nothing_twice(
     daemons: Daemons, tmp_path: Path, frozen: str

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fluster_services.worker.processes import leftovers, seconds_since_boot
+from fluster_bus.fence_clock import fence_clock
+from fluster_services.worker.processes import leftovers
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere nothing tells")
 NOBODY = 1 << 30  # no process has this number
@@ -46,10 +47,10 @@ def test_one_that_is_just_executing_a_program_is_found(executing: subprocess.Pop
 
 
 def test_the_main_process_is_found_before_it_leads_a_session(unmarked: subprocess.Popen[bytes], mark: str) -> None:
-    assert leftovers(unmarked.pid, seconds_since_boot(), mark) == [unmarked.pid]
+    assert leftovers(unmarked.pid, fence_clock(), mark) == [unmarked.pid]
 
 
 def test_a_stranger_with_the_number_of_the_main_process_is_left_alone(
     unmarked: subprocess.Popen[bytes], mark: str
 ) -> None:
-    assert leftovers(unmarked.pid, seconds_since_boot() - 60, mark) == []
+    assert leftovers(unmarked.pid, fence_clock() - 60, mark) == []

@@ -260,6 +260,20 @@ assert cluster.poll(job_id).status == "RUNNING", "the child's end is not the clu
 # ---- several, and again ---------------------------------------------------------------------------------------
 
 
+def test_a_keeper_that_is_stopped_does_not_survive_the_cluster(family: Family, temporary: Path, tmp_path: Path) -> None:
+    """Nor does a child of its task, which would write on."""
+    pid_file = tmp_path / "pid"
+    script = f"setsid sh -c 'echo $$ > {pid_file}; echo ready; exec sleep 1000' & wait"
+    with LocalCluster(workers=1) as cluster:
+        job_id = cluster.launch(command("sh", "-c", script))
+        wait_ready(cluster, job_id)
+        (keeper,) = family.named("fluster-keeper")
+        keeper.suspend()
+    assert family.members() == []
+    assert not psutil.pid_exists(int(pid_file.read_text()))
+    assert list(temporary.iterdir()) == []
+
+
 def test_two_clusters_do_not_mix(family: Family) -> None:
     with LocalCluster() as one, LocalCluster("two") as two:
         assert one.address != two.address

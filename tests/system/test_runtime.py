@@ -7,7 +7,6 @@ import pickle
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import cloudpickle
 import psutil
 import pytest
 
+from fluster_bus.fence_clock import fence_clock
 from fluster_services.worker.process_runtime import ProcessRuntime
 from fluster_services.worker.runtime import AlreadyStartedError, LaunchError
 from fluster_services.worker.template import TemplateHandle
@@ -366,10 +366,10 @@ async def test_a_lease_that_is_not_renewed_ends_the_task(any_site: Site) -> None
 
 async def test_what_is_started_after_its_lease_does_not_run(site: Site, tmp_path: Path) -> None:
     """As by a worker that was stopped after it claimed the attempt, and continues when somebody else has it."""
-    late = await site.command("touch", str(tmp_path / "ran"), fence_after_s=PATIENCE_S, fence_at=time.monotonic())
+    late = await site.command("touch", str(tmp_path / "ran"), fence_after_s=PATIENCE_S, fence_at=fence_clock())
     assert (await end_of(late)).reason == "fenced"
     assert not (tmp_path / "ran").exists()
-    soon = time.monotonic() + 0.3
+    soon = fence_clock() + 0.3
     task = await site.command("sleep", "1000", key="ns.job.0.2", fence_after_s=PATIENCE_S, fence_at=soon)
     assert (await end_of(task)).reason == "fenced"
 
@@ -389,8 +389,31 @@ async def test_a_lease_can_be_lifted(any_site: Site) -> None:
 
 async def test_a_renewal_that_lay_about_renews_nothing(any_site: Site) -> None:
     task = await any_site.command("sleep", "1000", fence_after_s=PATIENCE_S)
-    task._send({"renew": 5, "sent_at": time.monotonic() - 6})
+    task._send({"renew": 5, "sent_since_boot_s": fence_clock() - 6})
     assert (await end_of(task)).reason == "fenced"
+
+
+async def test_a_keeper_that_finds_the_fence_long_past_gives_no_grace(any_site: Site) -> None:
+    """As when it, or the whole machine, was asleep."""
+    task = await any_site.command(
+        "sh", "-c", "trap '' TERM; echo ready; sleep 1000 & wait; wait", fence_after_s=3600, kill_grace_s=3600
+    )
+    await wait_for_line(task, "ready")
+    task._send({"renew": 5, "sent_since_boot_s": fence_clock() - 3600 - 6})
+    assert (await end_of(task)).reason == "fenced"
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="elsewhere time-outs stand still while the machine sleeps"
+)
+async def test_the_keeper_is_woken_when_the_machine_wakes(site: Site) -> None:
+    task = await site.command("sleep", "1000", fence_after_s=PATIENCE_S)
+    assert task.pid is not None
+    keeper = psutil.Process(task.pid).ppid()
+    infos = [path.read_text() for path in Path(f"/proc/{keeper}/fdinfo").iterdir()]  # noqa: ASYNC240 - of the kernel
+    (timer,) = [info for info in infos if "clockid" in info]
+    assert "clockid: 7\n" in timer, "that of CLOCK_BOOTTIME, which goes on while the machine sleeps"
+    assert "it_value: (0, 0)" not in timer
 
 
 # The output

@@ -122,6 +122,37 @@ async def test_a_restarted_worker_finds_the_keeper_dead(any_site: Site) -> None:
     await any_site.wait_all_gone()
 
 
+async def test_with_worker_and_keeper_dead_nothing_is_left_of_the_task(site: Site) -> None:
+    worker = await site.start_worker("sleep 1000 & setsid sleep 1000 & echo ready; wait")
+    keeper = psutil.Process(worker.task_pid).parent()
+    assert keeper is not None
+    await worker.kill()
+    keeper.kill()
+    await site.wait_all_gone()  # and this is what another worker finds much later
+    task = await site.adopt()
+    assert (await end_of(task)).reason == "keeper_died"
+
+
+async def test_with_the_worker_dead_a_stopped_keeper_does_not_keep_the_fence_from_falling(any_site: Site) -> None:
+    worker = await any_site.start_worker("sleep 1000 & sleep 1000", fence_after_s=1.0, kill_grace_s=0.5)
+    task_process = psutil.Process(worker.task_pid)
+    keeper = task_process.parent()
+    assert keeper is not None
+    keeper.suspend()
+    await worker.kill()
+    await wait_until_async(lambda: _is_over(task_process), PATIENCE_S)
+    keeper.resume()
+    task = await any_site.adopt()
+    assert (await end_of(task)).reason == "fenced"
+
+
+def _is_over(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 async def test_a_killed_worker_does_not_keep_the_fence_from_falling(any_site: Site) -> None:
     worker = await any_site.start_worker("sleep 1000", fence_after_s=0.5)
     await worker.kill()

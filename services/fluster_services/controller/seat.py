@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from fluster_bus import subjects
 from fluster_bus.errors import BusError, RevisionConflictError
 from fluster_bus.feeds import CaughtUp
+from fluster_bus.fence_clock import fence_clock
 from fluster_bus.leadership import Leadership, Standing
 from fluster_bus.messages import Fence, Leader, Namespace
 from fluster_bus.streams import fences_table, leaders_table
@@ -59,7 +60,7 @@ class Seat:
         controller_id: str,
         lease_s: float,
         in_place: bool = True,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = fence_clock,
     ) -> None:
         self._bus = bus
         self._clock = clock

@@ -79,7 +79,7 @@ class LaunchSpec:
     must_return: bool = False  # exit code 0 is a failure unless the callable has returned
     timeout_s: float | None = None  # the task is stopped when it has run for so long
     fence_after_s: float | None = None  # the task is stopped when this passes without a renewal
-    # By the monotonic clock: the first such moment, if it is before that. From then on the task is not even started.
+    # By the fence clock: the first such moment, if it is before that. From then on the task is not even started.
     fence_at: float | None = None
     max_log_bytes: int = 64 * 1024 * 1024  # per stream, as stored
     max_line_bytes: int = 64 * 1024

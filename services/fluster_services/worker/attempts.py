@@ -136,6 +136,8 @@ class Attempts:
     def renew(self, fence_in_s: float) -> None:
         """A controller has answered: what runs is stopped if none does within that time."""
         self._holds.on_heard()
+        timing = self._config.timing
+        self._runtime.renew(fence_in_s + timing.kill_grace_s + timing.heartbeat_s / 2)
         for running in self.running.values():
             running.renew(fence_in_s)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
 import secrets
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,7 @@ log = logging.getLogger(__name__)
 Enforcement = Literal["auto", "always", "never"]
 
 _PROCESSES = "cgroup.procs"
+_KILL = "cgroup.kill"  # since Linux 5.14, in version 2: all at once, also those that fork at that moment
 _ENABLED = "cgroup.subtree_control"
 _OPTIONAL = "?"  # behind a file's name: the kernel may lack it
 _OWN_LEAF = "fluster-worker"
@@ -137,6 +140,24 @@ def enter(wanted: Groups) -> None:
     """Put this process into groups. Raises OSError."""
     for folder in wanted:
         (Path(folder) / _PROCESSES).write_text("0")
+
+
+def kill(wanted: Groups) -> list[int]:
+    """SIGKILL all that is in groups; returns the processes that were found."""
+    found: list[int] = []
+    for folder in wanted:
+        try:
+            # A process of another pid namespace is shown as 0.
+            pids = [int(pid) for pid in (Path(folder) / _PROCESSES).read_text().split() if pid != "0"]
+            if pids and (Path(folder) / _KILL).exists():
+                (Path(folder) / _KILL).write_text("1")
+        except OSError:  # the group is gone, or was never made
+            continue
+        found.extend(pids)
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return found
 
 
 def was_over_memory(wanted: Groups, limit: int) -> bool:

@@ -77,6 +77,9 @@ class DockerRuntime:
         self._sweep = asyncio.create_task(self._sweep_forever())
         return adopted
 
+    def renew(self, ended_in_s: float) -> None:
+        self._processes.renew(ended_in_s)
+
     def trouble(self) -> str | None:
         return self._processes.trouble()
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, aclosing
 
 from fluster_bus.bus import Bus
 from fluster_bus.errors import BusError, RevisionConflictError
+from fluster_bus.fence_clock import fence_clock
 from fluster_bus.messages import JobRecord, Namespace, TaskRecord
 from fluster_bus.streams import jobs_table
 from fluster_bus.tables import Deleted, Row
@@ -39,12 +39,12 @@ class Holds:
         self._jobs = {namespace: jobs_table(bus, namespace) for namespace in namespaces}
         self._host = host
         self._expiry_s = expiry_s
-        self._heard_at = time.monotonic()
+        self._heard_at = fence_clock()
         self._deciding: dict[str, asyncio.Task[Decision]] = {}  # {attempt key: what becomes of the hold}
 
     def on_heard(self) -> None:
         """A controller has answered: holds live on."""
-        self._heard_at = time.monotonic()
+        self._heard_at = fence_clock()
 
     def open(self, key: str, record: TaskRecord, *, on_off: Callable[[], object]) -> None:
         """Begin to watch what is decided about a claim; `on_off` is called when that is off."""
@@ -97,7 +97,7 @@ class Holds:
         watching = asyncio.create_task(self._watch(record))
         try:
             while True:
-                left_s = self._heard_at + self._expiry_s - time.monotonic()
+                left_s = self._heard_at + self._expiry_s - fence_clock()
                 if left_s <= 0:
                     log.warning("a hold of %s expires: no controller answers", record.job_id)
                     return await self._call_off(record)

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fluster_bus.fence_clock import fence_clock
 from fluster_services.worker import cgroups
 from fluster_services.worker.attempt_directory import (
     CONTAINER_FILE,
@@ -42,16 +43,17 @@ from fluster_services.worker.attempt_directory import (
     to_json,
 )
 from fluster_services.worker.container_task import run_container
+from fluster_services.worker.fence import Fence
 from fluster_services.worker.killing import Killing, kill_descendants
 from fluster_services.worker.processes import (
     KEEPER_SIGNALS,
+    be_quiet,
     become_subreaper,
     boot_id,
     close_fds_except,
     descendants,
     oom_kill_count,
     reset_signals,
-    seconds_since_boot,
     set_process_name,
 )
 from fluster_services.worker.progress_watch import ProgressWatch
@@ -62,6 +64,7 @@ from fluster_services.worker.timers import Timers
 from fluster_services.worker.worker_link import Standing, WorkerLink
 
 _RECORD_RETRY_S = 5.0
+_LEASE_OVER = "the lease was not renewed in time"
 _IDLE_S = 30.0  # without a next attempt
 _MAX_ATTEMPTS = 200  # then it goes, with whatever has piled up in it
 
@@ -73,7 +76,7 @@ def run_keeper(spec: LaunchSpec, listener: socket.socket, directory: Path, *, ow
     """
     os.setsid()
     set_process_name("fluster-keeper")
-    _be_quiet()
+    be_quiet()  # a file for complaints is made when there is one
     close_fds_except({0, 1, 2, listener.fileno(), *(() if owner_fd is None else (owner_fd,))})
     keeper = _Keeper(umask)
     try:
@@ -82,14 +85,6 @@ def run_keeper(spec: LaunchSpec, listener: socket.socket, directory: Path, *, ow
         _complain_here()
         kill_descendants()
         raise
-
-
-def _be_quiet() -> None:
-    """Have nothing to say: a file for complaints is made when there is one."""
-    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    for target in (0, 1, 2):
-        os.dup2(nothing, target)
-    os.close(nothing)
 
 
 def _complain_here() -> None:
@@ -123,7 +118,8 @@ class _Keeper:
     def __init__(self, umask: int) -> None:
         self._umask = umask
         self._selector = selectors.DefaultSelector()
-        self._timers = Timers()
+        self._timers = Timers()  # by the monotonic clock
+        self._fence = Fence(self._selector, self._on_fence, self._on_grace_over)
         self._is_over = False
         self._is_idle = False  # its attempt is forgotten
         self._attempts = 0
@@ -162,10 +158,12 @@ class _Keeper:
             self._watch(owner_fd, lambda: self._on_owner(owner_fd))
         self._begin(spec, listener, directory)
         while not self._is_over:
-            for key, _ in self._selector.select(self._timers.timeout(time.monotonic())):
+            timeout_s = self._fence.timeout(self._timers.timeout(time.monotonic()))
+            for key, _ in self._selector.select(timeout_s):
                 if key.fd in self._selector.get_map():  # an earlier one of this round may have closed it
                     key.data()
             self._timers.fire(time.monotonic())
+            self._fence.fire()
             if self._is_idle:
                 self._is_over = self._is_over or not self._link.is_connected
                 continue
@@ -188,19 +186,19 @@ class _Keeper:
 
     def _start_task(self, umask: int) -> None:
         stdout_fd, stderr_fd = self._output.open("stdout"), self._output.open("stderr")
-        now = time.monotonic()
+        now = fence_clock()
         fences_at = [] if self._spec.fence_after_s is None else [now + self._spec.fence_after_s]
         if self._spec.fence_at is not None:
             fences_at.append(self._spec.fence_at)
         if fences_at:
-            self._timers.set("fence", min(fences_at), self._on_fence)
+            self._fence.set(min(fences_at), grace_s=self._spec.kill_grace_s)
         is_too_late = bool(fences_at) and min(fences_at) <= now  # whoever started it was stopped on the way here
         if is_too_late:
             self._reason, self._kill_reason = "fenced", "the lease was over before it began"
         if self._spec.timeout_s is not None:
             self._timers.set("timeout", time.monotonic() + self._spec.timeout_s, self._on_timeout)
         self._started_at = time.time()
-        started_since_boot_s = seconds_since_boot()
+        started_since_boot_s = fence_clock()
         how = {"stdout_fd": stdout_fd, "stderr_fd": stderr_fd, "umask": umask}
         own_pid = os.getpid()
         in_container = self._spec.container is not None
@@ -276,8 +274,16 @@ class _Keeper:
             self._killing.sweep()
 
     def _on_main_over(self, status: int) -> None:
+        if self._fence.is_overdue and self._reason == "exited" and self._was_killed(status):
+            # This process was stopped when it was due, so that the template's watchdog has ended the task.
+            self._reason, self._kill_reason = "fenced", _LEASE_OVER
         self._status = status
         self._killing.is_main_over = True
+
+    def _was_killed(self, status: int) -> bool:
+        if self._spec.container is None:
+            return os.WIFSIGNALED(status)
+        return int((read_json(CONTAINER_FILE) or {}).get("code", -1)) < 0
 
     def _kill(self, grace_s: float, reason: ExitReason, why: str | None) -> None:
         if self._record is not None or (self._status is not None and self._reason == "exited"):
@@ -294,7 +300,11 @@ class _Keeper:
         self._kill(self._spec.kill_grace_s, "timed_out", f"it ran for {self._spec.timeout_s:g} s, its timeout")
 
     def _on_fence(self) -> None:
-        self._kill(self._spec.kill_grace_s, "fenced", "the lease was not renewed in time")
+        self._kill(self._spec.kill_grace_s, "fenced", _LEASE_OVER)
+
+    def _on_grace_over(self) -> None:
+        if self._record is None:
+            self._killing.stop(0)
 
     def _on_owner(self, fd: int) -> None:
         if not os.read(fd, 4096):
@@ -314,7 +324,8 @@ class _Keeper:
     # The end
 
     def _finish(self, status: int) -> None:
-        self._timers.cancel("fence", "timeout")
+        self._timers.cancel("timeout")
+        self._fence.cancel()
         self._killing.end()
         if self._progress is not None:
             self._progress.close()
@@ -414,7 +425,7 @@ class _Keeper:
         self._timers.cancel("idle")
         if self._has_complained:
             self._has_complained = False
-            _be_quiet()
+            be_quiet()
         self._begin(spec, listener, directory)
 
     # The worker
@@ -429,10 +440,11 @@ class _Keeper:
             self._kill(float(message["kill"]), how, message.get("reason"))
         if "renew" in message and self._status is None and self._reason == "exited":
             if message["renew"] is None:
-                self._timers.cancel("fence")
+                self._fence.cancel()
             else:
                 # Counted from the sending: a renewal that lay about while this process was stopped renews nothing.
-                sent_at = min(float(message.get("sent_at", time.monotonic())), time.monotonic())
-                self._timers.set("fence", sent_at + float(message["renew"]), self._on_fence)
+                now = fence_clock()
+                sent_at = min(float(message.get("sent_since_boot_s", now)), now)
+                self._fence.set(sent_at + float(message["renew"]), grace_s=self._spec.kill_grace_s)
         if "forget" in message and self._record is not None:
             self._forget()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
 from fluster_bus.errors import BusError, StreamNotFoundError
+from fluster_bus.fence_clock import fence_clock
 from fluster_bus.messages import Capacity, Heartbeat, HeartbeatReply, WorkerId, WorkerInfo
 from fluster_bus.retries import retried
 from fluster_bus.services_api import Announcement, ServedEndpoint
@@ -26,7 +27,10 @@ _CONTROLLER_TIMEOUT_S = 60.0
 
 
 class Presence:
-    """One worker as others know it. `free` and `attempts` tell what its heartbeats say."""
+    """One worker as others know it. `free` and `attempts` tell what its heartbeats say.
+
+    `renew(fence_in_s)` is called after each beat that was heard: what the worker runs is fenced from the sending of the last.
+    """
 
     def __init__(
         self,
@@ -38,13 +42,15 @@ class Presence:
         free: Callable[[], Capacity],
         attempts: Callable[[], Collection[str]],
         is_detecting: bool = False,
+        renew: Callable[[float], None],
     ) -> None:
         self._bus = bus
         self._worker_id = worker_id
         self._timing = timing
         self._free = free
         self._attempts = attempts
-        self.heard_at = time.monotonic()  # when the last sign of life that was heard was sent
+        self._renew = renew
+        self.heard_at = fence_clock()  # when the last sign of life that was heard was sent
         self._info = WorkerInfo(
             worker_id=worker_id,
             host=socket.gethostname(),
@@ -59,7 +65,7 @@ class Presence:
 
     @property
     def fence_at(self) -> float:
-        """When what this worker runs is stopped if nothing more is heard of it, by the monotonic clock."""
+        """When what this worker runs is stopped if nothing more is heard of it, by the fence clock."""
         return self.heard_at + self._timing.fence_after_s
 
     async def say_draining(self) -> None:
@@ -85,7 +91,7 @@ class Presence:
         table = workers_table(self._bus)
 
         async def put(_left_s: float) -> float:
-            sent = time.monotonic()
+            sent = fence_clock()
             await table.put(self._worker_id, self._info)
             return sent
 
@@ -112,7 +118,7 @@ class Presence:
     @property
     def was_heard_lately(self) -> bool:
         """Whether what is started now has the better part of its time before the fence."""
-        return time.monotonic() - self.heard_at < self._timing.fence_after_s / 2
+        return fence_clock() - self.heard_at < self._timing.fence_after_s / 2
 
     async def wait_heard(self) -> None:
         """Return when this worker was heard lately. Raises ClosedError."""
@@ -120,20 +126,16 @@ class Presence:
             await self._bus.wait_connected()
             await asyncio.sleep(self._timing.heartbeat_s)
 
-    async def beat_forever(self, renew: Callable[[float], None]) -> None:
-        """Tell that this worker lives; `renew(fence_in_s)` after each beat that was heard.
-
-        What the worker runs is fenced from the sending of the last of those.
-        """
+    async def beat_forever(self) -> None:
+        """Tell again and again that this worker lives."""
         while True:
             started = time.monotonic()
-            if await self.beat():
-                renew(self._timing.fence_after_s - (time.monotonic() - self.heard_at))
+            await self.beat()
             await asyncio.sleep(max(0.0, self._timing.heartbeat_s - (time.monotonic() - started)))
 
     async def beat(self) -> bool:
         """Tell once that this worker lives; whether it was heard."""
-        sent = time.monotonic()
+        sent = fence_clock()
         beat = Heartbeat(worker_id=self._worker_id, free=self._free(), attempts=tuple(self._attempts()))
         subject = subjects.heartbeats(self._worker_id)
         try:
@@ -144,4 +146,5 @@ class Presence:
             log.info("a heartbeat was not heard: %s", error)
             return False
         self.heard_at = sent
+        self._renew(self.fence_at - fence_clock())
         return True

@@ -33,6 +33,7 @@ from fluster_services.worker.limits import group_name, groups
 from fluster_services.worker.process_task import MAX_SOCKET_PATH_BYTES, ProcessTask
 from fluster_services.worker.runtime import AlreadyStartedError, LaunchError
 from fluster_services.worker.template import TemplateHandle
+from fluster_services.worker.watchdog import LOCK_FILE
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class ProcessRuntime:
                 "choose one with a shorter path"
             )
         self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock_fd = os.open(self._state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock_fd = os.open(self._state_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._lock = os.fdopen(lock_fd, "wb")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -95,6 +96,9 @@ class ProcessRuntime:
     def tasks(self) -> Collection[ProcessTask]:
         """Those that are not forgotten."""
         return self._tasks
+
+    def renew(self, ended_in_s: float) -> None:
+        self._template.renew(self._state_dir, ended_in_s)
 
     def trouble(self) -> str | None:
         return None if self._template.is_alive() else f"its template process {self._template.pid} is gone: restart it"

@@ -7,14 +7,13 @@ import errno
 import json
 import logging
 import os
-import signal
 import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from fluster.progress_file import DIRECTORY_VARIABLE
+from fluster_bus.fence_clock import fence_clock
 from fluster_services.worker import cgroups
 from fluster_services.worker.attempt_directory import (
     KEEPER_FILE,
@@ -33,7 +32,7 @@ from fluster_services.worker.attempt_directory import (
 from fluster_services.worker.container import Container
 from fluster_services.worker.engine import EngineError, asked, remove_container
 from fluster_services.worker.idle_keepers import IdleKeepers
-from fluster_services.worker.processes import boot_id, leftovers
+from fluster_services.worker.leftovers import kill_leftovers
 from fluster_services.worker.runtime import (
     NO_ROOM,
     AlreadyStartedError,
@@ -137,7 +136,7 @@ class ProcessTask:
     def renew(self, fence_after_s: float | None) -> None:
         if self._writer is not None and self._writer.transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
             return  # its keeper is stopped and will find the lease expired whatever is sent
-        self._send({"renew": fence_after_s, "sent_at": time.monotonic()})
+        self._send({"renew": fence_after_s, "sent_since_boot_s": fence_clock()})
 
     async def forget(self) -> None:
         if self._record is None:
@@ -290,17 +289,8 @@ class ProcessTask:
     async def _kill_leftovers(self) -> list[int]:
         """Have what is left of the task gone; returns what could not be killed."""
         # The kernel ends the main process with its keeper, but not the children of that.
-        known = read_json_lines(self._directory / KEEPER_FILE).get("started")
-        if known is None or known["boot_id"] != boot_id():
-            return []
-        mark = f"{DIRECTORY_VARIABLE}={self._directory}"
         deadline = time.monotonic() + _LEFTOVERS_TIMEOUT_S
-        while pids := leftovers(known["task_pid"], known["started_since_boot_s"], mark):
-            for pid in pids:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+        while pids := kill_leftovers(self._directory, self.spec):
             if time.monotonic() > deadline:
                 return pids
             await asyncio.sleep(_LEFTOVERS_INTERVAL_S)  # they are no children of ours: nothing tells when they are gone

@@ -65,6 +65,14 @@ def close_fds_except(kept: Collection[int]) -> None:
                 continue
 
 
+def be_quiet() -> None:
+    """Lead the standard streams of this process nowhere."""
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for target in (0, 1, 2):
+        os.dup2(nothing, target)
+    os.close(nothing)
+
+
 # What template and keeper handle in ways of their own; nothing else is, so that copies need not look at all of them.
 KEEPER_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -148,9 +156,11 @@ def start_ticks(pid: int) -> str | None:
     return None if stat is None or stat[0] in "ZX" else stat[19]
 
 
-def seconds_since_boot() -> float:
-    """Return the clock by which the kernel notes when processes start."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if _IS_LINUX else time.monotonic()
+def process_state(pid: int, *, started_by_s: float) -> str | None:
+    """Return the kernel's letter for the state of a process that started by then, in seconds since boot; None when it is over."""
+    stat = _stat(pid)
+    # One that started later is a stranger that was given the same number.
+    return None if stat is None or stat[0] in "ZX" or _started_s(stat) > started_by_s + 1 else stat[0]
 
 
 def boot_id() -> str | None:

@@ -111,6 +111,12 @@ class Runtime(Protocol):
         To be called once, before the first `start`.
         """
 
+    def renew(self, ended_in_s: float) -> None:
+        """Have what runs here ended by force after that time, unless this is called again before.
+
+        For tasks whose keepers cannot fence them, with some time beyond those fences and their graces.
+        """
+
     def trouble(self) -> str | None:
         """Why nothing can be started any more; None when all is well."""
 

@@ -2,13 +2,15 @@
 
     worker ──{"id", "draft", "directory"}──► template ──fork──► keeper ──fork──► task
            ◄──{"id", "pid" | "error"}───────
+           ──{"lease": {"state_dir", "ended_by"}}──► watchdog.py
 
-The socketpair between them is also the leash: its end ends the template. Keepers live on.
+The socketpair between them is also the leash: at its end the template stays only as long as its watchdog has attempts to watch. Keepers live on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import itertools
@@ -23,13 +25,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fluster_bus.fence_clock import fence_clock
 from fluster_services.forked_child import run_and_exit
 from fluster_services.own_imports import import_own
 from fluster_services.shared_memory import keep_shared
 from fluster_services.worker import keeper
-from fluster_services.worker.processes import close_fds_except, handled_signals, reset_signals, set_process_name
+from fluster_services.worker.alarm import Alarm
+from fluster_services.worker.processes import (
+    be_quiet,
+    close_fds_except,
+    handled_signals,
+    reset_signals,
+    set_process_name,
+)
 from fluster_services.worker.runtime import NO_ROOM, AlreadyStartedError, LaunchError, WorkerFaultError
 from fluster_services.worker.task_process import freshen_interpreter
+from fluster_services.worker.watchdog import Watchdog
 
 # With more requests out than this, the socket's buffer could fill up and block the worker.
 _MAX_REQUESTS_OUT = 64
@@ -108,6 +119,12 @@ class TemplateHandle:
             raise LaunchError(f"no keeper could be started for {directory}: {answer['error']}")
         raise WorkerFaultError(f"no keeper could be started for {directory}: {answer['error']}")
 
+    def renew(self, state_dir: Path, ended_in_s: float) -> None:
+        """Have whatever runs in `state_dir` ended by force after that time, unless this is called again before."""
+        lease = {"state_dir": str(state_dir), "ended_by": fence_clock() + ended_in_s}
+        with contextlib.suppress(OSError):  # it is dead, or stopped with its buffer full: what it heard last holds
+            self._socket.send(json.dumps({"lease": lease}).encode() + b"\n")
+
     def close(self) -> None:
         """End the template. Its keepers live on."""
         if self._loop is not None and not self._loop.is_closed():
@@ -183,7 +200,7 @@ class _Template:
         self._environment = environment
         self._owner_fd = owner_fd
         self._received = b""
-        self._is_over = False
+        self._has_worker = True
 
     def run(self) -> None:
         set_process_name("fluster-templ")
@@ -206,16 +223,37 @@ class _Template:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         selector = selectors.DefaultSelector()
+        self._selector = selector
+        self._watchdog = Watchdog(selector)
+        alarm = Alarm(selector)
         selector.register(self._socket, selectors.EVENT_READ, self._on_request)
         selector.register(wake_read, selectors.EVENT_READ, lambda: self._reap(wake_read))
         if self._owner_fd is not None:
             selector.register(self._owner_fd, selectors.EVENT_READ, self._on_owner_gone)
-        while not self._is_over:
-            for key, _ in selector.select():
-                key.data()
+        while self._has_worker or self._watchdog.is_needed:
+            for key, _ in selector.select(alarm.timeout(self._watchdog.next_at, None)):
+                if key.fd in selector.get_map():
+                    key.data()
+            self._watchdog.fire()
 
     def _on_owner_gone(self) -> None:
-        self._is_over = True
+        self._leave_worker()
+        if self._owner_fd is not None:
+            self._selector.unregister(self._owner_fd)
+        self._watchdog.on_owner_gone()
+
+    def _on_worker_gone(self) -> None:
+        self._leave_worker()
+        self._watchdog.on_worker_gone()
+
+    def _leave_worker(self) -> None:
+        """Take no more requests, and hold nothing open that others might wait to see closed."""
+        if self._has_worker:
+            self._has_worker = False
+            self._selector.unregister(self._socket)
+            self._socket.close()
+            set_process_name("fluster-watch")
+            be_quiet()
 
     def _reap(self, wake_fd: int) -> None:
         os.read(wake_fd, 4096)
@@ -230,11 +268,14 @@ class _Template:
     def _on_request(self) -> None:
         data = self._socket.recv(65536)
         if not data:
-            self._is_over = True
+            self._on_worker_gone()
             return
         *lines, self._received = (self._received + data).split(b"\n")
         for line in lines:
             request = json.loads(line)
+            if "lease" in request:
+                self._watchdog.renew(Path(request["lease"]["state_dir"]), request["lease"]["ended_by"])
+                continue
             try:
                 answer: dict[str, Any] = {"pid": self._fork_keeper(Path(request["draft"]), Path(request["directory"]))}
             except OSError as error:
@@ -242,7 +283,7 @@ class _Template:
             try:
                 self._socket.sendall(json.dumps({"id": request["id"], **answer}).encode() + b"\n")
             except (BrokenPipeError, ConnectionResetError):  # the worker died; its successor finds the directory
-                self._is_over = True
+                self._on_worker_gone()
                 return
 
     def _fork_keeper(self, draft: Path, directory: Path) -> int:
@@ -264,6 +305,7 @@ class _Template:
                     raise
                 finally:
                     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+                self._watchdog.on_start(directory, spec)
                 return pid
         finally:
             os.chdir("/")

@@ -21,8 +21,12 @@ class Timers:
         for name in names:
             self._due.pop(name, None)
 
+    def first_at(self) -> float | None:
+        return min((at for at, _ in self._due.values()), default=None)
+
     def timeout(self, now: float) -> float | None:
-        return max(0.0, min(at for at, _ in self._due.values()) - now) if self._due else None
+        at = self.first_at()
+        return max(0.0, at - now) if at is not None else None
 
     def fire(self, now: float) -> None:
         for name, (at, action) in list(self._due.items()):

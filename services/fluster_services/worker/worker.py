@@ -6,7 +6,6 @@ import asyncio
 import functools
 import logging
 import math
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -19,6 +18,7 @@ from fluster_bus.errors import (
     NoRespondersError,
     RequestTimeoutError,
 )
+from fluster_bus.fence_clock import fence_clock
 from fluster_bus.messages import (
     Capacity,
     Look,
@@ -70,6 +70,7 @@ class Worker:
             free=self._free,
             attempts=lambda: list(self._attempts.running),
             is_detecting=config.detected_share is not None,
+            renew=self._on_heard,
         )
         self._progress = ProgressPump(bus)
         self._attempts = Attempts(
@@ -122,7 +123,7 @@ class Worker:
                 await self._cover_when_possible()
                 self._review.set()  # for what was wished before this worker listened
                 loops = [
-                    self._tasks.create_task(self._presence.beat_forever(self._attempts.renew)),
+                    self._tasks.create_task(self._presence.beat_forever()),
                     self._tasks.create_task(self._progress.repeat_forever()),
                     self._tasks.create_task(self._review_forever()),
                     self._tasks.create_task(self._attempts.wellness.run()),
@@ -155,6 +156,9 @@ class Worker:
         )
         await self._cover_when_possible()
         await self._presence.beat()  # who waits for room need not wait for the next one
+
+    def _on_heard(self, fence_in_s: float) -> None:
+        self._attempts.renew(fence_in_s)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._track(self._tasks.create_task(work))
@@ -254,7 +258,7 @@ class Worker:
         """Reserve, then claim: None when the task is this worker's, else why not. Raises UnfitError."""
         if offer.namespace not in self._config.job_credentials:
             return "no such namespace here"
-        if time.monotonic() >= self._presence.fence_at:
+        if fence_clock() >= self._presence.fence_at:
             return "not heard for so long that it may start nothing"
         # The job is not needed yet, but so both come by one round trip.
         row, job = await asyncio.gather(

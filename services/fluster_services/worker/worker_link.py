@@ -3,7 +3,7 @@
     keeper ─► worker   {"started": {"pid", "started_at"}}, {"spooled": offset}, {"progress": [fraction, message]},
                        {"exited": ExitRecord}, {"idle": true}: forgotten, and ready for another,
                        {"refused": {"errno", "error"}}
-    worker ─► keeper   {"kill": grace_s, "reason", "preempted": bool}, {"renew": fence_after_s | null, "sent_at": monotonic}, {"forget": true},
+    worker ─► keeper   {"kill": grace_s, "reason", "preempted": bool}, {"renew": fence_after_s | null, "sent_since_boot_s"}, {"forget": true},
                        {"assign": {"draft", "directory"}}, to an idle one
 
 What the keeper tells is how things stand, never a history: nothing piles up for a worker that does not read.
