@@ -137,6 +137,12 @@ def submit(
             min=-1_000, max=1_000, help="Its tasks go before those of a lower priority. Example: --priority 10"
         ),
     ] = 0,
+    on_disconnect: Annotated[
+        Literal["stop", "continue"],
+        typer.Option(
+            help="Tasks of a worker that is not heard: stop them before they are retried, or let them run on beside their retry. Example: --on-disconnect continue"
+        ),
+    ] = "stop",
     detached: Annotated[
         bool,
         typer.Option("--detached", help="Within a job: live on when that ends. Example: --detached -- python serve.py"),
@@ -204,6 +210,7 @@ def submit(
         timeout_s=timeout,
         scheduling_timeout_s=scheduling_timeout,
         priority=priority,
+        on_disconnect=on_disconnect,
         detached=detached,
         job_id=job_id,
         on_conflict=on_conflict,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import signal
 import sys
 import time
@@ -15,7 +16,8 @@ import pytest
 from fluster.cluster import Cluster
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
-from fluster_bus.messages import AttemptList, Done, JobStatus, WorkerId
+from fluster_bus.messages import AttemptList, Done, JobId, JobStatus, WorkerId
+from fluster_services.config import Timing
 from fluster_services.worker.attempt_directory import SPEC_FILE
 from tests.system.daemons import QUICK, Daemons
 from tests.system.job_requests import command, wait_ready
@@ -239,6 +241,57 @@ def test_what_is_being_prepared_when_its_worker_is_frozen_is_not_started_by_it(
 
 def _lines(ledger: Path) -> list[str]:
     return ledger.read_text().splitlines() if ledger.exists() else []
+
+
+def test_a_task_that_may_go_on_outlasts_a_fence(tmp_path: Path, family: Family) -> None:
+    timing = Timing(heartbeat_s=0.1, fence_after_s=0.3, kill_grace_s=0.1, worker_timeout_s=60)
+    with Daemons(tmp_path, family, timing=timing) as daemons:
+        daemons.start_controller()
+        daemons.start_worker("w1")
+        with daemons.connect() as cluster:
+            script = f"echo ready; read line < {tmp_path}/gate"
+            os.mkfifo(tmp_path / "gate")
+            job_id = cluster.launch(command("sh", "-c", script, on_disconnect="continue"))
+            fenced = cluster.launch(command("sh", "-c", "echo ready; exec sleep 600"))
+            for each in (job_id, fenced):
+                wait_ready(cluster, each)
+            (sleeping,) = [each for each in psutil.process_iter() if each.name() == "sleep" and _is_of(each, fenced)]
+            daemons.kill("w1", signal.SIGSTOP)
+            wait_until(lambda: not _lives(sleeping), 30)
+            (tmp_path / "gate").write_text("go\n")  # a reader is there: it was not stopped
+            daemons.kill("w1", signal.SIGCONT)
+            info = cluster.wait(job_id, timeout=PATIENCE_S)
+            assert (info.status, info.tasks[0].attempt) == (JobStatus.SUCCEEDED, 1)
+            cluster.terminate(fenced)
+            cluster.wait(fenced, timeout=PATIENCE_S)
+
+
+def _is_of(process: psutil.Process, job_id: JobId) -> bool:
+    try:
+        return process.environ().get("FLUSTER_JOB_ID") == job_id
+    except psutil.Error:
+        return False
+
+
+def test_a_task_that_may_go_on_does_so_beside_its_retry_until_the_worker_is_back(
+    daemons: Daemons, tmp_path: Path
+) -> None:
+    ledger = tmp_path / "ledger"
+    daemons.start_worker("w1")
+    with daemons.connect() as cluster:
+        job_id = cluster.launch(command("sh", "-c", begin_and_end(ledger), on_disconnect="continue"))
+        wait_ready(cluster, job_id)
+        first = psutil.Process(int(Path(f"{ledger}.1").read_text()))
+        daemons.kill("w1", signal.SIGSTOP)
+        daemons.start_worker("w2")
+        wait_ready(cluster, job_id, lines=2)
+        assert _lives(first)
+        daemons.kill("w1", signal.SIGCONT)
+        wait_until(lambda: not _lives(first), 30)
+        info = cluster.poll(job_id)
+        assert (info.status, info.worker_id, info.tasks[0].attempt) == (JobStatus.RUNNING, "w2", 2)
+        cluster.terminate(job_id)
+        assert cluster.wait(job_id, timeout=PATIENCE_S).status is JobStatus.KILLED
 
 
 def _lives(process: psutil.Process) -> bool:

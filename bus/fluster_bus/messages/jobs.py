@@ -121,6 +121,9 @@ class JobRequest(Message):
     # A task whose process leaves with exit code 0 before its callable has returned, as os._exit(0) does, has failed.
     must_return: bool = False
     timeout_s: float | None = Field(default=None, gt=0)  # of each attempt, from its start
+    # When the cluster does not hear the worker for `fence_after`: stop the task, so that it never runs beside its retry; or
+    # let it run on, which may overlap with that retry.
+    on_disconnect: Literal["stop", "continue"] = "stop"
     scheduling_timeout_s: float | None = Field(default=None, gt=0)  # of waiting for a worker, for each attempt
     priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)  # its tasks go before those of a lower one
     job_id: JobId | None = None  # made from the name when it is left out

@@ -139,7 +139,8 @@ class Attempts:
         timing = self._config.timing
         self._runtime.renew(fence_in_s + timing.kill_grace_s + timing.heartbeat_s / 2)
         for running in self.running.values():
-            running.renew(fence_in_s)
+            if running.spec.fence_after_s is not None:
+                running.renew(fence_in_s)
 
     def hold(self, record: TaskRecord, running: RunningTask) -> None:
         """Note what an attempt has that an earlier run of this worker started."""
@@ -214,7 +215,9 @@ class Attempts:
                     return
             spec, payload = self._launcher.spec(row.value, job, prepared, self._ledger.devices(key))
             # This process may be stopped at any point, also here: the keeper looks at the clock itself.
-            spec = dataclasses.replace(spec, fence_at=self._fence_since.pop(key) + self._config.timing.fence_after_s)
+            since = self._fence_since.pop(key)
+            if spec.fence_after_s is not None:
+                spec = dataclasses.replace(spec, fence_at=since + spec.fence_after_s)
             running = await self._runtime.start(spec, payload)
         except TemplateDiedError:
             # Nothing can be started here any more: a new worker process, with a new template, adopts what runs.

@@ -132,7 +132,7 @@ class Launcher:
             kill_grace_s=self.timing.kill_grace_s,
             must_return=request.must_return,
             timeout_s=request.timeout_s,
-            fence_after_s=self.timing.fence_after_s,
+            fence_after_s=self.timing.fence_after_s if request.on_disconnect == "stop" else None,
             devices=list(devices),
             image=prepared.image,
             mounts=dict(request.environment.mounts),
