@@ -44,6 +44,7 @@ class LocalSetup:
     containers: dict[str, Any] = field(
         default_factory=dict
     )  # {setting of a worker's containers: value}, where not as usual
+    drain_timeout_s: float | None = None  # None: as other workers
     backend: str | None = None  # what has VMs for the workers, pickled, in Base64; None: they are processes here
 
     @property

@@ -94,6 +94,13 @@ def check_count(name: str, value: int, least: int, meaning: str, *, most: int | 
     return value
 
 
+def check_seconds(name: str, value: float) -> float:
+    """Return `value` if it can be a time to wait. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"{name}={value!r}: give seconds, such as 60")
+    return float(value)
+
+
 def check_reason(reason: str) -> str:
     """Return `reason` if it can say why something is ended. Raises ValueError, TypeError."""
     from fluster_bus.messages.requests import MAX_REASON_CHARACTERS

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from fluster.cluster.arguments import check_count
+from fluster.cluster.arguments import check_count, check_seconds
 from fluster.cluster.blocking import Cluster
 from fluster.cluster.client import DEFAULT_NAMESPACE
 from fluster.cluster.identity import NAMESPACE
@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 _REPORT_TIMEOUT_S = 15.0  # beyond what the supervisor itself gives to the start
 _STOP_TIMEOUT_S = 30.0
 _REMOVE_TIMEOUT_S, _REMOVE_PAUSE_S = 10.0, 0.05
+# {setting of a worker's containers: the argument of LocalCluster, where that is called otherwise}
+_OPTIONS = {"shm_bytes": "shm_size", "build_authorities": "build_ca", "build_timeout_s": "build_timeout"}
 _LOGICAL_CPUS, _LOGICAL_CPUS_PER_CORE = 16, 4  # tasks on a laptop mostly wait; nothing is enforced there
 
 
@@ -65,7 +67,10 @@ class LocalCluster(Cluster):
 
     `network` and what follows are for tasks in containers, as a worker's settings are: which `profile` they have (default, gpu,
     trusted), the folders below which jobs may have any mounted, how large /dev/shm is, and {name: limit, or soft and hard
-    one}, such as {"nofile": (1024, 65_536)}.
+    one}, such as {"nofile": (1024, 65_536)}. `build_network`, `build_ca` (a file of certificates) and `build_timeout` (seconds)
+    are for the images that are built with the packages of jobs.
+
+    A worker that gets SIGTERM waits `drain_timeout` seconds (60) for its tasks before it hands them back.
 
     With a `backend`, a VMBackend such as `fluster_services.vm.DockerBackend()`, each worker is one of its VMs, which
     has its usual size unless `cpu` or `memory` say what all have together. It is copied: one object may serve several clusters.
@@ -102,6 +107,10 @@ class LocalCluster(Cluster):
         mount_roots: Sequence[str | Path] = (),
         shm_size: int | str | None = None,
         ulimits: Mapping[str, int | tuple[int, int]] | None = None,
+        build_network: str | None = None,
+        build_ca: str | Path | None = None,
+        build_timeout: float | None = None,
+        drain_timeout: float | None = None,
         backend: object | None = None,
         log_to_driver: bool | None = None,
         on_progress: Callable[[str], object] | None = None,
@@ -121,9 +130,13 @@ class LocalCluster(Cluster):
                 "runtime, docker_host, image and enforce_limits are for workers that are processes of this machine: with a backend= "
                 "tasks are processes of its VMs, which are held to their resources; give docker_host and image to the backend"
             )
-        containers = _container_settings(network, profile, mount_roots, shm_size, ulimits)
+        containers = {
+            **_container_settings(network, profile, mount_roots, shm_size, ulimits),
+            **_build_settings(build_network, build_ca, build_timeout),
+        }
         if containers and runtime == "process":
-            raise ValueError(f"{', '.join(containers)} are for tasks in containers: choose runtime='docker'")
+            given = ", ".join(_OPTIONS.get(name, name) for name in containers)
+            raise ValueError(f"{given} are for tasks in containers: choose runtime='docker'")
         logical_cpu = max(_LOGICAL_CPUS, _LOGICAL_CPUS_PER_CORE * (os.cpu_count() or 1))
         setup = LocalSetup(
             namespaces=tuple(dict.fromkeys((chosen, *namespaces))),
@@ -142,6 +155,7 @@ class LocalCluster(Cluster):
             docker_host=docker_host or os.environ.get("DOCKER_HOST"),
             image=image,
             containers=containers,
+            drain_timeout_s=check_seconds("drain_timeout", drain_timeout) if drain_timeout is not None else None,
             backend=_pickled(backend) if backend is not None else None,
             working_dir=str(Path.cwd()),
             python_path=tuple(str(Path(entry or ".").absolute()) for entry in sys.path),
@@ -310,6 +324,18 @@ def _container_settings(
         "mount_roots": [str(Path(root).absolute()) for root in mount_roots] or None,
         "shm_bytes": _bytes(shm_size) if shm_size is not None else None,
         "ulimits": _limits(ulimits) if ulimits is not None else None,
+    }
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _build_settings(network: str | None, authorities: str | Path | None, timeout: float | None) -> dict[str, Any]:
+    """The same of builds. Raises ValueError."""
+    if authorities is not None and not (Path(authorities).is_file() and os.access(authorities, os.R_OK)):
+        raise ValueError(f"build_ca={str(authorities)!r} cannot be read: give the path of a file of certificates")
+    settings = {
+        "build_network": network,
+        "build_authorities": str(Path(authorities).absolute()) if authorities is not None else None,
+        "build_timeout_s": check_seconds("build_timeout", timeout) if timeout is not None else None,
     }
     return {name: value for name, value in settings.items() if value is not None}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 from dataclasses import dataclass
 
 
@@ -28,9 +28,7 @@ class Timing:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if not 0 < value < math.inf:
-                raise ValueError(f"{field.name}={value!r}: give a number of seconds above 0")
+            _check(self, field.name, "number of seconds above 0", above=0)
         ended_by_s = self.fence_after_s + self.kill_grace_s + self.heartbeat_s
         if self.worker_timeout_s <= ended_by_s:
             raise ValueError(
@@ -55,6 +53,12 @@ class RecordLimits:
     secrets_sweep_s: float = 60.0  # between two looks for secrets of no job
     secrets_orphaned_s: float = 600.0  # for so long they may be those of a job that is about to be recorded
 
+    def __post_init__(self) -> None:
+        _check(self, "kept_s", "number of seconds above 0", above=0)
+        _check(self, "sure_after_s", "number of seconds, or 0")
+        _check(self, "kept_at_least_s", "number of seconds, or 0")
+        _check(self, "max_finished", "number above 0", above=0)
+
 
 @dataclass(frozen=True)
 class CacheLimits:
@@ -62,6 +66,28 @@ class CacheLimits:
 
     workspaces_bytes: int = 8 << 30
     environments_bytes: int = 32 << 30
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            _check(self, field.name, "size, or 0 to keep nothing that is not in use", most=1 << 60)
+
+
+@dataclass(frozen=True)
+class LogLimits:
+    """How much of what a task writes is kept: of each of its two streams, and of a line."""
+
+    stream_bytes: int = 64 << 20
+    line_bytes: int = 64 << 10
+
+    def __post_init__(self) -> None:
+        _check(self, "stream_bytes", "size up to 1 TiB, or 0 to keep nothing", most=1 << 40)
+        _check(self, "line_bytes", "size from 1 KiB to 128 KiB", above=1023, most=128 << 10)
+
+
+def _check(group: object, name: str, wanted: str, *, above: float = -1, most: float = sys.float_info.max) -> None:
+    value = getattr(group, name)
+    if not (above < value <= most and value >= 0):
+        raise ValueError(f"{name}={value!r}: give a {wanted}")
 
 
 # Everything is on one machine: a process that is silent for seconds is gone.

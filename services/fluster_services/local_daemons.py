@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,6 +123,8 @@ class LocalDaemons:
                 enforce_limits="always" if self._setup.enforce_limits else "never",
                 containers=choose_containers(self._setup.runtime, self._containers()),
             )
+            if self._setup.drain_timeout_s is not None:
+                config = replace(config, drain_timeout_s=self._setup.drain_timeout_s)
             run_worker(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=self._store_dir / f"logs/{name}.log")
 
         return Daemon(name, body, may_leave=True)

@@ -297,6 +297,17 @@ def test_containers_are_as_the_cluster_says(engine: Engine, tmp_path: Path) -> N
     assert (seen, shared.split()[1], soft, hard, networks) == ("seen", "16", "512", "1024", ["lo"])
 
 
+def test_builds_are_as_the_cluster_says(engine: Engine) -> None:
+    environment = EnvironmentConfig(pip_packages=("rich",))
+    with LocalCluster(
+        runtime="docker", docker_host=engine.host, image=engine.image, build_network="none", build_timeout=0.001
+    ) as cluster:
+        job_id = cluster.launch(command("true").model_copy(update={"environment": environment}))
+        info = cluster.wait(job_id, timeout=PATIENCE_S)
+    assert info.error_message is not None
+    assert "the image for its packages was not built within 0.001 s" in info.error_message
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -304,6 +315,10 @@ def test_containers_are_as_the_cluster_says(engine: Engine, tmp_path: Path) -> N
         ({"runtime": "docker", "profile": "root"}, "profile='root' is not known: choose default, gpu, trusted"),
         ({"runtime": "docker", "ulimits": {"nofile": -2}}, "ulimits has nofile=-2: give a number"),
         ({"runtime": "docker", "shm_size": "much"}, "much"),
+        ({"build_network": "none", "build_timeout": 60}, "build_network, build_timeout are for tasks in containers"),
+        ({"runtime": "docker", "build_timeout": -1}, "build_timeout=-1: give seconds"),
+        ({"runtime": "docker", "build_ca": "/nowhere/ca.pem"}, "build_ca='/nowhere/ca.pem' cannot be read"),
+        ({"drain_timeout": float("nan")}, "drain_timeout=nan: give seconds"),
     ],
 )
 def test_settings_of_containers_that_cannot_be(given: dict[str, Any], told: str) -> None:

@@ -143,3 +143,13 @@ def test_nobody_starts_a_drained_worker_again_and_the_end_is_quick(family: Famil
         started = time.monotonic()
     assert time.monotonic() - started < 15  # and not the time that a drain may take
     family.wait_gone()
+
+
+def test_a_local_worker_waits_as_long_as_its_cluster_says(family: Family) -> None:
+    with LocalCluster(workers=2, cpu=4, drain_timeout=0.1) as cluster:
+        job_id = cluster.launch(sleeper())
+        wait_ready(cluster, job_id)
+        holder = str(cluster.poll(job_id).worker_id)
+        os.kill(workers(cluster)[holder].info.pid, signal.SIGTERM)
+        wait_until(lambda: cluster.poll(job_id).tasks[0].preemptions == 1, 30)  # half of the usual time
+    family.wait_gone()

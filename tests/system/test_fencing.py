@@ -16,6 +16,7 @@ import pytest
 from fluster.cluster import Cluster
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
+from fluster_bus.fence_clock import fence_clock
 from fluster_bus.messages import AttemptList, Done, JobId, JobStatus, WorkerId
 from fluster_services.config import Timing
 from fluster_services.worker.attempt_directory import SPEC_FILE
@@ -52,9 +53,9 @@ async def test_an_attempt_that_is_late_before_it_begins_does_not_begin(site: Sit
 
 @pytest.mark.anyio
 async def test_the_fence_counts_from_the_last_sign_of_life_and_is_renewed(site: Site) -> None:
-    task = await site.command("sleep", "600", fence_after_s=3600.0, fence_at=time.monotonic() + 0.5)
+    task = await site.command("sleep", "600", fence_after_s=3600.0, fence_at=fence_clock() + 0.5)
     assert (await end_of(task)).reason == "fenced"
-    again = await site.command("sleep", "600", key="ns.job.1.1", fence_after_s=3600.0, fence_at=time.monotonic() + 10)
+    again = await site.command("sleep", "600", key="ns.job.1.1", fence_after_s=3600.0, fence_at=fence_clock() + 10)
     again.renew(3600)
     again.kill(0, "enough")
     assert (await end_of(again)).reason == "killed"
@@ -64,10 +65,10 @@ async def test_the_fence_counts_from_the_last_sign_of_life_and_is_renewed(site: 
 async def test_a_renewal_counts_from_its_sending(site: Site) -> None:
     """One that lay about while the keeper was stopped renews nothing, and what is dated in the future no more than now."""
     task = await site.command("sleep", "600", fence_after_s=3600.0)
-    task._send({"renew": 3600.0, "sent_at": time.monotonic() - 3600})
+    task._send({"renew": 3600.0, "sent_since_boot_s": fence_clock() - 3600})
     assert (await end_of(task)).reason == "fenced"
     again = await site.command("sleep", "600", key="ns.job.1.1", fence_after_s=3600.0)
-    again._send({"renew": 0.1, "sent_at": time.monotonic() + 3600})
+    again._send({"renew": 0.1, "sent_since_boot_s": fence_clock() + 3600})
     assert (await end_of(again)).reason == "fenced"
 
 
@@ -80,7 +81,7 @@ def test_a_task_is_fenced_by_the_beat_that_was_heard_before_it_was_claimed(tmp_p
             beats: SimpleQueue[object] = SimpleQueue()
             cluster.portal.run(cluster.asynchronous.bus.subscribe, subjects.heartbeats(), beats.put)
             beats.get(timeout=PATIENCE_S)  # the next comes in 3 s
-            launched_at = time.monotonic()
+            launched_at = fence_clock()
             job_id = cluster.launch(command("sh", "-c", "echo ready; exec sleep 600"))
             wait_ready(cluster, job_id)
             (spec,) = (json.loads(path.read_text()) for path in (tmp_path / "w1").rglob(SPEC_FILE))

@@ -5,32 +5,33 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import sys
 from pathlib import Path
 
 from fluster_bus.messages import Namespace
-from fluster_services.config import Timing
+from fluster_services.config import RecordLimits, Timing
 from fluster_services.controller.controller import Controller, ControllerConfig
 from fluster_services.daemon import address_from_environment, run_daemon
+from fluster_services.settings import SettingError, read_settings
 
 
 def main() -> None:
-    namespaces = os.environ.get("FLUSTER_NAMESPACES", "default").split(",")
-    config = ControllerConfig(
-        address=address_from_environment(),
-        namespaces=tuple(Namespace(name.strip()) for name in namespaces),
-        timing=Timing(owner_lease_s=seconds_from_environment("FLUSTER_OWNER_LEASE_S", Timing.owner_lease_s)),
-        controller_id=os.environ.get("FLUSTER_CONTROLLER_ID", f"controller-{socket.gethostname()}-{os.getpid()}"),
-    )
+    try:
+        config = _config_from_environment()
+    except SettingError as error:
+        sys.exit(str(error))
     run_controller(config)
 
 
-def seconds_from_environment(variable: str, default: float) -> float:
-    """What the variable says. Raises ValueError, which names it."""
-    text = os.environ.get(variable)
-    try:
-        return default if text is None else float(text)
-    except ValueError as error:
-        raise ValueError(f"{variable}={text!r}: give a number of seconds") from error
+def _config_from_environment() -> ControllerConfig:
+    namespaces = os.environ.get("FLUSTER_NAMESPACES", "default").split(",")
+    return ControllerConfig(
+        address=address_from_environment(),
+        namespaces=tuple(Namespace(name.strip()) for name in namespaces),
+        timing=read_settings(Timing),
+        records=read_settings(RecordLimits),
+        controller_id=os.environ.get("FLUSTER_CONTROLLER_ID", f"controller-{socket.gethostname()}-{os.getpid()}"),
+    )
 
 
 def run_controller(

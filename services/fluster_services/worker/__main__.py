@@ -17,8 +17,9 @@ from fluster_bus.errors import AddressError
 from fluster_bus.messages import Namespace, WorkerId, parse_size
 from fluster_bus.messages.labels import parse_labels
 from fluster_bus.roles import Role, User
-from fluster_services.config import CacheLimits
+from fluster_services.config import CacheLimits, LogLimits, Timing
 from fluster_services.daemon import address_from_environment, run_daemon
+from fluster_services.settings import SettingError, read_settings
 from fluster_services.worker.cgroups import Enforcement, LimitsError, find_enforcer
 from fluster_services.worker.chosen_containers import choose_containers
 from fluster_services.worker.config import WorkerConfig
@@ -35,7 +36,10 @@ def main() -> None:
     namespaces = [Namespace(name.strip()) for name in os.environ.get("FLUSTER_NAMESPACES", "default").split(",")]
     address = address_from_environment()
     credentials = {namespace: _job_address(address, User(Role.JOB, namespace)) for namespace in namespaces}
-    caches = CacheLimits()
+    try:
+        timing, caches, logs = (read_settings(Timing), read_settings(CacheLimits), read_settings(LogLimits))
+    except SettingError as error:
+        sys.exit(str(error))
     total, device_ids = detect(_given(), state_dir, caches)
     config = WorkerConfig(
         address=address,
@@ -43,7 +47,9 @@ def main() -> None:
         state_dir=state_dir,
         total=total,
         device_ids=device_ids,
+        timing=timing,
         caches=caches,
+        logs=logs,
         job_credentials=credentials,
         enforce_limits=_one_of("FLUSTER_ENFORCE_LIMITS", "auto", get_args(Enforcement)),
         containers=choose_containers(_one_of("FLUSTER_RUNTIME", "process", get_args(RuntimeName)), _containers()),

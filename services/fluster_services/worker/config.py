@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fluster_bus.address import BusAddress
 from fluster_bus.messages import Capacity, Namespace, WorkerId
-from fluster_services.config import CacheLimits, Timing
+from fluster_services.config import CacheLimits, LogLimits, Timing
 from fluster_services.worker.cgroups import Enforcement
 from fluster_services.worker.container import ContainerSettings
 
@@ -29,6 +29,7 @@ class WorkerConfig:
         None  # of all tasks that are processes; None: the few variables that are safe
     )
     caches: CacheLimits = field(default_factory=CacheLimits)
+    logs: LogLimits = field(default_factory=LogLimits)
     device_ids: tuple[str, ...] = ()  # of the devices in `total`; 0, 1, … unless given
     detected_share: tuple[int, int] | None = (
         None  # (number, count): it finds GPUs once it serves, and has that part of them

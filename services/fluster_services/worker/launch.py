@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fluster.cluster.identity import ARRAY_ID, CONTROLLER_ADDRESS, GANG_ADDRESS, KILL_GRACE, TaskIdentity
@@ -17,7 +17,7 @@ from fluster_bus.messages import JobRecord, JobRequest, Namespace, TaskRecord, W
 from fluster_bus.messages.jobs import port_variable
 from fluster_bus.messages.origin import SEARCH_VARIABLES, Origin
 from fluster_bus.subjects import attempt_key
-from fluster_services.config import Timing
+from fluster_services.config import LogLimits, Timing
 from fluster_services.worker.attempt_directory import LaunchSpec
 from fluster_services.worker.interpreters import TaskPython, without_interpreters_own
 from fluster_services.worker.limits import MAX_PIDS, Limits
@@ -34,6 +34,7 @@ class Launcher:
     credentials: Mapping[Namespace, BusAddress]  # of the role "job"
     credentials_dir: Path
     timing: Timing
+    logs: LogLimits = field(default_factory=LogLimits)
     working_dir: Path | None = None  # None: a fresh folder for each attempt
     python_path: tuple[str, ...] = ()
     device_kind: str = "cpu"  # of those that tasks are given
@@ -133,6 +134,8 @@ class Launcher:
             must_return=request.must_return,
             timeout_s=request.timeout_s,
             fence_after_s=self.timing.fence_after_s if request.on_disconnect == "stop" else None,
+            max_log_bytes=self.logs.stream_bytes,
+            max_line_bytes=self.logs.line_bytes,
             devices=list(devices),
             image=prepared.image,
             mounts=dict(request.environment.mounts),

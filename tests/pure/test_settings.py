@@ -1,0 +1,111 @@
+"""What the environment says to deployed daemons about time and room."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from fluster_services.config import CacheLimits, LogLimits, RecordLimits, Timing
+from fluster_services.controller.__main__ import _config_from_environment
+from fluster_services.settings import SETTINGS, SettingError, read_settings
+
+
+@pytest.mark.parametrize("group", [Timing, RecordLimits, CacheLimits, LogLimits])
+def test_what_is_not_said_is_the_default(group: type[Any]) -> None:
+    assert read_settings(group, dict.fromkeys((each.variable for each in SETTINGS[group]), "")) == group()
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        (
+            {"FLUSTER_FENCE_AFTER_S": "300", "FLUSTER_WORKER_TIMEOUT_S": "400", "FLUSTER_KILL_GRACE_S": "60.5"},
+            Timing(fence_after_s=300, worker_timeout_s=400, kill_grace_s=60.5),
+        ),
+        ({"FLUSTER_HEARTBEAT_S": "1", "FLUSTER_LEADER_LEASE_S": "3"}, Timing(heartbeat_s=1, leader_lease_s=3)),
+        (
+            {"FLUSTER_UNSCHEDULABLE_AFTER_S": "5", "FLUSTER_HOLD_S": "6", "FLUSTER_RESERVE_AFTER_S": "7"},
+            Timing(unschedulable_after_s=5, hold_s=6, reserve_after_s=7),
+        ),
+        (
+            {
+                "FLUSTER_RECORDS_KEPT_S": "3600",
+                "FLUSTER_MAX_RECORDS": "100",
+                "FLUSTER_RECORDS_KEPT_AT_LEAST_S": "0",
+            },
+            RecordLimits(kept_s=3600, max_finished=100, kept_at_least_s=0),
+        ),
+        (
+            {"FLUSTER_WORKSPACES_CACHE": "1GiB", "FLUSTER_ENVIRONMENTS_CACHE": "0"},
+            CacheLimits(workspaces_bytes=1 << 30, environments_bytes=0),
+        ),
+        (
+            {"FLUSTER_MAX_LOG": "1MiB", "FLUSTER_MAX_LOG_LINE": "1KiB"},
+            LogLimits(stream_bytes=1 << 20, line_bytes=1 << 10),
+        ),
+    ],
+)
+def test_what_is_said_is_taken(environment: Mapping[str, str], expected: Any) -> None:
+    assert read_settings(type(expected), environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("group", "environment", "text"),
+    [
+        (
+            Timing,
+            {"FLUSTER_HEARTBEAT_S": "soon"},
+            "FLUSTER_HEARTBEAT_S: 'soon' is not a time: give seconds, such as 60",
+        ),
+        (Timing, {"FLUSTER_KILL_GRACE_S": "-1"}, r"FLUSTER_KILL_GRACE_S=-1.0: give a number of seconds above 0"),
+        (Timing, {"FLUSTER_HOLD_S": "nan"}, "FLUSTER_HOLD_S=nan"),
+        (
+            Timing,
+            {"FLUSTER_FENCE_AFTER_S": "300"},
+            "FLUSTER_WORKER_TIMEOUT_S=120 must be more than FLUSTER_FENCE_AFTER_S .* FLUSTER_HEARTBEAT_S = 315",
+        ),
+        (RecordLimits, {"FLUSTER_MAX_RECORDS": "0"}, "FLUSTER_MAX_RECORDS=0: give a number above 0"),
+        (RecordLimits, {"FLUSTER_MAX_RECORDS": "1e3"}, "FLUSTER_MAX_RECORDS: '1e3' is not a number"),
+        (RecordLimits, {"FLUSTER_RECORDS_KEPT_S": "inf"}, "FLUSTER_RECORDS_KEPT_S=inf"),
+        (CacheLimits, {"FLUSTER_WORKSPACES_CACHE": "much"}, "FLUSTER_WORKSPACES_CACHE: 'much' is no size"),
+        (LogLimits, {"FLUSTER_MAX_LOG_LINE": "8MB"}, "FLUSTER_MAX_LOG_LINE=8000000: give a size from 1 KiB to 128 KiB"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_its_variable(
+    group: type[Any], environment: Mapping[str, str], text: str
+) -> None:
+    with pytest.raises(SettingError, match=text):
+        read_settings(group, environment)
+
+
+def test_a_controller_goes_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLUSTER_CLUSTER_ADDRESS", "nats://service:secret@127.0.0.1:4222")
+    monkeypatch.setenv("FLUSTER_WORKER_TIMEOUT_S", "200")
+    monkeypatch.setenv("FLUSTER_MAX_RECORDS", "10")
+    config = _config_from_environment()
+    assert (config.timing, config.records) == (Timing(worker_timeout_s=200), RecordLimits(max_finished=10))
+
+
+@pytest.mark.parametrize("daemon", ["controller", "worker"])
+def test_a_daemon_that_is_told_nonsense_ends_with_one_line(daemon: str) -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "FLUSTER_CLUSTER_ADDRESS": "nats://service:secret@127.0.0.1:1",
+        "FLUSTER_JOB_DEFAULT_PASSWORD": "secret",
+        "FLUSTER_FENCE_AFTER_S": "300",
+    }
+    ended = subprocess.run(
+        [sys.executable, "-m", f"fluster_services.{daemon}"],
+        check=False,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("FLUSTER_WORKER_TIMEOUT_S=120 must be more than FLUSTER_FENCE_AFTER_S")
