@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fluster.cli import actors, clusters, jobs, submit, workers
+from fluster.cli import actors, clusters, daemons, jobs, submit, workers
 from fluster.cli.exit_codes import DEBUG_VARIABLE, EXIT_CODES_HELP, report
 from fluster.cli.options import MAX_SECONDS, PATIENCE_S, Options, Output
 
@@ -115,7 +115,9 @@ _add("actors", actors.actors, "Actors")
 _add("actor", actors.actor, "Actors")
 _add("call", actors.call, "Actors", **_JSON)
 
-worker = typer.Typer(name="worker", help="Ask one worker, or send it away. For operators.", no_args_is_help=True)
+worker = typer.Typer(
+    name="worker", help="Ask one worker, send it away, or run one. For operators.", no_args_is_help=True
+)
 _WORKER_VERBS: dict[str, Callable[..., None]] = {
     "health": workers.health,
     "list": workers.attempts,
@@ -126,7 +128,13 @@ _WORKER_VERBS: dict[str, Callable[..., None]] = {
 }
 for _name, _command in _WORKER_VERBS.items():
     worker.command(_name)(_guarded(_command))
+worker.command("start")(_guarded(daemons.with_options(daemons.start_worker, daemons.WORKER_SETTINGS)))
 app.add_typer(worker, rich_help_panel="Workers")
+
+controller = typer.Typer(name="controller", help="Run a controller of a cluster.", no_args_is_help=True)
+controller.callback()(lambda: None)  # a group of one command is a group too
+controller.command("start")(_guarded(daemons.with_options(daemons.start_controller, daemons.CONTROLLER_SETTINGS)))
+app.add_typer(controller, rich_help_panel="Clusters")
 
 _ALONE = ("demo", "up", "credentials")  # they bring their own cluster
 

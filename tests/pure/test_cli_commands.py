@@ -20,7 +20,7 @@ from fluster_bus.messages import GpuConfig
 from tests.missed_signals import missed_signal
 
 COMMANDS = [
-    *("demo", "up", "local", "credentials", "workers", "worker"),
+    *("demo", "up", "local", "credentials", "controller", "workers", "worker"),
     *("submit", "ps", "status", "explain", "logs", "result", "cancel"),
     *("actors", "actor", "call"),
 ]
@@ -39,7 +39,9 @@ def test_the_help_names_every_command_and_the_exit_codes() -> None:
     assert "Exit codes" in text
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in {"workers", "worker"}])
+@pytest.mark.parametrize(
+    "command", [command for command in COMMANDS if command not in {"workers", "worker", "controller"}]
+)
 def test_the_help_of_a_command_has_something_to_try(command: str) -> None:
     assert f"fluster {command}" in _help(command).split("Try:")[1]
 

@@ -1,0 +1,166 @@
+"""Daemons of a cluster, started from the command line with their settings as options."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from fluster.cli.exit_codes import CommandError, ExitCode
+from fluster.cli.options import Options
+
+_JOB_CREDENTIALS = "job_credentials"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of a daemon: its variable in the environment, how its value is written, what it is for."""
+
+    variable: str
+    metavar: str
+    help: str
+
+    @property
+    def name(self) -> str:
+        return self.variable.removeprefix("FLUSTER_").lower()
+
+
+_FOR_BOTH = (
+    Setting("FLUSTER_CREDENTIALS", "FILE", "User and password, for an address without."),
+    Setting("FLUSTER_NAMESPACES", "NAME,…", "The cluster's namespaces. Default: default."),
+    Setting(
+        "FLUSTER_ALIVE_FILE", "FILE", "Touched every 10 s while the daemon is ready and hears itself over the bus."
+    ),
+    Setting("FLUSTER_PING_INTERVAL_S", "SECONDS", "Between the pings of its connections. Default: 5."),
+    Setting("FLUSTER_PINGS_UNANSWERED", "COUNT", "After so many a connection is made anew. Default: 2."),
+)
+CONTROLLER_SETTINGS = (
+    *_FOR_BOTH,
+    Setting("FLUSTER_CONTROLLER_ID", "NAME", "Started again under the same one, it leads at once if it did before."),
+    Setting(
+        "FLUSTER_OWNER_LEASE_S", "SECONDS", "What a program owns ends when it is silent for so long. Default: 600."
+    ),
+)
+WORKER_SETTINGS = (
+    *_FOR_BOTH,
+    Setting(
+        "FLUSTER_WORKER_ID", "NAME", "It adopts its tasks if it comes back under the same one. Default: the host's."
+    ),
+    Setting("FLUSTER_STATE_DIR", "FOLDER", "What it must find again. Default: ~/.fluster/worker."),
+    Setting("FLUSTER_CPUS", "CPUS", "CPUs that it offers. Default: those that it may use."),
+    Setting("FLUSTER_MEMORY", "SIZE", "Memory that it offers, such as 32GB. Default: the machine's."),
+    Setting("FLUSTER_DISK", "SIZE", "Disk that it offers. Default: what is free in the state folder."),
+    Setting("FLUSTER_GPUS", "MODEL:COUNT", "GPUs that it offers, 0 for none. Default: what nvidia-smi finds."),
+    Setting("FLUSTER_LABELS", "KEY=VALUE,…", "By what it differs from others."),
+    Setting("FLUSTER_ENFORCE_LIMITS", "auto|always|never", "Hold tasks to their CPUs and memory. Default: auto."),
+    Setting("FLUSTER_RUNTIME", "process|docker|auto", "How tasks run. Default: process."),
+    Setting("FLUSTER_DOCKER_HOST", "URL", "Of the Docker engine."),
+    Setting("FLUSTER_IMAGE", "IMAGE", "For tasks in containers that name none."),
+    Setting("FLUSTER_CONTAINER_NETWORK", "NAME", "Of containers. Default: host."),
+    Setting("FLUSTER_MOUNT_ROOTS", "FOLDER,…", "Below these, jobs may have folders mounted, read-only."),
+    Setting("FLUSTER_CONTAINER_PROFILE", "default|gpu|trusted", "What tasks in containers may."),
+    Setting("FLUSTER_CONTAINER_SHM_SIZE", "SIZE", "Of /dev/shm in containers."),
+    Setting("FLUSTER_CONTAINER_ULIMITS", "NAME=SOFT:HARD,…", "Limits of containers, such as nofile=1024:65536."),
+    Setting("FLUSTER_BUILD_NETWORK", "NAME", "For builds of images. Default: that of containers."),
+    Setting("FLUSTER_BUILD_CA", "FILE", "Certificates that builds trust."),
+    Setting("FLUSTER_BUILD_TIMEOUT_S", "SECONDS", "For a build. Default: 1800."),
+    Setting("FLUSTER_MAX_IMAGES", "COUNT", "Built images that are kept. Default: 50."),
+    Setting("FLUSTER_DRAIN_TIMEOUT_S", "SECONDS", "For its tasks after SIGTERM. Default: 60."),
+    Setting("FLUSTER_ADVERTISED_HOST", "HOST", "Where tasks on other workers reach this machine."),
+)
+
+
+def start_controller(context: typer.Context, **values: str | None) -> None:
+    """Run a controller until SIGTERM or Ctrl-C. Several may run: one leads, the others stand by.
+
+    The options are the settings that its environment has; one that is given goes before the variable.
+
+    Try:
+      fluster --address credentials/service.json controller start --namespaces default,team-a
+    """
+    _become("fluster_services.controller", context, CONTROLLER_SETTINGS, values)
+
+
+def start_worker(context: typer.Context, job_credentials: Sequence[str] = (), **values: str | None) -> None:
+    """Run a worker on this machine until it has drained, by request or after SIGTERM or Ctrl-C.
+
+    The options are the settings that its environment has; one that is given goes before the variable. It hands the
+    credentials of --job-credentials to the jobs of their namespace.
+
+    Try:
+      fluster --address credentials/service.json worker start --cpus 8 --job-credentials default=credentials/job_default.json
+    """
+    from fluster_bus.roles import Role, User
+
+    files = {}
+    for text in job_credentials or ():
+        match = re.fullmatch(r"([A-Za-z0-9_-]+)=(.+)", text)
+        if match is None:
+            raise CommandError(f"--job-credentials {text}: write NAMESPACE=FILE", ExitCode.USAGE)
+        files[User(Role.JOB, match[1]).credentials_variable] = match[2]
+    _become("fluster_services.worker", context, WORKER_SETTINGS, values, files)
+
+
+def _become(
+    module: str,
+    context: typer.Context,
+    settings: Sequence[Setting],
+    values: dict[str, str | None],
+    more: dict[str, str] | None = None,
+) -> None:
+    """Be the daemon, in a process that has nothing of the command line's but its id."""
+    from fluster_bus.address import ADDRESS_VARIABLE
+
+    address = Options.of(context).address
+    given = {setting.variable: values[setting.name] for setting in settings}
+    given |= {ADDRESS_VARIABLE: address, **(more or {})}
+    environment = {**os.environ, **{name: value for name, value in given.items() if value is not None}}
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-m", module], environment)
+
+
+def with_options(command: Callable[..., None], settings: Sequence[Setting]) -> Callable[..., None]:
+    """The command with an option for each setting."""
+    own = [
+        each
+        for each in inspect.signature(command).parameters.values()
+        if each.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    options = {
+        setting.name: Annotated[
+            str | None,
+            typer.Option(
+                "--" + setting.name.removesuffix("_s").replace("_", "-"),
+                metavar=setting.metavar,
+                help=setting.help,
+                envvar=setting.variable,
+            ),
+        ]
+        for setting in settings
+    }
+    annotations: dict[str, Any] = {"context": typer.Context, **options}
+    if any(each.name == _JOB_CREDENTIALS for each in own):
+        annotations[_JOB_CREDENTIALS] = Annotated[
+            list[str] | None,
+            typer.Option("--job-credentials", metavar="NAMESPACE=FILE", help="Of a namespace's jobs; repeatable."),
+        ]
+
+    def run(*args: Any, **kwargs: Any) -> None:
+        command(*args, **kwargs)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter(
+            name, keyword, default=inspect.Parameter.empty if name == "context" else None, annotation=kind
+        )
+        for name, kind in annotations.items()
+    ]
+    run.__name__, run.__doc__, run.__annotations__ = command.__name__, command.__doc__, annotations
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+    return run

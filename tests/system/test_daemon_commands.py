@@ -1,0 +1,70 @@
+"""Daemons started from the command line, with their settings as options."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fluster import Cluster, Entrypoint, JobRequest
+from fluster.cli.daemons import CONTROLLER_SETTINGS, WORKER_SETTINGS
+from fluster_bus.messages import JobStatus
+from fluster_bus.roles import Role
+from fluster_bus.server import EmbeddedServer
+from tests.system.processes import Family
+from tests.waiting import wait_until
+
+_COMMAND = [sys.executable, "-c", "from fluster.cli import main; main()"]
+
+
+@contextmanager
+def _daemon(family: Family, address: Path, *words: str, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(
+        [*_COMMAND, "--address", str(address), *words], env=family.environment(**variables)
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+
+
+def test_controller_and_worker_are_started_with_options(family: Family, tmp_path: Path) -> None:
+    server = EmbeddedServer(tmp_path / "nats", namespaces=("default",))
+    server.start()
+    try:
+        service, job = tmp_path / "service.json", tmp_path / "job.json"
+        server.credentials(Role.SERVICE).save(service)
+        server.credentials(Role.JOB, "default").save(job)
+        options = ["--cpus", "3", "--worker-id", "w9", "--state-dir", str(tmp_path / "w9"), "--gpus", "0"]
+        with (
+            _daemon(family, service, "controller", "start", "--controller-id", "c9"),
+            _daemon(
+                family, service, "worker", "start", *options, "--job-credentials", f"default={job}", FLUSTER_CPUS="5"
+            ),
+            Cluster(server.credentials(Role.OPERATOR).to_url()) as cluster,
+        ):
+            job_id = cluster.launch(JobRequest(name="hello", entrypoint=Entrypoint(command=("true",))))
+            wait_until(lambda: [each.info.worker_id for each in cluster.list_workers()] == ["w9"], 60)
+            assert cluster.list_workers()[0].info.total.cpu == 3
+            assert cluster.wait(job_id, timeout=60).status is JobStatus.SUCCEEDED
+    finally:
+        server.close()
+    family.wait_gone()
+
+
+def test_every_setting_of_a_daemon_is_an_option() -> None:
+    page = (Path(__file__).parents[2] / "docs/operations.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`FLUSTER_[^|]*) \| ([^|]*) \|", page, re.MULTILINE)
+    for reader, settings in (("controller", CONTROLLER_SETTINGS), ("worker", WORKER_SETTINGS)):
+        documented = {
+            variable
+            for variables, readers in rows
+            if {reader, "all"} & set(readers.split(", "))
+            for variable in re.findall(r"`(FLUSTER_\w+)`", variables)
+        }
+        assert {setting.variable for setting in settings} | {"FLUSTER_CLUSTER_ADDRESS"} == documented
