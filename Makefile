@@ -30,6 +30,8 @@ PYTEST_FLAGS ?=
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 TEST_PROCESSES ?= $(shell expr 2 '*' $(CORES))
 DISTRIBUTED = --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
+# Options for faults in the pure cores: make mutants MUTANTS_FLAGS='--count 200 --module fluster_services.gangs'
+MUTANTS_FLAGS ?=
 # Options for the demo: make demo DEMO_FLAGS='--find open'
 DEMO_FLAGS ?=
 # Options for the simulator: make bench-simulator SIMULATOR_FLAGS=--full
@@ -151,6 +153,10 @@ docker: ## Install what the tests of containers need (Debian's packages), unless
 			echo "make:$$missing: missing, and installed by root with apt-get; or name an engine: FLUSTER_TEST_DOCKER_HOST" >&2; exit 1; \
 		fi; \
 	fi
+
+.PHONY: mutants
+mutants: $(SETUP) ## Tell how many small faults in the pure cores their tests notice
+	@$(BIN)/python -m tests.mutants $(MUTANTS_FLAGS)
 
 .PHONY: test-docker
 test-docker: $(SETUP) ## Run the tests of containers, which `make test` skips where there is no Docker engine
