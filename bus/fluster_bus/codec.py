@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copyreg
 import dataclasses
+import io
 import json
 import pickle
 import reprlib
@@ -45,6 +46,26 @@ def encode(value: Any) -> bytes:
         return bytes(cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
     except Exception as error:
         raise cannot_be_pickled(value, error) from error
+
+
+class _ForeignError(Exception):
+    """There is more than plain data."""
+
+
+class _PlainPickler(pickle.Pickler):
+    def reducer_override(self, _foreign: Any) -> Any:
+        """Asked for what is no number, text, bytes or container of these."""
+        raise _ForeignError
+
+
+def encode_plain(value: Any) -> bytes | None:
+    """The pickle of plain data, which can be read everywhere; None where an object of some class is in it."""
+    file = io.BytesIO()
+    try:
+        _PlainPickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
+    except Exception:  # also what pickle cannot do at all: `encode` tells
+        return None
+    return file.getvalue()
 
 
 def _plain_pickle(value: Any) -> bytes | None:

@@ -39,7 +39,7 @@ class _ItemFuture(ActorFuture[Any]):
             self.settle(outcome.is_ok(self._place), outcome)
 
     def _value_of(self, payload: Outcome) -> Any:
-        return payload.values()[self._place - payload.start]
+        return payload.value(self._place)
 
     def _error_of(self, payload: Outcome) -> BaseException:
         return cast("BaseException", payload.error(self._place))  # there is one, else it had settled otherwise
@@ -183,8 +183,9 @@ class AsyncMapResult(ItemFutures[T]):
 
 
 def _values(outcome: Outcome, *, return_exceptions: bool) -> list[Any]:
-    if outcome.is_whole:
-        return outcome.values()
+    values = outcome.values()
+    if outcome.is_whole:  # known once they are read
+        return values
     found = []
     for place in range(outcome.start, outcome.stop):
         try:
@@ -200,7 +201,7 @@ def _value(outcome: Outcome, place: int) -> Any:
     error = concurrent.futures.CancelledError() if outcome.cancelled else outcome.error(place)
     if error is not None:
         raise error
-    return outcome.values()[place - outcome.start]
+    return outcome.value(place)
 
 
 class UnorderedItems(ABC, Generic[T]):
@@ -249,9 +250,6 @@ class UnorderedItems(ABC, Generic[T]):
         place = self._place
         self._place += 1
         self._given += 1
-        if outcome.is_whole:
-            value: T = outcome.values()[place - outcome.start]
-            return value
         return cast("T", _value(outcome, place))
 
     def _take_items(self) -> None:

@@ -100,14 +100,15 @@ class TaskRunner:
                 if self.is_stuck:
                     break
             if type(values[-1]) not in _SMALL and time.perf_counter() - since > _PART_S:
-                parts.append(_encoded(values, ran, failures))
+                more = _encoded(values, ran, failures)
+                parts += more
                 ran += len(values)
                 values, since = [], time.perf_counter()
-                size_of_parts += len(parts[-1])
+                size_of_parts += sum(map(len, more))
                 if size_of_parts >= _ENOUGH_BYTES:
                     break
         if values:
-            parts.append(_encoded(values, ran, failures))
+            parts += _encoded(values, ran, failures)
         return parts, failures, ran + len(values)
 
     def _check_alive(self) -> None:
@@ -180,15 +181,19 @@ class _Functions:
         return self._newest[1]
 
 
-def _encoded(values: list[Any], first: int, failures: dict[int, bytes]) -> bytes:
-    """The values pickled, of which the first stands at that place. One that cannot be becomes a failure of its own."""
-    try:
-        return codec.encode(values)
-    except TypeError:
-        for place, value in enumerate(values):
-            try:
-                codec.encode(value)
-            except TypeError as error:
-                failures[first + place] = encode_failure(error)
-                values[place] = None
-        return codec.encode(values)
+def _encoded(values: list[Any], first: int, failures: dict[int, bytes]) -> list[bytes]:
+    """The values pickled, of which the first stands at that place. One that cannot be becomes a failure of its own.
+
+    Plain data together. Objects each by itself: one that cannot be read then spoils no other.
+    """
+    plain = codec.encode_plain(values)
+    if plain is not None:
+        return [plain]
+    parts = []
+    for place, value in enumerate(values):
+        try:
+            parts.append(codec.encode([value]))
+        except TypeError as error:
+            failures[first + place] = encode_failure(error)
+            parts.append(codec.encode([None]))
+    return parts

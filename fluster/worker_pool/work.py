@@ -67,11 +67,12 @@ class Outcome:
         self._error = error
         self._lock = threading.Lock()
         self._read = False
+        self._unreadable: dict[int, Exception] = {}  # {place: why its value cannot be read here}
 
     @property
     def is_whole(self) -> bool:
-        """True when all items gave a value."""
-        return self._error is None and not self._failures and not self.cancelled
+        """True when all items gave a value, as far as they were read."""
+        return self._error is None and not self._failures and not self.cancelled and not self._unreadable
 
     def is_ok(self, place: int) -> bool:
         """True when that item gave a value."""
@@ -83,12 +84,34 @@ class Outcome:
         return self.stop - self.start if self._error is not None or self.cancelled else len(self._failures)
 
     def values(self) -> list[Any]:
-        """The values of all items; None stands for those that gave none."""
+        """The values of all items; None stands for those that gave none, or none that can be read here."""
         with self._lock:
             if not self._read:
-                self._values = [value for part in self._values for value in codec.decode(part)]
+                self._values = self._read_values(self._values)
                 self._read = True
         values: list[Any] = self._values
+        return values
+
+    def value(self, place: int) -> Any:
+        """What that item gave. Raises why it cannot be read here."""
+        value = self.values()[place - self.start]
+        if place in self._unreadable:
+            raise self._unreadable[place]
+        return value
+
+    def _read_values(self, parts: Sequence[bytes]) -> list[Any]:
+        read = [_read_part(part) for part in parts]
+        missing = self.stop - self.start - sum(len(each) for each in read if isinstance(each, list))
+        broken = [each for each in read if isinstance(each, Exception)]
+        if len(broken) not in (0, missing):
+            raise broken[0]  # an earlier version put many values into it: nobody can tell which is to blame
+        values: list[Any] = []
+        for each in read:
+            if isinstance(each, list):
+                values += each
+            else:
+                self._unreadable[self.start + len(values)] = each
+                values.append(None)
         return values
 
     def error(self, place: int) -> BaseException | None:
@@ -97,6 +120,15 @@ class Outcome:
             return self._error
         failure = self._failures.get(place)
         return None if failure is None else decode_failure(failure)
+
+
+def _read_part(part: bytes) -> list[Any] | Exception:
+    try:
+        values: list[Any] = codec.decode(part)
+    except Exception as error:
+        error.add_note("the function returned, but what it returned cannot be unpickled here")
+        return error
+    return values
 
 
 class Slice:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,36 @@ def test_a_result_that_cannot_be_pickled_is_its_own(pool: WorkerPool) -> None:
     results = pool.map(_lock_for, [1, 2, 3], chunksize=3).results(PATIENCE_S, return_exceptions=True)
     assert (results[0], results[2]) == (1, 3)
     assert isinstance(results[1], TypeError)
+
+
+class Unreadable:
+    """Can be pickled, and not be unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("nothing to read",)
+
+
+def _unreadable_for(number: int) -> Any:
+    return Unreadable() if number == 2 else [number] if number % 2 else Fraction(number)
+
+
+def test_a_result_that_cannot_be_unpickled_spoils_no_other(pool: WorkerPool) -> None:
+    for results in (
+        pool.map(_unreadable_for, range(6), chunksize=6).results(PATIENCE_S, return_exceptions=True),
+        [
+            future.exception(PATIENCE_S) or future.result()
+            for future in pool.map(_unreadable_for, range(6), chunksize=6)
+        ],
+    ):
+        error = results.pop(2)
+        assert isinstance(error, ValueError)
+        assert "cannot be unpickled here" in error.__notes__[0]
+        assert results == [Fraction(0), [1], [3], Fraction(4), [5]]
+    unordered = pool.imap_unordered(_unreadable_for, range(6), chunksize=6)
+    assert [next(unordered) for _ in range(2)] == [Fraction(0), [1]]
+    with pytest.raises(ValueError, match="nothing to read"):
+        next(unordered)
+    assert list(unordered) == [[3], Fraction(4), [5]]
 
 
 def _lock_for(number: int) -> Any:
