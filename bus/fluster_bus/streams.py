@@ -27,10 +27,11 @@ from fluster_bus.messages.records import JobRecord, TaskRecord
 from fluster_bus.messages.workers import WorkerInfo
 from fluster_bus.object_kinds import BUNDLES, PAYLOADS, ObjectKind
 from fluster_bus.objects import CHUNK_BYTES, MAX_MESSAGES
-from fluster_bus.results import MAX_RESULTS_BYTES, RESULT_CHUNK_BYTES, RESULTS_KEPT_S
+from fluster_bus.results import RESULT_CHUNK_BYTES, RESULTS_KEPT_S
 from fluster_bus.retries import retried
 from fluster_bus.secret_store import MAX_SECRETS, MAX_SECRETS_BYTES, SECRETS_KEPT_S
 from fluster_bus.store_errors import store_error
+from fluster_bus.stream_bounds import KEPT_BYTES, MAX_CALLS_BYTES, MAX_RESULTS_BYTES, NAMESPACE_BYTES
 from fluster_bus.tables import Table, sequence_of_ack
 
 if TYPE_CHECKING:
@@ -39,13 +40,13 @@ if TYPE_CHECKING:
 Record = TypeVar("Record", bound=Message)
 
 _DAY_S = 86_400
-_KEPT_S, _KEPT_BYTES = 7 * _DAY_S, 1 << 30
+_KEPT_S = 7 * _DAY_S
 _DUPLICATES_S = 120  # how long the server remembers a Nats-Msg-Id
 _CREATE_TIMEOUT_S = 10.0
 MAX_CALLS_OF_ACTOR = 100_000  # that wait, and some that were handled
-MAX_CALLS_BYTES = 128 << 20  # of all durable actors of a namespace; set aside when it is made
 MAX_CALL_BYTES = 1 << 20
 _ID_HEADER = "Nats-Msg-Id"
+_NO_ROOM = 10_047
 
 
 # ---- tables ---------------------------------------------------------------------------------------------
@@ -176,7 +177,7 @@ def _history(stream: str, subject: str, watch: str) -> StreamConfig:
         name=stream,
         subjects=[subject],
         max_age=_KEPT_S,
-        max_bytes=_KEPT_BYTES,
+        max_bytes=KEPT_BYTES,
         discard=DiscardPolicy.OLD,
         storage=StorageType.FILE,
         allow_direct=True,
@@ -246,7 +247,7 @@ async def ensure_system(bus: Bus) -> None:
             name=subjects.SUBMIT_STREAM,
             subjects=[subjects.jobs_submit(subjects.ANY_TOKEN)],
             retention=RetentionPolicy.WORK_QUEUE,
-            max_bytes=_KEPT_BYTES,
+            max_bytes=KEPT_BYTES,
             discard=DiscardPolicy.NEW,  # a full queue refuses a submit, it never drops one
             storage=StorageType.FILE,
             duplicate_window=_DUPLICATES_S,
@@ -294,6 +295,17 @@ async def _ensure_all(bus: Bus, *configs: StreamConfig) -> None:
 
 
 async def _ensure(bus: Bus, config: StreamConfig) -> None:
+    async def make_or_tell(left_s: float) -> None:
+        try:
+            await make(left_s)
+        except nats.js.errors.APIError as error:
+            if error.err_code != _NO_ROOM:
+                raise
+            raise StorageError(
+                f"stream {config.name} could not be made: the server's store has no room to set aside. A namespace takes "
+                f"{NAMESPACE_BYTES / (1 << 30):.3g} GiB of it: give jetstream.max_file_store more, or have fewer namespaces"
+            ) from error
+
     async def make(left_s: float) -> None:
         async with asyncio.timeout(left_s):
             try:
@@ -306,7 +318,7 @@ async def _ensure(bus: Bus, config: StreamConfig) -> None:
 
     try:
         # Around a restart of the server a stream's creation now and then fails with 10049 or 503.
-        await retried(make, on=(nats.errors.Error, TimeoutError), timeout_s=_CREATE_TIMEOUT_S)
+        await retried(make_or_tell, on=(nats.errors.Error, TimeoutError), timeout_s=_CREATE_TIMEOUT_S)
     except (nats.errors.Error, TimeoutError) as error:
         raise store_error(f"stream {config.name} could not be made", error) from error
 

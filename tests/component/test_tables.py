@@ -8,10 +8,11 @@ import random
 import signal
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 
-from fluster_bus import feeds, streams, subjects
+from fluster_bus import feeds, stream_bounds, streams, subjects
 from fluster_bus.bus import Bus
 from fluster_bus.errors import (
     BusError,
@@ -23,6 +24,7 @@ from fluster_bus.errors import (
 from fluster_bus.feeds import CaughtUp, Feed
 from fluster_bus.messages import Capacity, Done, Event, JobId, JobStatus, Namespace, Transition
 from fluster_bus.messages.model import Message
+from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.streams import append
 from fluster_bus.tables import Deleted, Row, Table
@@ -424,6 +426,19 @@ async def test_a_stream_that_cannot_be_made_is_named_and_keeps_no_other_back(
         await bus.jetstream.delete_stream("IN_THE_WAY")
     for name in (f"KV_{subjects.jobs_bucket('crowded')}", subjects.events_stream("crowded")):
         assert (await bus.jetstream.stream_info(name)).config.name == name
+
+
+async def test_a_namespace_for_which_the_store_has_no_room_is_refused_at_once_with_the_remedy(tmp_path: Path) -> None:
+    with EmbeddedServer(tmp_path, store_limit_bytes=stream_bounds.set_aside_bytes(1)) as server:
+        bus = await Bus.connect(server.credentials(Role.OPERATOR), name="test")
+        try:
+            await streams.ensure_system(bus)
+            await streams.ensure_namespace(bus, "fits")
+            with pytest.raises(StorageError, match=r"takes 3\.12 GiB of it: give jetstream\.max_file_store more"):
+                async with asyncio.timeout(streams._CREATE_TIMEOUT_S / 2):
+                    await streams.ensure_namespace(bus, "does-not")
+        finally:
+            await bus.close()
 
 
 async def test_one_row_cannot_wipe_the_others(bus: Bus, namespace: Namespace, notes: Table[Note]) -> None:

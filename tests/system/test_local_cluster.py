@@ -51,6 +51,12 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # ---- the end --------------------------------------------------------------------------------------------------
 
 
+def test_many_namespaces_have_room(family: Family) -> None:
+    names = [f"team-{number}" for number in range(8)]
+    with LocalCluster("team-0", namespaces=names) as cluster, Cluster(cluster.address, "team-7") as last:
+        assert last.result(last.launch(call(os.getpid)), timeout=20) > 0
+
+
 def test_a_start_that_is_interrupted_leaves_nothing(
     family: Family, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
