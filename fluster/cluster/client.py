@@ -28,7 +28,7 @@ from fluster.later import import_later
 from fluster.tracing import job_environment
 from fluster_bus import subjects
 from fluster_bus.address import BusAddress
-from fluster_bus.errors import ServiceError, StorageError
+from fluster_bus.errors import CredentialsError, ServiceError, StorageError
 from fluster_bus.names import JobId, Namespace, check_namespace, unique_name
 from fluster_bus.web_sockets import without_web_sockets
 
@@ -94,8 +94,8 @@ class AsyncCluster:
 
         The namespace is FLUSTER_NAMESPACE or "default" unless given. While the connection is lost, what waits for jobs
         says so in the log and waits on; after `patience` seconds, or when the cluster has ended, it raises
-        ConnectionLostError. Raises ConnectError, CredentialsError, and ServiceError when the cluster does not have the
-        namespace.
+        ConnectionLostError. Raises ConnectError, CredentialsError, also when these credentials are for another namespace,
+        and ServiceError when the cluster does not have the namespace.
         """
         with without_web_sockets():
             from fluster.cluster.job_states import UNANSWERED
@@ -111,9 +111,14 @@ class AsyncCluster:
         chosen = Namespace(check_namespace(namespace or os.environ.get(NAMESPACE) or DEFAULT_NAMESPACE))
         bus = await Bus.connect(address, name=f"client-{os.getpid()}")
         cluster = cls(bus, chosen, check_timeout(patience))
-        if cluster._identity is None:  # a job's namespace is there, since the job runs in it
+        if cluster._identity is None or cluster._identity.namespace != chosen:  # a job's own is there: it runs in it
             try:
                 await bus.ask(subjects.ensure_namespace(chosen), Done(), Done)
+            except CredentialsError as error:
+                await bus.close()
+                raise CredentialsError(
+                    f"{address.url} cannot be used in namespace {chosen!r} with these credentials: {error}"
+                ) from error
             except UNANSWERED:
                 pass  # no controller at the moment: the stream takes submits all the same, if the namespace exists
             except BaseException:

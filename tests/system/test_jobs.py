@@ -19,7 +19,7 @@ import pytest
 
 from fluster.cluster import AsyncCluster, Cluster, LocalCluster
 from fluster.errors import JobFailedError, JobNotFoundError, JobRefusedError, JobTimeoutError
-from fluster_bus.errors import InvalidNameError, MessageTooLargeError
+from fluster_bus.errors import CredentialsError, InvalidNameError, MessageTooLargeError
 from fluster_bus.messages import (
     Entrypoint,
     EnvironmentConfig,
@@ -124,6 +124,18 @@ def test_a_job_can_use_the_cluster_it_runs_on(cluster: LocalCluster) -> None:
 
 
 # ---- failure ------------------------------------------------------------------------------------------------
+
+
+def _connect_elsewhere(namespace: str) -> None:
+    from fluster import Cluster
+
+    Cluster(namespace=namespace)
+
+
+def test_a_job_is_told_at_once_that_its_credentials_are_for_another_namespace(cluster: LocalCluster) -> None:
+    job_id = cluster.launch(call(_connect_elsewhere, "other"))
+    with pytest.raises(CredentialsError, match="cannot be used in namespace 'other' with these credentials"):
+        cluster.result(job_id, timeout=60)
 
 
 def test_an_exception_is_told_with_its_message(cluster: LocalCluster) -> None:
