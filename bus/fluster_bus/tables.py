@@ -35,6 +35,8 @@ Record = TypeVar("Record", bound=Message)
 
 _WRONG_REVISION = 10071  # JSStreamWrongLastSequenceErrF
 _OPERATION_HEADER = "KV-Operation"
+_REASON_HEADER = "Fluster-Reason"
+_MAX_REASON_CHARACTERS = 300
 _EXPECTED_HEADER = "Nats-Expected-Last-Subject-Sequence"
 _EXPECTED_SUBJECT_HEADER = "Nats-Expected-Last-Subject-Sequence-Subject"
 # Of an atomic batch, ADR-50: all its messages are stored or none is.
@@ -77,6 +79,7 @@ class Deleted:
 
     key: str
     revision: int
+    reason: str = ""  # as whoever took it away tells, in one line
 
 
 class Table(Generic[Record]):
@@ -159,9 +162,12 @@ class Table(Generic[Record]):
         """Put the record, whatever is there; return its revision."""
         return await self._write(key, value.to_json(), expected=None)
 
-    async def delete(self, key: str, *, revision: int | None = None) -> None:
-        """Take the record away; with `revision`, only if it is still that one (RevisionConflictError)."""
-        await self._write(key, b"", expected=revision, headers={_OPERATION_HEADER: "DEL"})
+    async def delete(self, key: str, *, revision: int | None = None, reason: str = "") -> None:
+        """Take the record away; with `revision`, only if it is still that one (RevisionConflictError). Watchers learn the reason."""
+        headers = {_OPERATION_HEADER: "DEL"}
+        if reason:
+            headers[_REASON_HEADER] = _header_text(reason)
+        await self._write(key, b"", expected=revision, headers=headers)
 
     async def _write(
         self, key: str, data: bytes, *, expected: int | None, headers: dict[str, str] | None = None
@@ -228,7 +234,7 @@ class Table(Generic[Record]):
         if not self._has(key):
             return None
         if _operation(entry.headers) in _DELETED:
-            return Deleted(key, entry.sequence)
+            return Deleted(key, entry.sequence, _header_text(entry.headers.get(_REASON_HEADER, "")))
         try:
             return Row(key, self._read(key, entry.data), entry.sequence, entry.time)
         except InvalidMessageError as error:
@@ -261,6 +267,12 @@ class Table(Generic[Record]):
         """
         request = json.dumps({"seq": deleted.revision, "no_erase": True}).encode()
         await self._bus.request(subjects.message_delete(self._stream), request)
+
+
+def _header_text(text: str) -> str:
+    """What a header can carry of it, and a terminal can be shown: one bounded line."""
+    line = " ".join(text[:_MAX_REASON_CHARACTERS].split())
+    return "".join(each if each.isascii() and each.isprintable() else "?" for each in line)
 
 
 def _operation(headers: dict[str, str] | None) -> str | None:

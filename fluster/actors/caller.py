@@ -402,8 +402,8 @@ class Caller:
         match change:
             case Joined(member) if roster.members.get(member.endpoint_id) == member:
                 self._finish(self._desk.on_member(name, member))
-            case Left(endpoint_id) if endpoint_id not in roster.members:
-                self._finish(self._desk.on_member_gone(name, endpoint_id))
+            case Left(endpoint_id, reason) if endpoint_id not in roster.members:
+                self._finish(self._desk.on_member_gone(name, endpoint_id, reason))
         self._waiting.move(name)
 
 

@@ -96,13 +96,14 @@ class Desk:
         """A member takes no more calls."""
         self._pools[name].on_leaving(endpoint_id)
 
-    def on_member_gone(self, name: str, endpoint_id: str) -> list[Done]:
+    def on_member_gone(self, name: str, endpoint_id: str, reason: str = "") -> list[Done]:
         """A member has ended: what is out there will not be answered."""
         pool = self._pools[name]
         pool.on_gone(endpoint_id)
         out = self._messages.take_of_member(pool, endpoint_id, lambda _message: True)
         pool.out.pop(endpoint_id, None)
-        ended = f"the actor {endpoint_id} ended while the call was out; it may have run"
+        how = f" ({reason})" if reason else ""
+        ended = f"the actor {endpoint_id} ended{how} while the call was out; it may have run"
         return [failed(call, ActorDiedError(f"{call}: {ended}")) for call in out]
 
     # ---- on their way out -------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ class Left:
     """A member has ended."""
 
     endpoint_id: str
+    reason: str = ""  # as far as it is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ class Roster:
                         Known(is_durable=not (self.known or self.members) and await registry.is_durable(self.name))
                     )
                 elif isinstance(change, Deleted):
-                    self.tell(Left(subjects.last_token(change.key)))
+                    self.tell(Left(subjects.last_token(change.key), change.reason))
                 else:
                     self.tell(Joined(Member.of(change.value)))
 

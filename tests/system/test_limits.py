@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from fluster.actors import actor, deploy
 from fluster.cluster import Cluster, LocalCluster
-from fluster.errors import ClusterStartError
+from fluster.errors import ActorDiedError, ClusterStartError
 from fluster_bus.messages import Capacity, JobStatus, ResourceConfig
 from fluster_services.worker.attempt_directory import KEEPER_FILE, read_json_lines
 from fluster_services.worker.limits import group_name
@@ -62,6 +63,19 @@ def test_what_goes_over_its_memory_is_killed_and_told_so(limited: LocalCluster) 
     info = limited.wait(killed, timeout=PATIENCE_S)
     assert (info.status, info.error_message) == (JobStatus.FAILED, "killed: over its memory limit of 64 MiB")
     assert limited.wait(fine, timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+
+
+class Hog:
+    def take(self, count: int) -> int:
+        return len(bytearray(count))
+
+
+def test_a_call_that_an_actors_memory_limit_ended_names_it(limited: LocalCluster) -> None:
+    small = actor(resources=ResourceConfig.with_cpu(1, memory="64MiB"))(Hog)
+    pool = deploy(limited, small)
+    with pytest.raises(ActorDiedError, match=r"killed: over its memory limit of 64 MiB"):
+        pool.call().take(200 * MIB)
+    pool.shutdown()
 
 
 def test_a_child_that_is_killed_for_memory_is_told_apart(limited: LocalCluster) -> None:

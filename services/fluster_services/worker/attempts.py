@@ -365,7 +365,7 @@ class Attempts:
             self._progress.forget(key)
         del self.running[key]
         # Joined before the end is written: whoever reads the end and offers the next task finds somebody listening.
-        await asyncio.gather(self._remove_endpoints(row.value), self.give_back(key))
+        await asyncio.gather(self._remove_endpoints(row.value, outcome.reason), self.give_back(key))
         result = await publish_result(self._bus, row.value, running, outcome.result)
         if not await self._claims.end(
             row,
@@ -412,12 +412,12 @@ class Attempts:
             row, outcome.state, outcome.reason, is_spared=outcome.is_spared, filled_disk=outcome.filled_disk
         )
 
-    async def _remove_endpoints(self, record: TaskRecord) -> None:
+    async def _remove_endpoints(self, record: TaskRecord, reason: str) -> None:
         """Whatever the attempt registered is gone with it; callers learn of it at once."""
         registry = self._registries[record.namespace]
         keys = subjects.endpoints_of_attempt(record.job_id, record.task, record.attempt)
         try:
             for row in await registry.table.rows(keys):
-                await registry.table.delete(row.key)
+                await registry.table.delete(row.key, reason=reason)
         except BusError as error:
             log.info("endpoints of %s are left to the controller: %s", record.job_id, error)
