@@ -10,6 +10,8 @@ from fluster_bus import codec
 from fluster_bus.bus import Bus
 from fluster_bus.errors import ObjectCorruptError, ObjectNotFoundError
 from fluster_bus.messages import JobInfo, JobStatus, TaskStatus
+from fluster_bus.object_kinds import PAYLOADS
+from fluster_bus.objects import ObjectStore
 from fluster_bus.results import ResultStore
 
 
@@ -54,8 +56,10 @@ async def _pickled(bus: Bus, info: JobInfo, status: TaskStatus) -> bytes | None:
         return None
     if result.error:
         raise JobResultError(f"{_name(info, status)} succeeded, and its result is not kept: {result.error}")
-    store = ResultStore(bus, info.namespace)
     try:
+        if result.object:
+            return await ObjectStore(bus, info.namespace, PAYLOADS).get(result.object)
+        store = ResultStore(bus, info.namespace)
         return await store.get(info.job_id, status.task, status.attempt, result.size)
     except (ObjectNotFoundError, ObjectCorruptError) as error:
         raise JobResultError(f"{_name(info, status)} succeeded, but {error}") from error

@@ -45,7 +45,7 @@ def test_what_cannot_be_pickled_is_named(folder: Path, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("value", [b"x" * 2_000, [str(each) for each in range(500)]])
 def test_what_is_too_large_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
-    monkeypatch.setattr(task_result, "MAX_RESULT_BYTES", 1_000)
+    monkeypatch.setattr(task_result, "MAX_LARGE_RESULT_BYTES", 1_000)
     keep_result(value, folder)
     size, reason = find_result()
     assert size is None

@@ -251,6 +251,7 @@ class TaskResult(Message):
 
     size: int = Field(default=0, ge=0)
     error: str = ""
+    object: str = ""  # the SHA-256 under which it lies among the payloads, when it is too large for the results
 
 
 class Progress(Message):

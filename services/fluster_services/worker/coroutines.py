@@ -14,7 +14,7 @@ def finished(returned: Any) -> Any:
     """
     if isinstance(returned, GeneratorType | AsyncGeneratorType):
         raise TypeError(
-            f"the job's callable gave the generator {returned.__qualname__!r}, whose code has not run: let it return a list, "
+            f"the job's callable gave the generator {returned!r}, whose code has not run: let it return a list, "
             "or yield nothing"
         )
     if not isinstance(returned, Coroutine):

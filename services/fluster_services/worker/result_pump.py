@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 from collections.abc import Iterator
+from typing import BinaryIO, cast
 
 from fluster_bus.bus import Bus
 from fluster_bus.errors import BusError
 from fluster_bus.messages import TaskRecord, TaskResult
+from fluster_bus.object_kinds import PAYLOADS
+from fluster_bus.objects import ObjectStore
 from fluster_bus.results import RESULT_CHUNK_BYTES, ResultStore
 from fluster_services.worker.runtime import RunningTask
+from fluster_services.worker.task_result import MAX_RESULT_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +31,13 @@ async def publish_result(
     """
     if result is None or not result.size:
         return result
-    store = ResultStore(bus, record.namespace)
     while True:
         try:
+            if result.size > MAX_RESULT_BYTES:
+                file = _ResultFile(running, result.size)
+                payloads = ObjectStore(bus, record.namespace, PAYLOADS)
+                return TaskResult(size=result.size, object=await payloads.put_file(cast("BinaryIO", file)))
+            store = ResultStore(bus, record.namespace)
             await store.put(record.job_id, record.task, record.attempt, _chunks(running, result.size))
         except BusError as error:
             log.info("the result of %s waits: %s", running.key, error)
@@ -38,6 +47,31 @@ async def publish_result(
             return TaskResult(error=f"what it returned could not be read from its worker's disk: {error}")
         else:
             return result
+
+
+class _ResultFile(io.RawIOBase):
+    """What a task left, as a file."""
+
+    def __init__(self, running: RunningTask, size: int) -> None:
+        super().__init__()
+        self._running = running
+        self._size = size
+        self._place = 0
+
+    def read(self, size: int = -1) -> bytes:
+        left = self._size - self._place
+        data = self._running.read_result(self._place, left if size < 0 else min(size, left))
+        self._place += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence != io.SEEK_SET:
+            raise io.UnsupportedOperation("a place in it is told from its start")
+        self._place = offset
+        return offset
+
+    def tell(self) -> int:
+        return self._place
 
 
 def _chunks(running: RunningTask, size: int) -> Iterator[bytes]:

@@ -15,10 +15,13 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped, unused-ignore]
 
 from fluster_bus.codec import mentions_own_modules
+from fluster_bus.object_kinds import PAYLOADS
+from fluster_bus.objects import MAX_OBJECT_BYTES
 from fluster_services.worker.attempt_directory import RESULT_ERROR_FILE, RESULT_FILE, read_task_json
 from fluster_services.worker.pipe_words import leave_word
 
-MAX_RESULT_BYTES = 64 << 20
+MAX_RESULT_BYTES = 64 << 20  # beyond, it goes where payloads are, for less long
+MAX_LARGE_RESULT_BYTES = MAX_OBJECT_BYTES
 _MAX_REASON_CHARACTERS = 1_000
 
 
@@ -28,11 +31,17 @@ def keep_result(value: Any, directory: Path) -> None:
     try:
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "wb") as file:
-            file.write(_pickled(value))
+            pickled = _pickled(value)
+            file.write(pickled)
         draft.replace(directory / RESULT_FILE)
+        if pickled.nbytes > MAX_RESULT_BYTES:
+            sys.stderr.write(
+                f"fluster: what it returned has {pickled.nbytes:,} bytes when pickled, above {MAX_RESULT_BYTES:,}: it is kept for "
+                f"{PAYLOADS.shown_time} only; write it to a file or a store to keep it\n"
+            )
     except _TooLargeError:
         reason = (
-            f"what it returned is larger than {MAX_RESULT_BYTES:,} bytes when pickled: write it to a file or a store, "
+            f"what it returned is larger than {MAX_LARGE_RESULT_BYTES:,} bytes when pickled: write it to a file or a store, "
             "and return its name"
         )
     except OSError as error:
@@ -62,7 +71,7 @@ def find_result(directory: Path = Path(), told: Mapping[str, Any] | None = None)
         found = os.lstat(directory / RESULT_FILE)
     except FileNotFoundError:
         return None, None
-    if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_RESULT_BYTES:
+    if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_LARGE_RESULT_BYTES:
         return None, f"{RESULT_FILE} is not what Fluster wrote there"
     return found.st_size, None
 
@@ -73,7 +82,7 @@ class _TooLargeError(Exception):
 
 class _Bounded(io.BytesIO):
     def write(self, data: Any, /) -> int:
-        if self.tell() + memoryview(data).nbytes > MAX_RESULT_BYTES:
+        if self.tell() + memoryview(data).nbytes > MAX_LARGE_RESULT_BYTES:
             raise _TooLargeError
         return super().write(data)
 
