@@ -8,6 +8,7 @@ import traceback as tracebacks
 from types import FrameType
 
 from fluster.errors import RemoteError
+from fluster.kindred_errors import kindred
 from fluster.restored_errors import restored
 from fluster_bus import codec
 
@@ -52,7 +53,11 @@ def type_name(error: BaseException) -> str:
 def encode_failure(error: BaseException, *, skipped_frames: int = 0, advice: str = "") -> bytes:
     """An exception for the wire: as itself where it survives pickling, and always as text."""
     text = traceback_of(error, skipped_frames=skipped_frames)
-    return pickle.dumps((type_name(error), _shortened(message_of(error)), text, _pickled(error), advice))
+    kind, message = type_name(error), _shortened(message_of(error))
+    itself = _pickled(error)
+    if itself is None and isinstance(error, Exception) and not isinstance(error, _NEVER_THEMSELVES):
+        itself = _pickled(kindred(error, type_name=kind, message=message, traceback=text))
+    return pickle.dumps((kind, message, text, itself, advice))
 
 
 def failure_payload(kind: str, message: str, traceback: str, itself: Exception | None, advice: str) -> bytes:

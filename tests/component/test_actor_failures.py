@@ -38,10 +38,11 @@ class Locked:
         raise LockedError("it holds a lock")
 
 
-def test_an_exception_that_cannot_be_pickled_arrives_as_text(shared: Env) -> None:
+def test_an_exception_that_cannot_be_pickled_is_caught_by_its_own_class(shared: Env) -> None:
     shared.serve("locked", Locked())
-    with pytest.raises(RemoteError, match="it holds a lock") as caught:
+    with pytest.raises(LockedError, match="it holds a lock") as caught:
         shared.pool("locked").call().fail()
+    assert isinstance(caught.value, RemoteError)
     assert caught.value.type_name.endswith("LockedError")
     assert "in fail" in caught.value.traceback
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import itertools
 import pickle
+import threading
 from typing import Any
 
 import pytest
@@ -57,7 +59,13 @@ class Unreadable(Exception):  # noqa: N818
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
-        self.code = code
+        self.number = code
+
+
+class MisplacedError(FileNotFoundError):
+    def __init__(self, place: str) -> None:
+        super().__init__(errno.ENOENT, "gone", place)
+        self.held = threading.Lock()
 
 
 class Unprintable(Exception):  # noqa: N818
@@ -101,8 +109,6 @@ def test_the_cause_stands_in_the_traceback() -> None:
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (Unreadable(3, "odd"), "Unreadable: odd"),
-        (Unpicklable(), "Unpicklable: it holds a generator"),
         (SystemExit(3), "SystemExit: 3"),
         (KeyboardInterrupt(), "KeyboardInterrupt"),
         (StopIteration(7), "StopIteration: 7"),
@@ -113,6 +119,27 @@ def test_what_cannot_travel_as_itself_arrives_as_text(error: BaseException, text
     assert isinstance(found, RemoteError)
     assert str(found).endswith(text)
     assert found.traceback
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [(Unreadable(3, "odd"), "odd"), (Unpicklable(), "it holds a generator"), (MisplacedError("/x"), "gone")],
+)
+def test_what_cannot_be_made_again_is_caught_by_its_own_class_too(error: Exception, text: str) -> None:
+    sent = _sent(error)
+    for found in (sent, pickle.loads(pickle.dumps(sent)), _sent(sent)):
+        assert isinstance(found, type(error))
+        assert isinstance(found, RemoteError)
+        assert (type(found).__qualname__, found.args) == (type(error).__qualname__, error.args)
+        assert text in str(found)
+        assert found.traceback
+
+
+def test_it_keeps_those_of_its_attributes_that_can_be_pickled() -> None:
+    assert vars(_sent(Unreadable(3, "odd")))["number"] == 3
+    found = _sent(MisplacedError("/x"))
+    assert isinstance(found, OSError)
+    assert (found.errno, found.filename) == (2, "/x")
 
 
 def test_an_exception_without_words_arrives_all_the_same() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fluster.cluster import AsyncCluster, LocalCluster
-from fluster.errors import JobFailedError, JobNotFoundError, JobResultError, JobTimeoutError
+from fluster.errors import JobFailedError, JobNotFoundError, JobResultError, JobTimeoutError, RemoteError
 from fluster_bus.messages import JobId, JobStatus
 from fluster_services.worker import task_result
 from tests.system.daemons import PATIENT, Daemons
@@ -120,6 +120,21 @@ def test_what_the_job_raised_is_raised(cluster: LocalCluster) -> None:
     assert "in work" in note
 
 
+def test_what_cannot_be_made_again_is_caught_by_its_own_class(cluster: LocalCluster) -> None:
+    class CodedError(Exception):
+        def __init__(self, code: int, text: str) -> None:
+            super().__init__(f"{code}: {text}")
+            self.code = code
+
+    def fail() -> None:
+        raise CodedError(7, "odd")
+
+    with pytest.raises(RemoteError, match="7: odd") as caught:
+        cluster.result(cluster.launch(call(fail)), timeout=PATIENCE_S)
+    assert "CodedError" in [kind.__name__ for kind in type(caught.value).__mro__[1:]]
+    assert vars(caught.value)["code"] == 7
+
+
 def test_a_job_that_failed_otherwise_is_told(cluster: LocalCluster) -> None:
     with pytest.raises(JobFailedError, match="exit code 3"):
         cluster.result(cluster.launch(command("sh", "-c", "exit 3")), timeout=PATIENCE_S)
@@ -152,9 +167,13 @@ def test_what_cannot_be_kept_is_told_and_is_no_failure(cluster: LocalCluster) ->
     info = cluster.poll(job_id)
     assert info.status is JobStatus.SUCCEEDED
     assert any("cannot be pickled" in line.text for line in cluster.logs(job_id))
-    job_id = cluster.launch(call(bytes, task_result.MAX_RESULT_BYTES))
-    with pytest.raises(JobResultError, match=r"larger than 67,108,864 bytes"):
-        cluster.result(job_id, timeout=PATIENCE_S)
+
+
+def test_a_result_that_is_very_large_is_kept_for_some_hours_and_says_so(cluster: LocalCluster) -> None:
+    job_id = cluster.launch(call(bytes, task_result.MAX_RESULT_BYTES))  # and some bytes more, when pickled
+    assert len(cluster.result(job_id, timeout=PATIENCE_S)) == task_result.MAX_RESULT_BYTES
+    [line] = cluster.logs(job_id)
+    assert "it is kept for 4 hours only" in line.text
 
 
 def test_what_cannot_be_unpickled_here_says_why(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -397,7 +397,7 @@ def _describe(error: BaseException) -> TaskError:
         type=name,
         message=message[:_MAX_MESSAGE_CHARACTERS],
         traceback=text[-_MAX_TRACEBACK_CHARACTERS:],  # the end says what happened
-        pickled=_pickle(error),
+        pickled=_pickle(error) or _pickle_kindred(error, name, message, text),
         is_final=getattr(kind, "is_final_failure", False) is True,
     )
 
@@ -411,6 +411,15 @@ def _pickle(error: BaseException) -> str | None:
     except Exception:
         return None
     return base64.b64encode(data).decode()
+
+
+def _pickle_kindred(error: BaseException, name: str, message: str, text: str) -> str | None:
+    from fluster.kindred_errors import kindred
+
+    if not isinstance(error, Exception):
+        return None
+    found = kindred(error, type_name=name, message=message, traceback=text[-_MAX_TRACEBACK_CHARACTERS:])
+    return _pickle(found) if found is not None else None
 
 
 def freshen_interpreter(environment: Mapping[str, str] | None = None) -> None:
