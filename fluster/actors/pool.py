@@ -349,7 +349,7 @@ class AsyncActorPool(Generic[T]):
         roster = await self._caller.roster(self._key)
         return sorted(roster.jobs | ({self.job_id} if self.job_id is not None else set()))
 
-    async def logs(
+    def logs(
         self,
         *,
         follow: bool = False,
@@ -361,12 +361,17 @@ class AsyncActorPool(Generic[T]):
 
         What actors write that serve from a program of their own is that program's.
         """
+        from fluster.cluster.batched import Batched
         from fluster.cluster.merged_logs import merged_logs
 
-        lines = merged_logs(self.cluster, await self._job_ids(), follow=follow, tail=tail, since=since, grep=grep)
-        async with aclosing(lines):
-            async for line in lines:
-                yield line
+        async def batches() -> AsyncGenerator[list[LogLine]]:
+            job_ids = await self._job_ids()
+            merged = merged_logs(self.cluster, job_ids, follow=follow, tail=tail, since=since, grep=grep)
+            async with aclosing(merged) as lists:
+                async for lines in lists:
+                    yield lines
+
+        return Batched(batches())
 
     @_on_own_loop
     async def shutdown(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fluster.cli.exit_codes import CommandError, ExitCode, one_line, say
+from fluster.cli.log_lines import print_lines
 from fluster.cli.options import Grep, Options, Since
 from fluster.cli.output import age, duration, jsonable, write, write_json, write_table
 from fluster.cli.shortened_ids import find_job
@@ -174,14 +174,8 @@ def print_logs(
     numbered: bool,
     wanted: Mapping[str, Any] | None = None,
 ) -> None:
-    for line in cluster.logs(job_id, follow=follow, **(wanted or {})):
-        if options.json:
-            write(line.model_dump_json())
-            continue
-        stream = sys.stderr if line.stream == "stderr" else sys.stdout
-        stream.write(f"{line.task}| {line.text}\n" if numbered else f"{line.text}\n")
-        if follow:
-            stream.flush()
+    lines = cluster.logs(job_id, follow=follow, **(wanted or {}))
+    print_lines(lines, as_json=options.json, follow=follow, numbered=numbered)
 
 
 def result(

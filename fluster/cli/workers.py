@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from fluster.cli.exit_codes import ExitCode, one_line, say
+from fluster.cli.log_lines import print_lines
 from fluster.cli.options import MAX_SECONDS, Grep, Options, Since
 from fluster.cli.output import age, duration, size, write, write_json, write_table
 from fluster.cli.shortened_ids import at_worker, find_job
@@ -208,11 +208,7 @@ def logs(
         wanted = {"tail": tail, "grep": grep, "since": None if since is None else time.time() - since}
         request = AttemptLogsRequest.model_validate({**_place(cluster, job, task, attempt), **wanted})
         reply = _ask(cluster, name, "logs", request, AttemptLogsReply)
-    for line in reply.lines:
-        if options.json:
-            write(line.model_dump_json())
-        else:
-            (sys.stderr if line.stream == "stderr" else sys.stdout).write(f"{line.text}\n")
+    print_lines(reply.lines, as_json=options.json, follow=False, numbered=False)
     if not reply.searched_all and len(reply.lines) < tail:
         say("only the end of its output was looked through; `fluster logs` has all of it")
 

@@ -79,13 +79,18 @@ class _Steps(Generic[T]):
 def blocking_iterator(
     method: Callable[Concatenate[AsyncT, P], AsyncIterator[T]],
 ) -> Callable[Concatenate[OnPortal[AsyncT], P], Iterator[T]]:
-    """The blocking form of a method that is an asynchronous generator."""
+    """The blocking form of a method that is an asynchronous generator. What comes in batches is waited for once a batch."""
 
     def call(self: OnPortal[AsyncT], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-        steps = _Steps(method(self.asynchronous, *args, **kwargs))
+        items = method(self.asynchronous, *args, **kwargs)
+        batches = getattr(items, "batches", None)
+        steps: _Steps[Any] = _Steps(items if batches is None else batches)
         try:
             while (item := self.portal.run(steps.next)) is not _END:
-                yield item
+                if batches is None:
+                    yield item
+                else:
+                    yield from item
         finally:
             with contextlib.suppress(ClosedError):  # what ran on its loop has ended with it
                 self.portal.run(steps.close)

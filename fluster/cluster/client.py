@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from fluster.cluster.arguments import (
@@ -20,7 +19,6 @@ from fluster.cluster.arguments import (
     check_requests,
     check_states,
     check_timeout,
-    log_start,
 )
 from fluster.cluster.identity import CONTROLLER_ADDRESS, NAMESPACE, TaskIdentity
 from fluster.errors import JobFailedError, JobNotFoundError, JobRefusedError, JobTimeoutError
@@ -33,6 +31,7 @@ from fluster_bus.names import JobId, Namespace, check_namespace, unique_name
 from fluster_bus.web_sockets import without_web_sockets
 
 if TYPE_CHECKING:
+    from fluster.cluster.batched import Batched
     from fluster.cluster.refs import Ref, Refs
     from fluster_bus.bus import Bus, Reply
     from fluster_bus.messages import (
@@ -388,7 +387,7 @@ class AsyncCluster:
             skip, more = skip + len(reply.jobs), reply.more
         return list(found.values())
 
-    async def logs(
+    def logs(
         self,
         job_id: JobId,
         *,
@@ -398,33 +397,22 @@ class AsyncCluster:
         grep: str | None = None,
         task: int | None = None,
         attempt: int | None = None,
-    ) -> AsyncGenerator[LogLine]:
+    ) -> Batched[LogLine]:
         """The lines that the job's tasks wrote; with `follow`, also those to come, until it has finished.
 
         `tail` keeps the last lines of those that there are, `since` those written from a time on (or in the last so
         much), `grep` those in which a regular expression is found. They are there also when the worker is gone. What jobs
         wrote that had the id before is found by the number of its `attempt`. Raises JobNotFoundError, InvalidNameError,
         and ValueError for a `grep` that is no regular expression, a `since` without a time zone or a negative `tail`.
-        """
-        from fluster.cluster.job_logs import LogFilter, job_logs
-        from fluster.cluster.job_wait import wait_finished
 
-        check_number("task", task, 0)
-        check_number("attempt", attempt, 1)
-        if tail is not None and tail < 0:
-            raise ValueError(f"tail={tail} lines cannot be kept: give 0 or more")
-        start = log_start(since, datetime.now(UTC))
-        try:
-            pattern = re.compile(grep) if grep is not None else None
-        except re.error as error:
-            raise ValueError(f"grep={grep!r} is no regular expression: {error}") from error
-        first = (await self.poll(job_id)).first_attempt
-        wanted = LogFilter(task=task, attempt=attempt, first_attempt=first, since=start, grep=pattern)
-        finished = wait_finished(self.bus, self.namespace, {job_id}, self._states) if follow else None
-        lines = job_logs(self.bus, self.namespace, job_id, wanted=wanted, tail=tail, until=finished)
-        async with aclosing(self.outages.bounded_each(lines)) as bounded:
-            async for line in bounded:
-                yield line
+        The two streams of a task are in the order in which it wrote. A line of more than 64 KiB comes in pieces, and so does one
+        that is written over itself, as progress bars are: all of them but the last have `goes_on`.
+        """
+        from fluster.cluster.batched import Batched
+        from fluster.cluster.job_logs import LogQuery, read_logs
+
+        query = LogQuery(job_id, follow, tail, since, grep, task, attempt)
+        return Batched(self.outages.bounded_each(read_logs(self.bus, self.namespace, self._states, query)))
 
     async def list_workers(self) -> list[WorkerStatus]:
         """The workers that have registered, and how they are."""

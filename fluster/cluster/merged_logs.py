@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fluster.cluster.client import AsyncCluster
     from fluster_bus.messages import JobId, LogLine
 
-_MAX_WAITING = 1_000  # lines that were read and not yet taken
+_MAX_WAITING = 10  # lists of lines that were read and not yet taken
 
 
 async def merged_logs(
@@ -23,37 +23,36 @@ async def merged_logs(
     tail: int | None = None,
     since: datetime | timedelta | None = None,
     grep: str | None = None,
-) -> AsyncGenerator[LogLine]:
-    """The lines of each job, as `cluster.logs` gives them: one job after the other, with `tail` by their times, with
+) -> AsyncGenerator[list[LogLine]]:
+    """The lines of each job, as `cluster.logs` gives them, in lists: one job after the other, with `tail` by their times, with
     `follow` as they come.
     """
-    sources = [cluster.logs(job_id, follow=follow, tail=tail, since=since, grep=grep) for job_id in job_ids]
+    sources = [cluster.logs(job_id, follow=follow, tail=tail, since=since, grep=grep).batches for job_id in job_ids]
     if follow and len(sources) > 1:
-        async with aclosing(_as_they_come(sources)) as lines:
-            async for line in lines:
-                yield line
+        async with aclosing(_as_they_come(sources)) as batches:
+            async for lines in batches:
+                yield lines
         return
     last: list[LogLine] = []
     for source in sources:
-        async with aclosing(source) as lines:
-            async for line in lines:
+        async with aclosing(source) as batches:
+            async for lines in batches:
                 if tail is None or len(sources) == 1:
-                    yield line
+                    yield lines
                 else:
-                    last.append(line)
-        last = sorted(last, key=lambda line: line.time)[-tail:] if tail else []
-    for line in last:
-        yield line
+                    last += lines
+    if last and tail:
+        yield sorted(last, key=lambda line: line.time)[-tail:]
 
 
-async def _as_they_come(sources: Sequence[AsyncGenerator[LogLine]]) -> AsyncGenerator[LogLine]:
-    arrived: asyncio.Queue[LogLine | None] = asyncio.Queue(_MAX_WAITING)
+async def _as_they_come(sources: Sequence[AsyncGenerator[list[LogLine]]]) -> AsyncGenerator[list[LogLine]]:
+    arrived: asyncio.Queue[list[LogLine] | None] = asyncio.Queue(_MAX_WAITING)
 
-    async def read(source: AsyncGenerator[LogLine]) -> None:
+    async def read(source: AsyncGenerator[list[LogLine]]) -> None:
         try:
-            async with aclosing(source) as lines:
-                async for line in lines:
-                    await arrived.put(line)
+            async with aclosing(source) as batches:
+                async for lines in batches:
+                    await arrived.put(lines)
         finally:
             if not leaving:
                 await arrived.put(None)
@@ -62,8 +61,8 @@ async def _as_they_come(sources: Sequence[AsyncGenerator[LogLine]]) -> AsyncGene
     readers = [asyncio.create_task(read(source)) for source in sources]
     try:
         for _ in readers:
-            while (line := await arrived.get()) is not None:
-                yield line
+            while (lines := await arrived.get()) is not None:
+                yield lines
         for reader in readers:
             reader.result()
     finally:

@@ -103,8 +103,12 @@ class ShownOutput:
         lines = job_logs(self._bus, self._namespace, job_id, wanted=LogFilter(), until=self._over(job_id))
         try:
             async with aclosing(lines):
-                async for line in lines:
-                    writer.show(line.task, line.text)
+                async for each in lines:
+                    for line in each:
+                        if not (
+                            line.goes_on and "\r" in line.text
+                        ):  # a progress bar: its end is shown, as a terminal would
+                            writer.show(line.task, line.text.rstrip("\r").rpartition("\r")[2])
         except BusError as error:
             log.info("the output of %s is not shown any further: %s", job_id, error)
         finally:

@@ -121,7 +121,7 @@ class AsyncWorkerPool:
         """Have so many workers: more are launched, or the newest finish what they have and end."""
         await self.workers.resize(workers)
 
-    async def logs(
+    def logs(
         self,
         *,
         follow: bool = False,
@@ -130,13 +130,17 @@ class AsyncWorkerPool:
         grep: str | None = None,
     ) -> AsyncGenerator[LogLine]:
         """What the workers wrote, as `cluster.logs` gives it; with `follow` also what comes, until they have ended."""
+        from fluster.cluster.batched import Batched
         from fluster.cluster.merged_logs import merged_logs
 
-        jobs = await self.workers.job_ids()
-        lines = merged_logs(self.workers.cluster, jobs, follow=follow, tail=tail, since=since, grep=grep)
-        async with aclosing(lines):
-            async for line in lines:
-                yield line
+        async def batches() -> AsyncGenerator[list[LogLine]]:
+            job_ids = await self.workers.job_ids()
+            merged = merged_logs(self.workers.cluster, job_ids, follow=follow, tail=tail, since=since, grep=grep)
+            async with aclosing(merged) as lists:
+                async for lines in lists:
+                    yield lines
+
+        return Batched(batches())
 
     # ---- tasks ------------------------------------------------------------------------------------------
 

@@ -44,7 +44,8 @@ def pump(bus: Bus, attempt: Attempt, namespace: Namespace) -> LogPump:
 
 async def stored(bus: Bus, namespace: Namespace) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {"stdout": [], "stderr": []}
-    async for line in job_logs(bus, namespace, JOB, wanted=LogFilter()):
+    lists = job_logs(bus, namespace, JOB, wanted=LogFilter())
+    for line in [line async for lines in lists for line in lines]:
         found[line.stream].append(line.text)
     return found
 

@@ -40,6 +40,18 @@ def cut(chunks: list[bytes], max_line_bytes: int) -> list[tuple[bytes, bool]]:
     return [piece for chunk in chunks for piece in cutter.feed(chunk)] + cutter.finish()
 
 
+@pytest.mark.parametrize(
+    ("rest", "piece"),
+    [(b"\r 10%", b"\r 10%"), ("\r é█".encode(), "\r é█".encode()), ("\r █".encode()[:-1], b"\r "), (b"", b"")],
+)
+def test_a_line_that_is_written_over_is_taken_before_its_end(rest: bytes, piece: bytes) -> None:
+    cutter = LineCutter(1_000)
+    assert cutter.feed(b"whole\n" + rest) == [(b"whole", False)]
+    assert cutter.overwrites == (b"\r" in rest)
+    assert cutter.take_unfinished() == ([(piece, True)] if piece else [])
+    assert cutter.feed(b"\n") == [(rest[len(piece) :], False)]
+
+
 def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
     writer = SpoolWriter(tmp_path / "log", 10_000)
     writer.append("stdout", [(b"  two  spaces", False), (b"", False)], 1_700_000_000.25)

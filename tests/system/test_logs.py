@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +57,37 @@ def test_following_with_a_tail_goes_on_with_what_comes(cluster: Cluster) -> None
     with followed(cluster, job) as lines:
         assert texts(lines) == ["0", "1", "2", "3", "4", "end"]
     assert texts(cluster.logs(job, follow=True, tail=2)) == ["4", "end"]
+
+
+def test_both_streams_come_in_the_order_of_writing(cluster: Cluster) -> None:
+    script = "for n in $(seq 1 20); do echo o$n; sleep 0.005; echo e$n >&2; sleep 0.005; done"
+    job = cluster.launch(command("sh", "-c", script))
+    expected = [f"{stream}{number}" for number in range(1, 21) for stream in "oe"]
+    assert texts(cluster.logs(job, follow=True)) == expected
+    assert texts(cluster.logs(job)) == expected
+    assert texts(cluster.logs(job, tail=3)) == expected[-3:]
+
+
+def test_a_progress_bar_is_seen_as_it_is_written(cluster: Cluster, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    job = cluster.launch(command("sh", "-c", f"printf '\\r 50%%'; read go < {gate}; printf '\\r100%%\\ndone\\n'"))
+    with followed(cluster, job) as lines:
+        first = next(lines)
+        assert (first.text, first.goes_on) == ("\r 50%", True)
+        gate.write_text("go\n")
+        assert [(line.text, line.goes_on) for line in lines] == [("\r100%", False), ("done", False)]
+
+
+def test_pieces_of_a_long_line_say_that_it_goes_on(cluster: Cluster) -> None:
+    job = cluster.launch(command("sh", "-c", "printf '%0150000d\\nshort\\n' 7"))
+    cluster.wait(job, timeout=TIMEOUT_S)
+    assert [(len(line.text), line.goes_on) for line in cluster.logs(job)] == [
+        (65_536, True),
+        (65_536, True),
+        (18_928, False),
+        (5, False),
+    ]
 
 
 def _launch_detached(detached: bool) -> None:

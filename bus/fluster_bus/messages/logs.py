@@ -19,6 +19,7 @@ class LogBatch(Message):
     next_offset: int
     more: bool = False
     lines: tuple[tuple[float, str], ...] = Field(max_length=100_000)  # (seconds since the epoch, text)
+    going_on: tuple[int, ...] = ()  # which of the lines are pieces, whose line goes on in the stream's next one
 
 
 class LogLine(Message):
@@ -30,3 +31,4 @@ class LogLine(Message):
     stream: str  # stdout or stderr
     time: float
     text: str
+    goes_on: bool = False  # it is a piece, whose line goes on in the next of its stream

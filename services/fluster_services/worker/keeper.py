@@ -146,7 +146,9 @@ class _Keeper:
         self._task_folder = task_folder(spec, Path())
         if spec.container is not None:
             self._task_folder.mkdir(mode=0o700)
-        self._output = TaskOutput(self._selector, max_line_bytes=spec.max_line_bytes, max_log_bytes=spec.max_log_bytes)
+        self._output = TaskOutput(
+            self._selector, self._timers, max_line_bytes=spec.max_line_bytes, max_log_bytes=spec.max_log_bytes
+        )
         self._progress = self._watch_progress()
         self._start_task(self._umask)
         self._link.listen(listener)

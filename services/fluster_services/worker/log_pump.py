@@ -71,17 +71,22 @@ class LogPump:
 
     def _batches(self, records: list[SpoolRecord], start: int, following: int) -> list[tuple[str, LogBatch]]:
         """A batch for each stream that has lines which are not stored yet."""
-        lines = {
-            stream: tuple(
-                (each.time, each.text)
-                for each in records
-                if each.stream == stream and each.offset >= self._published[stream]
-            )
+        wanted = {
+            stream: [each for each in records if each.stream == stream and each.offset >= self._published[stream]]
             for stream in _STREAMS
         }
-        present = [stream for stream in _STREAMS if lines[stream]]
+        present = [stream for stream in _STREAMS if wanted[stream]]
         return [
-            (stream, LogBatch(offset=start, next_offset=following, more=stream != present[-1], lines=lines[stream]))
+            (
+                stream,
+                LogBatch(
+                    offset=start,
+                    next_offset=following,
+                    more=stream != present[-1],
+                    lines=tuple((each.time, each.text) for each in wanted[stream]),
+                    going_on=tuple(number for number, each in enumerate(wanted[stream]) if each.is_partial),
+                ),
+            )
             for stream in present
         ]
 

@@ -196,6 +196,7 @@ class WorkerService:
                 stream=record.stream,
                 time=record.time,
                 text=record.text,
+                goes_on=record.is_partial,
             )
             for record in await asyncio.to_thread(selected, records, request)
         )

@@ -54,6 +54,17 @@ class LineCutter:
             self._rest = self._cut(self._rest, pieces)
         return pieces
 
+    @property
+    def overwrites(self) -> bool:
+        """Whether what there is of the last line begins anew with a carriage return, as a progress bar does."""
+        return b"\r" in self._rest
+
+    def take_unfinished(self) -> list[tuple[bytes, bool]]:
+        """Return what there is of the last line, as a piece; but for half a character."""
+        end = len(self._rest) - _cut_character(self._rest)
+        piece, self._rest = self._rest[:end], self._rest[end:]
+        return [(piece, True)] if piece else []
+
     def finish(self) -> list[tuple[bytes, bool]]:
         """Return what is left when the stream has ended without a newline."""
         rest, self._rest = self._rest, b""
@@ -74,6 +85,16 @@ def _character_boundary(line: bytes, end: int) -> int:
         if line[candidate] & 0xC0 != 0x80:
             return candidate
     return end  # not UTF-8
+
+
+def _cut_character(text: bytes) -> int:
+    """Return how many bytes at the end begin a UTF-8 character that is not whole."""
+    for count in range(1, min(len(text), 3) + 1):
+        byte = text[-count]
+        if byte & 0xC0 != 0x80:
+            needed = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+            return count if count < needed else 0
+    return 0
 
 
 class SpoolWriter:

@@ -10,10 +10,12 @@ from functools import partial
 
 from fluster_services.worker.attempt_directory import LOG_FILE
 from fluster_services.worker.spool import LineCutter, SpoolWriter, Stream
+from fluster_services.worker.timers import Timers
 
 _READ_BYTES = 64 * 1024
 _TAIL_LINES = 20
 _TAIL_LINE_BYTES = 2000
+_OVERWRITTEN_S = 0.1  # between two pieces of a line that is written over
 # What is still in a pipe when all its writers are dead. A stranger that holds it open may go on writing for ever.
 _MAX_DRAIN_BYTES = 2 * 1024 * 1024
 
@@ -21,13 +23,17 @@ _MAX_DRAIN_BYTES = 2 * 1024 * 1024
 class TaskOutput:
     """The reading ends of a task's pipes, and the spool in the working directory."""
 
-    def __init__(self, selector: selectors.BaseSelector, *, max_line_bytes: int, max_log_bytes: int) -> None:
+    def __init__(
+        self, selector: selectors.BaseSelector, timers: Timers, *, max_line_bytes: int, max_log_bytes: int
+    ) -> None:
         self.spool = SpoolWriter(LOG_FILE, max_log_bytes)
         self._selector = selector
+        self._timers = timers
         self._max_line_bytes = max_line_bytes
         self._cutters: dict[Stream, LineCutter] = {}
         self._pipes: dict[Stream, int] = {}
         self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
+        self._unfinished: dict[Stream, bytes] = {}  # the line whose pieces come, as far as the tail wants it
 
     def open(self, stream: Stream) -> int:
         """Return the end of a new pipe that the task is to write to; who is given it closes it."""
@@ -39,7 +45,8 @@ class TaskOutput:
 
     def tail(self) -> list[str]:
         """The last lines of both streams, also beyond the spool's cap."""
-        return [line.decode("utf-8", "replace") for line in self._tail]
+        lines = [*self._tail, *self._unfinished.values()]
+        return [line.decode("utf-8", "replace") for line in lines[-_TAIL_LINES:]]
 
     def close(self) -> None:
         """Take what is left in the pipes, and no more."""
@@ -58,12 +65,24 @@ class TaskOutput:
         except BlockingIOError:
             return 0
         if data:
-            self._spool_pieces(stream, self._cutters[stream].feed(data))
+            cutter = self._cutters[stream]
+            self._spool_pieces(stream, cutter.feed(data))
+            if cutter.overwrites and self._timers.at(stream) is None:
+                # Not at once, as it may be but the end of a line on Windows, nor more often than anybody reads.
+                at = time.monotonic() + _OVERWRITTEN_S
+                self._timers.set(stream, at, partial(self._spool_unfinished, stream))
         else:
             self._close_pipe(stream)
         return len(data)
 
+    def _spool_unfinished(self, stream: Stream) -> None:
+        """Have a progress bar seen before its line ends."""
+        cutter = self._cutters[stream]
+        if cutter.overwrites:
+            self._spool_pieces(stream, cutter.take_unfinished())
+
     def _close_pipe(self, stream: Stream) -> None:
+        self._timers.cancel(stream)
         self._spool_pieces(stream, self._cutters[stream].finish())
         fd = self._pipes.pop(stream)
         self._selector.unregister(fd)
@@ -71,4 +90,11 @@ class TaskOutput:
 
     def _spool_pieces(self, stream: Stream, pieces: list[tuple[bytes, bool]]) -> None:
         self.spool.append(stream, pieces, time.time())
-        self._tail.extend(text[:_TAIL_LINE_BYTES] for text, _ in pieces[-_TAIL_LINES:])
+        for text, is_partial in pieces[-_TAIL_LINES:]:
+            line = self._unfinished.pop(stream, b"") + text
+            # Of a line that is written over, a terminal shows the end.
+            line = line[-_TAIL_LINE_BYTES:] if b"\r" in line[:-1] else line[:_TAIL_LINE_BYTES]
+            if is_partial:
+                self._unfinished[stream] = line
+            else:
+                self._tail.append(line)
