@@ -7,9 +7,10 @@ from fluster_bus import codec
 _BEGINNING = "raised "  # of the note
 
 
-def is_restored(error: BaseException) -> bool:
-    """True for what `restored` gave with a remote traceback: where it was raised again tells its reader nothing."""
-    return any(note.startswith(_BEGINNING) and ":\n" in note for note in getattr(error, "__notes__", ()))
+def shave(error: BaseException) -> None:
+    """Take from what `restored` gave, with a remote traceback in its note, the frames that it has passed here: they tell nothing."""
+    if any(note.startswith(_BEGINNING) and ":\n" in note for note in getattr(error, "__notes__", ())):
+        error.__traceback__ = None
 
 
 def restored(pickled: bytes | None, otherwise: Exception, *, traceback: str, where: str) -> Exception:

@@ -24,6 +24,7 @@ from fluster.errors import (
     JobRefusedError,
     RemoteError,
 )
+from fluster.restored_errors import restored
 from fluster_bus import codec, subjects
 from fluster_bus.delivery import Delivery
 from fluster_bus.messages import (
@@ -176,16 +177,8 @@ def _failure_of(task: TaskRecord) -> Exception:
 
 def exception_of(error: TaskError) -> Exception:
     """What a task raised, as itself where that can be had, with the traceback as a note."""
-    found: Exception = RemoteError(error.type, error.message, error.traceback)
-    if error.pickled is not None:
-        try:
-            itself = codec.decode(error.pickled)
-            found = itself if isinstance(itself, Exception) else found
-        except Exception as broken:
-            found.add_note(f"it could not be read as itself here: {broken}")
-    if error.traceback:
-        found.add_note(f"raised in the actor's process:\n{error.traceback}")
-    return found
+    otherwise = RemoteError(error.type, error.message, error.traceback)
+    return restored(error.pickled, otherwise, traceback=error.traceback, where="in the actor's process")
 
 
 async def _first(*running: Coroutine[Any, Any, None] | asyncio.Task[None]) -> None:

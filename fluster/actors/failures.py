@@ -5,18 +5,17 @@ from __future__ import annotations
 import concurrent.futures
 import pickle
 import traceback as tracebacks
-from types import FrameType
 
 from fluster.errors import RemoteError
 from fluster.kindred_errors import kindred
 from fluster.restored_errors import restored
+from fluster.user_frames import from_user_code
 from fluster_bus import codec
 
 _MAX_TEXT = 64 << 10  # characters of a traceback or message; an exception never fills a message
 # What Python itself takes for a sign when it comes out of a future or a generator; SystemExit and its like, which
 # would end the caller's process, are no Exceptions to begin with.
 _NEVER_THEMSELVES = (StopIteration, StopAsyncIteration, concurrent.futures.CancelledError)
-_OUR_FRAMES = ("fluster.actors.", "fluster.worker_pool.")
 _FIRST_FRAMES_KEPT, _LAST_KEPT = 8 << 10, 48 << 10
 
 # What the actor says about sending a call again.
@@ -25,17 +24,11 @@ FULL = "full"  # once the mailbox has room again, if its caller wants to wait fo
 
 
 def traceback_of(error: BaseException, *, skipped_frames: int = 0) -> str:
-    """The traceback as text, without the outermost frames, which are ours: so many at least, and those of this package."""
+    """The traceback as text, without the outermost frames, which are ours: so many, and those before user code begins."""
     frame = error.__traceback__
     for _ in range(skipped_frames):
         frame = frame.tb_next if frame is not None else None
-    while frame is not None and frame.tb_next is not None and _is_ours(frame.tb_frame):
-        frame = frame.tb_next
-    return _shortened("".join(tracebacks.format_exception(type(error), error, frame)))
-
-
-def _is_ours(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).startswith(_OUR_FRAMES)
+    return _shortened("".join(tracebacks.format_exception(type(error), error, from_user_code(frame))))
 
 
 def _shortened(text: str) -> str:

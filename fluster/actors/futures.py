@@ -12,6 +12,7 @@ from fluster.actors.failures import decode_failure
 from fluster.actors.lazy_future import LazyFuture
 from fluster.cluster.arguments import check_patience
 from fluster.errors import ActorTimeoutError
+from fluster.restored_errors import shave
 from fluster_bus import payloads
 from fluster_bus.blocked_waits import wait_for_future
 
@@ -115,7 +116,11 @@ class ActorFuture(LazyFuture[T]):
             self._wait(check_patience(timeout))
         if self._payload is not None:
             self._read()
-        return super().result(0)
+        try:
+            return super().result(0)
+        except BaseException as error:
+            shave(error)
+            raise
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What the method raised, None if it returned. Raises as `result` does."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from fluster.actors.definition import check_timeout
-from fluster.restored_errors import is_restored
+from fluster.restored_errors import shave
 
 if TYPE_CHECKING:
     from fluster.actors.pool import AsyncActorPool
@@ -64,8 +64,7 @@ class Methods:
             try:
                 return start(name, args, kwargs, timeout, wait)
             except Exception as error:
-                if is_restored(error):  # its own traceback is in its note: ours would only stand before it
-                    raise error.with_traceback(None) from error.__cause__
+                shave(error)
                 raise
 
         method.__name__ = name

@@ -7,7 +7,7 @@ import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from fluster.restored_errors import is_restored
+from fluster.restored_errors import shave
 from fluster_bus.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ def blocking(method: Callable[Concatenate[AsyncT, P], Awaitable[T]]) -> Callable
         try:
             return self.portal.run(functools.partial(method, self.asynchronous, *args, **kwargs))
         except Exception as error:
-            if is_restored(error):  # its own traceback is in its note: ours would only stand before it
-                raise error.with_traceback(None) from error.__cause__
+            shave(error)
             raise
 
     functools.update_wrapper(call, method)

@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from fluster.errors import ForkedError
 from fluster.later import import_later
+from fluster.restored_errors import shave
 from fluster_bus.blocked_waits import wait_for_future
 from fluster_bus.errors import ClosedError
 from fluster_bus.event_loops import HAS_UVLOOP, loop_factory
@@ -61,8 +62,9 @@ class Portal:
             if not self._closed:
                 raise
             raise _closed() from error
-        except BaseException:
+        except BaseException as error:
             future.cancel()
+            shave(error)
             raise
 
     @property

@@ -3,12 +3,13 @@
 import asyncio
 import functools
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fluster import WorkerPool, deploy
 from fluster.cluster import AsyncCluster, LocalCluster
 from fluster.errors import JobFailedError, JobNotFoundError, JobResultError, JobTimeoutError, RemoteError
 from fluster_bus.messages import JobId, JobStatus
@@ -118,6 +119,50 @@ def test_what_the_job_raised_is_raised(cluster: LocalCluster) -> None:
     (note,) = caught.value.__notes__
     assert f"raised in job {job_id}" in note
     assert "in work" in note
+
+
+class Failing:
+    def __init__(self, fails: bool = False) -> None:
+        if fails:
+            raise LookupError("remote")
+
+    def fail(self, _item: int = 0) -> None:
+        raise LookupError("remote")
+
+
+def _fail(_item: int = 0) -> None:
+    raise LookupError("remote")
+
+
+async def _fail_later() -> None:
+    _fail()
+
+
+def test_tracebacks_show_the_users_frames_and_few_of_ours(cluster: LocalCluster) -> None:
+    pool = deploy(cluster, Failing)
+    with WorkerPool(cluster, 1) as workers:
+        ways: list[Callable[[], object]] = [
+            lambda: pool.call().fail(),
+            lambda: pool.submit().fail().result(),
+            lambda: pool.broadcast().fail().results(),
+            lambda: list(pool.map().fail([1])),
+            lambda: deploy(cluster, Failing, True, name="failing"),
+            lambda: workers.submit(_fail).result(),
+            lambda: workers.map(_fail, [1]).results(),
+            lambda: list(workers.imap_unordered(_fail, [1])),
+            lambda: cluster.result(cluster.launch(call(_fail))),
+            lambda: cluster.result(cluster.launch(call(_fail_later))),
+        ]
+        for way in ways:
+            with pytest.raises(LookupError, match="remote") as caught:
+                way()
+            ours = [entry for entry in caught.traceback if "test_results" not in str(entry.path)]
+            assert len(ours) <= 4, ours
+            [note] = caught.value.__notes__
+            frames = [line for line in note.splitlines() if line.startswith("  File ")]
+            assert frames, note
+            assert all("test_results.py" in frame for frame in frames), note
+    pool.shutdown()
 
 
 def test_what_cannot_be_made_again_is_caught_by_its_own_class(cluster: LocalCluster) -> None:

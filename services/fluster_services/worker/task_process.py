@@ -27,6 +27,7 @@ import cloudpickle  # type: ignore[import-untyped, unused-ignore]
 
 from fluster.progress_file import DIRECTORY_VARIABLE
 from fluster.tracing import continue_trace
+from fluster.user_frames import from_user_code
 from fluster_services.worker import cgroups
 from fluster_services.worker.attempt_directory import (
     ERROR_FILE,
@@ -377,7 +378,7 @@ def _exit_code_of(error: BaseException, directory: Path) -> int:
         sys.stderr.write(f"{error.code}\n")
         return 1
     if error.__traceback__ is not None:
-        error.__traceback__ = error.__traceback__.tb_next  # the first frame is ours
+        error.__traceback__ = from_user_code(error.__traceback__.tb_next)  # the first frame is ours
     sys.excepthook(type(error), error, error.__traceback__)
     leave_word(directory / ERROR_FILE, to_json(_describe(error)))
     return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
