@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from fluster.cli.output import write
-from fluster_bus.messages import LogLine
+
+if TYPE_CHECKING:
+    from fluster_bus.messages import LogLine
 
 
 def print_lines(lines: Iterable[LogLine], *, as_json: bool, follow: bool, numbered: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import base64
 import builtins
 import gc
 import importlib
@@ -22,8 +21,6 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
-
-import cloudpickle  # type: ignore[import-untyped, unused-ignore]
 
 from fluster.progress_file import DIRECTORY_VARIABLE
 from fluster.tracing import continue_trace
@@ -51,15 +48,13 @@ from fluster_services.worker.processes import (
     set_process_name,
 )
 from fluster_services.worker.spawning import spawn
+from fluster_services.worker.task_errors import MAX_MESSAGE_CHARACTERS, describe_error
 from fluster_services.worker.task_result import keep_result
 
 EXIT_NOT_EXECUTABLE = 126  # as shells have it
 EXIT_NOT_FOUND = 127
 
 _RARE_COLLECTIONS = 100_000  # more objects than most imports make
-_MAX_PICKLED_ERROR_BYTES = 256 * 1024
-_MAX_TRACEBACK_CHARACTERS = 64 * 1024
-_MAX_MESSAGE_CHARACTERS = 16 * 1024
 
 # All that a task gets of the worker's own environment, which may hold the cluster's credentials.
 INHERITED_VARIABLES = frozenset(
@@ -264,7 +259,7 @@ def _enter_folder(spec: LaunchSpec, directory: Path) -> None:
         os.chdir(folder / folder_in_workspace(spec))
     except shutil.Error as cause:
         message = f"the workspace could not be copied to {str(folder)!r}: {cause}"
-        raise CannotStartError("OSError", message[:_MAX_MESSAGE_CHARACTERS], EXIT_NOT_EXECUTABLE) from cause
+        raise CannotStartError("OSError", message[:MAX_MESSAGE_CHARACTERS], EXIT_NOT_EXECUTABLE) from cause
     except OSError as cause:
         raise CannotStartError(
             type(cause).__name__,
@@ -380,47 +375,8 @@ def _exit_code_of(error: BaseException, directory: Path) -> int:
     if error.__traceback__ is not None:
         error.__traceback__ = from_user_code(error.__traceback__.tb_next)  # the first frame is ours
     sys.excepthook(type(error), error, error.__traceback__)
-    leave_word(directory / ERROR_FILE, to_json(_describe(error)))
+    leave_word(directory / ERROR_FILE, to_json(describe_error(error)))
     return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-
-
-def _describe(error: BaseException) -> TaskError:
-    kind = type(error)
-    name = (
-        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
-    )
-    try:
-        message = str(error)
-    except Exception as broken:
-        message = f"<str() of it raised {type(broken).__name__}>"
-    text = "".join(traceback.format_exception(error))
-    return TaskError(
-        type=name,
-        message=message[:_MAX_MESSAGE_CHARACTERS],
-        traceback=text[-_MAX_TRACEBACK_CHARACTERS:],  # the end says what happened
-        pickled=_pickle(error) or _pickle_kindred(error, name, message, text),
-        is_final=getattr(kind, "is_final_failure", False) is True,
-    )
-
-
-def _pickle(error: BaseException) -> str | None:
-    try:
-        data: bytes = cloudpickle.dumps(error)
-        if len(data) > _MAX_PICKLED_ERROR_BYTES:
-            return None
-        pickle.loads(data)  # many exceptions pickle and then cannot be made again
-    except Exception:
-        return None
-    return base64.b64encode(data).decode()
-
-
-def _pickle_kindred(error: BaseException, name: str, message: str, text: str) -> str | None:
-    from fluster.kindred_errors import kindred
-
-    if not isinstance(error, Exception):
-        return None
-    found = kindred(error, type_name=name, message=message, traceback=text[-_MAX_TRACEBACK_CHARACTERS:])
-    return _pickle(found) if found is not None else None
 
 
 def freshen_interpreter(environment: Mapping[str, str] | None = None) -> None:
