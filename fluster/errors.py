@@ -171,7 +171,7 @@ class ActorFailedError(ActorError):
 
 
 class NotRunError(ActorDiedError):
-    """The actor ended before it ran the call, which may be sent again."""
+    """The call was not run, and may be made again: the actor ended before, or had calls that were made later already."""
 
 
 class PoisonedTaskError(ActorDiedError):

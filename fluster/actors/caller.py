@@ -243,9 +243,14 @@ class Caller:
             more_sends, more_done = self._desk.route_waiting(name, now)
             sends += more_sends
             done += more_done
+        if self._desk.in_grace(now):
+            self._waiting.on_paused()
         self._finish(done)
         for send in sends:
-            await self._publish(send)
+            if self._held:  # the connection was lost meanwhile: what follows must not go before what is held
+                self._held.add(self._desk.take_back(send.number))
+            else:
+                await self._publish(send)
 
     async def _publish_notices(self) -> None:
         try:

@@ -51,6 +51,7 @@ class Call:
     # The desk's notes:
     order: int = 0
     tried: tuple[str, ...] = ()  # endpoints at which nobody listened
+    turned_back: str | None = None  # the endpoint at which nobody listened, while it waits to be sent there again
     begun: bool = False  # was sent once
     over: bool = False
     number: int | None = None  # of the message in which it is out

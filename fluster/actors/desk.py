@@ -71,7 +71,7 @@ class Desk:
     def resume(self, name: str) -> None:
         """Let the calls of a paused pool go on."""
         if name in self._pools:
-            self._pools[name].paused = False
+            self._pools[name].resume()
 
     def on_member(self, name: str, member: Member) -> list[Done]:
         """A member is new or has changed. What was sent to it before it lost its connection is over.
@@ -272,7 +272,13 @@ class Desk:
             return [], []
         again: list[Call] = []
         done: list[Done] = []
-        for key, call in self._messages.take_all(number).items():
+        calls = self._messages.take_all(number)
+        if message.member is not None and self.in_grace(now):
+            endpoint_id = message.member.endpoint_id
+            message.pool.on_nobody_listens(endpoint_id)
+            if endpoint_id not in message.pool.overtaking:  # what is out later has been out then
+                message.pool.overtaking[endpoint_id] = self._messages.out_at(message.pool, endpoint_id)
+        for key, call in calls.items():
             if message.member is None:  # a broadcast: each member is asked by itself, and tells by itself
                 call.pinned = key
                 again.append(call)
@@ -281,7 +287,7 @@ class Desk:
             if call.pinned is None and message.pool.untried(call):
                 again.append(call)
             elif self.in_grace(now):
-                message.pool.pause(call)
+                message.pool.pause(call, message.member.endpoint_id)
             else:
                 done.append(failed(call, nobody_listens(call)))
         return again, done
@@ -331,6 +337,8 @@ class Desk:
     def on_reconnected(self, now: Moment) -> None:
         """The connection is back; others may still be missing."""
         self._grace_until = now.after(RECONNECT_GRACE_S)
+        for pool in self._pools.values():
+            pool.listening.clear()
 
     def close(self, error: Exception) -> list[Done]:
         """End everything."""

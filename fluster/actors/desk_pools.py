@@ -26,6 +26,13 @@ class DeskPool:
     paused: bool = False
     waiting: deque[Call | Broadcast] = field(default_factory=deque)
     overflow: Overflow = field(default_factory=Overflow)
+    # After a reconnect each member is sent one call alone, by which it is seen whether it listens again.
+    probing: set[str] = field(default_factory=set)  # endpoints that have been sent one
+    listening: set[str] = field(default_factory=set)  # endpoints from which it did not come back
+    overtaking: dict[str, list[Call]] = field(
+        default_factory=dict
+    )  # {endpoint id: out there as an earlier one came back}
+    overtook: dict[str, int] = field(default_factory=dict)  # {endpoint id: the last of those that it has had}
 
     @property
     def blocked(self) -> bool:
@@ -57,6 +64,8 @@ class DeskPool:
     def on_gone(self, endpoint_id: str) -> None:
         """A member has ended."""
         self.members.pop(endpoint_id, None)
+        self.overtaking.pop(endpoint_id, None)
+        self.overtook.pop(endpoint_id, None)
         self._update_choices()
 
     def _update_choices(self) -> None:
@@ -75,11 +84,37 @@ class DeskPool:
         if comes_back:
             self.waiting = deque(sorted(self.waiting, key=lambda each: each.order))
 
-    def pause(self, call: Call) -> None:
-        """Have all wait, this one with them."""
+    def pause(self, call: Call, endpoint_id: str) -> None:
+        """Have all wait, with this one that comes back from there."""
         call.tried = ()
+        call.turned_back = endpoint_id
         self.paused = True
         self.keep_waiting(call)
+
+    def resume(self) -> None:
+        """Have none wait. What was sent behind calls that came back, and did not come back itself, has overtaken them."""
+        self.paused = False
+        self.listening |= self.probing
+        self.probing.clear()
+        for endpoint_id, calls in self.overtaking.items():
+            ahead = [call.order for call in calls if call.turned_back is None]
+            self.overtook[endpoint_id] = max([self.overtook.get(endpoint_id, 0), *ahead])
+        self.overtaking.clear()
+
+    def probe(self, endpoint_id: str) -> None:
+        """A call goes to a member of which it is not known whether it listens again: others wait until it is."""
+        if endpoint_id not in self.listening:
+            self.probing.add(endpoint_id)
+            self.paused = True
+
+    def on_nobody_listens(self, endpoint_id: str) -> None:
+        """A call came back from there."""
+        self.probing.discard(endpoint_id)
+        self.listening.discard(endpoint_id)
+
+    def is_overtaken(self, call: Call, endpoint_id: str) -> bool:
+        """Whether that member has had a later call than this one, which it was to have before."""
+        return call.turned_back == endpoint_id and call.order < self.overtook.get(endpoint_id, 0)
 
     def turn_away(self, call: Call, endpoint_id: str) -> None:
         """A mailbox was full."""

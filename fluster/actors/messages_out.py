@@ -112,6 +112,16 @@ class MessagesOut:
                     taken += [call] if call is not None else []
         return taken
 
+    def out_at(self, pool: DeskPool, endpoint_id: str) -> list[Call]:
+        """The calls that a member has."""
+        return [
+            call
+            for message in self._out.values()
+            if message.pool is pool
+            for key, call in message.calls.items()
+            if message.endpoint_id(key) == endpoint_id
+        ]
+
     def drop_payload(self, call: Call) -> None:
         """The payload of a call is not needed any more, though the call is still out."""
         self.bytes -= len(call.payload)

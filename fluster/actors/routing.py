@@ -65,6 +65,10 @@ class Routing:
         """True when the item does not have to wait: it goes out, or it is over."""
         if pool.blocked:
             return False
+        self._take(pool, item)
+        return True
+
+    def _take(self, pool: DeskPool, item: Call | Broadcast) -> None:
         try:
             if item.over:
                 pass  # nobody waits for it any longer
@@ -74,7 +78,6 @@ class Routing:
                 self._place_call(pool, item)
         except Exception as error:
             self._done.append(faulted(item, error))
-        return True
 
     def _place_call(self, pool: DeskPool, call: Call) -> None:
         member: Member | None
@@ -93,16 +96,29 @@ class Routing:
             except Exception as error:  # a user's: it must not end the other calls of this client
                 self.refuse(call, error)
                 return
+        if call.turned_back is not None and self._is_overtaken(pool, call, member):
+            return
         if call.blocks is not None and (deadlock := call.blocks.deadlock(call, member)) is not None:
             self.refuse(call, deadlock)
         elif call.begin():
             endpoint_id = member.endpoint_id
+            if self._apart:
+                pool.probe(endpoint_id)
             joining = self._joining.get(endpoint_id)
             if joining is None:
                 joining = self._joining[endpoint_id] = pool, member, []
             joining[2].append(call)
             # Counted at once, so that the policy sees it when it chooses for the next call.
             pool.out[endpoint_id] = pool.out.get(endpoint_id, 0) + 1
+
+    def _is_overtaken(self, pool: DeskPool, call: Call, member: Member) -> bool:
+        """Whether a call that came back from a member is over, since the member has had later ones by now."""
+        is_overtaken = pool.is_overtaken(call, member.endpoint_id)
+        call.turned_back = None
+        if is_overtaken:
+            text = f"{call}: nobody listened at {member.endpoint_id} for a moment, and calls made later were run there"
+            self.refuse(call, NotRunError(f"{text}; to keep their order, this one was not run"))
+        return is_overtaken
 
     def _place_broadcast(self, pool: DeskPool, broadcast: Broadcast) -> None:
         members = pool.choices
@@ -114,7 +130,7 @@ class Routing:
         if not pool.shares_subject or in_json or self._apart:
             for endpoint_id, call in calls.items():
                 call.pinned = endpoint_id
-                self._place(pool, call)
+                self._take(pool, call)
         elif calls:
             self._flush(pool)
             self._sends.append(self._messages.send(pool, None, calls, self._now))

@@ -18,6 +18,7 @@ class WaitingPools:
         self._loop = loop
         self._wake = wake
         self._moving: set[str] = set()
+        self._pausing: set[str] = set()
         self._probing: set[str] = set()  # their mailboxes were full; they are looked at again in a moment
 
     def move(self, name: str) -> None:
@@ -40,7 +41,9 @@ class WaitingPools:
     def on_paused(self) -> None:
         """Pools may have been paused."""
         for name in self._desk.paused():
-            self._loop.call_later(_PAUSE_S, self._resume, name)
+            if name not in self._pausing:
+                self._pausing.add(name)
+                self._loop.call_later(_PAUSE_S, self._resume, name)
 
     def _probe_later(self, name: str) -> None:
         if name not in self._probing:
@@ -55,5 +58,6 @@ class WaitingPools:
             self._probe_later(name)
 
     def _resume(self, name: str) -> None:
+        self._pausing.discard(name)
         self._desk.resume(name)
         self.move(name)

@@ -185,9 +185,41 @@ def test_after_a_reconnect_members_are_given_time_to_come_back() -> None:
     assert desk.route([call("2")], START) == ([], [])  # it does not overtake
     desk.resume("pool")
     (send,), _ = desk.route_waiting("pool", START)
-    assert targets([send]) == [("a", ["1", "2"])]
+    assert targets([send]) == [("a", ["1"])]
     late = START.after(RECONNECT_GRACE_S + 1)
-    assert errors(desk.on_no_responders(send.number, late)[1]) == [NobodyServesError] * 2
+    assert errors(desk.on_no_responders(send.number, late)[1]) == [NobodyServesError]
+
+
+def test_after_a_reconnect_one_call_alone_shows_whether_a_member_listens() -> None:
+    desk = desk_with("a")
+    desk.on_reconnected(START)
+    (first,), _ = desk.route([call("1"), call("2"), call("3")], START)
+    assert targets([first]) == [("a", ["1"])]
+    assert desk.route([call("4")], START) == ([], [])
+    desk.resume("pool")  # it did not come back
+    sends, _ = desk.route_waiting("pool", START)
+    assert targets(sends) == [("a", ["2", "3", "4"])]
+    assert targets(desk.route([call("5")], START)[0]) == [("a", ["5"])]
+    desk.on_reconnected(START)
+    sends, _ = desk.route([call("6"), call("7")], START)
+    assert targets(sends) == [("a", ["6"])]
+
+
+def test_a_call_that_later_ones_have_overtaken_is_not_run() -> None:
+    desk = desk_with("a")
+    desk.on_reconnected(START)
+    desk.route([call("0")], START)
+    desk.resume("pool")
+    (first,), _ = desk.route([call("1")], START)
+    (second,), _ = desk.route([call("2")], START)
+    (third,), _ = desk.route([call("3")], START)
+    desk.on_no_responders(first.number, START)
+    desk.on_no_responders(third.number, START)
+    desk.on_reply(second.number, "a", [(0, 1, b"")])  # this one found it
+    desk.resume("pool")
+    sends, done = desk.route_waiting("pool", START)
+    assert errors(done) == [NotRunError]
+    assert targets(sends) == [("a", ["3"])]
 
 
 def test_a_broadcast_after_a_reconnect_asks_each_member_by_itself() -> None:
