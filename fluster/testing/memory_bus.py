@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from fluster_bus import subjects
+from fluster_bus.address import BusAddress
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import ClosedError, NoRespondersError, RequestTimeoutError, ServiceError
 from fluster_bus.spawned import SpawnedTasks
@@ -23,6 +24,8 @@ _NAME = "the bus in memory"
 
 class MemoryBus:
     """Make it on the event loop that it shall live on."""
+
+    address = BusAddress("nats://memory")  # tells this bus from others; nothing connects to it
 
     def __init__(self) -> None:
         self._interests: list[MemoryInterest] = []

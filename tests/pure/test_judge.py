@@ -40,7 +40,7 @@ class Judging:
             roster=self.roster,
             books=Books(),
             bus=SimpleNamespace(connected=True, on_reconnect=self._none, serve=self._async, subscribe=self._async),
-            seat=SimpleNamespace(wait_sure=self._wait_sure),
+            seat=SimpleNamespace(wait_sure=self._wait_sure, wait_led_since=self.sure.wait),
             dispatch=SimpleNamespace(scheduler=scheduler, on_room=self._none),
             gangs=SimpleNamespace(give_up_misfits=self._async),
             workers_table=SimpleNamespace(delete=self._async),
