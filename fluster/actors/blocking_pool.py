@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, Self, TypeVar
 
 from fluster.actors.broadcast import BroadcastResult
 from fluster.actors.definition import check_timeout
@@ -141,6 +141,12 @@ class ActorPool(Generic[T]):
     wait_for_size = blocking(AsyncActorPool.wait_for_size)
     logs = blocking_iterator(AsyncActorPool.logs)
     shutdown = blocking(AsyncActorPool.shutdown)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.shutdown()
 
     @property
     def size(self) -> int:

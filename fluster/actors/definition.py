@@ -16,7 +16,7 @@ from fluster.actors.windows import Window
 from fluster_bus.names import check_name
 
 if TYPE_CHECKING:
-    from fluster_bus.messages import ResourceConfig
+    from fluster_bus.messages import EnvironmentConfig, ResourceConfig
 
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -35,6 +35,7 @@ class ActorOptions:
 
     name: str | None = None  # under which it is deployed; else the class's name
     resources: ResourceConfig | None = None  # None: those of `resources_of`
+    environment: EnvironmentConfig | None = None  # as a job's: workspace, packages, variables, image
     max_concurrency: int = 1  # calls that run at the same time; 1 runs them in the order they were sent
     timeout: float | None = None  # seconds; of calls that name none themselves
     mailbox_calls: int = 10_000  # waiting; more are answered with MailboxFullError
@@ -52,7 +53,8 @@ class ActorOptions:
         if self.name is not None:
             check_name("actor name", self.name)
         if self.resources is not None:
-            _check_resources(self.resources)
+            check_resources(self.resources)
+        check_environment(self.environment)
         _check_count("max_concurrency", self.max_concurrency, MAX_CONCURRENCY, least=1)
         if not isinstance(self.concurrency_groups, Mapping):
             raise TypeError(f"concurrency_groups={self.concurrency_groups!r}: give a dict, such as {{'io': 2}}")
@@ -132,11 +134,24 @@ def _check_count(option: str, value: object, most: int, *, least: int = 0) -> No
         raise ValueError(f"{option}={value!r}: give a number from {least} to {most}")
 
 
-def _check_resources(resources: object) -> None:
+def check_resources(resources: object) -> ResourceConfig:
+    """Return `resources` if it is a ResourceConfig. Raises TypeError."""
     from fluster_bus.messages import ResourceConfig
 
     if not isinstance(resources, ResourceConfig):
         raise TypeError(f"resources={resources!r}: give a ResourceConfig, such as ResourceConfig.with_cpu(1)")
+    return resources
+
+
+def check_environment(environment: object) -> EnvironmentConfig | None:
+    """Return `environment` if it is an EnvironmentConfig, or None. Raises TypeError."""
+    if environment is None:
+        return None
+    from fluster_bus.messages import EnvironmentConfig
+
+    if not isinstance(environment, EnvironmentConfig):
+        raise TypeError(f"environment={environment!r}: give an EnvironmentConfig, as create_environment() makes it")
+    return environment
 
 
 def check_timeout(timeout: float | None) -> float | None:
@@ -186,7 +201,7 @@ def actor(cls: None = None, /, **options: Any) -> Callable[[C], C]: ...
 def actor(cls: C | None = None, /, **options: Any) -> C | Callable[[C], C]:
     """Give a class options for its life as an actor. What is not given is as the class's base has it, else the default.
 
-    The options are the fields of ActorOptions: name, resources, max_concurrency, timeout, mailbox_calls,
+    The options are the fields of ActorOptions: name, resources, environment, max_concurrency, timeout, mailbox_calls,
     mailbox_bytes, concurrency_groups, max_restarts, restart_window, fatal_exceptions, singleton, durable, codec. Raises TypeError for any
     other, and for what is no class.
     """

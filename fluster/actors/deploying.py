@@ -14,7 +14,9 @@ from fluster.later import import_later
 
 if TYPE_CHECKING:
     from fluster.actors.blocking_pool import ActorPool
+    from fluster.actors.deployment import IfExists, Lifetime
     from fluster.actors.pool import AsyncActorPool
+    from fluster_bus.messages import EnvironmentConfig, ResourceConfig
 
 import_later("fluster.actors.blocking_pool", "fluster.actors.deployment")
 
@@ -29,6 +31,11 @@ def deploy(
     *args: Any,
     name: str | None = None,
     replicas: int = 1,
+    resources: ResourceConfig | None = None,
+    environment: EnvironmentConfig | None = None,
+    if_exists: IfExists = "error",
+    lifetime: Lifetime | None = None,
+    timeout: float | None = None,
     logs: bool | None = None,
     **kwargs: Any,
 ) -> ActorPool[T]: ...
@@ -40,6 +47,11 @@ def deploy(
     *args: Any,
     name: str | None = None,
     replicas: int = 1,
+    resources: ResourceConfig | None = None,
+    environment: EnvironmentConfig | None = None,
+    if_exists: IfExists = "error",
+    lifetime: Lifetime | None = None,
+    timeout: float | None = None,
     logs: bool | None = None,
     **kwargs: Any,
 ) -> Coroutine[Any, Any, AsyncActorPool[T]]: ...
@@ -50,14 +62,31 @@ def deploy(
     *args: Any,
     name: str | None = None,
     replicas: int = 1,
+    resources: ResourceConfig | None = None,
+    environment: EnvironmentConfig | None = None,
+    if_exists: IfExists = "error",
+    lifetime: Lifetime | None = None,
+    timeout: float | None = None,
     logs: bool | None = None,
     **kwargs: Any,
 ) -> ActorPool[T] | Coroutine[Any, Any, AsyncActorPool[T]]:
     """A pool of `replicas` actors, each an instance `actor_class(*args, **kwargs)` in a process of its own.
 
-    Returns when all have answered; with an AsyncCluster it is awaited. `name` is the class's unless given; resources
-    and the like stand in `@actor(…)`. Called from within a job, the actors end with it; else they live until
-    `pool.shutdown()`. With `logs` what they write comes to this program's stderr, after `name[index] |`; a LocalCluster does so
+    Returns when all have answered; with an AsyncCluster it is awaited. `name`, `resources` and `environment` are the class's,
+    as `@actor(…)` says, unless given here. Options of deploy() are not passed to the constructor, which may be given arguments
+    of those names by position.
+
+    If the name is served already, `if_exists` says what to do: "error"; "get" the pool that is there, as it is; "replace" it,
+    which ends the job that serves the name first.
+
+    The actors live until `pool.shutdown()`, the end of `with deploy(…) as pool`, or the end of what deployed them: a task's
+    attempt, else this program (`lifetime="program"`). With `lifetime="detached"` they live on, as durable actors and singletons
+    do by themselves when no job deploys them.
+
+    `timeout` is in seconds: then what was begun is taken back and ActorTimeoutError (a TimeoutError) says why it took so long.
+    Ctrl-C takes it back as well.
+
+    With `logs` what they write comes to this program's stderr, after `name[index] |`; a LocalCluster does so
     by itself, see there. `pool.logs()` has all of it.
 
     Raises what a constructor raised, ActorNameTakenError, JobRefusedError, and JobFailedError when the actors could
@@ -68,8 +97,24 @@ def deploy(
 
     if not isinstance(cluster, Cluster | AsyncCluster):
         raise TypeError(f"deploy() takes a cluster first, not {cluster!r}: write deploy(cluster, TheClass, …)")
-    deployment = Deployment.of(actor_class, args, kwargs, name=name, replicas=replicas, logs=logs)
+    deployment = Deployment.of(
+        actor_class,
+        args,
+        kwargs,
+        name=name,
+        replicas=replicas,
+        resources=resources,
+        environment=environment,
+        if_exists=if_exists,
+        lifetime=lifetime,
+        timeout=timeout,
+        logs=logs,
+    )
     if isinstance(cluster, AsyncCluster):
         return deployment.run(cluster)
-    asynchronous = cluster.portal.run(deployment.run, cluster.asynchronous)
+    try:
+        asynchronous = cluster.portal.run(deployment.run, cluster.asynchronous)
+    except KeyboardInterrupt:
+        cluster.portal.run(deployment.wait_over)
+        raise
     return ActorPool(cluster, asynchronous.name, actor_class=actor_class, job_id=asynchronous.job_id)

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from datetime import datetime, timedelta
-from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
 
 from fluster.actors.broadcast import Answers, AsyncBroadcastResult
 from fluster.actors.caller import Caller
@@ -374,6 +374,12 @@ class AsyncActorPool(Generic[T]):
         return Batched(batches())
 
     @_on_own_loop
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.shutdown()
+
     async def shutdown(self) -> None:
         """End the actors, if `deploy` started them, and wait until they have; then give the pool up.
 

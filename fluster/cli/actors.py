@@ -183,8 +183,8 @@ def call(
     from fluster_bus.errors import NoRespondersError, RequestTimeoutError, ServiceError
 
     body = {
-        "args": [_json(text, text) for text in arguments or []],
-        "kwargs": dict(_keyword(text) for text in keywords or []),
+        "args": [json_argument(text) for text in arguments or []],
+        "kwargs": dict(keyword_argument(text) for text in keywords or []),
     }
     with Options.of(context).connect() as cluster:
         subject = subjects.actor_any(cluster.namespace, name, method)
@@ -204,17 +204,19 @@ def call(
     write_json(json.loads(answer.data)["result"])
 
 
-def _json(text: str, shown: str) -> Any:
+def json_argument(text: str, shown: str = "") -> Any:
+    """What a word of the command line says. Raises CommandError when it is not JSON."""
     try:
         return json.loads(text)
     except ValueError as error:
         raise CommandError(
-            f"{shown} is no JSON: write numbers, true, [1, 2] or '{json.dumps(text)}' for text", ExitCode.USAGE
+            f"{shown or text} is no JSON: write numbers, true, [1, 2] or '{json.dumps(text)}' for text", ExitCode.USAGE
         ) from error
 
 
-def _keyword(text: str) -> tuple[str, Any]:
+def keyword_argument(text: str) -> tuple[str, Any]:
+    """The name and the value in KEY=JSON. Raises CommandError."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise CommandError(f"--kw {text}: write KEY=JSON", ExitCode.USAGE)
-    return key, _json(value, text)
+    return key, json_argument(value, text)

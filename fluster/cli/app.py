@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fluster.cli import actors, clusters, daemons, jobs, submit, workers
+from fluster.cli import actors, clusters, daemons, deploy, jobs, submit, workers
 from fluster.cli.exit_codes import DEBUG_VARIABLE, EXIT_CODES_HELP, report
 from fluster.cli.options import MAX_SECONDS, PATIENCE_S, Options, Output
 
@@ -111,6 +111,7 @@ _add("explain", jobs.explain, "Jobs")
 _add("logs", jobs.logs, "Jobs")
 _add("result", jobs.result, "Jobs")
 _add("cancel", jobs.cancel, "Jobs")
+_add("deploy", deploy.deploy, "Actors", **_JSON)
 _add("actors", actors.actors, "Actors")
 _add("actor", actors.actor, "Actors")
 _add("call", actors.call, "Actors", **_JSON)

@@ -192,7 +192,7 @@ def submit(
         name=name,
         resources=make_resources(cpu, memory, gpu, label or [], disk=disk),
         environment={
-            "workspace": _folder(workspace),
+            "workspace": folder_option(workspace),
             "cwd": str(Path(cwd).absolute()) if cwd is not None and workspace is None else cwd,
             "pip_packages": tuple(pip or ()),
             "requirements": _text_of("--requirements", requirements),
@@ -331,7 +331,7 @@ def _text_of(option: str, file: Path | None) -> str | None:
         raise CommandError(f"{option} {file}: {reason}", ExitCode.USAGE) from error
 
 
-def _folder(path: Path | None) -> str | None:
+def folder_option(path: Path | None) -> str | None:
     if path is not None and not path.is_dir():
         raise CommandError(f"--workspace {path}: no such folder", ExitCode.USAGE)
     return str(path.absolute()) if path is not None else None

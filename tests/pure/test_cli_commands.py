@@ -22,7 +22,7 @@ from tests.missed_signals import missed_signal
 COMMANDS = [
     *("demo", "up", "local", "credentials", "controller", "workers", "worker"),
     *("submit", "ps", "status", "explain", "logs", "result", "cancel"),
-    *("actors", "actor", "call"),
+    *("deploy", "actors", "actor", "call"),
 ]
 
 
