@@ -25,7 +25,6 @@ app = typer.Typer(
     name="fluster",
     epilog=EXIT_CODES_HELP,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )

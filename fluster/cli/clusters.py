@@ -17,7 +17,7 @@ import typer
 
 from fluster.cli.exit_codes import CommandError, ExitCode, say
 from fluster.cli.options import Options
-from fluster.cli.output import age, write, write_json, write_table
+from fluster.cli.output import age, size, write, write_json, write_table
 from fluster.local_setup import ADDRESS_FILE
 from fluster_bus.blocked_waits import wait_for_item
 
@@ -152,6 +152,8 @@ def up(
             note.enter_context(noted(file, cluster.store_dir))
             write(f"export {ADDRESS_VARIABLE}={shlex.quote(cluster.address if show_url else str(file))}")
             say(f"the cluster is up, Ctrl-C ends it; its logs are in {cluster.store_dir / 'logs'}")
+            if backend is None and not enforce_limits:
+                _note_capacity(cpu, _size(memory))
             if ends.wait() == signal.SIGCHLD:
                 raise CommandError("the cluster's supervisor ended: see above, and its logs", ExitCode.NO_CLUSTER)
             say("the cluster ends")
@@ -198,6 +200,18 @@ def local(
     else:
         rows = [[str(each.pid), age(each.started_at), each.address_file, each.store_dir] for each in found]
         write_table(["PID", "AGE", "ADDRESS", "STORE"], rows)
+
+
+def _note_capacity(cpu: float | None, memory: int | None) -> None:
+    """Say so when more was asked for than the machine has."""
+    cores, bytes_ = os.cpu_count() or 1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    too_much = []
+    if cpu is not None and cpu > cores:
+        too_much.append(f"{cpu:g} CPUs, and this machine has {cores}")
+    if memory is not None and memory > bytes_:
+        too_much.append(f"{size(memory)} of memory, and this machine has {size(bytes_)}")
+    for each in too_much:
+        say(f"note: it offers {each}: tasks share what there is, and none is held to its part without --enforce-limits")
 
 
 @contextmanager

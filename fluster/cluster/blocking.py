@@ -55,6 +55,7 @@ class Cluster:
     launch_many = blocking(AsyncCluster.launch_many)
     poll = blocking(AsyncCluster.poll)
     wait = blocking(AsyncCluster.wait)
+    wait_first = blocking(AsyncCluster.wait_first)
     watch = blocking_iterator(AsyncCluster.watch)
     result = blocking(AsyncCluster.result)
     terminate = blocking(AsyncCluster.terminate)

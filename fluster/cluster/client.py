@@ -320,6 +320,35 @@ class AsyncCluster:
                     raise JobFailedError(info)
         return infos[0] if isinstance(job, str) else infos
 
+    async def wait_first(self, jobs: Sequence[JobId], *, timeout: float | None = None) -> JobInfo:
+        """The first of several jobs that has finished; of those that have already, the first in the order given.
+
+        Take it out and call again for the next. Raises ValueError for no jobs, and what `wait` raises.
+        """
+        import asyncio
+
+        from fluster.cluster.job_wait import get_finished, wait_finished
+
+        job_ids = check_job_ids(jobs)
+        if not job_ids:
+            raise ValueError("jobs is empty: give the ids of one job or more")
+        unfinished = set(job_ids)
+        patience = asyncio.timeout(check_timeout(timeout))
+        try:
+            async with patience:
+                left = len(unfinished) - 1
+                finished = wait_finished(self.bus, self.namespace, unfinished, self._states, left=left)
+                await self.outages.bounded(finished)
+                first = [next(each for each in job_ids if each not in unfinished)]
+                (info,) = await self.outages.bounded(get_finished(self.bus, self._states, first))
+        except TimeoutError as error:
+            if not patience.expired():
+                raise
+            raise JobTimeoutError(
+                f"after {timeout:g} s none of {len(job_ids)} jobs has finished; they go on"
+            ) from error
+        return info
+
     async def watch(self, job_id: JobId) -> AsyncGenerator[JobInfo]:
         """The job as it stands, and again whenever its state or its progress has changed, until it has finished.
 

@@ -14,8 +14,10 @@ _MOMENT_S = 0.005
 _PAUSE_S = 0.5  # while there is nobody to ask, or a job is not recorded yet
 
 
-async def wait_finished(bus: Bus, namespace: Namespace, unfinished: set[JobId], states: JobStates) -> None:
-    """Return when all jobs in `unfinished` have ended, each taken out of the set as it ends.
+async def wait_finished(
+    bus: Bus, namespace: Namespace, unfinished: set[JobId], states: JobStates, *, left: int = 0
+) -> None:
+    """Return when no more than `left` of the jobs in `unfinished` have not ended; each is taken out of the set as it ends.
 
     Their records tell, as the server republishes them, so nobody needs to answer; after each reconnect, when a
     change may have been missed, the controller is asked. While it is away it is waited for. Raises ClosedError.
@@ -41,7 +43,7 @@ async def wait_finished(bus: Bus, namespace: Namespace, unfinished: set[JobId], 
     try:
         # The server hears of the subscription before it hears the question, on the same connection: no change is missed
         # between the two.
-        while unfinished:
+        while len(unfinished) > left:
             changed.clear()
             if unsure:
                 unsure = False

@@ -36,6 +36,7 @@ from fluster_services.worker.attempt_directory import (
     from_json,
     to_json,
 )
+from fluster_services.worker.breakpoints import refuse_breakpoint
 from fluster_services.worker.coroutines import finished
 from fluster_services.worker.interpreters import own_minor_version
 from fluster_services.worker.pipe_words import leave_word
@@ -396,6 +397,7 @@ def freshen_interpreter(environment: Mapping[str, str] | None = None) -> None:
     sys.stdout = sys.__stdout__ = _line_buffered(1)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _line_buffered(2)  # type: ignore[misc]
     sys.excepthook = sys.__excepthook__
+    sys.breakpointhook = refuse_breakpoint
     sys.argv = ["fluster-task"]
     importlib.invalidate_caches()
     if environment is None:
