@@ -32,10 +32,10 @@ class _Called(type(BaseModel)):  # type: ignore[misc]  # mypy does not follow it
         try:
             return super().__call__(**given, **fields)
         except ValidationError as error:
-            raise _in_our_words(error) from None
+            raise _in_our_words(error, hides_input=bool(cls.model_config.get("hide_input_in_errors"))) from None
 
 
-def _in_our_words(error: ValidationError) -> ValidationError:
+def _in_our_words(error: ValidationError, *, hides_input: bool) -> ValidationError:
     """The same without pydantic's prefixes and addresses."""
     return ValidationError.from_exception_data(
         error.title,
@@ -47,6 +47,7 @@ def _in_our_words(error: ValidationError) -> ValidationError:
             )
             for problem in error.errors(include_url=False, include_context=False)
         ],
+        hide_input=hides_input,
     )
 
 
