@@ -115,7 +115,7 @@ async def test_one_that_was_merely_slow_judges(it: Judging) -> None:
 
 
 @judging
-async def test_a_beat_is_not_acknowledged_before_the_lead_is_sure(it: Judging) -> None:
+async def test_a_beat_is_not_acknowledged_before_it_is_known_who_leads(it: Judging) -> None:
     it.sure.clear()
     beat = Heartbeat(worker_id=W, free=Capacity(), attempts=())
     heard = asyncio.create_task(it.judge._on_heartbeat(beat, ""))
