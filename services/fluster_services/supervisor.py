@@ -33,6 +33,7 @@ from fluster.local_setup import ADDRESS_FILE, LocalSetup, LocalStarted
 from fluster_bus.errors import FlusterError, InvalidMessageError
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
+from fluster_services import leftovers
 from fluster_services.forked_child import run_and_exit
 from fluster_services.local_daemons import FOR_ALL, FOR_VMS, FOR_WORKERS, Daemon, LocalDaemons
 from fluster_services.own_imports import import_kept
@@ -313,7 +314,7 @@ def _make(folder: Path) -> None:
 @contextlib.contextmanager
 def _held(store_dir: Path) -> Iterator[None]:
     """Keep the store from other clusters while this process lives. Raises FlusterError when another one has it."""
-    with (store_dir / "lock").open("a+", encoding="utf-8") as file:
+    with (store_dir / leftovers.LOCK_FILE).open("a+", encoding="utf-8") as file:
         try:
             fcntl.lockf(
                 file, fcntl.LOCK_EX | fcntl.LOCK_NB
@@ -350,7 +351,7 @@ def main() -> None:
             setup = _read_setup(leash)
             if setup.store_dir is None:
                 # Not a TemporaryDirectory: every process that is forked from here would remove it at its own exit.
-                store_dir = Path(tempfile.mkdtemp(prefix="fluster-"))
+                store_dir = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX))
                 stack.callback(shutil.rmtree, store_dir, ignore_errors=True)
             else:
                 store_dir = Path(setup.store_dir)
@@ -365,6 +366,7 @@ def main() -> None:
             _say(LocalStarted(error=str(error)))
             return
         _say(LocalStarted(address=address, store_dir=str(store_dir)))
+        leftovers.sweep(but=store_dir)  # not earlier: the owner waits no longer for it
         supervisor.watch(leash)
 
 

@@ -515,3 +515,31 @@ def test_of_two_controllers_one_leads_and_one_stands_by(family: Family) -> None:
         assert sum(".seat: " in line and line.endswith(" leads") for line in lines) == 1
         assert sum(" stands by; " in line for line in lines) == 1
     family.wait_gone()
+
+
+def test_what_owner_and_supervisor_left_who_were_killed_together_is_swept_by_the_next_start(
+    tmp_path: Path, family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    script = "import sys; from fluster import LocalCluster; LocalCluster(); print('up', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", script]
+    owner = subprocess.Popen(
+        command, env=family.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "up\n"
+        left = next(tmp_path.glob("fluster-*"))
+        (supervisor,) = psutil.Process(owner.pid).children()
+        for each in (owner, supervisor):
+            each.send_signal(signal.SIGSTOP)  # neither removes the folder when the other dies
+        supervisor.kill()
+        owner.kill()
+    family.wait_gone()
+    assert left.exists()
+    with LocalCluster() as living:
+        wait_until(lambda: not left.exists())
+        with LocalCluster():
+            wait_until(lambda: len(list(tmp_path.glob("fluster-*/lock"))) == 2)
+        assert living.store_dir.exists()
+        living.list_jobs()
