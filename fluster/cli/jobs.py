@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fluster.cli.exit_codes import CommandError, ExitCode, one_line, say
+from fluster.cli.job_details import shown_details
 from fluster.cli.log_lines import print_lines
 from fluster.cli.options import Grep, Options, Since
 from fluster.cli.output import age, duration, jsonable, write, write_json, write_table
@@ -39,11 +40,14 @@ def ps(
     options = Options.of(context)
     states = [] if everything else [state for state in JobStatus if not state.finished()]
     with options.connect() as cluster:
-        jobs = cluster.list_jobs(limit=limit, states=states)
+        jobs = cluster.list_jobs(limit=limit, states=states, details=True)
     if options.json:
         write_json([dumped(job) for job in jobs])
     else:
-        write_table(["ID", "NAME", "STATE", "TASKS", "WORKER", "AGE", "DURATION", "ERROR"], [_row(job) for job in jobs])
+        write_table(
+            ["ID", "NAME", "STATE", "TASKS", "WORKER", "AGE", "DURATION", "RESOURCES", "COMMAND", "ERROR"],
+            [_row(job) for job in jobs],
+        )
     if not jobs and not everything:
         say("no job is unfinished; --all shows the finished ones")
 
@@ -60,6 +64,7 @@ def _row(job: JobInfo) -> list[str]:
         f"{workers[0]}{others}" if workers else "-",
         age(job.submitted_at),
         duration(job.started_at, job.finished_at),
+        *shown_details(job)[:2],
         job.error_message,
     ]
 
@@ -72,15 +77,19 @@ def status(context: typer.Context, job: Id) -> None:
     """
     options = Options.of(context)
     with options.connect() as cluster:
-        info = cluster.poll(find_job(cluster, job))
+        info = cluster.poll(find_job(cluster, job), details=True)
     if options.json:
         write_json(dumped(info))
         return
+    resources, command, environment = shown_details(info)
     facts = {
         "job": info.job_id,
         "name": info.name,
         "namespace": info.namespace,
         "state": info.status,
+        "resources": resources,
+        "command": command,
+        "variables": environment,
         "parent": info.parent or "-",
         "priority": str(info.priority),
         "after": ", ".join(info.after) or "-",

@@ -272,9 +272,9 @@ class AsyncCluster:
 
         return await retried(lambda _left_s: attempt(), on=(*UNANSWERED, StorageError), timeout_s=_RETURN_TIMEOUT_S)
 
-    async def poll(self, job_id: JobId) -> JobInfo:
-        """How the job stands now. Raises JobNotFoundError, InvalidNameError."""
-        return (await self._states.get([check_job_id(job_id)]))[0]
+    async def poll(self, job_id: JobId, *, details: bool = False) -> JobInfo:
+        """How the job stands now; with `details` also what it was asked to run. Raises JobNotFoundError, InvalidNameError."""
+        return (await self._states.get([check_job_id(job_id)], details=details))[0]
 
     @overload
     async def wait(  # type: ignore[overload-overlap]  # a JobId is a str, thus a sequence of them: the first counts
@@ -399,8 +399,10 @@ class AsyncCluster:
                 raise JobNotFoundError(str(error)) from error
             raise
 
-    async def list_jobs(self, *, limit: int = 1_000, states: Sequence[JobStatus] = ()) -> list[JobInfo]:
-        """The namespace's jobs, the newest first; with `states`, those that stand so."""
+    async def list_jobs(
+        self, *, limit: int = 1_000, states: Sequence[JobStatus] = (), details: bool = False
+    ) -> list[JobInfo]:
+        """The namespace's jobs, the newest first; with `states`, those that stand so, with `details` also what they run."""
         from fluster_bus.messages import ListReply, ListRequest
         from fluster_bus.messages.requests import MAX_JOBS_A_REQUEST
 
@@ -410,7 +412,7 @@ class AsyncCluster:
         skip, more = 0, True
         while more and len(found) < limit:
             at_once = min(limit - len(found), MAX_JOBS_A_REQUEST)
-            request = ListRequest(limit=at_once, states=wanted, skip=skip)
+            request = ListRequest(limit=at_once, states=wanted, skip=skip, details=details)
             reply = await self.bus.ask(subjects.jobs_verb(self.namespace, "list"), request, ListReply)
             found |= {info.job_id: info for info in reply.jobs}
             skip, more = skip + len(reply.jobs), reply.more

@@ -47,7 +47,7 @@ class JobStates:
         if refused:
             raise JobRefusedError(_told(refused), [job_id for job_id in job_ids if job_id not in refused])
 
-    async def get(self, job_ids: Sequence[JobId]) -> list[JobInfo]:
+    async def get(self, job_ids: Sequence[JobId], *, details: bool = False) -> list[JobInfo]:
         """The jobs in the order asked for; one that is stored and not yet recorded is PENDING, submitted at no time.
 
         Raises JobNotFoundError, JobRefusedError for one that was refused after `launch` had returned, BusError.
@@ -58,7 +58,7 @@ class JobStates:
             asked = missing[:_JOBS_A_REQUEST]
             places = self.unconfirmed(asked)
             try:
-                reply = await self._ask(places, [job_id for job_id in asked if job_id not in places])
+                reply = await self._ask(places, [job_id for job_id in asked if job_id not in places], details=details)
             except UNANSWERED:
                 if len(places) < len(asked):
                     raise
@@ -72,9 +72,11 @@ class JobStates:
             missing = [job_id for job_id in missing if job_id not in found]
         return [found[job_id] for job_id in job_ids]
 
-    async def _ask(self, places: Mapping[JobId, int], others: Iterable[JobId] = ()) -> StatusReply:
+    async def _ask(
+        self, places: Mapping[JobId, int], others: Iterable[JobId] = (), *, details: bool = False
+    ) -> StatusReply:
         """How jobs stand that were stored in those places, once they were looked at there, and how others do."""
-        question = StatusRequest(job_ids=(*places, *others), submissions=tuple(places.values()))
+        question = StatusRequest(job_ids=(*places, *others), submissions=tuple(places.values()), details=details)
         subject = subjects.jobs_verb(self._namespace, "status")
         if places:
             answer = await self._bus.request(subject, question.to_json(), timeout_s=_RECORD_TIMEOUT_S)

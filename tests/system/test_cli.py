@@ -145,7 +145,18 @@ def test_an_interrupted_wait_leaves_the_job_and_cancel_ends_it(cli: Cli) -> None
     assert cli.cluster.poll(JobId(job_id)).status is JobStatus.RUNNING
 
     running = cli.ok("ps").splitlines()
-    assert running[0].split() == ["ID", "NAME", "STATE", "TASKS", "WORKER", "AGE", "DURATION", "ERROR"]
+    assert running[0].split() == [
+        "ID",
+        "NAME",
+        "STATE",
+        "TASKS",
+        "WORKER",
+        "AGE",
+        "DURATION",
+        "RESOURCES",
+        "COMMAND",
+        "ERROR",
+    ]
     (row,) = [line.split() for line in running if line.startswith(job_id)]
     assert row[1:4] == ["sh", "RUNNING", "0/1"]
     assert row[4].startswith("worker-")
@@ -168,6 +179,26 @@ def test_status_tells_about_the_job_and_its_tasks(cli: Cli) -> None:
     assert [(task[0], task[1], task[4]) for task in tasks] == [("0", "SUCCEEDED", "0"), ("1", "SUCCEEDED", "0")]
     info = cli.json("status", job_id)
     assert [task["exit_code"] for task in info["tasks"]] == [0, 0]
+
+
+@pytest.mark.parametrize("program", ["true", "sleep"])
+def test_what_a_job_was_asked_to_run_is_shown_without_its_secrets(cli: Cli, program: str) -> None:
+    wanted = ("--cpu", "2", "--memory", "64MiB", "--env", "STEPS=10", "--env", "HF_TOKEN=hidden")
+    ends = ("--wait",) if program == "true" else ()
+    job_id = cli.ok("submit", *ends, *wanted, "--", program, "600").strip()
+    for shown in (cli.ok("status", job_id), cli.ok("ps", "--all")):
+        assert "2 CPU, 64 MiB" in shown
+        assert f"{program} 600" in shown
+        assert "hidden" not in shown
+    assert "STEPS=10" in cli.ok("status", job_id)
+    [listed] = [job for job in cli.json("ps", "--all") if job["job_id"] == job_id]
+    for info in (cli.json("status", job_id), listed):
+        details = info["details"]
+        assert details["command"] == [program, "600"]
+        assert details["resources"]["cpu"] == 2
+        variables = details["environment"]["env_vars"]
+        assert (variables["STEPS"], variables["HF_TOKEN"]) == ("10", "***")
+    cli.ok("cancel", job_id)
 
 
 def test_a_beginning_that_fits_several_jobs_is_refused_with_their_ids(cli: Cli) -> None:

@@ -5,6 +5,7 @@ from fluster_bus.messages.endpoints import Endpoint
 from fluster_bus.messages.environments import EnvironmentConfig, create_environment
 from fluster_bus.messages.jobs import (
     Entrypoint,
+    JobDetails,
     JobInfo,
     JobRequest,
     JobStatus,
@@ -87,6 +88,7 @@ __all__ = [
     "HandledCalls",
     "Heartbeat",
     "HeartbeatReply",
+    "JobDetails",
     "JobId",
     "JobInfo",
     "JobRecord",

@@ -17,6 +17,7 @@ from fluster_bus.messages.model import Message
 from fluster_bus.messages.origin import Origin
 from fluster_bus.messages.resources import ResourceConfig
 from fluster_bus.names import JobId, Namespace, WorkerId, check_name
+from fluster_bus.secret_names import masked
 
 MAX_REPLICAS = 10_000
 MAX_AFTER = 1_000
@@ -280,6 +281,25 @@ class TaskStatus(Message):
     progress: Progress | None = None  # None: it has said nothing
 
 
+class JobDetails(Message):
+    """What a job was asked to run. Values of variables that are likely to be secrets are masked."""
+
+    command: tuple[str, ...] | None = None  # None: a callable
+    resources: ResourceConfig
+    environment: EnvironmentConfig
+
+    @classmethod
+    def of(cls, request: JobRequest) -> JobDetails:
+        """Those of a request, fit to be shown."""
+        environment = request.environment
+        shown = masked(environment.env_vars, environment.secrets)
+        return cls(
+            command=request.entrypoint.command,
+            resources=request.resources,
+            environment=environment.model_copy(update={"env_vars": shown}),
+        )
+
+
 class JobInfo(Message):
     """A job at one moment. Times are seconds since the epoch."""
 
@@ -297,6 +317,7 @@ class JobInfo(Message):
     priority: int = 0
     first_attempt: int = 1  # lower ones, in logs and events, belong to jobs that had the id before
     tasks: tuple[TaskStatus, ...] = ()  # none while it waits for other jobs to end
+    details: JobDetails | None = None  # where they were asked for
 
     @property
     def worker_id(self) -> WorkerId | None:

@@ -19,6 +19,7 @@ class StatusRequest(Message):
 
     job_ids: tuple[JobId, ...] = Field(default=(), max_length=MAX_JOBS_A_REQUEST)
     submissions: tuple[int, ...] = Field(default=(), max_length=MAX_JOBS_A_REQUEST)
+    details: bool = False  # also what each was asked to run
 
 
 class StatusReply(Message):
@@ -38,6 +39,7 @@ class ListRequest(Message):
     limit: int = Field(default=1_000, ge=1, le=MAX_JOBS_A_REQUEST)
     states: tuple[JobStatus, ...] = ()  # empty: all
     skip: int = Field(default=0, ge=0)  # so many of the newest were told before
+    details: bool = False  # also what each was asked to run
 
 
 class ListReply(Message):

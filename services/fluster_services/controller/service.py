@@ -18,6 +18,7 @@ from fluster_bus.messages import (
     EndpointQuery,
     ExplainReply,
     ExplainRequest,
+    JobDetails,
     JobInfo,
     JobRecord,
     JobStatus,
@@ -44,7 +45,7 @@ from fluster_services.controller.books import JobKey
 from fluster_services.controller.dependencies import waits_for
 from fluster_services.controller.explain import explain
 from fluster_services.controller.scheduler import place_in_line
-from fluster_services.controller.slim_records import is_slim_error
+from fluster_services.controller.slim_records import is_slim_end, is_slim_error
 from fluster_services.job_info import job_info
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class ControllerService:
         # The id of one that is not recorded yet may be another's, which it is to replace.
         infos = {key: self._info(key) if key not in unrecorded else None for key in keys}
         return StatusReply(
-            jobs=await self._fitting(info for info in infos.values() if info is not None),
+            jobs=await self._fitting((info for info in infos.values() if info is not None), details=request.details),
             unknown=tuple(key.job_id for key, info in infos.items() if info is None),
             refused=refused,
         )
@@ -147,12 +148,14 @@ class ControllerService:
         results = [each.result() for each in waits if each in done]
         return tuple(result for result in results if result is not None), {waits[each] for each in undone}
 
-    async def _fitting(self, infos: Iterable[JobInfo]) -> tuple[JobInfo, ...]:
+    async def _fitting(self, infos: Iterable[JobInfo], *, details: bool) -> tuple[JobInfo, ...]:
         """The first of them, as many as a message holds, with what is not kept in memory; at least one."""
         found: list[JobInfo] = []
         size = 0
         for info in infos:
             whole = await self._whole(info)
+            if details:
+                whole = whole.model_copy(update={"details": await self._details(info)})
             size += len(whole.to_json())
             if found and size > _MAX_REPLY_BYTES:
                 break
@@ -165,6 +168,14 @@ class ControllerService:
         row = await self._controller.records[info.namespace].get(info.job_id)
         return info.model_copy(update={"error": row.value.error if row is not None else None})
 
+    async def _details(self, info: JobInfo) -> JobDetails | None:
+        entry = self._controller.books.get(JobKey(info.namespace, info.job_id))
+        job = entry.job.value if entry is not None and entry.job is not None else None
+        if job is None or is_slim_end(job):
+            row = await self._controller.records[info.namespace].get(info.job_id)
+            job = row.value if row is not None and isinstance(row.value, JobRecord) else None
+        return JobDetails.of(job.request) if job is not None else None
+
     def _info(self, key: JobKey) -> JobInfo | None:
         entry = self._controller.books.get(key)
         if entry is None or entry.job is None:
@@ -176,7 +187,7 @@ class ControllerService:
         wanted = (info for info in infos if info is not None and (not request.states or info.status in request.states))
         asked = itertools.islice(wanted, request.skip, request.skip + request.limit)
         found = [info.model_copy(update={"error": None}) for info in asked]
-        jobs = await self._fitting(found)
+        jobs = await self._fitting(found, details=request.details)
         return ListReply(jobs=jobs, more=len(jobs) < len(found))
 
     async def _terminate(self, namespace: Namespace, request: TerminateRequest) -> TerminateReply:
