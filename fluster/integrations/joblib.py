@@ -13,13 +13,14 @@ from joblib.parallel import (
     FallbackToBackend,
     ParallelBackendBase,
     SequentialBackend,
+    ThreadingBackend,
     register_parallel_backend,
 )
 
 from fluster.cluster import Cluster, Ref
 from fluster.cluster.arguments import check_timeout
 from fluster.errors import ActorTimeoutError
-from fluster.integrations.joblib_batches import SharedArrays
+from fluster.integrations.joblib_batches import Batches, SharedArrays
 from fluster.integrations.joblib_calls import Batch, Call
 from fluster.integrations.joblib_workers import GivenWorkers, OwnWorkers, Workers
 from fluster.worker_pool import WorkerPool
@@ -41,7 +42,8 @@ class FlusterBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
 
     `n_jobs=-1` means all of the pool's workers. A pool of its own has as many as n_jobs says, or as the cluster (the
     current one unless given) has room for. It begins with the first call and ends with the backend, thus after the
-    block of `parallel_config`. Raises TypeError and ValueError for what does not go together.
+    block of `parallel_config`; others that ask for the same at the same time share it. A Parallel within a task runs in threads there.
+    Raises TypeError and ValueError for what does not go together.
     """
 
     supports_retrieve_callback = True  # and so `timeout` and generators
@@ -77,9 +79,12 @@ class FlusterBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
             self._workers = GivenWorkers(pool)
         else:
             own = self._workers = OwnWorkers(cluster, workers, self._resources, environment or EnvironmentConfig())
-            weakref.finalize(self, own.end_soon).atexit = False
+            weakref.finalize(self, own.leave_soon).atexit = False
         self._arrays = SharedArrays()
         self._calls: weakref.WeakKeyDictionary[Any, Call] = weakref.WeakKeyDictionary()  # {Parallel: what it runs}
+        if isinstance(self._workers, OwnWorkers):
+            calls = self._calls  # without the backend, whose end is that of its share in the workers
+            self._workers.is_busy = lambda: any(call.is_busy for call in list(calls.values()))
         # There joblib takes further calls from the user's iterator, which the cluster's loop must not wait for.
         self._callbacks = ThreadPoolExecutor(1, "joblib-callbacks")
 
@@ -88,7 +93,12 @@ class FlusterBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     def effective_n_jobs(self, n_jobs: int | None) -> int:
         """How many batches can run at a time. Raises ValueError for 0."""
         if n_jobs == 0:
-            raise ValueError("n_jobs=0 has no meaning: give how many to run at a time, or -1 for all workers")
+            raise ValueError(
+                "n_jobs == 0 in Parallel has no meaning: give how many to run at a time, or -1 for all workers"
+            )
+        if Batches.in_use:
+            effective: int = self._nested().effective_n_jobs(n_jobs)
+            return effective
         if n_jobs is None:
             n_jobs = self.default_n_jobs
         return self._workers.limited(n_jobs) if n_jobs > 0 else max(self._workers.most() + 1 + n_jobs, 1)
@@ -128,6 +138,8 @@ class FlusterBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
                 f"inner_max_num_threads={self.inner_max_num_threads} is not supported for a pool that is there: make it "
                 "with environment=create_environment({'OMP_NUM_THREADS': …})"
             )
+        if Batches.in_use:  # workers that wait for others of the same cluster would take each other's room
+            raise FallbackToBackend(self._nested())
         count = self.effective_n_jobs(n_jobs)
         if count == 1:
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
@@ -138,6 +150,11 @@ class FlusterBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         shares = mmap_mode == _READ_ONLY
         self._calls[parallel] = Call(pool, count, max_nbytes if shares else None, self._callbacks)
         return count
+
+    def _nested(self) -> ParallelBackendBase:
+        """What runs a Parallel within a task: threads, and further down one call after the other."""
+        level = max(self.nesting_level or 0, 1)
+        return ThreadingBackend(nesting_level=level) if level == 1 else SequentialBackend(nesting_level=level)
 
     def _thread_limits(self) -> dict[str, str]:
         """Else each of many workers of a machine would have libraries compute with as many threads as that has CPUs."""

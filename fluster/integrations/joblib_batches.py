@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import cloudpickle
 
@@ -34,14 +34,37 @@ def encode_batch(batch: Any, share: Share) -> bytes:
     return stream.getvalue()
 
 
+class Batches:
+    """What a process knows of the batches that it runs."""
+
+    in_use: ClassVar[bool] = False  # whether it runs any: then it is a worker
+
+
+class _Interrupted(NamedTuple):
+    """A call raised KeyboardInterrupt, which is no failure of a task that others are to see, but joblib's own way."""
+
+    args: tuple[Any, ...]
+
+
 def run_batch(pickled: bytes) -> bytes:
     """What the batch gives, pickled, at a worker. Raises what one of its calls raises."""
-    return codec.encode(pickle.loads(pickled)())
+    if not Batches.in_use:
+        from fluster.integrations.joblib import register
+
+        Batches.in_use = True
+        register()  # its calls may name the backend too
+    try:
+        return codec.encode(pickle.loads(pickled)())
+    except KeyboardInterrupt as interrupt:
+        return codec.encode(_Interrupted(interrupt.args))
 
 
 def decode_results(pickled: bytes) -> Any:
-    """What `run_batch` gave, at home."""
-    return codec.decode(pickled)
+    """What `run_batch` gave, at home. Raises KeyboardInterrupt if one of its calls did."""
+    results = codec.decode(pickled)
+    if isinstance(results, _Interrupted):
+        raise KeyboardInterrupt(*results.args)
+    return results
 
 
 def _get(ref: Ref[Any]) -> Any:

@@ -7,8 +7,8 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from joblib import cpu_count
 
@@ -66,7 +66,10 @@ class GivenWorkers:
 
 
 class OwnWorkers:
-    """A pool that is made when it is first needed, grows as more are asked for, and can be made again when it has ended."""
+    """A pool that is made when it is first needed, grows as more are asked for, and can be made again when it has ended.
+
+    Others who want the same share it.
+    """
 
     def __init__(
         self,
@@ -82,7 +85,8 @@ class OwnWorkers:
         self._resources = resources
         self._environment = environment
         self._lock = threading.Lock()
-        self._pool: WorkerPool | None = None
+        self._shared: SharedPool | None = None
+        self.is_busy: Callable[[], bool] = lambda: False  # whether somebody waits for what they run
         _open.add(self)
 
     @property
@@ -110,51 +114,134 @@ class OwnWorkers:
 
     def pool(self, workers: int, threads: Mapping[str, str]) -> WorkerPool:
         with self._lock:
-            if self._pool is not None and self._pool.asynchronous.state:  # somebody has ended it, or all of its workers
-                self._give_up(self._pool)
-            if self._pool is None:
+            if self._shared is not None and self._shared.is_over:  # somebody has ended it, or all of its workers
+                self._leave(self._shared)
+            if self._shared is None:
                 cluster = self.cluster
-                cluster.welcome(self, self.end)
                 variables = {**threads, **self._environment.env_vars}
                 environment = self._environment.model_copy(update={"env_vars": variables})
-                self._pool = WorkerPool(
-                    cluster, workers, self._resources, environment=environment, name_prefix="joblib"
-                )
+                self._shared = _pools.join(self, Wanted(cluster, self._resources, environment))
+                cluster.welcome(self, self.leave)
+            return self._shared.sized(workers)
+
+    def end(self) -> None:
+        with self._lock:
+            shared = self._shared
+            if shared is not None:
+                if not any(each.is_busy() for each in shared.users if each is not self):
+                    shared.end()
+                self._leave(shared)
+
+    def leave(self) -> None:
+        """Want them no longer."""
+        with self._lock:
+            if self._shared is not None:
+                self._leave(self._shared)
+
+    def _leave(self, shared: SharedPool) -> None:
+        self._shared = None
+        shared.wanted.cluster.see_off(self)
+        _pools.leave(self, shared)
+
+    def leave_soon(self) -> None:
+        """As `leave`, without waiting for it: from a collector of garbage, in whatever thread."""
+        if self._shared is not None:
+            threading.Thread(target=self.leave, name="end of joblib's workers", daemon=True).start()
+
+
+class Wanted(NamedTuple):
+    """What workers are to be."""
+
+    cluster: Cluster
+    resources: ResourceConfig
+    environment: EnvironmentConfig
+
+
+class SharedPool:
+    """The workers of all who want the same. It is made with the first size."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+        self.users: weakref.WeakSet[OwnWorkers] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._pool: WorkerPool | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """True when its workers have ended."""
+        return self._pool is not None and bool(self._pool.asynchronous.state)
+
+    def sized(self, workers: int) -> WorkerPool:
+        """The pool, which has so many at least."""
+        with self._lock:
+            if self._pool is None:
+                cluster, resources, environment = self.wanted
+                self._pool = WorkerPool(cluster, workers, resources, environment=environment, name_prefix="joblib")
             elif workers > self._pool.num_workers:
                 self._pool.resize(workers)
             return self._pool
 
     def end(self) -> None:
         with self._lock:
-            if self._pool is not None:
-                self._give_up(self._pool)
+            if self._pool is None or self.is_over:
+                return
+            try:
+                self._pool.shutdown(wait=False)
+            except FlusterError as error:  # the cluster is gone, and the workers with it, or soon
+                log.info("%s could not be ended: %s", self._pool, error)
 
-    def _give_up(self, pool: WorkerPool) -> None:
-        self._pool = None
-        pool.cluster.see_off(self)
-        try:
-            pool.shutdown(wait=False)
-        except FlusterError as error:  # the cluster is gone, and the workers with it, or soon
-            log.info("%s could not be ended: %s", pool, error)
 
-    def end_soon(self) -> None:
-        """As `end`, without waiting for it: from a collector of garbage, in whatever thread."""
-        if self._pool is not None:
-            threading.Thread(target=self.end, name="end of joblib's workers", daemon=True).start()
+class SharedPools:
+    """Those of this process. A second one of the same would wait for room until the first has ended, which may be never."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pools: list[SharedPool] = []
+
+    def join(self, user: OwnWorkers, wanted: Wanted) -> SharedPool:
+        """The one of such workers, which lasts until the last of its users leaves."""
+        with self._lock:
+            for each in self._pools:
+                if each.wanted == wanted and not each.is_over:
+                    break
+            else:
+                each = SharedPool(wanted)
+                self._pools.append(each)
+            each.users.add(user)
+            return each
+
+    def leave(self, user: OwnWorkers, pool: SharedPool) -> None:
+        """Want it no longer; the last one ends it."""
+        with self._lock:
+            pool.users.discard(user)
+            if pool.users:
+                return
+            if pool in self._pools:
+                self._pools.remove(pool)
+        pool.end()
+
+
+_pools = SharedPools()
+
+
+def _forget_parents() -> None:
+    """They are the parent's, whose locks may be held by threads that stayed there."""
+    global _pools  # noqa: PLW0603 - a thread that stayed behind may hold its lock
+    _open.clear()
+    _pools = SharedPools()
 
 
 _open: weakref.WeakSet[OwnWorkers] = weakref.WeakSet()
 
-# They are the parent's, whose locks may be held by threads that stayed there.
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_open.clear)
+    os.register_at_fork(after_in_child=_forget_parents)
 
 
 # Before the clusters are closed, as this was imported after them.
 @atexit.register
 def _end_all() -> None:
     for workers in list(_open):
-        workers.end()
+        workers.leave()
 
 
 def _room_for(resources: ResourceConfig, capacities: Sequence[Capacity]) -> int:

@@ -62,7 +62,7 @@ def test_so_many_at_a_time(backend: FlusterBackend, asked: int | None, runs: int
 
 
 def test_none_at_a_time_is_refused(backend: FlusterBackend) -> None:
-    with pytest.raises(ValueError, match="n_jobs=0 has no meaning"):
+    with pytest.raises(ValueError, match="n_jobs == 0 in Parallel has no meaning: give"):
         Parallel(n_jobs=0)([delayed(square)(1)])
 
 

@@ -30,6 +30,7 @@ from fluster import (
     WorkerPool,
 )
 from fluster.integrations import joblib_workers
+from fluster.integrations.joblib import FlusterBackend
 from fluster.integrations.joblib_workers import OwnWorkers, _room_for
 from fluster_bus.errors import ClosedError
 from fluster_bus.messages.workers import Capacity
@@ -206,3 +207,41 @@ def test_the_current_cluster_is_closed_and_no_other_is_started(
         asked[0].close()
     assert len(asked) == 1
     wait_until(lambda: not jobs_that_live(cluster), PATIENCE_S, lambda: cluster.list_jobs(limit=6))
+
+
+def test_two_at_once_share_the_workers_that_one_of_them_has_all_of(tmp_path: Path) -> None:
+    """Else the second would wait for room until the first has ended, and the first for who reads it after the second."""
+    with LocalCluster(cpu=2) as cluster, Cluster(cluster.address) as connected:
+        backends = [FlusterBackend(cluster=connected) for _ in range(2)]
+        first = Parallel(n_jobs=-1, backend=backends[0], return_as="generator")(
+            delayed(square)(each) for each in range(9)
+        )
+        assert next(first) == 0
+        second = Parallel(n_jobs=-1, backend=backends[1], return_as="generator")(
+            delayed(square)(each) for each in range(9)
+        )
+        assert list(second) == [each * each for each in range(9)]
+        assert list(first) == [each * each for each in range(1, 9)]
+        assert len(jobs_that_live(connected)) == 1
+
+
+def test_an_interrupt_in_a_task_is_one_at_home(pool: WorkerPool) -> None:
+    def interrupt(_number: int) -> None:
+        raise KeyboardInterrupt
+
+    with parallel_config(backend="fluster", pool=pool), pytest.raises(KeyboardInterrupt):
+        Parallel()(delayed(interrupt)(each) for each in range(3))
+
+
+def test_within_a_task_it_runs_in_threads(pool: WorkerPool) -> None:
+    def inner(levels: int) -> tuple[str, int | None]:
+        parallel = Parallel(n_jobs=2, backend="fluster")
+        if levels:
+            found: tuple[str, int | None] = parallel(delayed(inner)(levels - 1) for _ in range(2))[0]
+            return found
+        parallel(delayed(square)(each) for each in range(2))
+        return type(parallel._backend).__name__, parallel._backend.nesting_level
+
+    with parallel_config(backend="fluster", pool=pool):
+        assert Parallel()(delayed(inner)(0) for _ in range(2)) == [("ThreadingBackend", 1)] * 2
+        assert Parallel()(delayed(inner)(1) for _ in range(2)) == [("SequentialBackend", 2)] * 2
