@@ -19,7 +19,7 @@ from tests.system.daemons import PATIENT, Daemons
 from tests.system.processes import Family
 from tests.waiting import wait_until
 
-LEASE_S = 1.0
+LEASE_S = 6.0  # a busy machine takes seconds to start a helper
 HELPER = "fluster.owner_helper"
 
 PROGRAM = """
@@ -126,7 +126,7 @@ def test_they_stay_while_it_is_stopped_and_end_when_nothing_is_heard_of_it(daemo
         told: list[Delivery] = []  # some 20 times in a lease
         bus = cluster.asynchronous.bus
         cluster.portal.run(bus.subscribe, subjects.jobs_verb(cluster.namespace, "own"), told.append)
-        wait_until(lambda: len(told) > 50, 20)
+        wait_until(lambda: len(told) > 25, 40)
         assert len(client.living()) == 2
         client.helper().kill()
         wait_ended(client, cluster, f"was not heard for {LEASE_S:g} s")
