@@ -32,6 +32,9 @@ TEST_PROCESSES ?= $(shell expr 2 '*' $(CORES))
 DISTRIBUTED = --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
 # Options for faults in the pure cores: make mutants MUTANTS_FLAGS='--count 200 --module fluster_services.gangs'
 MUTANTS_FLAGS ?=
+# How often each fault of make chaos is made, and in which order; any, unless a seed is given
+ROUNDS ?= 10
+SEED ?=
 # Options for the demo: make demo DEMO_FLAGS='--find open'
 DEMO_FLAGS ?=
 # Options for the simulator: make bench-simulator SIMULATOR_FLAGS=--full
@@ -153,6 +156,10 @@ docker: ## Install what the tests of containers need (Debian's packages), unless
 			echo "make:$$missing: missing, and installed by root with apt-get; or name an engine: FLUSTER_TEST_DOCKER_HOST" >&2; exit 1; \
 		fi; \
 	fi
+
+.PHONY: chaos
+chaos: $(SETUP) ## Kill and stop daemons and server at random for longer than the tests do: make chaos ROUNDS=20 SEED=7
+	FLUSTER_CHAOS_ROUNDS=$(ROUNDS) FLUSTER_CHAOS_SEED=$(SEED) $(BIN)/python -m pytest -s $(PYTEST_FLAGS) tests/system/test_ledger.py -k whatever_goes
 
 .PHONY: mutants
 mutants: $(SETUP) ## Tell how many small faults in the pure cores their tests notice

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import secrets
 import signal
 import threading
 import time
@@ -32,6 +33,7 @@ from tests.system.processes import Family
 from tests.waiting import wait_until
 
 PATIENCE_S = 60
+SEED_VARIABLE, ROUNDS_VARIABLE = "FLUSTER_CHAOS_SEED", "FLUSTER_CHAOS_ROUNDS"
 LEASE_S = 1.0
 SMALL = ResourceConfig.with_cpu(0.5, memory="128MiB")
 # Nobody is lost here: only the lead changes hands.
@@ -271,7 +273,11 @@ def test_a_stopped_leader_that_continues_judges_nothing(nursery: Nursery, daemon
 def test_nothing_is_lost_or_run_twice_whatever_goes(
     nursery: Nursery, daemons: Daemons, client: Cluster, ledger: Ledger
 ) -> None:
-    dice = random.Random(os.urandom(8))
+    """Each fault once in each round, in an order of its own; `make chaos` has more rounds, and may repeat a seed."""
+    seed = int(os.environ.get(SEED_VARIABLE) or secrets.randbits(32))
+    rounds = int(os.environ.get(ROUNDS_VARIABLE) or 1)
+    print(f"{SEED_VARIABLE}={seed} {ROUNDS_VARIABLE}={rounds}")  # shown when it fails
+    dice = random.Random(seed)
     daemons.start_worker("w2")
 
     def pause(seconds: float) -> None:
@@ -307,11 +313,13 @@ def test_nothing_is_lost_or_run_twice_whatever_goes(
         daemons.server.start()
 
     deeds: list[Callable[[], None]] = [kill_worker, lose_worker, kill_controller, stop_controller, restart_server]
-    dice.shuffle(deeds)
     load = Load(client, ledger, seconds=0.5)
     with load.running():
-        for deed in deeds:
-            deed()
-            pause(0.5)
+        for _ in range(rounds):
+            dice.shuffle(deeds)
+            for deed in deeds:
+                print(deed.__name__)
+                deed()
+                pause(0.5)
     infos = load.check()
     assert len(infos) > 20
