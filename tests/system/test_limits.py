@@ -1,6 +1,7 @@
 """Limits as the kernel enforces them. Where it does not let us, these tests are skipped, and say so."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fluster.actors import actor, deploy
@@ -105,6 +107,26 @@ def test_what_is_not_asked_for_is_not_enforced(cluster: Cluster) -> None:
     small = ResourceConfig.with_cpu(0.1, memory="64MiB")
     info = cluster.wait(cluster.launch(call(hog, 200 * MIB, resources=small)), timeout=PATIENCE_S)
     assert info.status is JobStatus.SUCCEEDED, info.error_message
+
+
+def test_with_worker_and_keeper_dead_a_process_that_hides_is_found_by_its_group(
+    enforced: None, tmp_path: Path, family: Family
+) -> None:
+    """It has left the task's session, and has nothing of its environment."""
+    pid_file = tmp_path / "pid"
+    hidden = f"env -i {shutil.which('setsid')} sh -c 'echo $$ > {pid_file}; echo ready; exec sleep 1000'"
+    with Daemons(tmp_path, family, timing=PATIENT) as daemons:
+        daemons.start_controller()
+        daemons.start_worker(enforce_limits="auto")
+        with daemons.connect() as cluster:
+            job_id = cluster.launch(command("sh", "-c", f"{hidden} & wait", max_retries_preemption=0))
+            wait_ready(cluster, job_id)
+            (keeper,) = daemons.family.named("fluster-keeper")
+            daemons.kill("w1")
+            keeper.kill()
+            wait_until(lambda: not psutil.pid_exists(int(pid_file.read_text())), 20)
+            daemons.start_worker(enforce_limits="auto")
+            assert cluster.wait(job_id, timeout=PATIENCE_S).status is JobStatus.WORKER_FAILED
 
 
 @pytest.mark.parametrize("victims", ["worker", "worker and keeper"])

@@ -146,6 +146,17 @@ async def test_with_the_worker_dead_a_stopped_keeper_does_not_keep_the_fence_fro
     assert (await end_of(task)).reason == "fenced"
 
 
+async def test_a_template_leaves_what_another_worker_has_taken_over(site: Site) -> None:
+    worker = await site.start_worker("sleep 1000", fence_after_s=1.0, kill_grace_s=0.5)
+    await worker.kill()
+    task = await site.adopt()
+    task.renew(3600)
+    await wait_until_async(lambda: "fluster-watch" not in [each.name() for each in site.processes()], PATIENCE_S)
+    assert psutil.pid_exists(worker.task_pid)
+    task.kill(0, "over")
+    assert (await end_of(task)).reason == "killed"
+
+
 def _is_over(process: psutil.Process) -> bool:
     try:
         return process.status() == psutil.STATUS_ZOMBIE

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import fcntl
 import json
 import logging
 import os
@@ -32,8 +31,8 @@ from fluster_services.worker.idle_keepers import IdleKeepers
 from fluster_services.worker.limits import group_name, groups
 from fluster_services.worker.process_task import MAX_SOCKET_PATH_BYTES, ProcessTask
 from fluster_services.worker.runtime import AlreadyStartedError, LaunchError
+from fluster_services.worker.state_lock import take_lock
 from fluster_services.worker.template import TemplateHandle
-from fluster_services.worker.watchdog import LOCK_FILE
 
 _log = logging.getLogger(__name__)
 
@@ -57,12 +56,9 @@ class ProcessRuntime:
                 "choose one with a shorter path"
             )
         self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock_fd = os.open(self._state_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._lock = os.fdopen(lock_fd, "wb")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = take_lock(self._state_dir)
         except BlockingIOError as cause:
-            self._lock.close()
             raise RuntimeError(
                 f"another worker uses {self._state_dir}: stop it, or give this one a folder of its own"
             ) from cause

@@ -28,17 +28,18 @@ from fluster_services.worker.attempt_directory import (
     read_json_lines,
 )
 from fluster_services.worker.leftovers import keeper_state, kill_leftovers, started
+from fluster_services.worker.state_lock import is_locked
 from fluster_services.worker.timers import Timers
-
-LOCK_FILE = "lock"  # held by the worker that uses a state folder
 
 _OWNER_GONE_S = 3.0  # for keepers to end their tasks by themselves
 _GIVE_UP_AFTER_S = 10.0  # a process that SIGKILL does not end by then hangs in the kernel
 _SWEEP_S = 0.02
 _STARTING_S = 0.2  # before the next look at an attempt whose keeper has not yet written that it started
 _MAX_LOOKS = 50
+_OVERDUE_S = 0.5  # between two looks at attempts that should have ended
+_MAX_OVERDUE = 120
 _LEFT_LATER_S = 60.0  # between two looks whether a new worker has taken over
-_HUNG = "TtD"  # stopped, traced, or waiting for a disk that may not answer
+_STOPPED = "Tt"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Watchdog:
         self._is_alone = False
         self._owner_is_gone = False
         self._looks = 0
+        self._overdue = 0  # looks at attempts that should have ended, since the last renewal
         self._keepers: dict[Path, int | None] = {}  # {directory: pidfd}, of living ones whose attempts are not over
         self._ending: dict[Path, tuple[_Attempt, float]] = {}  # {directory: (attempt, when to give up)}
 
@@ -78,6 +80,7 @@ class Watchdog:
     def renew(self, state_dir: Path, ended_by: float) -> None:
         """The worker's lease: by `ended_by` keepers have ended what is fenced, unless there is another renewal."""
         self._state_dir = state_dir
+        self._overdue = 0
         self._timers.set("lease", ended_by, self._on_lease_over)
 
     def on_start(self, directory: Path, spec: LaunchSpec) -> None:
@@ -89,6 +92,8 @@ class Watchdog:
     def on_worker_gone(self) -> None:
         """Watch the keepers in its place: what they leave when they die has no other end."""
         self._is_alone = True
+        if self._timers.at("lease") is None:
+            self._timers.set("lease", fence_clock(), self._on_lease_over)  # it is over already
         self._look()
 
     def on_owner_gone(self) -> None:
@@ -147,7 +152,7 @@ class Watchdog:
         except OSError:  # the folder was removed, and with it all that is known
             return
         for directory in paths:
-            if "." in directory.name or directory.name == LOCK_FILE:
+            if "." in directory.name or not directory.is_dir():
                 continue
             try:
                 spec = from_json(LaunchSpec, json.loads((directory / SPEC_FILE).read_bytes()))
@@ -165,27 +170,28 @@ class Watchdog:
             return
         if self._owner_is_gone:
             self._timers.cancel("look")
+        is_left = False
         for attempt in self._unfinished():
-            if attempt.known is None:  # its keeper starts nothing that late
+            if attempt.known is None:  # it is being started
+                is_left = True
                 continue
             if self._owner_is_gone:
                 with suppress(ProcessLookupError):
                     os.kill(attempt.known["keeper_pid"], signal.SIGKILL)
                 self._end(attempt)
-            elif attempt.spec.fence_after_s is not None and (keeper_state(attempt.known) or "T") in _HUNG:
-                self._end(attempt)
-        if self._is_alone and not self._owner_is_gone:
-            self._timers.set("lease", fence_clock() + _LEFT_LATER_S, self._on_lease_over)
+            elif attempt.spec.fence_after_s is not None:
+                if (keeper_state(attempt.known) or "T") in _STOPPED:
+                    self._end(attempt)
+                else:
+                    is_left = True  # it ends the task by itself, unless it is stopped meanwhile
+        if not self._owner_is_gone and (is_left or self._is_alone):
+            self._overdue += is_left
+            again_s = _OVERDUE_S if is_left and self._overdue < _MAX_OVERDUE else _LEFT_LATER_S
+            self._timers.set("lease", fence_clock() + again_s, self._on_lease_over)
 
     def _is_succeeded(self) -> bool:
         """Whether another worker has the state folder, whose own watchdog knows its lease."""
-        try:
-            inode = (self._state_dir / LOCK_FILE).stat().st_ino if self._state_dir is not None else None
-            # To try and take the lock would keep it from a worker that starts at this moment.
-            locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
-        except OSError:
-            return False
-        return any(fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode) for fields in locks)
+        return self._state_dir is not None and is_locked(self._state_dir)
 
     def _end(self, attempt: _Attempt) -> None:
         fd = self._keepers.pop(attempt.directory, None)
