@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -14,6 +14,7 @@ from fluster.actors.context import ActorContext
 from fluster.actors.hook_names import HOOKS
 from fluster.actors.windows import Window
 from fluster_bus.names import check_name
+from fluster_bus.near_names import near
 
 if TYPE_CHECKING:
     from fluster_bus.messages import EnvironmentConfig, ResourceConfig
@@ -171,19 +172,6 @@ def check_exceptions(option: str, classes: tuple[type[Exception], ...]) -> None:
         isinstance(cls, type) and issubclass(cls, Exception) for cls in classes
     ):
         raise TypeError(f"{option}={classes!r}: give a tuple of classes of exceptions, such as (OSError,)")
-
-
-def near(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'this'?` when there is something like it among `known`, else what there is."""
-    import difflib  # for errors alone, and tasks share its memory
-
-    names = sorted(known)
-    matches = difflib.get_close_matches(name, names, n=3)
-    if matches:
-        return f"; did you mean {' or '.join(repr(match) for match in matches)}?"
-    if not names:
-        return ""
-    return f"; there is {', '.join(names[:20])}{' …' if len(names) > 20 else ''}"
 
 
 def _options(kind: str, options_type: type[Any], options: dict[str, Any]) -> Any:

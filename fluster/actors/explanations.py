@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Iterable
 
 from fluster.actors.calls import Done
 from fluster.actors.census import is_coming_back, why_nobody_serves
-from fluster.actors.definition import near
 from fluster.actors.rosters import Rosters
 from fluster.errors import ActorDiedError, ActorNotFoundError
 from fluster_bus import subjects
 from fluster_bus.carrier import Carrier
 from fluster_bus.errors import BusError
 from fluster_bus.messages import JobId, JobInfo, StatusReply, StatusRequest
+from fluster_bus.near_names import near
 from fluster_bus.registry import Registry
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from fluster.actors.cancellation import Cancellation
 from fluster.actors.clock import SYSTEM_CLOCK, Clock
 from fluster.actors.codecs import JSON
 from fluster.actors.context import ActorContext
-from fluster.actors.definition import MethodInfo, methods_of, near, options_of
+from fluster.actors.definition import MethodInfo, methods_of, options_of
 from fluster.actors.durable import DurableActor
 from fluster.actors.failures import FULL, RETRY
 from fluster.actors.hooks import outcome_of
@@ -41,6 +41,7 @@ from fluster.tracing import serving
 from fluster_bus import codec, payloads, subjects
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import InvalidMessageError
+from fluster_bus.near_names import near
 from fluster_bus.services_api import EndpointCounts
 
 log = logging.getLogger(__name__)

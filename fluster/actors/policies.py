@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from fluster.actors.definition import near
 from fluster.actors.members import Member
+from fluster_bus.near_names import near
 
 _MOST_KEYS = 10_000  # whose members are remembered
 

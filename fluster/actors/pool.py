@@ -14,7 +14,7 @@ from fluster.actors.broadcast import Answers, AsyncBroadcastResult
 from fluster.actors.caller import Caller
 from fluster.actors.calls import Broadcast, Call, Ticket
 from fluster.actors.census import census
-from fluster.actors.definition import MethodInfo, check_timeout, methods_of, near, options_of
+from fluster.actors.definition import MethodInfo, check_timeout, methods_of, options_of
 from fluster.actors.futures import ActorFuture, is_running
 from fluster.actors.handles import AsyncActorHandle, member_id
 from fluster.actors.lane_calls import LaneFuture, Wait
@@ -31,6 +31,7 @@ from fluster.tracing import announce, begin_call, end_with
 from fluster_bus import payloads
 from fluster_bus.messages import JobId, LogLine
 from fluster_bus.names import check_name
+from fluster_bus.near_names import near
 
 T = TypeVar("T")
 

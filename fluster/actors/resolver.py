@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from fluster.actors.blocking_pool import ActorPool
-from fluster.actors.definition import near
 from fluster.actors.members import Member
 from fluster.cluster import Cluster
 from fluster.errors import ActorNotFoundError
+from fluster_bus.near_names import near
 
 
 class Resolver(Protocol):

@@ -16,6 +16,7 @@ T = TypeVar("T")
 NEWEST = "last"  # stands for the job that was submitted last
 
 _SHORTENED = 10_000  # jobs among which a shortened id is looked up
+_LIKENED = 1_000  # the newest, among which one is looked for that is like an id that does not exist
 
 
 def find_job(cluster: Cluster, text: str) -> JobId:
@@ -33,7 +34,8 @@ def find_job(cluster: Cluster, text: str) -> JobId:
         if found is None:
             if text == NEWEST:
                 raise JobNotFoundError(f"namespace {cluster.namespace!r} has no job yet") from error
-            raise
+            known = [job.job_id for job in cluster.list_jobs(limit=_LIKENED)]
+            raise JobNotFoundError(f"{error}{_meant(text, known)}") from error
     return found
 
 
@@ -53,19 +55,30 @@ def _beginning(cluster: Cluster, text: str) -> JobId | None:
     return None
 
 
-def at_worker(cluster: Cluster, text: str, call: Callable[[WorkerId], T]) -> T:
-    """What `call` returns for the worker of that id, or for the only one whose id begins so. Raises WorkerNotFoundError."""
+def at_worker(cluster: Cluster, text: str, call: Callable[[WorkerId], T], *, in_full: bool = False) -> T:
+    """What `call` returns for the worker of that id, or, unless it is to be written in full, for the only one whose id begins so.
+
+    Raises WorkerNotFoundError, and CommandError when several ids begin so.
+    """
     from fluster.errors import WorkerNotFoundError
     from fluster_bus.messages import WorkerId
 
     try:
         return call(WorkerId(text))
-    except WorkerNotFoundError:
-        known = [worker.info.worker_id for worker in cluster.list_workers()]
-        matching = [worker_id for worker_id in known if worker_id.startswith(text) and worker_id != text]
-        if not matching:
-            raise
+    except WorkerNotFoundError as error:
+        known = [worker.info.worker_id for worker in cluster.list_workers() if worker.info.worker_id != text]
+        matching = [worker_id for worker_id in known if worker_id.startswith(text)]
+        if in_full or not matching:
+            raise WorkerNotFoundError(f"{error}{_meant(text, known)}") from error
     return call(WorkerId(_only("workers", text, matching)))
+
+
+def _meant(text: str, known: Sequence[str]) -> str:
+    """Which of `known`, the newest first, are like `text` or begin with something like it."""
+    from fluster_bus.near_names import did_you_mean, near_names
+
+    by_beginning = {each[: len(text)]: each for each in reversed(known)}
+    return did_you_mean(by_beginning[beginning] for beginning in near_names(text, by_beginning))
 
 
 def _only(kind: str, text: str, matching: Sequence[str]) -> str:

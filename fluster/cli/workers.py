@@ -87,11 +87,11 @@ def drain(
     Try:
       fluster worker drain worker-1 --timeout 600 --wait
     """
-    from fluster_bus.messages import WorkerId
-
     options = Options.of(context)
     with options.connect() as cluster:
-        reply = cluster.drain_worker(WorkerId(name), timeout=timeout, wait=wait)
+        reply = at_worker(
+            cluster, name, lambda worker_id: cluster.drain_worker(worker_id, timeout=timeout, wait=wait), in_full=True
+        )
     if options.json:
         write_json(reply.model_dump(mode="json"))
     elif wait:

@@ -49,3 +49,22 @@ def test_a_command_that_is_not_found_is_told_once(cli: Cli) -> None:  # noqa: F8
     assert done.returncode == 1
     assert done.stderr.count("no-such-program") == 1
     assert done.stderr.count("PATH is") == 1
+
+
+def test_an_id_that_is_misspelled_is_told_with_those_like_it(cli: Cli) -> None:  # noqa: F811
+    job_id = cli.ok("submit", "--name", "preprocess", "--wait", "--", "true").strip()
+    for misspelled in ("preproces-", "perprocess", job_id.replace("e", "", 1)):
+        for command in ("status", "cancel"):
+            done = cli.run(command, misspelled)
+            assert done.returncode == 4, (command, misspelled)
+            assert done.stderr.rstrip().endswith(f"did you mean {job_id!r}?"), done.stderr
+    assert "did you mean" not in cli.run("status", "nothing-like-it").stderr
+
+
+def test_a_worker_that_is_misspelled_is_told_with_those_like_it(cli: Cli) -> None:  # noqa: F811
+    worker_id = cli.json("workers")[0]["info"]["worker_id"]
+    misspelled = worker_id.replace("o", "", 1)
+    for verb in ("health", "drain"):
+        done = cli.run("worker", verb, misspelled)
+        assert done.returncode == 4, done.stderr
+        assert f"did you mean {worker_id!r}" in done.stderr

@@ -106,7 +106,7 @@ async def test_an_id_may_be_given_is_taken_once_and_free_again_after_its_release
     await ready_vm(site, "machine-1")
     with pytest.raises(VMError, match="there is a VM 'machine-1' already"):
         await backend.allocate(vm_id=WorkerId("machine-1"))
-    with pytest.raises(UnknownVMError, match="there is no VM 'machine-2': there is machine-1"):
+    with pytest.raises(UnknownVMError, match="there is no VM 'machine-2'; did you mean 'machine-1'"):
         await backend.release(WorkerId("machine-2"))
     await backend.release(WorkerId("machine-1"))
     again = await backend.allocate(vm_id=WorkerId("machine-1"))

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fluster_bus.messages import JobId, JobRecord, JobStatus
+from fluster_bus.near_names import did_you_mean, near_names
 from fluster_services import lifecycle
-
-_NEAR_NAMES = 3
 
 
 def next_record(job: JobRecord, known: Mapping[JobId, JobRecord], *, now: float) -> JobRecord | None:
@@ -51,8 +50,5 @@ def unknown(
     missing = next((job_id for job_id in job_ids if not is_known(job_id)), None)
     if missing is None:
         return None
-    import difflib
-
-    near = difflib.get_close_matches(missing, names(), n=_NEAR_NAMES)
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ": submit it first"
+    hint = did_you_mean(near_names(missing, names())) or ": submit it first"
     return f"after={missing!r}: there is no such job{hint}"

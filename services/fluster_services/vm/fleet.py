@@ -15,6 +15,7 @@ from fluster_bus.errors import BusError
 from fluster_bus.feeds import CaughtUp
 from fluster_bus.messages import Capacity, WorkerId, WorkerInfo
 from fluster_bus.names import check_name, unique_name
+from fluster_bus.near_names import near
 from fluster_bus.streams import workers_table
 from fluster_bus.tables import Deleted, Row
 from fluster_services.vm.backend import (
@@ -201,10 +202,7 @@ class Fleet(ABC):
             return self._vms[vm_id]
         if vm_id in self._released:
             raise UnknownVMError(f"VM {vm_id!r} was released")
-        import difflib
-
-        near = difflib.get_close_matches(vm_id, self._vms, n=3) or list(self._vms)[:3]
-        raise UnknownVMError(f"there is no VM {vm_id!r}: there is {', '.join(near) or 'none at all'}")
+        raise UnknownVMError(f"there is no VM {vm_id!r}{near(vm_id, self._vms)}")
 
 
 def _told(code: int, last_words: str) -> str:
