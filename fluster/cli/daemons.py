@@ -58,6 +58,7 @@ WORKER_SETTINGS = (
     Setting("FLUSTER_DISK", "SIZE", "Disk that it offers. Default: what is free in the state folder."),
     Setting("FLUSTER_GPUS", "MODEL:COUNT", "GPUs that it offers, 0 for none. Default: what nvidia-smi finds."),
     Setting("FLUSTER_LABELS", "KEY=VALUE,…", "By what it differs from others."),
+    Setting("FLUSTER_MAX_CONCURRENT_JOBS", "COUNT", "Tasks that it has at once. Default: as many as have room."),
     Setting("FLUSTER_ENFORCE_LIMITS", "auto|always|never", "Hold tasks to their CPUs and memory. Default: auto."),
     Setting("FLUSTER_RUNTIME", "process|docker|auto", "How tasks run. Default: process."),
     Setting("FLUSTER_DOCKER_HOST", "URL", "Of the Docker engine."),

@@ -47,7 +47,7 @@ def workers(context: typer.Context) -> None:
                 f"{worker.free.cpu:g}/{worker.info.total.cpu:g}",
                 f"{size(worker.free.memory)} of {size(worker.info.total.memory)}",
                 _devices(worker.free.devices, worker.info.total.devices, worker.info.total.variant),
-                str(worker.running),
+                _tasks(worker.running, worker.info.total.tasks),
                 age(worker.info.started_at),
                 ",".join(worker.info.total.labels) or "-",
                 worker.info.host,
@@ -59,6 +59,10 @@ def workers(context: typer.Context) -> None:
 
 def _devices(free: int, total: int, variant: str) -> str:
     return f"{free}/{total} {variant}" if total else "-"
+
+
+def _tasks(running: int, most: int | None) -> str:
+    return str(running) if most is None else f"{running} of {most} at once"
 
 
 def _state(worker: WorkerStatus) -> str:
@@ -117,7 +121,7 @@ def health(context: typer.Context, name: Name) -> None:
             "worker": found.worker_id,
             "problems": "; ".join(found.problems) or "none",
             "state": "draining" if found.draining else "takes work" if found.takes_work else "takes no work",
-            "attempts": str(found.running),
+            "attempts": _tasks(found.running, found.total.tasks),
             "cpu free": f"{found.free.cpu:g}/{found.total.cpu:g}",
             "memory free": f"{size(found.free.memory)} of {size(found.total.memory)}",
             "disk free": size(found.disk_free),

@@ -62,7 +62,9 @@ def _need(  # noqa: PLR0917 - by position, as the cache finds them sooner so
 ) -> Capacity:
     # Rounded up here, so that what is given away and what comes back is the same to the last digit.
     cpu = math.ceil(round(cpu * 1000, 3)) / 1000
-    return Capacity(cpu=cpu, memory=memory, disk=disk, device=device, variant=variant, devices=devices, labels=labels)
+    return Capacity(
+        cpu=cpu, memory=memory, disk=disk, device=device, variant=variant, devices=devices, tasks=1, labels=labels
+    )
 
 
 def fits(need: Capacity, free: Capacity) -> bool:
@@ -71,6 +73,7 @@ def fits(need: Capacity, free: Capacity) -> bool:
         need.cpu <= free.cpu
         and need.memory <= free.memory
         and need.disk <= free.disk
+        and (free.tasks is None or (need.tasks or 0) <= free.tasks)
         and has_labels(need, free)
         and (_has_devices(need, free))
     )
@@ -115,6 +118,7 @@ def _changed(free: Capacity, need: Capacity, sign: int) -> Capacity:
             "memory": free.memory + sign * need.memory,
             "disk": free.disk + sign * need.disk,
             "devices": free.devices + sign * need.devices,
+            "tasks": None if free.tasks is None else free.tasks + sign * (need.tasks or 0),
         }
     )
 
@@ -149,6 +153,8 @@ def classes_covered(free: Capacity) -> frozenset[CapacityClass]:
 
 
 def _covered(free: Capacity) -> Iterator[CapacityClass]:
+    if free.tasks is not None and free.tasks < 1:
+        return
     kinds: list[tuple[str, str, int]] = [("cpu", "none", 0)]
     if free.devices:
         variants = {free.variant, ANY_VARIANT}

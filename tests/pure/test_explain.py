@@ -70,6 +70,15 @@ def test_a_waiting_job_is_told_what_it_waits_for(cpu: float, workers: list[Worke
     assert explain(job, lifecycle.new_tasks(job), workers, ahead=ahead, now=NOW) == said
 
 
+def test_a_worker_that_has_as_many_tasks_as_it_may_is_busy() -> None:
+    job = pending(1)
+    total = Capacity(cpu=4, memory=16 * GIB, tasks=2)
+    full = WorkerView("w1", total, Capacity(cpu=2, memory=14 * GIB, tasks=0), ("a",))
+    assert explain(job, lifecycle.new_tasks(job), [full], ahead=0, now=NOW) == (
+        "fits w1; 2 of 2 tasks that may run there at once are busy with a; next in line"
+    )
+
+
 def test_the_kind_that_is_short_is_named() -> None:
     job = pending(1)
     full = WorkerView("w1", Capacity(cpu=4, memory=GIB), Capacity(cpu=4, memory=0), ("a",))

@@ -3,8 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster_bus.messages import Capacity, Heartbeat, WorkerId
-from fluster_services.capacity import fits
+from fluster_bus.messages import Capacity, Heartbeat, ResourceConfig, WorkerId
+from fluster_bus.messages.resources import GIB
+from fluster_services.capacity import classes_covered, fits, needed
 from fluster_services.worker.ledger import Ledger
 
 TOTAL = Capacity(cpu=4, memory=1000, disk=100, device="gpu", variant="h100", devices=2)
@@ -56,6 +57,22 @@ def test_a_worker_that_adopts_more_than_it_has_can_still_say_so() -> None:
     assert not ledger.reserve("b", Capacity(cpu=0.001))
     ledger.release("a")
     assert ledger.free == ledger.total
+
+
+def test_it_has_no_more_tasks_at_once_than_it_may_however_small_they_are() -> None:
+    ledger = Ledger(Capacity(cpu=4, memory=GIB, tasks=2))
+    need = needed(ResourceConfig.with_cpu(0, memory=0))
+    assert ledger.reserve("a", need)
+    assert classes_covered(ledger.free)
+    assert ledger.reserve("b", need)
+    assert not ledger.reserve("c", need)
+    assert ledger.why_full(need) == "no room: it has 2 tasks, and may have 2 at once"
+    assert classes_covered(ledger.free) == frozenset()
+    ledger.hold("adopted", need)
+    assert Heartbeat.from_json(Heartbeat(worker_id=WorkerId("w"), free=ledger.free).to_json()).free.tasks == 0
+    ledger.release("adopted")
+    ledger.release("a")
+    assert ledger.reserve("c", need)
 
 
 def test_an_attempt_has_one_reservation() -> None:

@@ -74,6 +74,8 @@ def test_more_room_is_noticed() -> None:
     assert liveness.on_beat(W1, now=4, free=Capacity(cpu=0.5, memory=1))
     assert liveness.free(W1) == Capacity(cpu=0.5, memory=1)
     assert liveness.free(W2) == Capacity()
+    assert not liveness.on_beat(W1, now=5, free=Capacity(tasks=0))
+    assert liveness.on_beat(W1, now=6, free=Capacity(tasks=1)), "it was full, whatever room it had"
 
 
 def test_an_interruption_gives_the_living_their_full_time_again() -> None:

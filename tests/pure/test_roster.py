@@ -28,7 +28,13 @@ NAMESPACE = Namespace("default")
 
 def _capacity(dice: random.Random) -> Capacity:
     zone = (f"zone={dice.choice('ab')}",) if dice.random() < 0.5 else ()
-    free = Capacity(cpu=dice.randrange(5), memory=dice.randrange(5), disk=dice.randrange(3), labels=zone)
+    free = Capacity(
+        cpu=dice.randrange(5),
+        memory=dice.randrange(5),
+        disk=dice.randrange(3),
+        tasks=dice.choice((None, 0, 1, 2)),
+        labels=zone,
+    )
     if dice.random() < 0.7:
         return free
     gpus = {"device": "gpu", "variant": dice.choice(("h100", "a100")), "devices": dice.randrange(1, 5)}
@@ -64,12 +70,12 @@ def test_a_search_sees_what_changes_before_it() -> None:
     assert [worker_id for worker_id, _ in search] == later[1:]
 
 
-def _info(worker_id: str, *, draining: bool = False, trouble: str = "") -> WorkerInfo:
+def _info(worker_id: str, *, draining: bool = False, trouble: str = "", tasks: int | None = None) -> WorkerInfo:
     return WorkerInfo(
         worker_id=WorkerId(worker_id),
         host="host",
         pid=1,
-        total=Capacity(cpu=4, memory=4 << 30),
+        total=Capacity(cpu=4, memory=4 << 30, tasks=tasks),
         version="1",
         python="3.12",
         started_at=0.0,
@@ -119,6 +125,21 @@ def test_what_a_worker_has_left_follows_the_records() -> None:
     assert ended is not None
     cluster.apply(ended)
     assert cluster.free() == {a: 4, b: 4}
+
+
+def test_one_that_has_as_many_tasks_as_it_may_has_no_room() -> None:
+    cluster, a, small = Cluster(), WorkerId("a"), _task(0)
+    cluster.roster.on_registered(_info("a", tasks=1), now=0.0)
+    need = capacity.needed(small.resources)
+    assert list(cluster.free(need)) == [a]
+    held = lifecycle.claim(small, attempt=1, worker_id=a, now=0.0)
+    assert held is not None
+    cluster.apply(held)
+    assert list(cluster.free(need)) == []
+    ended = lifecycle.end(held, attempt=1, worker_id=a, now=1.0, state=JobStatus.SUCCEEDED, reason="")
+    assert ended is not None
+    cluster.apply(ended)
+    assert list(cluster.free(need)) == [a]
 
 
 def test_only_those_that_live_and_take_work_have_room() -> None:

@@ -11,6 +11,7 @@ import pytest
 from fluster_services.config import CacheLimits, LogLimits, RecordLimits, Timing
 from fluster_services.controller.__main__ import _config_from_environment
 from fluster_services.settings import SETTINGS, SettingError, read_settings
+from fluster_services.worker.__main__ import _given
 
 
 @pytest.mark.parametrize("group", [Timing, RecordLimits, CacheLimits, LogLimits])
@@ -87,6 +88,17 @@ def test_a_controller_goes_by_its_environment(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("FLUSTER_MAX_RECORDS", "10")
     config = _config_from_environment()
     assert (config.timing, config.records) == (Timing(worker_timeout_s=200), RecordLimits(max_finished=10))
+
+
+def test_a_worker_is_told_how_many_tasks_it_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLUSTER_MAX_CONCURRENT_JOBS", "3")
+    assert _given().tasks == 3
+    monkeypatch.setenv("FLUSTER_MAX_CONCURRENT_JOBS", "")
+    assert _given().tasks is None
+    for nonsense in ("0", "-1", "some"):
+        monkeypatch.setenv("FLUSTER_MAX_CONCURRENT_JOBS", nonsense)
+        with pytest.raises(SystemExit, match=f"FLUSTER_MAX_CONCURRENT_JOBS: '{nonsense}' is not a number of tasks"):
+            _given()
 
 
 @pytest.mark.parametrize("daemon", ["controller", "worker"])

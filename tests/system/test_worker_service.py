@@ -24,13 +24,16 @@ from fluster_bus.messages import (
     AttemptLogsRequest,
     AttemptQuery,
     AttemptStatus,
+    Capacity,
     Done,
     JobId,
     JobStatus,
     KillAttemptRequest,
     Message,
+    ResourceConfig,
     WorkerId,
 )
+from fluster_bus.messages.resources import GIB
 from fluster_bus.roles import Role
 from tests.system.daemons import DEFAULT, PATIENT, Daemons
 from tests.system.job_requests import command, sleeper, wait_ready
@@ -123,6 +126,22 @@ def test_it_tells_how_it_is(cluster: Cluster, daemons: Daemons) -> None:
     assert "template process" in cluster.worker_health(W1).problems[0]
     with pytest.raises(WorkerNotFoundError, match="'w2'"):
         cluster.worker_health(WorkerId("w2"))
+
+
+def test_one_that_has_as_many_tasks_as_it_may_waits_for_the_end_of_one(cluster: Cluster, daemons: Daemons) -> None:
+    few = WorkerId("few")
+    labels = {"has": "one"}
+    daemons.start_worker(few, total=Capacity(cpu=16, memory=64 * GIB, tasks=1, labels=("has=one",)))
+    first, second = (cluster.launch(sleeper(resources=ResourceConfig(cpu=0, labels=labels))) for _ in range(2))
+    wait_ready(cluster, first)
+    wait_until(lambda: "1 of 1 tasks that may run there at once are busy" in cluster.explain(second))
+    health = cluster.worker_health(few)
+    assert (health.takes_work, health.running, health.total.tasks, health.free.tasks) == (False, 1, 1, 0)
+    assert cluster.worker_health(W1).takes_work
+    cluster.terminate(first)
+    wait_ready(cluster, second)
+    cluster.terminate(second)
+    cluster.wait(second, timeout=PATIENCE_S)
 
 
 def test_plain_tools_see_its_verbs(cluster: Cluster) -> None:

@@ -21,6 +21,9 @@ class Capacity(Message):
     device: str = "cpu"  # cpu, gpu or tpu
     variant: str = "none"
     devices: int = Field(default=0, ge=0)
+    tasks: int | None = Field(
+        default=None, ge=0
+    )  # how many it may have at once; None: as many as the rest has room for
     labels: tuple[str, ...] = ()  # sorted, as `zone=a`; those that a task needs are among those that its worker has
     elsewhere: tuple[
         WorkerId, ...

@@ -13,7 +13,7 @@ from fluster_bus.tables import Deleted, Row
 from fluster_services import capacity, lifecycle
 from fluster_services.controller.slim_records import slim_job, slim_task
 
-_NOTHING = Capacity()
+_NOTHING = Capacity(tasks=0)
 
 
 class JobKey(NamedTuple):

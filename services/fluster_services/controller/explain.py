@@ -160,6 +160,9 @@ def _busy(need: Capacity, workers: Sequence[WorkerView]) -> str:
     cpu = sum(worker.total.cpu - worker.free.cpu for worker in workers)
     memory = sum(worker.total.memory - worker.free.memory for worker in workers)
     devices = sum(worker.total.devices - worker.free.devices for worker in workers)
+    if (need.tasks or 0) and all(worker.free.tasks == 0 for worker in workers):
+        most = sum(worker.total.tasks or 0 for worker in workers)
+        return f"{most} of {most} tasks that may run there at once are"
     if need.devices and all(need.devices > worker.free.devices for worker in workers):
         return f"{devices} of {sum(worker.total.devices for worker in workers)} {need.device}s are"
     if all(need.cpu > worker.free.cpu for worker in workers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -16,9 +17,10 @@ class _Most(NamedTuple):
     memory: int
     disk: int
     devices: int
+    tasks: float
 
 
-_NOTHING = _Most(-1.0, -1, -1, -1)
+_NOTHING = _Most(-1.0, -1, -1, -1, -1.0)
 
 
 class FirstFit:
@@ -42,7 +44,8 @@ class FirstFit:
                 self._grow()
             place = self._places[worker_id] = self._unused.pop()
         self._free[place] = (worker_id, free)
-        self._set(place, _Most(free.cpu, free.memory, free.disk, free.devices))
+        tasks = math.inf if free.tasks is None else free.tasks
+        self._set(place, _Most(free.cpu, free.memory, free.disk, free.devices, tasks))
 
     def remove(self, worker_id: WorkerId) -> None:
         """Forget a worker, if it is known."""
@@ -86,13 +89,19 @@ class FirstFit:
     def _next(self, need: Capacity, start: int) -> int | None:
         """The first place from `start` on with room for `need`."""
         most, size = self._most, self._size
-        cpu, memory, disk, devices = need.cpu, need.memory, need.disk, need.devices
+        cpu, memory, disk, devices, tasks = need.cpu, need.memory, need.disk, need.devices, need.tasks or 0
         if start >= size:
             return None
         node = start + size if start else 1
         while True:
             left = most[node]
-            if left.cpu >= cpu and left.memory >= memory and left.disk >= disk and left.devices >= devices:
+            if (
+                left.cpu >= cpu
+                and left.memory >= memory
+                and left.disk >= disk
+                and left.devices >= devices
+                and left.tasks >= tasks
+            ):
                 if node < size:
                     node *= 2
                     continue
@@ -112,4 +121,5 @@ def _larger(one: _Most, other: _Most) -> _Most:
         max(one.memory, other.memory),
         max(one.disk, other.disk),
         max(one.devices, other.devices),
+        max(one.tasks, other.tasks),
     )

@@ -103,5 +103,9 @@ class Liveness:
 
 def _has_more(free: Capacity, before: Capacity) -> bool:
     return (
-        free.cpu > before.cpu or free.memory > before.memory or free.disk > before.disk or free.devices > before.devices
+        free.cpu > before.cpu
+        or free.memory > before.memory
+        or free.disk > before.disk
+        or free.devices > before.devices
+        or (before.tasks is not None and free.tasks is not None and free.tasks > before.tasks)
     )

@@ -41,5 +41,6 @@ def _lacking(need: Capacity, free: Capacity, total: Capacity) -> float:
         (need.memory, free.memory, total.memory),
         (need.disk, free.disk, total.disk),
         (need.devices, free.devices, total.devices),
+        (need.tasks or 0, free.tasks or 0, total.tasks or 0),
     )
     return max(((wanted - left) / of for wanted, left, of in kinds if of and wanted), default=0.0)

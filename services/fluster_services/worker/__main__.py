@@ -68,6 +68,7 @@ def _given() -> Given:
             ("FLUSTER_DISK", "disk", parse_size),
             ("FLUSTER_GPUS", "devices", lambda text: parse_gpus(text, os.environ.get(VISIBLE_DEVICES["gpu"]))),
             ("FLUSTER_LABELS", "labels", parse_labels),
+            ("FLUSTER_MAX_CONCURRENT_JOBS", "tasks", _tasks),
         )
     )
 
@@ -90,6 +91,12 @@ def _cpus(text: str) -> float:
     if not 0 < value < float("inf"):
         raise ValueError(f"{text!r} are no CPUs: give a number, such as 8")
     return value
+
+
+def _tasks(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{text!r} is not a number of tasks: give 1 or more, or nothing for as many as have room")
+    return int(text)
 
 
 def _containers() -> ContainerSettings:

@@ -38,6 +38,7 @@ class Given:
     memory: int | None = None  # bytes
     disk: int | None = None
     devices: Devices | None = None
+    tasks: int | None = None  # at once; None: as many as have room
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -51,6 +52,7 @@ def detect(given: Given, state_dir: Path, caches: CacheLimits) -> tuple[Capacity
         device=devices.kind,
         variant=devices.variant,
         devices=len(devices.ids),
+        tasks=given.tasks,
         labels=as_words(given.labels),
     )
     return total, devices.ids

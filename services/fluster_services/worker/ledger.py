@@ -23,7 +23,7 @@ class Ledger:
     def free(self) -> Capacity:
         """What can still be given away."""
         left = self._left
-        if left.cpu >= 0 and left.memory >= 0 and left.disk >= 0 and left.devices >= 0:
+        if left.cpu >= 0 and left.memory >= 0 and left.disk >= 0 and left.devices >= 0 and (left.tasks or 0) >= 0:
             return left
         return left.model_copy(
             update={
@@ -31,6 +31,7 @@ class Ledger:
                 "memory": max(left.memory, 0),
                 "disk": max(left.disk, 0),
                 "devices": max(left.devices, 0),
+                "tasks": None if left.tasks is None else max(left.tasks, 0),
             }
         )
 
@@ -58,6 +59,14 @@ class Ledger:
             return False
         self.hold(attempt, need)
         return True
+
+    def why_full(self, need: Capacity) -> str | None:
+        """Why there is no room for `need`; None while there is."""
+        if fits(need, self.free):
+            return None
+        if self.free.tasks == 0:
+            return f"no room: it has {len(self)} tasks, and may have {self.total.tasks} at once"
+        return "no room"
 
     def hold(self, attempt: str, need: Capacity, devices: Sequence[str] | None = None) -> None:
         """Note what an attempt has that runs already, whether or not it still fits; `devices` are those it was given."""

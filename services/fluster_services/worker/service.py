@@ -229,7 +229,7 @@ class WorkerService:
             worker_id=self._worker_id,
             problems=tuple(problems),
             draining=self._draining.is_asked,
-            takes_work=not self._draining.is_asked and trouble is None,
+            takes_work=not self._draining.is_asked and trouble is None and self._ledger.free.tasks != 0,
             running=len(self._ledger),
             total=self._ledger.total,
             free=self._ledger.free,

@@ -278,7 +278,7 @@ class Worker:
         need = needed(row.value.resources)
         if not self._ledger.reserve(key, need):
             self._spawn(self._cover_when_possible())
-            return "no room"
+            return self._ledger.why_full(need) or "it has this attempt already"
         try:
             claimed = await self._claims.claim(row, offer)
         except BusError:
