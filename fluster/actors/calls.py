@@ -12,7 +12,7 @@ from fluster.actors.frames import Moment, WireCall
 from fluster.actors.futures import ActorFuture
 from fluster.actors.members import Member
 from fluster.actors.policies import Policy
-from fluster.errors import ActorError
+from fluster.errors import ActorDiedError, ActorError, ConnectionLostError
 from fluster.tracing import Carrier
 
 if TYPE_CHECKING:
@@ -164,3 +164,15 @@ def faulted(item: Call | Broadcast, error: Exception) -> Done:
     told = ActorError(f"{item}: it was not sent, by a fault of Fluster's own: {type(error).__name__}: {error}")
     told.__cause__ = error
     return failed(item, told)
+
+
+def died_while_out(call: object, endpoint_id: str, reason: str = "") -> ActorDiedError:
+    """What ends a call whose actor has ended before it answered."""
+    how = f" ({reason})" if reason else ""
+    return ActorDiedError(f"{call}: the actor {endpoint_id} ended{how} while the call was out; it may have run")
+
+
+def lost_while_out(call: object) -> ConnectionLostError:
+    """What ends a call whose actor could not answer it for a while."""
+    lost = "the actor lost its connection to the bus while the call was out; it may have run"
+    return ConnectionLostError(f"{call}: {lost}")

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Callable, Iterable
 
 from fluster.actors import frames
-from fluster.actors.calls import Broadcast, Call, Cancel, Done, Part, Send, failed
+from fluster.actors.calls import Broadcast, Call, Cancel, Done, Part, Send, died_while_out, failed, lost_while_out
 from fluster.actors.desk_pools import DeskPool
 from fluster.actors.failures import FULL, advice_of
 from fluster.actors.frames import Moment, WireReply
@@ -22,7 +22,7 @@ from fluster.actors.members import Member
 from fluster.actors.messages_out import MessageOut, MessagesOut
 from fluster.actors.policies import UNCOUNTED, Policy
 from fluster.actors.routing import Routing, nobody_listens
-from fluster.errors import ActorDiedError, ActorNotFoundError, ConnectionLostError
+from fluster.errors import ActorNotFoundError, ConnectionLostError
 
 RECONNECT_GRACE_S = 5.0
 
@@ -88,9 +88,8 @@ class Desk:
             until = disconnected_at if message.member is not None else member.reconnected_at or disconnected_at
             return frames.seconds_between(message.sent_at, until) > 0
 
-        lost = "the actor lost its connection to the bus while the call was out; it may have run"
         cut_off = self._messages.take_of_member(pool, member.endpoint_id, was_cut_off)
-        return [failed(call, ConnectionLostError(f"{call}: {lost}")) for call in cut_off]
+        return [failed(call, lost_while_out(call)) for call in cut_off]
 
     def on_member_leaving(self, name: str, endpoint_id: str) -> None:
         """A member takes no more calls."""
@@ -102,9 +101,7 @@ class Desk:
         pool.on_gone(endpoint_id)
         out = self._messages.take_of_member(pool, endpoint_id, lambda _message: True)
         pool.out.pop(endpoint_id, None)
-        how = f" ({reason})" if reason else ""
-        ended = f"the actor {endpoint_id} ended{how} while the call was out; it may have run"
-        return [failed(call, ActorDiedError(f"{call}: {ended}")) for call in out]
+        return [failed(call, died_while_out(call, endpoint_id, reason)) for call in out]
 
     # ---- on their way out -------------------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ from fluster.cli.output import write, write_json, write_table
 
 if TYPE_CHECKING:
     from fluster.actors import Member
-    from fluster.cluster import AsyncCluster
+    from fluster.cluster import AsyncCluster, Cluster
+    from fluster.errors import ActorNotFoundError
     from fluster_bus.messages import Endpoint
 
 _ASK_TIMEOUT_S = 5.0
@@ -71,15 +72,11 @@ def actor(
       fluster actor counter
       fluster actor counter --schemas
     """
-    from fluster.errors import ActorNotFoundError
-
     options = Options.of(context)
     with options.connect() as cluster:
         members = cluster.portal.run(_members, cluster.asynchronous, [name])[name]
         if not members:
-            raise ActorNotFoundError(
-                f"no actor serves {name!r} in namespace {cluster.namespace!r}: `fluster actors` shows who does"
-            )
+            raise _not_found(cluster, name)
         methods = cluster.portal.run(_methods, cluster.asynchronous, members)
     if options.json:
         write_json({"name": name, "members": [_shown(member) for member in members], "methods": methods})
@@ -178,8 +175,8 @@ def call(
       fluster call counter add 5
       fluster call greeter greet '"Ada"' --kw polite=true
     """
-    from fluster.errors import ActorNotFoundError, ActorTimeoutError
-    from fluster_bus import subjects
+    from fluster.actors.json_calls import call_in_json
+    from fluster.errors import ActorTimeoutError
     from fluster_bus.errors import NoRespondersError, RequestTimeoutError, ServiceError
 
     body = {
@@ -187,21 +184,32 @@ def call(
         "kwargs": dict(keyword_argument(text) for text in keywords or []),
     }
     with Options.of(context).connect() as cluster:
-        subject = subjects.actor_any(cluster.namespace, name, method)
-        request = functools.partial(cluster.asynchronous.bus.request, timeout_s=timeout)
+        made = functools.partial(call_in_json, timeout_s=timeout)
         try:
-            answer = cluster.portal.run(request, subject, json.dumps(body).encode())
+            result = cluster.portal.run(made, cluster.asynchronous, name, method, json.dumps(body).encode())
         except NoRespondersError as error:
-            raise ActorNotFoundError(
-                f"no actor serves {name!r} in namespace {cluster.namespace!r}: `fluster actors` shows who does"
-            ) from error
+            raise _not_found(cluster, name) from error
         except RequestTimeoutError as error:
             raise ActorTimeoutError(
                 f"{name}.{method} has not answered within {timeout:g} s; it may still run: give it more by --timeout"
             ) from error
         except ServiceError as error:
             raise CommandError(f"{name}.{method} failed: {error.code}: {error}", ExitCode.FAILED) from error
-    write_json(json.loads(answer.data)["result"])
+    write_json(result)
+
+
+def _not_found(cluster: Cluster, name: str) -> ActorNotFoundError:
+    """What is raised for a name that no actor serves, with names that are near."""
+    from fluster.errors import ActorNotFoundError
+    from fluster_bus.errors import BusError
+    from fluster_bus.near_names import near
+
+    try:
+        names = {endpoint.name for endpoint in cluster.list_endpoints() if _is_actor(endpoint)}
+    except BusError:  # to be called, an actor need not be in the registry, nor that be there
+        names = set()
+    hint = (near(name, names) if name not in names else "") or ": `fluster actors` shows who does"
+    return ActorNotFoundError(f"no actor serves {name!r} in namespace {cluster.namespace!r}{hint}")
 
 
 def json_argument(text: str, shown: str = "") -> Any:

@@ -250,6 +250,10 @@ def test_actors_are_listed_and_called_in_json(cli: Cli, counter: str) -> None:
     nobody = cli.run("call", "nobody", "add", "1")
     assert nobody.returncode == 4
     assert "no actor serves 'nobody'" in _one_line(nobody)
+    for misspelled in (("call", "cli-conter", "add", "1"), ("actor", "cli-conter")):
+        done = cli.run(*misspelled)
+        assert done.returncode == 4
+        assert "no actor serves 'cli-conter' in namespace 'default'; did you mean 'cli-counter'?" in _one_line(done)
 
 
 def test_an_actor_is_shown_with_its_methods(cli: Cli, counter: str) -> None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+from pathlib import Path
+from typing import NoReturn
+
 from pydantic import BaseModel
 
 from fluster import LocalCluster, actor, deploy
 from fluster_bus import subjects
 from fluster_bus.names import unique_name
+from tests.system.test_cli import Cli
+from tests.waiting import wait_until
 
 
 class Point(BaseModel):
@@ -36,3 +44,27 @@ def test_a_class_that_takes_json_only_is_deployed_and_called_by_both(cluster: Lo
         assert answer.data == b'{"result": {"x": 7, "y": 0}}'
     finally:
         pool.shutdown()
+
+
+class Stuck:
+    def hold(self, path: str) -> NoReturn:
+        """Say which process is to be killed."""
+        Path(path).write_text(f"{os.getpid()}")
+        while True:
+            signal.pause()
+
+
+def test_the_command_that_calls_an_actor_is_told_that_it_died(cluster: LocalCluster, tmp_path: Path) -> None:
+    name, told = unique_name("stuck"), tmp_path / "pid"
+    with deploy(cluster, Stuck, name=name):
+        command = Cli(cluster).start("call", name, "hold", json.dumps(str(told)), "--timeout", "600")
+        try:
+            pid = wait_until(lambda: told.exists() and told.read_text(), 30, command.poll)
+            os.kill(int(pid), signal.SIGKILL)
+            output, errors = command.communicate(timeout=30)  # a twentieth of its time-out
+        finally:
+            command.kill()
+            command.wait()
+    assert (command.returncode, output) == (1, "")
+    assert f"fluster: {name}.hold: the actor " in errors
+    assert "ended (killed by SIGKILL) while the call was out; it may have run" in errors
