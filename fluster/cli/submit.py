@@ -216,6 +216,7 @@ def submit(
         on_conflict=on_conflict,
         after_failure=after_failure,
     )
+    _check_secrets(request)
     with options.connect() as cluster:
         dependencies = tuple(find_job(cluster, each) for each in after or ())
         launched = cluster.launch(request.model_copy(update={"after": dependencies}))
@@ -302,6 +303,15 @@ def make_resources(
     return ResourceConfig.with_gpu(match["model"] or "any", count, cpu=cpu, **sizes).model_copy(
         update={"labels": wanted}
     )
+
+
+def _check_secrets(request: JobRequest) -> None:
+    from fluster.cluster.secrets import check_secrets
+
+    try:
+        check_secrets([request])
+    except ValueError as error:
+        raise CommandError(str(error), ExitCode.USAGE) from error
 
 
 def _size(option: str, text: str) -> int:

@@ -89,7 +89,8 @@ def _has_devices(need: Capacity, free: Capacity) -> bool:
 
 
 def _devices(capacity: Capacity) -> str:
-    return f"{capacity.devices} x {capacity.device} {capacity.variant}"
+    model = "" if capacity.variant == ANY_VARIANT else f" {capacity.variant}"
+    return f"{capacity.devices} x {capacity.device}{model}"
 
 
 def _same_device(need: Capacity, free: Capacity) -> bool:

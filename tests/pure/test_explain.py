@@ -16,7 +16,7 @@ from fluster_bus.messages import (
 )
 from fluster_bus.messages.resources import GIB
 from fluster_services import lifecycle
-from fluster_services.controller.explain import WorkerView, explain
+from fluster_services.controller.explain import WorkerView, explain, why_given_up
 
 NOW = 1_000.0
 
@@ -77,6 +77,28 @@ def test_a_worker_that_has_as_many_tasks_as_it_may_is_busy() -> None:
     assert explain(job, lifecycle.new_tasks(job), [full], ahead=0, now=NOW) == (
         "fits w1; 2 of 2 tasks that may run there at once are busy with a; next in line"
     )
+
+
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [
+        ([view("w1", 4, free=0)], "no worker had room for it within 2 s"),
+        (
+            [view("w1", 1)],
+            (
+                "no worker had room for it within 2 s: "
+                "needs 2 CPUs, 1 GiB memory; the largest worker, w1, has 1 CPU, 16 GiB memory"
+            ),
+        ),
+        (
+            [],
+            "no worker had room for it within 2 s: needs 2 CPUs, 1 GiB memory; there is no worker now that takes work",
+        ),
+    ],
+)
+def test_a_task_that_was_given_up_says_what_no_worker_has(workers: list[WorkerView], said: str) -> None:
+    task = lifecycle.new_tasks(pending(2))[0].model_copy(update={"scheduling_timeout_s": 2.0})
+    assert why_given_up(task, workers) == said
 
 
 def test_the_kind_that_is_short_is_named() -> None:

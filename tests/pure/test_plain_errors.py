@@ -53,6 +53,23 @@ def test_a_misfit_of_gpus_speaks_of_gpus() -> None:
     assert capacity.misfit(need, [("w1", Capacity(cpu=64))]).endswith("; no worker has 8 x gpu h100; none has any")
 
 
+def test_a_misfit_of_any_gpu_names_no_model() -> None:
+    need = Capacity(cpu=1, memory=1 << 30, device="gpu", variant="any", devices=2)
+    text = capacity.misfit(need, [("w1", Capacity(cpu=64))])
+    assert text == "needs 1 CPU, 1 GiB memory, 2 x gpu; no worker has 2 x gpu; none has any"
+
+
+def test_a_secret_that_is_not_set_is_wrong_usage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("FLUSTER_NOT_SET", raising=False)
+    monkeypatch.setattr("sys.argv", ["fluster", "submit", "--secret", "FLUSTER_NOT_SET", "--", "true"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "fluster: secrets: FLUSTER_NOT_SET not set" in capsys.readouterr().err
+
+
 def test_what_never_ran_has_written_nothing() -> None:
     info = JobInfo(
         job_id=JobId("a-1"),

@@ -30,6 +30,7 @@ from fluster_services.config import RecordLimits, Timing
 from fluster_services.controller.books import Books, JobKey, record_key
 from fluster_services.controller.dispatch import Dispatch
 from fluster_services.controller.event_log import EventLog
+from fluster_services.controller.explain import why_given_up
 from fluster_services.controller.gangs import Gangs
 from fluster_services.controller.intake import Intake
 from fluster_services.controller.judge import Judge
@@ -262,7 +263,7 @@ class Controller:
         if row is not None and self.dispatch.awaits_turn(key, task.task):
             self._give_up_later(task.scheduling_timeout_s or 0.0, key, task)  # it is not workers that it waits for
         elif row is not None:
-            reason = f"no worker had room for it within {task.scheduling_timeout_s:g} s"
+            reason = why_given_up(task, self.roster.views())
             given_up = lifecycle.give_up(task, now=time.time(), reason=reason)
             if given_up is not None:
                 self.bus.spawn(self._end_waiting(key, task, given_up, row.revision), f"end of {key.job_id}.{task.task}")

@@ -82,6 +82,15 @@ def explain(
     return waits + _kept_free(job, reservation) + _retried(job, waiting, now)
 
 
+def why_given_up(task: TaskRecord, workers: Sequence[WorkerView]) -> str:
+    """Why a task is given up whose scheduling timeout is over, with what it needs if no worker could ever have run it."""
+    reason = f"no worker had room for it within {task.scheduling_timeout_s:g} s"
+    need = capacity.needed(task.resources)
+    if any(capacity.fits(need, worker.total) for worker in workers):
+        return reason
+    return f"{reason}: {_why_waiting([task], workers, 0)}"
+
+
 def _how_ended(job: JobRecord) -> str:
     return f"it ended as {job.state}" + (f": {job.error_message}" if job.error_message else "")
 
