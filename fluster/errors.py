@@ -101,6 +101,10 @@ class JobNotFoundError(ClusterError, LookupError):
     """No job has that id."""
 
 
+class StackError(ClusterError):
+    """Where a task is in its code cannot be told: it does not run, or its worker cannot read its processes."""
+
+
 class WorkerNotFoundError(ClusterError, LookupError):
     """No worker of that name answers."""
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fluster.cli import actors, clusters, daemons, deploy, jobs, submit, workers
+from fluster.cli import actors, clusters, daemons, deploy, jobs, stacks, submit, workers
 from fluster.cli.exit_codes import DEBUG_VARIABLE, EXIT_CODES_HELP, report
 from fluster.cli.options import MAX_SECONDS, PATIENCE_S, Options, Output
 
@@ -107,6 +107,7 @@ _add("submit", submit.submit, "Jobs", **_WORDS)
 _add("ps", jobs.ps, "Jobs")
 _add("status", jobs.status, "Jobs")
 _add("explain", jobs.explain, "Jobs")
+_add("stack", stacks.stack, "Jobs")
 _add("logs", jobs.logs, "Jobs")
 _add("result", jobs.result, "Jobs")
 _add("cancel", jobs.cancel, "Jobs")

@@ -21,7 +21,7 @@ from tests.missed_signals import missed_signal
 
 COMMANDS = [
     *("demo", "up", "local", "credentials", "controller", "workers", "worker"),
-    *("submit", "ps", "status", "explain", "logs", "result", "cancel"),
+    *("submit", "ps", "status", "explain", "stack", "logs", "result", "cancel"),
     *("deploy", "actors", "actor", "call"),
 ]
 

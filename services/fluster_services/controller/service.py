@@ -37,6 +37,7 @@ from fluster_bus.messages import (
     WorkerList,
 )
 from fluster_bus.messages.model import Message
+from fluster_bus.messages.stacks import TaskStack, TaskStackRequest
 from fluster_bus.services_api import Announcement, ServedEndpoint
 from fluster_bus.stored_calls import drop_calls
 from fluster_bus.version import VERSION
@@ -46,6 +47,7 @@ from fluster_services.controller.dependencies import waits_for
 from fluster_services.controller.explain import explain
 from fluster_services.controller.scheduler import place_in_line
 from fluster_services.controller.slim_records import is_slim_end, is_slim_error
+from fluster_services.controller.stacks import stack_of
 from fluster_services.job_info import job_info
 
 if TYPE_CHECKING:
@@ -70,6 +72,7 @@ class ControllerService:
         await self._serve(subjects.jobs_verb(every, "list"), ListRequest, self._list)
         await self._serve(subjects.jobs_verb(every, "terminate"), TerminateRequest, self._terminate)
         await self._serve(subjects.jobs_verb(every, "explain"), ExplainRequest, self._explain)
+        await self._serve(subjects.jobs_verb(every, "stack"), TaskStackRequest, self._stack)
         await self._serve(subjects.jobs_verb(every, "own"), OwnerRequest, self._controller.owners.on_told)
         await self._serve(subjects.ensure_namespace(every), Done, self._ensure)
         await self._serve(subjects.workers_list(every), Done, self._workers)
@@ -221,6 +224,10 @@ class ControllerService:
             unfit=self._controller.dispatch.unfit(JobKey(namespace, request.job_id)),
         )
         return ExplainReply(job_id=request.job_id, reason=reason)
+
+    async def _stack(self, namespace: Namespace, request: TaskStackRequest) -> TaskStack:
+        _, tasks = self._known(JobKey(namespace, request.job_id))
+        return await stack_of(self._controller.bus, tasks, request)
 
     def _ahead(self, job: JobRecord) -> int:
         """How many tasks are before its own in the line, those of gangs among them."""

@@ -74,6 +74,16 @@ def remove_container(container: Container) -> None:
         client.close()
 
 
+def container_pid(container: Container) -> int | None:
+    """The first process of a container, in this machine's numbers; None when it does not run. Raises EngineError."""
+    client = connect(container.engine, timeout_s=_HANDSHAKE_TIMEOUT_S, api_version=container.api_version)
+    try:
+        with told(container.engine):
+            return int(client.inspect_container(container.name)["State"]["Pid"]) or None
+    finally:
+        client.close()
+
+
 async def asked(function: Callable[..., Result], *arguments: object) -> Result:
     """What `function` returns, which asks an engine, and may wait for it: in a thread of its own, which nobody waits for.
 

@@ -36,13 +36,16 @@ from fluster_bus.messages import (
     WorkerHealth,
     WorkerId,
 )
+from fluster_bus.messages.stacks import TaskStack
 from fluster_services import lifecycle
 from fluster_services.capacity import describe_bytes
 from fluster_services.worker.claims import Claims
 from fluster_services.worker.draining import Draining
+from fluster_services.worker.engine import EngineError
 from fluster_services.worker.ledger import Ledger
 from fluster_services.worker.runtime import RunningTask, Runtime
 from fluster_services.worker.spool import SpoolRecord
+from fluster_services.worker.stacks import Stacks
 from fluster_services.worker.wellness import Wellness
 
 _SEARCHED_BYTES = 16 << 20  # of the end of an attempt's output
@@ -127,6 +130,7 @@ class WorkerService:
         self._attempts = attempts
         self._on_offer = on_offer
         self._obey = obey
+        self._stacks = Stacks()
         self._started = time.monotonic()
 
     async def serve(self) -> None:
@@ -137,6 +141,7 @@ class WorkerService:
         await self._serve("status", AttemptQuery, self._status)
         await self._serve("list", Done, self._list)
         await self._serve("logs", AttemptLogsRequest, self._logs)
+        await self._serve("stack", AttemptQuery, self._stack)
         await self._serve("kill", KillAttemptRequest, self._kill)
         await self._serve("health", Done, self._health)
 
@@ -201,6 +206,17 @@ class WorkerService:
             for record in await asyncio.to_thread(selected, records, request)
         )
         return AttemptLogsReply(lines=lines, searched_all=is_all)
+
+    async def _stack(self, query: AttemptQuery) -> TaskStack:
+        key = self._found(query)
+        place, running = AttemptKey.parse(key), self._attempts.get(key)
+        try:
+            found, is_cut = await self._stacks.read(running) if running is not None else ([], False)
+        except EngineError as error:
+            raise ServiceError("StackError", str(error)) from error
+        return TaskStack(
+            worker_id=self._worker_id, task=place.task, attempt=place.attempt, processes=tuple(found), cut=is_cut
+        )
 
     async def _kill(self, request: KillAttemptRequest) -> AttemptStatus:
         key = self._found(request)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fluster_services.worker.build_output import MAX_LINE_BYTES, BuildError, BuildOutput
+from fluster_services.worker.programs import find_program
 from fluster_services.worker.spool import LineCutter
 from fluster_services.worker.task_process import INHERITED_VARIABLES
 
@@ -37,14 +37,13 @@ os.execv(command[0], command)
 
 def find_uv() -> Path:
     """The uv next to this Python, else the one on PATH. Raises BuildError with the remedy."""
-    # Not resolved: in a virtual environment this is a link to a Python that lies elsewhere.
-    found = shutil.which("uv", path=Path(sys.executable).parent) or shutil.which("uv")
+    found = find_program("uv")
     if found is None:
         raise BuildError(
             "this worker has no uv, which makes the environments of jobs: install it there "
             f"(`{sys.executable} -m pip install uv`) and start the worker again"
         )
-    return Path(found).absolute()
+    return found
 
 
 async def run_uv(arguments: Sequence[str], *, folder: Path, variables: Mapping[str, str], output: BuildOutput) -> None:

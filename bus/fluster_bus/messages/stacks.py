@@ -1,0 +1,51 @@
+"""Where tasks are in their Python code: asked of the controller for a job's task, and of the worker that runs it."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from fluster_bus.messages.model import Message
+from fluster_bus.names import JobId, WorkerId
+
+
+class TaskStackRequest(Message):
+    """Asks the controller for the stacks of a task that runs."""
+
+    job_id: JobId
+    task: int = Field(default=0, ge=0)
+
+
+class StackFrame(Message):
+    """A function that was called and has not returned."""
+
+    function: str
+    file: str
+    line: int
+
+
+class ThreadStack(Message):
+    """The functions in which a thread is, the innermost first."""
+
+    name: str = ""
+    is_active: bool = False  # it runs code, where the others wait for something
+    holds_gil: bool = False
+    frames: tuple[StackFrame, ...] = ()
+
+
+class ProcessStack(Message):
+    """The threads of a process that run Python, or why they are not known."""
+
+    pid: int  # on the worker's machine
+    command: str = ""
+    threads: tuple[ThreadStack, ...] = ()
+    problem: str = ""
+
+
+class TaskStack(Message):
+    """The stacks of an attempt's processes; `cut` says that there were more processes, threads or frames than are told."""
+
+    worker_id: WorkerId
+    task: int
+    attempt: int
+    processes: tuple[ProcessStack, ...] = ()
+    cut: bool = False

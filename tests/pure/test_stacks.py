@@ -1,0 +1,52 @@
+"""What is made of what py-spy says: it read the memory of a task, so anything may be in it."""
+
+import json
+from typing import Any
+
+import pytest
+
+from fluster_services.worker.stacks import Cuts, parsed, problem_of
+
+
+def thread(name: str | None, frames: int, **changes: Any) -> dict[str, Any]:
+    frame = {"name": "f", "filename": "/a.py", "line": 1}
+    return {"thread_name": name, "active": False, "owns_gil": False, "frames": [frame] * frames, **changes}
+
+
+def told(*threads: dict[str, Any]) -> bytes:
+    return json.dumps(threads).encode()
+
+
+def test_the_main_thread_comes_first() -> None:
+    cuts = Cuts()
+    found = parsed(told(thread(None, 1), thread("MainThread", 2, active=True, owns_gil=True)), cuts)
+    assert [(each.name, len(each.frames), each.is_active, each.holds_gil) for each in found] == [
+        ("MainThread", 2, True, True),
+        ("", 1, False, False),
+    ]
+    assert not cuts.happened
+
+
+def test_what_is_told_is_bounded() -> None:
+    cuts = Cuts()
+    name = "x" * 10_000
+    found = parsed(told(*(thread(name, 500) for _ in range(500))), cuts)
+    assert (len(found), sum(len(each.frames) for each in found), cuts.happened) == (64, 2_000, True)
+    assert len(found[0].name) == 300
+    assert sum(len(each.frames) for each in parsed(told(thread("next", 5)), cuts)) == 0
+
+
+@pytest.mark.parametrize(
+    "output", [b"", b"{", b"[1]", b'[{"thread_name": "x"}]', told({**thread("x", 1), "frames": 3})]
+)
+def test_anything_else_is_refused(output: bytes) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        parsed(output, Cuts())
+
+
+@pytest.mark.parametrize(
+    "words", ["Error: Permission Denied: Try", "Error: x\n 0: Operation not permitted (os error 1)"]
+)
+def test_a_kernel_that_forbids_it_is_told_with_the_remedy(words: str) -> None:
+    assert "root" in problem_of(words)
+    assert "no Python was found in it: Error: Failed to find python" in problem_of("\nError: Failed to find python\nx")
