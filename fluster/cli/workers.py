@@ -217,18 +217,31 @@ def logs(
         say("only the end of its output was looked through; `fluster logs` has all of it")
 
 
-def kill(context: typer.Context, name: Name, job: Job, *, task: Task = 0, attempt: Attempt = None) -> None:
+def kill(
+    context: typer.Context,
+    name: Name,
+    job: Job,
+    *,
+    task: Task = 0,
+    attempt: Attempt = None,
+    force: Annotated[bool, typer.Option("--force", help="SIGKILL at once, without its grace.")] = False,
+) -> None:
     """Have one task stopped, at the worker that has it. `fluster cancel` stops a whole job.
+
+    It gets SIGTERM, and SIGKILL after its grace. With --force it gets SIGKILL at once, also when it is in its grace.
 
     Try:
       fluster worker kill worker-0 train-3f2a --task 1
+      fluster worker kill worker-0 train-3f2a --force
     """
     from fluster_bus.messages import AttemptStatus, KillAttemptRequest
 
     options = Options.of(context)
     with options.connect() as cluster:
         place = _place(cluster, job, task, attempt)
-        request = KillAttemptRequest.model_validate({**place, "reason": "killed by fluster worker kill"})
+        request = KillAttemptRequest.model_validate(
+            {**place, "reason": "killed by fluster worker kill", "force": force}
+        )
         found = _ask(cluster, name, "kill", request, AttemptStatus)
     if options.json:
         write_json(found.model_dump(mode="json"))

@@ -219,11 +219,17 @@ def lose_worker(task: TaskRecord, *, worker_id: WorkerId, now: float, reason: st
     return end(task, attempt=task.attempt, worker_id=worker_id, now=now, state=JobStatus.WORKER_FAILED, reason=reason)
 
 
-def request_kill(task: TaskRecord, *, now: float, reason: str) -> TaskRecord | None:
-    """Somebody wants it stopped: done at once when nobody holds it, else its worker is asked through the record."""
-    if is_final(task) or task.kill_requested is not None:
+def request_kill(task: TaskRecord, *, now: float, reason: str, force: bool = False) -> TaskRecord | None:
+    """Somebody wants it stopped: done at once when nobody holds it, else its worker is asked through the record.
+
+    With `force` without its grace, which one that is being stopped already then loses too.
+    """
+    if is_final(task):
         return None
-    wanted = task.model_copy(update={"kill_requested": reason})
+    if task.kill_requested is not None:
+        is_new = force and not task.kill_at_once and task.state in _HELD
+        return task.model_copy(update={"kill_at_once": True}) if is_new else None
+    wanted = task.model_copy(update={"kill_requested": reason, "kill_at_once": force})
     if task.state in _HELD:
         return wanted
     return _moved(wanted, JobStatus.KILLED, now, reason, finished_at=now)

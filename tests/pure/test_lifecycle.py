@@ -265,6 +265,21 @@ def test_a_kill_wish_ends_what_nobody_holds_and_asks_who_holds() -> None:
 # ---- jobs -----------------------------------------------------------------------------------------------
 
 
+def test_a_kill_by_force_overtakes_one_with_a_grace() -> None:
+    held = _claim(_task())
+    assert held is not None
+    wanted = lifecycle.request_kill(held, now=1, reason="enough")
+    assert wanted is not None
+    assert not wanted.kill_at_once
+    forced = lifecycle.request_kill(wanted, now=2, reason="at once", force=True)
+    assert forced is not None
+    assert (forced.kill_requested, forced.kill_at_once, forced.state) == ("enough", True, JobStatus.BUILDING)
+    assert lifecycle.request_kill(forced, now=3, reason="again", force=True) is None
+    at_once = lifecycle.request_kill(held, now=1, reason="at once", force=True)
+    assert at_once is not None
+    assert at_once.kill_at_once
+
+
 def _tasks_in(*states: JobStatus) -> tuple[JobRecord, list[TaskRecord]]:
     job = _job(len(states), preemptions=0)
     made = []

@@ -1,6 +1,7 @@
 """What one worker answers to an operator, and to nobody else."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -60,8 +61,8 @@ def cluster(daemons: Daemons) -> Iterator[Cluster]:
         yield cluster
 
 
-def ask(cluster: Cluster, verb: str, request: Message, reply: type[Reply]) -> Reply:
-    answer: Reply = cluster.portal.run(ask_worker, cluster.asynchronous.bus, W1, verb, request, reply)
+def ask(cluster: Cluster, verb: str, request: Message, reply: type[Reply], *, worker_id: WorkerId = W1) -> Reply:
+    answer: Reply = cluster.portal.run(ask_worker, cluster.asynchronous.bus, worker_id, verb, request, reply)
     return answer
 
 
@@ -93,6 +94,20 @@ def test_it_tells_what_it_runs_and_stops_one_of_it(cluster: Cluster) -> None:
     cluster.terminate(two)
     cluster.wait(two, timeout=PATIENCE_S)
     wait_until(lambda: ask(cluster, "list", Done(), AttemptList).attempts == ())
+
+
+def test_by_force_it_stops_at_once_what_makes_use_of_its_grace(cluster: Cluster, daemons: Daemons) -> None:
+    slow = dataclasses.replace(PATIENT, kill_grace_s=600, worker_timeout_s=700)
+    daemons.start_worker("slow", timing=slow, total=Capacity(cpu=16, memory=64 * GIB, labels=("is=slow",)))
+    stubborn = "trap 'echo not yet' TERM; echo ready; while :; do sleep 600 & wait; done"
+    job_id = cluster.launch(command("sh", "-c", stubborn, resources=ResourceConfig(labels={"is": "slow"})))
+    wait_ready(cluster, job_id)
+    kill = KillAttemptRequest(namespace=DEFAULT, job_id=job_id, reason="enough")
+    ask(cluster, "kill", kill, AttemptStatus, worker_id=WorkerId("slow"))
+    wait_until(lambda: [line.text for line in cluster.logs(job_id)] == ["ready", "not yet"])
+    assert cluster.poll(job_id).status is JobStatus.RUNNING
+    ask(cluster, "kill", kill.model_copy(update={"force": True}), AttemptStatus, worker_id=WorkerId("slow"))
+    assert cluster.wait(job_id, timeout=PATIENCE_S).status is JobStatus.KILLED
 
 
 def test_it_shows_the_end_of_the_output_as_asked(cluster: Cluster) -> None:

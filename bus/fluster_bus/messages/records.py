@@ -45,6 +45,7 @@ class TaskRecord(Message):
     state: JobStatus = JobStatus.PENDING
     worker_id: WorkerId | None = None
     kill_requested: str | None = None  # the reason
+    kill_at_once: bool = False  # without its grace
     # Of a task of a gang. The epoch is the gathering for which it was last claimed: until the job's record decides that
     # epoch the claim is a hold, under which nothing starts.
     gang: bool = False

@@ -78,6 +78,7 @@ class KillAttemptRequest(AttemptQuery):
     """Asks for an attempt to be stopped, and its task with it: the wish is written into the task's record."""
 
     reason: str = Field(default="killed at its worker", max_length=1_000)
+    force: bool = False  # SIGKILL at once; also to one that is in its grace already
 
 
 class WorkerHealth(Message):

@@ -172,7 +172,7 @@ class Attempts:
 
     def obey(self, record: TaskRecord) -> None:
         """Stop what the record says is to be stopped: a wish, or an attempt that is not the newest any more."""
-        grace_s = self._config.timing.kill_grace_s
+        grace_s = 0.0 if record.kill_at_once else self._config.timing.kill_grace_s
         for number in range(1, record.attempt + 1):
             key = subjects.attempt_key(record.namespace, record.job_id, record.task, number)
             running, wish = self.running.get(key), record.kill_requested or record.restart_requested

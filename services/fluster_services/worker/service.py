@@ -227,7 +227,7 @@ class WorkerService:
             changed = await self._claims.change(
                 row,
                 lambda task: (
-                    lifecycle.request_kill(task, now=now, reason=request.reason)
+                    lifecycle.request_kill(task, now=now, reason=request.reason, force=request.force)
                     if self._claims.is_mine(task, place.attempt)
                     else None
                 ),
