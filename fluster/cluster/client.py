@@ -25,7 +25,7 @@ from fluster.errors import JobFailedError, JobNotFoundError, JobRefusedError, Jo
 from fluster.later import import_later
 from fluster.tracing import job_environment
 from fluster_bus import subjects
-from fluster_bus.address import BusAddress
+from fluster_bus.address import ADDRESS_VARIABLE, BusAddress
 from fluster_bus.errors import CredentialsError, ServiceError, StorageError
 from fluster_bus.names import JobId, Namespace, check_namespace, unique_name
 from fluster_bus.web_sockets import without_web_sockets
@@ -101,7 +101,9 @@ class AsyncCluster:
             from fluster_bus.bus import Bus
         from fluster_bus.messages import Done
 
-        if address is None:
+        if address is None and os.environ.get(ADDRESS_VARIABLE):  # as in every task, which needs no more modules for it
+            address = BusAddress.from_environment()
+        elif address is None:
             from fluster.cluster.up_clusters import find_address
 
             address = find_address()

@@ -67,6 +67,7 @@ def workers_of(cluster: Any) -> Any:
 WAITS: dict[str, Callable[[Any], Any]] = {
     "wait": lambda cluster: cluster.wait(JOB),
     "wait for several": lambda cluster: cluster.wait([JOB, JOB]),
+    "wait_first": lambda cluster: cluster.wait_first([JOB]),
     "watch": lambda cluster: cluster.watch(JOB),
     "result": lambda cluster: cluster.result(JOB),
     "logs": lambda cluster: cluster.logs(JOB, follow=True),
@@ -93,6 +94,7 @@ ASKS: dict[str, Callable[[Any], Any]] = {
     "launch_many": lambda cluster: cluster.launch_many([job_request(), job_request()]),
     "poll": lambda cluster: cluster.poll(JOB),
     "wait": WAITS["wait"],
+    "wait_first": WAITS["wait_first"],
     "watch": WAITS["watch"],
     "result": WAITS["result"],
     "terminate": lambda cluster: cluster.terminate(JOB),
@@ -177,6 +179,7 @@ async def test_whoever_asks_a_server_that_does_not_answer_is_told(
 ) -> None:
     public = {name: each for name, each in vars(AsyncCluster).items() if not name.startswith("_")}
     asking = {n for n, each in public.items() if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each)}
+    asking |= {"logs"}  # which returns an object to be iterated, line by line or in batches
     assert asking - {"close"} == set(ASKS)
 
     cluster = await AsyncCluster.connect(address)

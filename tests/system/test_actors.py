@@ -175,8 +175,8 @@ def test_arguments_are_checked_before_anything_is_started(cluster: LocalCluster,
     before = {info.job_id for info in cluster.list_jobs()}
     with pytest.raises(TypeError, match=r"Counter\(start.* cannot be made from these arguments"):
         deploy(cluster, Counter, strat=3, name=name)
-    with pytest.raises(TypeError, match=r"resources belongs into @actor"):
-        deploy(cluster, Counter, name=name, resources=ResourceConfig())
+    with pytest.raises(TypeError, match=r"max_restarts belongs into @actor"):
+        deploy(cluster, Counter, name=name, max_restarts=1)
     with pytest.raises(TypeError, match=r"write deploy\(cluster, Counter, …\)"):
         deploy(cluster, Counter(3))  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="takes a cluster first"):

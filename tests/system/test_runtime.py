@@ -15,6 +15,7 @@ import cloudpickle
 import psutil
 import pytest
 
+from fluster.errors import RemoteError
 from fluster_bus.fence_clock import fence_clock
 from fluster_services.worker.process_runtime import ProcessRuntime
 from fluster_services.worker.runtime import AlreadyStartedError, LaunchError
@@ -82,14 +83,17 @@ async def test_an_exception_is_printed_and_can_be_raised_again(any_site: Site) -
     assert isinstance(pickle.loads(base64.b64decode(record.error.pickled)), ValueError)
 
 
-async def test_an_exception_that_cannot_be_made_again_comes_as_text(any_site: Site) -> None:
+async def test_an_exception_that_cannot_be_made_again_comes_as_one_of_its_class_with_the_text(any_site: Site) -> None:
     def fail() -> None:
         raise OddError(1, 2)
 
     record = await end_of(await any_site.call(fail))
     assert record.error is not None
     assert record.error.message == "1 is odd"
-    assert record.error.pickled is None
+    assert record.error.pickled is not None
+    restored = pickle.loads(base64.b64decode(record.error.pickled))
+    assert isinstance(restored, OddError)
+    assert isinstance(restored, RemoteError)
 
 
 @pytest.mark.parametrize(
