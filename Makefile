@@ -29,7 +29,8 @@ PYTEST_FLAGS ?=
 # Processes over which tests are distributed; most of them wait. To run them one after the other: make test TEST_PROCESSES=0
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 TEST_PROCESSES ?= $(shell expr 2 '*' $(CORES))
-DISTRIBUTED = --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
+# A process that was lost is not replaced: pytest-xdist would wait for ever for the tests that it had.
+DISTRIBUTED = --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
 # Options for faults in the pure cores: make mutants MUTANTS_FLAGS='--count 200 --module fluster_services.gangs'
 MUTANTS_FLAGS ?=
 # How often each fault of make chaos is made, and in which order; any, unless a seed is given
