@@ -30,10 +30,12 @@ from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.streams import jobs_table, tasks_table
 from fluster_services import lifecycle
+from fluster_services.worker.attempt_directory import LaunchSpec
 from fluster_services.worker.claims import Claims
 from fluster_services.worker.config import WorkerConfig
 from fluster_services.worker.draining import Draining
 from fluster_services.worker.holds import Holds
+from fluster_services.worker.runtime import RunningTask
 from fluster_services.worker.worker import Worker
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import IMPATIENT, NS, F, K, RunningController, S, StartController, U
@@ -409,11 +411,23 @@ async def test_a_hold_decides_nothing_about_the_job_that_has_the_id_now(bus: Bus
 class _NoRuntime:
     """Nothing gets so far as to be started."""
 
-    async def adopt(self) -> list[Any]:
+    async def start(self, spec: LaunchSpec, payload: bytes | None = None) -> RunningTask:
+        raise AssertionError(f"{spec.key} was started")
+
+    async def adopt(self) -> list[RunningTask]:
         return []
 
-    def examine(self) -> None:
-        """Nothing is wrong."""
+    def renew(self, ended_in_s: float) -> None:
+        """Nothing runs that could be ended."""
+
+    def trouble(self) -> str | None:
+        return None
+
+    def examine(self) -> str | None:
+        return None
+
+    def limits(self) -> str:
+        return ""
 
     async def close(self) -> None:
         pass
@@ -435,7 +449,7 @@ async def test_a_worker_that_leaves_before_a_hold_is_ready_releases_it_uncharged
         job_credentials={NS: own_server.credentials(Role.JOB, NS)},
     )
     draining = Draining()
-    leaving = Worker(await connect_bus(own_server, Role.SERVICE), config, _NoRuntime(), draining)  # type: ignore[arg-type]
+    leaving = Worker(await connect_bus(own_server, Role.SERVICE), config, _NoRuntime(), draining)
     preparing: list[object] = []
 
     async def prepare(*arguments: object) -> Any:
