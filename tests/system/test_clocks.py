@@ -114,7 +114,7 @@ def test_a_controller_whose_clock_is_days_ahead_erases_no_records(daemons: Daemo
     daemons.start_controller(records=limits)
     daemons.start_worker("w1")
     with daemons.connect() as client:
-        jobs = _ended(client, 3)
+        jobs = [_ended(client) for _ in range(3)]  # one after the other: the first has ended first
         jobs = _ended_and_swept(client, jobs)
         daemons.kill("controller")
         daemons.start_controller(records=limits)  # which finds them, and its clock is wrong as before
@@ -123,15 +123,15 @@ def test_a_controller_whose_clock_is_days_ahead_erases_no_records(daemons: Daemo
         _ended_and_swept(client, jobs)
 
 
-def _ended(client: Cluster, count: int) -> list[JobId]:
-    jobs = [client.launch(command("true")) for _ in range(count)]
-    assert {info.status for info in client.wait(jobs, timeout=PATIENCE_S)} == {JobStatus.SUCCEEDED}
-    return jobs
+def _ended(client: Cluster) -> JobId:
+    job_id = client.launch(command("true"))
+    assert client.wait(job_id, timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+    return job_id
 
 
 def _ended_and_swept(client: Cluster, jobs: list[JobId]) -> list[JobId]:
     """With one job more there are too many, and when the oldest has gone the others were looked at as well."""
-    jobs = [*jobs, *_ended(client, 1)]
+    jobs = [*jobs, _ended(client)]
     wait_until(lambda: jobs[0] not in {info.job_id for info in client.list_jobs()}, PATIENCE_S)
     assert {info.job_id for info in client.list_jobs()} == set(jobs[1:])
     return jobs[1:]
