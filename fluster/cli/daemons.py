@@ -40,12 +40,30 @@ _FOR_BOTH = (
     Setting("FLUSTER_PING_INTERVAL_S", "SECONDS", "Between the pings of its connections. Default: 5."),
     Setting("FLUSTER_PINGS_UNANSWERED", "COUNT", "After so many a connection is made anew. Default: 2."),
 )
+_FENCES = (
+    Setting("FLUSTER_HEARTBEAT_S", "SECONDS", "Between the heartbeats of workers. Default: 5."),
+    Setting("FLUSTER_FENCE_AFTER_S", "SECONDS", "After so long without a controller, tasks are ended. Default: 90."),
+    Setting("FLUSTER_KILL_GRACE_S", "SECONDS", "Between SIGTERM and SIGKILL of a task. Default: 10."),
+    Setting(
+        "FLUSTER_WORKER_TIMEOUT_S",
+        "SECONDS",
+        "After so long without a heartbeat a worker is lost; more than the three before it together. Default: 120.",
+    ),
+)
 CONTROLLER_SETTINGS = (
     *_FOR_BOTH,
     Setting("FLUSTER_CONTROLLER_ID", "NAME", "Started again under the same one, it leads at once if it did before."),
     Setting(
         "FLUSTER_OWNER_LEASE_S", "SECONDS", "What a program owns ends when it is silent for so long. Default: 600."
     ),
+    *_FENCES,
+    Setting("FLUSTER_UNSCHEDULABLE_AFTER_S", "SECONDS", "Until a job that fits no worker is given up. Default: 60."),
+    Setting("FLUSTER_LEADER_LEASE_S", "SECONDS", "A leader that is silent for so long is followed. Default: 6."),
+    Setting("FLUSTER_RESERVE_AFTER_S", "SECONDS", "Until an overtaken job has workers kept free for it. Default: 30."),
+    Setting("FLUSTER_RECORDS_KEPT_S", "SECONDS", "How long records of finished jobs are kept. Default: 604800."),
+    Setting("FLUSTER_MAX_RECORDS", "COUNT", "How many of them a namespace keeps. Default: 25000."),
+    Setting("FLUSTER_RECORDS_KEPT_AT_LEAST_S", "SECONDS", "How long, however many there are, at least. Default: 300."),
+    Setting("FLUSTER_RECORDS_SURE_AFTER_S", "SECONDS", "It must run so long to remove one for its age. Default: 3600."),
 )
 WORKER_SETTINGS = (
     *_FOR_BOTH,
@@ -73,6 +91,12 @@ WORKER_SETTINGS = (
     Setting("FLUSTER_BUILD_TIMEOUT_S", "SECONDS", "For a build. Default: 1800."),
     Setting("FLUSTER_MAX_IMAGES", "COUNT", "Built images that are kept. Default: 50."),
     Setting("FLUSTER_DRAIN_TIMEOUT_S", "SECONDS", "For its tasks after SIGTERM. Default: 60."),
+    *_FENCES,
+    Setting("FLUSTER_HOLD_S", "SECONDS", "Without a controller, gangs' holds are released after. Default: 20."),
+    Setting("FLUSTER_WORKSPACES_CACHE", "SIZE", "Disk for workspaces that are not in use. Default: 8GiB."),
+    Setting("FLUSTER_ENVIRONMENTS_CACHE", "SIZE", "Disk for environments that are not in use. Default: 32GiB."),
+    Setting("FLUSTER_MAX_LOG", "SIZE", "Kept of each stream of a task. Default: 64MiB."),
+    Setting("FLUSTER_MAX_LOG_LINE", "SIZE", "Of a line, 1KiB to 128KiB; longer ones come in pieces. Default: 64KiB."),
     Setting("FLUSTER_ADVERTISED_HOST", "HOST", "Where tasks on other workers reach this machine."),
 )
 
