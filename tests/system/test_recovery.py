@@ -1,5 +1,6 @@
 """What is killed comes back, and nothing is lost or done twice."""
 
+import contextlib
 import os
 import random
 import signal
@@ -22,6 +23,7 @@ from tests.system.processes import Family
 from tests.waiting import wait_until
 
 PATIENCE_S = 60
+_NAME_BYTES = 15  # what Linux keeps of the name of a process
 SMALL = ResourceConfig.with_cpu(0.5, memory="128MiB")
 
 
@@ -86,31 +88,24 @@ def is_gone(process: psutil.Process) -> bool:
 
 
 class Victims:
-    """The processes of a LocalCluster, by what they are."""
+    """The processes of a LocalCluster, by what ps shows them as."""
 
-    def __init__(self, cluster: LocalCluster, family: Family) -> None:
-        self._cluster = cluster
-        self._family = family
+    def __init__(self, family: Family) -> None:
         (self._supervisor,) = [
-            process for process in psutil.Process().children() if process in self._family.named("fluster_services")
+            process for process in psutil.Process().children() if process in family.named("fluster_services")
         ]
 
     def find(self, what: str) -> psutil.Process:
-        if what == "supervisor":
-            return self._supervisor
-        if what == "worker":
-            return psutil.Process(self._cluster.list_workers()[0].info.pid)
-        children = self._supervisor.children()
-        if what == "nats-server":
-            (found,) = [child for child in children if "nats-server" in child.name()]
-        else:
-            workers = {status.info.pid for status in self._cluster.list_workers()}
-            (found,) = [
-                child
-                for child in children
-                if child.pid not in workers and child.name() not in {"nats-server", "fluster-keeper"}
-            ]
-        return found
+        """The one that runs, as soon as it shows what it is: one that is started again may have to come first."""
+        return wait_until(lambda: self._shown_as(what))[0]
+
+    def _shown_as(self, what: str) -> list[psutil.Process]:
+        name = what if what == "nats-server" else f"fluster-{what}"[:_NAME_BYTES]
+        for child in self._supervisor.children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.name() == name:
+                    return [child]
+        return []
 
     def kill(self, what: str) -> None:
         victim = self.find(what)
@@ -127,7 +122,7 @@ def local(family: Family) -> Iterator[LocalCluster]:
 
 @pytest.mark.parametrize("what", ["worker", "controller", "nats-server"])
 def test_two_hundred_jobs_survive(local: LocalCluster, family: Family, ledger: Ledger, what: str) -> None:
-    victims = Victims(local, family)
+    victims = Victims(family)
     job_ids = local.launch_many([ledger.request() for _ in range(200)])
     ledger.wait_lines(60)
     victims.kill(what)
@@ -141,7 +136,7 @@ def test_two_hundred_jobs_survive(local: LocalCluster, family: Family, ledger: L
 @pytest.mark.slow
 def test_two_hundred_jobs_survive_everything(local: LocalCluster, family: Family, ledger: Ledger) -> None:
     dice = random.Random(os.urandom(8))
-    victims = Victims(local, family)
+    victims = Victims(family)
     job_ids = local.launch_many([ledger.request() for _ in range(200)])
     for number, what in enumerate(dice.sample(["worker", "controller", "nats-server"], 3)):
         ledger.wait_lines(30 + 45 * number + dice.randrange(20))
@@ -155,7 +150,7 @@ def test_two_hundred_jobs_survive_everything(local: LocalCluster, family: Family
 def test_jobs_survive_the_loss_of_all_at_once_while_they_are_launched(
     local: LocalCluster, family: Family, ledger: Ledger
 ) -> None:
-    victims = Victims(local, family)
+    victims = Victims(family)
     doomed = [victims.find(what) for what in ("worker", "controller", "nats-server")]
     random.Random(os.urandom(8)).shuffle(doomed)
     job_ids: list[JobId] = []
@@ -179,7 +174,7 @@ def test_jobs_survive_the_loss_of_all_at_once_while_they_are_launched(
 
 @pytest.mark.parametrize("what", ["worker", "controller", "nats-server"])
 def test_clients_go_on_without_being_told(local: LocalCluster, family: Family, what: str) -> None:
-    victims = Victims(local, family)
+    victims = Victims(family)
     job_id = local.launch(sleeper())
     wait_ready(local, job_id)
     local.register_endpoint("of-the-client", "here")
