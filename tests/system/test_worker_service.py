@@ -117,9 +117,9 @@ def test_it_shows_the_end_of_the_output_as_asked(cluster: Cluster) -> None:
         request = AttemptLogsRequest(namespace=DEFAULT, job_id=job_id, **fields)
         return [line.text for line in ask(cluster, "logs", request, AttemptLogsReply).lines]
 
-    wait_ready(cluster, job_id, lines=1002)
-    assert sorted(lines(tail=2, stream="stdout")) == ["1000", "ready"]
-    assert lines(stream="stderr") == ["oops"]
+    wait_ready(cluster, job_id, lines=1001)
+    wait_until(lambda: lines(stream="stderr") == ["oops"])
+    assert lines(tail=2, stream="stdout") == ["1000", "ready"]
     assert lines(tail=2, grep="^99[0-9]$") == ["998", "999"]
     assert len(lines()) == 100
     assert lines(tail=0) == []
