@@ -438,8 +438,9 @@ class AsyncCluster:
         wrote that had the id before is found by the number of its `attempt`. Raises JobNotFoundError, InvalidNameError,
         and ValueError for a `grep` that is no regular expression, a `since` without a time zone or a negative `tail`.
 
-        The two streams of a task are in the order in which it wrote. A line of more than 64 KiB comes in pieces, and so does one
-        that is written over itself, as progress bars are: all of them but the last have `goes_on`.
+        Each stream of a task is in the order in which it wrote, and so are both together, but that what it writes to both
+        within a moment (longer on a busy machine) may come one stream after the other. A line of more than 64 KiB comes in
+        pieces, and so does one that is written over itself, as progress bars are: all of them but the last have `goes_on`.
         """
         from fluster.cluster.batched import Batched
         from fluster.cluster.job_logs import LogQuery, read_logs

@@ -60,8 +60,16 @@ def test_following_with_a_tail_goes_on_with_what_comes(cluster: Cluster) -> None
 
 
 def test_both_streams_come_in_the_order_of_writing(cluster: Cluster) -> None:
-    script = "for n in $(seq 1 20); do echo o$n; sleep 0.005; echo e$n >&2; sleep 0.005; done"
-    job = cluster.launch(command("sh", "-c", script))
+    # Each line waits until the one before it was read: of what both pipes hold at the same time the order is not known for sure.
+    script = """
+import fcntl, os, termios, time
+for number in range(1, 21):
+    for fd, stream in ((1, "o"), (2, "e")):
+        os.write(fd, f"{stream}{number}\\n".encode())
+        while any(fcntl.ioctl(fd, termios.FIONREAD, bytes(4))):
+            time.sleep(0.001)
+"""
+    job = cluster.launch(command("python", "-c", script))
     expected = [f"{stream}{number}" for number in range(1, 21) for stream in "oe"]
     assert texts(cluster.logs(job, follow=True)) == expected
     assert texts(cluster.logs(job)) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import time
 from collections import deque
@@ -13,11 +14,12 @@ from fluster_services.worker.spool import LineCutter, SpoolWriter, Stream
 from fluster_services.worker.timers import Timers
 
 _READ_BYTES = 64 * 1024
+_ONCE = select.EPOLLIN | select.EPOLLONESHOT  # told once, until it is asked for again
 _TAIL_LINES = 20
 _TAIL_LINE_BYTES = 2000
 _OVERWRITTEN_S = 0.1  # between two pieces of a line that is written over
-# What is still in a pipe when all its writers are dead. A stranger that holds it open may go on writing for ever.
-_MAX_DRAIN_BYTES = 2 * 1024 * 1024
+# What is still in the pipes when all their writers are dead. A stranger that holds one open may go on writing for ever.
+_MAX_DRAIN_BYTES = 4 * 1024 * 1024
 
 
 class TaskOutput:
@@ -32,6 +34,10 @@ class TaskOutput:
         self._max_line_bytes = max_line_bytes
         self._cutters: dict[Stream, LineCutter] = {}
         self._pipes: dict[Stream, int] = {}
+        # Apart from the selector, where what was readable at the last look comes first: here it is what became readable first, which
+        # is all that two pipes tell of the order in which both were written to.
+        self._readable = select.epoll()
+        selector.register(self._readable, selectors.EVENT_READ, self._read)
         self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
         self._unfinished: dict[Stream, bytes] = {}  # the line whose pieces come, as far as the tail wants it
 
@@ -40,7 +46,7 @@ class TaskOutput:
         self._pipes[stream], end = os.pipe()
         os.set_blocking(self._pipes[stream], False)
         self._cutters[stream] = LineCutter(self._max_line_bytes)
-        self._selector.register(self._pipes[stream], selectors.EVENT_READ, partial(self._read, stream))
+        self._readable.register(self._pipes[stream], _ONCE)
         return end
 
     def tail(self) -> list[str]:
@@ -50,30 +56,43 @@ class TaskOutput:
 
     def close(self) -> None:
         """Take what is left in the pipes, and no more."""
+        drained = 0
+        while self._pipes and drained < _MAX_DRAIN_BYTES and (read := self._read()):
+            drained += read
         for stream in tuple(self._pipes):
-            drained = 0
-            while stream in self._pipes and drained < _MAX_DRAIN_BYTES and (read := self._read(stream)):
-                drained += read
-            if stream in self._pipes:
-                self._close_pipe(stream)
+            self._close_pipe(stream)
+        self._selector.unregister(self._readable)
+        self._readable.close()
         self.spool.close()
 
-    def _read(self, stream: Stream) -> int:
-        """Spool what one read gives; return how much that was."""
+    def _read(self) -> int:
+        """Spool what one read of each readable pipe gives; return how much that was."""
+        streams = {fd: stream for stream, fd in self._pipes.items()}
+        # All is read before any is spooled, which takes longer: what is written meanwhile comes after it.
+        read = [(streams[fd], self._take(fd)) for fd, _ in self._readable.poll(0)]
+        for stream, data in read:
+            if data == b"":
+                self._close_pipe(stream)
+            elif data:
+                self._spool(stream, data)
+        return sum(len(data) for _, data in read if data)
+
+    def _take(self, fd: int) -> bytes | None:
+        """What the pipe has, nothing at its end; None if there is nothing yet."""
         try:
-            data = os.read(self._pipes[stream], _READ_BYTES)
+            return os.read(fd, _READ_BYTES)
         except BlockingIOError:
-            return 0
-        if data:
-            cutter = self._cutters[stream]
-            self._spool_pieces(stream, cutter.feed(data))
-            if cutter.overwrites and self._timers.at(stream) is None:
-                # Not at once, as it may be but the end of a line on Windows, nor more often than anybody reads.
-                at = time.monotonic() + _OVERWRITTEN_S
-                self._timers.set(stream, at, partial(self._spool_unfinished, stream))
-        else:
-            self._close_pipe(stream)
-        return len(data)
+            return None
+        finally:
+            self._readable.modify(fd, _ONCE)
+
+    def _spool(self, stream: Stream, data: bytes) -> None:
+        cutter = self._cutters[stream]
+        self._spool_pieces(stream, cutter.feed(data))
+        if cutter.overwrites and self._timers.at(stream) is None:
+            # Not at once, as it may be but the end of a line on Windows, nor more often than anybody reads.
+            at = time.monotonic() + _OVERWRITTEN_S
+            self._timers.set(stream, at, partial(self._spool_unfinished, stream))
 
     def _spool_unfinished(self, stream: Stream) -> None:
         """Have a progress bar seen before its line ends."""
@@ -85,7 +104,7 @@ class TaskOutput:
         self._timers.cancel(stream)
         self._spool_pieces(stream, self._cutters[stream].finish())
         fd = self._pipes.pop(stream)
-        self._selector.unregister(fd)
+        self._readable.unregister(fd)
         os.close(fd)
 
     def _spool_pieces(self, stream: Stream, pieces: list[tuple[bytes, bool]]) -> None:
