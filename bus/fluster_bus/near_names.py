@@ -1,4 +1,4 @@
-"""Which of the names that there are somebody meant who wrote another one."""
+"""Suggests existing names for a misspelled one."""
 
 from __future__ import annotations
 

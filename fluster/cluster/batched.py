@@ -1,4 +1,4 @@
-"""Items that come one by one to whoever takes them so, and together to whoever wants many."""
+"""Items of a stream, to be iterated one by one or in batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines for this program's stderr, written by a thread of their own: whoever reads it slowly holds up nobody else."""
+"""Lines for this program's stderr, written by a thread of their own, so that a slow reader delays nothing else."""
 
 from __future__ import annotations
 
