@@ -53,6 +53,7 @@ _WAITED_FOR = {signal.SIGTERM, BY_FORCE, _KEEPER_GONE, _OVER}
 _KILL_TIMEOUT_S = 3.0
 _ALONE_S = 30.0  # without a keeper, for the container to be gone; else the worker finds it by its labels
 _LOOK_S = 0.2  # between two looks at an engine that is away
+_OOM_NEWS_S, _OOM_LOOK_S = 1.0, 0.05  # for the news that the kernel killed a process for its memory
 _INIT_S, _INIT_LOOK_S = 0.3, 0.002  # for process 1 of a container to listen to signals
 _STREAMS = {1: 1, 2: 2}  # {number in the engine's frames: descriptor}
 _STDOUT = 1
@@ -180,8 +181,7 @@ class _Attendant:
             else:
                 self._carry(stream.read)
                 code = self._wait()
-                is_over_memory = code != 0 and self._inspect()["OOMKilled"]
-                exit_code = self._ended(code, is_over_memory=is_over_memory)
+                exit_code = self._ended(code, is_over_memory=self._was_over_memory(code))
         except EngineError:
             self._remove(self._connect(_KILL_TIMEOUT_S))  # which may be in trouble
             raise
@@ -238,6 +238,22 @@ class _Attendant:
         with told(self._container.engine):
             state: dict[str, Any] = self._client.inspect_container(self._id)["State"]
         return state
+
+    def _was_over_memory(self, code: int) -> bool:
+        """Whether the kernel killed a process of it for its limit of memory.
+
+        The engine learns of such a kill and of the container's end by separate events, the end sometimes first.
+        """
+        if code == 0:
+            return False
+        until = time.monotonic()
+        if self._spec.limits.memory and self._asked is None:
+            until += _OOM_NEWS_S
+        while not self._inspect()["OOMKilled"]:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_OOM_LOOK_S)
+        return True
 
     def _carry(self, read: Callable[[int], bytes | None]) -> None:
         """Write what comes in the engine's frames, and is new, to the keeper's pipes."""
