@@ -32,6 +32,7 @@ class LocalSetup:
     # As `fluster_bus.devices.as_json` writes them, of all workers together; None: those that are found once the cluster is up.
     devices: tuple[Any, ...] | None = None
     labels: tuple[str, ...] = ()  # of each worker, sorted, as zone=a
+    resources: dict[str, float] = field(default_factory=dict)  # {name: count}, of all workers together
     store_dir: str | None = None  # None: a temporary folder, removed at the end
     port: int = 0
     working_dir: str

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import typer
 
 from fluster.cli.exit_codes import CommandError, ExitCode, say
-from fluster.cli.options import Options
+from fluster.cli.options import Options, resources_option
 from fluster.cli.output import age, size, write, write_json, write_table
 from fluster.local_setup import ADDRESS_FILE
 from fluster_bus.blocked_waits import wait_for_item
@@ -63,6 +63,13 @@ def up(
     label: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="A label of its workers; repeatable. Example: --label zone=a"),
+    ] = None,
+    resource: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=COUNT",
+            help="Of something else, what all workers have together; repeatable. Example: --resource license=4",
+        ),
     ] = None,
     namespace: Annotated[
         list[str] | None,
@@ -133,6 +140,7 @@ def up(
             disk=disk,
             gpus=gpus,
             labels=_labels(label),
+            resources=resources_option(resource) if resource else None,
             store_dir=store_dir,
             port=port,
             namespaces=namespaces[1:],

@@ -6,14 +6,14 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
 from fluster.cli.exit_codes import CommandError, ExitCode
-from fluster.cli.options import Options
+from fluster.cli.options import Options, resources_option
 
 _JOB_CREDENTIALS = "job_credentials"
 
@@ -25,10 +25,17 @@ class Setting:
     variable: str
     metavar: str
     help: str
+    is_repeatable: bool = False  # what is given several times counts together, as does what stands between commas
 
     @property
     def name(self) -> str:
         return self.variable.removeprefix("FLUSTER_").lower()
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """How it is spelt: also in the singular where other commands have that."""
+        plural = "--" + self.name.removesuffix("_s").replace("_", "-")
+        return (plural, plural.removesuffix("s")) if self.is_repeatable else (plural,)
 
 
 _FOR_BOTH = (
@@ -75,7 +82,8 @@ WORKER_SETTINGS = (
     Setting("FLUSTER_MEMORY", "SIZE", "Memory that it offers, such as 32GB. Default: the machine's."),
     Setting("FLUSTER_DISK", "SIZE", "Disk that it offers. Default: what is free in the state folder."),
     Setting("FLUSTER_GPUS", "MODEL:COUNT", "GPUs that it offers, 0 for none. Default: what nvidia-smi finds."),
-    Setting("FLUSTER_LABELS", "KEY=VALUE,…", "By what it differs from others."),
+    Setting("FLUSTER_LABELS", "KEY=VALUE,…", "By what it differs from others.", is_repeatable=True),
+    Setting("FLUSTER_RESOURCES", "NAME=COUNT,…", "What else it has, such as license=4.", is_repeatable=True),
     Setting("FLUSTER_MAX_CONCURRENT_JOBS", "COUNT", "Tasks that it has at once. Default: as many as have room."),
     Setting("FLUSTER_ENFORCE_LIMITS", "auto|always|never", "Hold tasks to their CPUs and memory. Default: auto."),
     Setting("FLUSTER_RUNTIME", "process|docker|auto", "How tasks run. Default: process."),
@@ -101,7 +109,7 @@ WORKER_SETTINGS = (
 )
 
 
-def start_controller(context: typer.Context, **values: str | None) -> None:
+def start_controller(context: typer.Context, **values: str | Sequence[str] | None) -> None:
     """Run a controller until SIGTERM or Ctrl-C. Several may run: one leads, the others stand by.
 
     The options are the settings that its environment has; one that is given goes before the variable.
@@ -112,7 +120,9 @@ def start_controller(context: typer.Context, **values: str | None) -> None:
     _become("fluster_services.controller", context, CONTROLLER_SETTINGS, values)
 
 
-def start_worker(context: typer.Context, job_credentials: Sequence[str] = (), **values: str | None) -> None:
+def start_worker(
+    context: typer.Context, job_credentials: Sequence[str] = (), **values: str | Sequence[str] | None
+) -> None:
     """Run a worker on this machine until it has drained, by request or after SIGTERM or Ctrl-C.
 
     The options are the settings that its environment has; one that is given goes before the variable. It hands the
@@ -129,6 +139,7 @@ def start_worker(context: typer.Context, job_credentials: Sequence[str] = (), **
         if match is None:
             raise CommandError(f"--job-credentials {text}: write NAMESPACE=FILE", ExitCode.USAGE)
         files[User(Role.JOB, match[1]).credentials_variable] = match[2]
+    resources_option(_as_text(values["resources"]) or "")
     _become("fluster_services.worker", context, WORKER_SETTINGS, values, files)
 
 
@@ -136,18 +147,22 @@ def _become(
     module: str,
     context: typer.Context,
     settings: Sequence[Setting],
-    values: dict[str, str | None],
+    values: Mapping[str, str | Sequence[str] | None],
     more: dict[str, str] | None = None,
 ) -> None:
     """Be the daemon, in a process that has nothing of the command line's but its id."""
     from fluster_bus.address import ADDRESS_VARIABLE
 
     address = Options.of(context).address
-    given = {setting.variable: values[setting.name] for setting in settings}
+    given = {setting.variable: _as_text(values[setting.name]) for setting in settings}
     given |= {ADDRESS_VARIABLE: address, **(more or {})}
     environment = {**os.environ, **{name: value for name, value in given.items() if value is not None}}
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-m", module], environment)
+
+
+def _as_text(value: str | Sequence[str] | None) -> str | None:
+    return value if value is None or isinstance(value, str) else ",".join(value) or None
 
 
 def with_options(command: Callable[..., None], settings: Sequence[Setting]) -> Callable[..., None]:
@@ -159,9 +174,9 @@ def with_options(command: Callable[..., None], settings: Sequence[Setting]) -> C
     ]
     options = {
         setting.name: Annotated[
-            str | None,
+            list[str] | None if setting.is_repeatable else str | None,
             typer.Option(
-                "--" + setting.name.removesuffix("_s").replace("_", "-"),
+                *setting.options,
                 metavar=setting.metavar,
                 help=setting.help,
                 envvar=setting.variable,

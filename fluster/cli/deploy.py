@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -56,6 +57,13 @@ def deploy(
     gpu: Annotated[
         str | None, typer.Option(metavar="MODEL:COUNT", help="GPUs of each actor. Example: --gpu h100:1")
     ] = None,
+    resource: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=COUNT",
+            help="Of something else that workers offer, for each; repeatable. Example: --resource license=1",
+        ),
+    ] = None,
     workspace: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Run in a copy of this folder. Example: --workspace .")
     ] = None,
@@ -94,7 +102,7 @@ def deploy(
             *(json_argument(text) for text in arguments or []),
             name=name,
             replicas=replicas,
-            resources=_resources(actor_class, cpu, memory, gpu),
+            resources=_resources(actor_class, cpu, memory, gpu, resource or []),
             environment=environment,
             if_exists=if_exists,
             lifetime="detached",
@@ -108,13 +116,20 @@ def deploy(
         write(str(job_id))
 
 
-def _resources(actor_class: type, cpu: float | None, memory: str | None, gpu: str | None) -> ResourceConfig | None:
+def _resources(
+    actor_class: type, cpu: float | None, memory: str | None, gpu: str | None, resources: Sequence[str]
+) -> ResourceConfig | None:
+    """What the class asks for, with what is given instead; None when nothing is."""
     from fluster.actors.definition import resources_of
 
-    if cpu is None and memory is None and gpu is None:
+    if cpu is None and memory is None and gpu is None and not resources:
         return None
     own = resources_of(actor_class)
-    return make_resources(own.cpu if cpu is None else cpu, str(own.memory) if memory is None else memory, gpu)
+    given = make_resources(
+        own.cpu if cpu is None else cpu, str(own.memory) if memory is None else memory, gpu, resources=resources
+    )
+    changed = {"cpu", "memory", *(["device"] if gpu is not None else []), *(["resources"] if resources else [])}
+    return own.model_copy(update={name: getattr(given, name) for name in changed})
 
 
 def _load(target: str, *, travels: bool) -> type:

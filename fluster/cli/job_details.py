@@ -25,12 +25,15 @@ def shown_details(info: JobInfo) -> tuple[str, str, str]:
 
 
 def _resources(resources: ResourceConfig) -> str:
+    from fluster_bus.messages.counted import number_text
+
     device = resources.device
     words = [f"{resources.cpu:g} CPU", size(resources.memory)]
     if device.kind != "cpu":
         words.append(f"{device.count} x {device.variant} {device.kind.upper()}")
     if resources.disk:
         words.append(f"{size(resources.disk)} of disk")
+    words += [f"{number_text(count)} {name}" for name, count in sorted(resources.resources.items())]
     words += [f"{name}={value}" for name, value in sorted(resources.labels.items())]
     return ", ".join(words)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fluster.cli.exit_codes import say
+from fluster.cli.exit_codes import CommandError, ExitCode, say
 
 if TYPE_CHECKING:
     from fluster.cluster import Cluster
@@ -43,6 +44,16 @@ Grep = Annotated[
     str | None,
     typer.Option(metavar="PATTERN", callback=check_pattern, help="Only lines in which this is found."),
 ]
+
+
+def resources_option(given: str | Sequence[str]) -> dict[str, float]:
+    """{name: count} of `--resource`, in one text or given several times. Raises CommandError."""
+    from fluster_bus.messages.counted import parse_counts
+
+    try:
+        return parse_counts(given if isinstance(given, str) else ",".join(given))
+    except ValueError as error:
+        raise CommandError(f"--resource: {error}", ExitCode.USAGE) from error
 
 
 @dataclass(frozen=True)

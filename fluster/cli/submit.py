@@ -13,7 +13,7 @@ from fluster.cli.env_files import read_env_file, split_assignment
 from fluster.cli.exit_codes import CommandError, ExitCode, say
 from fluster.cli.job_progress import wait_shown
 from fluster.cli.jobs import dumped, outcome, print_logs, succeeded
-from fluster.cli.options import Options
+from fluster.cli.options import Options, resources_option
 from fluster.cli.output import write, write_json
 from fluster.cli.shortened_ids import find_job
 
@@ -40,6 +40,13 @@ def submit(
     label: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Only on workers with this label; repeatable. Example: --label zone=a"),
+    ] = None,
+    resource: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=COUNT",
+            help="Of something else that workers offer; repeatable. Example: --resource license=1",
+        ),
     ] = None,
     workspace: Annotated[
         Path | None,
@@ -190,7 +197,7 @@ def submit(
     request = make_request(
         command,
         name=name,
-        resources=make_resources(cpu, memory, gpu, label or [], disk=disk),
+        resources=make_resources(cpu, memory, gpu, label or [], disk=disk, resources=resource or []),
         environment={
             "workspace": folder_option(workspace),
             "cwd": str(Path(cwd).absolute()) if cwd is not None and workspace is None else cwd,
@@ -283,7 +290,13 @@ def name_of(command: list[str]) -> str:
 
 
 def make_resources(
-    cpu: float, memory: str, gpu: str | None, labels: Sequence[str] = (), *, disk: str | None = None
+    cpu: float,
+    memory: str,
+    gpu: str | None,
+    labels: Sequence[str] = (),
+    *,
+    disk: str | None = None,
+    resources: Sequence[str] = (),
 ) -> ResourceConfig:
     """What one task needs. Raises CommandError for a value that is invalid."""
     from fluster_bus.messages import ResourceConfig
@@ -293,16 +306,15 @@ def make_resources(
         wanted = parse_labels(",".join(labels))
     except ValueError as error:
         raise CommandError(f"--label: {error}", ExitCode.USAGE) from error
-    sizes = {"memory": _size("--memory", memory), "disk": _size("--disk", disk) if disk is not None else 0}
+    asked = {"labels": wanted, "resources": resources_option(resources)}
+    sizes: Any = {"memory": _size("--memory", memory), "disk": _size("--disk", disk) if disk is not None else 0}
     if gpu is None:
-        return ResourceConfig.with_cpu(cpu, **sizes).model_copy(update={"labels": wanted})
+        return ResourceConfig.with_cpu(cpu, **sizes).model_copy(update=asked)
     match = re.fullmatch(r"(?:(?P<count>\d+)|(?P<model>[A-Za-z0-9][A-Za-z0-9_-]*?)(?::(?P<of_model>\d+))?)", gpu)
     if match is None:
         raise CommandError(f"--gpu {gpu}: write a model, a count or both, such as h100:8", ExitCode.USAGE)
     count = int(match["count"] or match["of_model"] or 1)
-    return ResourceConfig.with_gpu(match["model"] or "any", count, cpu=cpu, **sizes).model_copy(
-        update={"labels": wanted}
-    )
+    return ResourceConfig.with_gpu(match["model"] or "any", count, cpu=cpu, **sizes).model_copy(update=asked)
 
 
 def _check_secrets(request: JobRequest) -> None:

@@ -16,7 +16,7 @@ from fluster.cli.shortened_ids import at_worker, find_job
 
 if TYPE_CHECKING:
     from fluster.cluster import Cluster
-    from fluster_bus.messages import AttemptStatus, Message, WorkerId, WorkerStatus
+    from fluster_bus.messages import AttemptStatus, Capacity, Message, WorkerId, WorkerStatus
 
     Reply = TypeVar("Reply", bound=Message)
 
@@ -36,7 +36,19 @@ def workers(context: typer.Context) -> None:
     if options.json:
         write_json([worker.model_dump(mode="json") for worker in found])
         return
-    columns = ["WORKER", "STATE", "HEARD", "CPU FREE", "MEMORY FREE", "DEVICES FREE", "TASKS", "AGE", "LABELS", "HOST"]
+    columns = [
+        "WORKER",
+        "STATE",
+        "HEARD",
+        "CPU FREE",
+        "MEMORY FREE",
+        "DEVICES FREE",
+        "OTHERS FREE",
+        "TASKS",
+        "AGE",
+        "LABELS",
+        "HOST",
+    ]
     write_table(
         columns,
         [
@@ -47,6 +59,7 @@ def workers(context: typer.Context) -> None:
                 f"{worker.free.cpu:g}/{worker.info.total.cpu:g}",
                 f"{size(worker.free.memory)} of {size(worker.info.total.memory)}",
                 _devices(worker.free.devices, worker.info.total.devices, worker.info.total.variant),
+                _others(worker.free, worker.info.total) or "-",
                 _tasks(worker.running, worker.info.total.tasks),
                 age(worker.info.started_at),
                 ",".join(worker.info.total.labels) or "-",
@@ -59,6 +72,14 @@ def workers(context: typer.Context) -> None:
 
 def _devices(free: int, total: int, variant: str) -> str:
     return f"{free}/{total} {variant}" if total else "-"
+
+
+def _others(free: Capacity, total: Capacity) -> str:
+    """What is counted by names of the users' own: `license 2/4`."""
+    from fluster_bus.messages.counted import number_text
+
+    left = dict(free.resources)
+    return ", ".join(f"{name} {number_text(left.get(name, 0))}/{number_text(count)}" for name, count in total.resources)
 
 
 def _tasks(running: int, most: int | None) -> str:
@@ -125,6 +146,7 @@ def health(context: typer.Context, name: Name) -> None:
             "cpu free": f"{found.free.cpu:g}/{found.total.cpu:g}",
             "memory free": f"{size(found.free.memory)} of {size(found.total.memory)}",
             "disk free": size(found.disk_free),
+            **({"others free": others} if (others := _others(found.free, found.total)) else {}),
             "limits": found.limits,
             "up for": duration(time.time() - found.uptime_s, None),
         }

@@ -20,7 +20,7 @@ from fluster.cluster.arguments import check_count, check_seconds
 from fluster.cluster.blocking import Cluster
 from fluster.cluster.client import DEFAULT_NAMESPACE
 from fluster.cluster.identity import NAMESPACE
-from fluster.cluster.offered import offered_disk, offered_gpus, offered_labels
+from fluster.cluster.offered import offered_disk, offered_gpus, offered_labels, offered_resources
 from fluster.cluster.ownership import note_local
 from fluster.errors import ClusterStartError
 from fluster.later import import_now
@@ -53,8 +53,9 @@ class LocalCluster(Cluster):
     `cpu` and `memory` are what all workers offer together: by default 16 CPUs or four for each core, and the machine's
     memory. They are logical: nothing is enforced, unless `enforce_limits` asks for it. So are `disk`, by default what is free, and
     `gpus`, such as "h100:8" or "0" for none, by default those that nvidia-smi lists once the cluster is up; `labels` are those of each
-    worker. What is not given is taken from FLUSTER_DISK, FLUSTER_GPUS and FLUSTER_LABELS, if these are set. A task that asks for no GPU
-    has the program's own CUDA_VISIBLE_DEVICES. With `store_dir` the records, logs
+    worker. `resources`, such as {"license": 4}, are what all have together of things with names of your own, each worker in whole pieces.
+    What is not given is taken from FLUSTER_DISK, FLUSTER_GPUS, FLUSTER_LABELS and FLUSTER_RESOURCES, if these are set. A task that asks
+    for no GPU has the program's own CUDA_VISIBLE_DEVICES. With `store_dir` the records, logs
     and registry stay there, and the next LocalCluster with the same folder goes on with them. Of several `controllers` one
     leads and the others stand by.
 
@@ -93,6 +94,7 @@ class LocalCluster(Cluster):
         disk: int | str | None = None,
         gpus: str | None = None,
         labels: Mapping[str, str] | None = None,
+        resources: Mapping[str, float] | None = None,
         store_dir: str | Path | None = None,
         port: int = 0,
         namespaces: Sequence[str] = (),
@@ -147,6 +149,7 @@ class LocalCluster(Cluster):
             disk=offered_disk(disk),
             devices=offered_gpus(gpus),
             labels=offered_labels(labels),
+            resources=offered_resources(resources),
             store_dir=str(Path(store_dir).absolute()) if store_dir is not None else None,
             port=port,
             passes_secrets=pass_secrets,

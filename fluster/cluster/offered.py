@@ -10,7 +10,7 @@ from fluster_bus.devices import VISIBLE_DEVICES, as_json, parse_gpus
 
 T = TypeVar("T")
 
-DISK, GPUS, LABELS = "FLUSTER_DISK", "FLUSTER_GPUS", "FLUSTER_LABELS"
+DISK, GPUS, LABELS, RESOURCES = "FLUSTER_DISK", "FLUSTER_GPUS", "FLUSTER_LABELS", "FLUSTER_RESOURCES"
 
 
 def offered_disk(given: int | str | None) -> int | None:
@@ -42,6 +42,17 @@ def offered_labels(given: Mapping[str, str] | None) -> tuple[str, ...]:
         return as_words(parse_labels(value) if isinstance(value, str) else check_labels(value))
 
     return _read("labels", given, LABELS, read) or ()
+
+
+def offered_resources(given: Mapping[str, float] | None) -> dict[str, float]:
+    """{name: count}. Raises ValueError."""
+
+    def read(value: Mapping[str, float] | str) -> dict[str, float]:
+        from fluster_bus.messages.counted import check_counts, parse_counts
+
+        return parse_counts(value) if isinstance(value, str) else check_counts(value)
+
+    return _read("resources", given, RESOURCES, read) or {}
 
 
 def _read(name: str, given: Any, variable: str, read: Callable[[Any], T]) -> T | None:

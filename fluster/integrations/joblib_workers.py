@@ -245,13 +245,18 @@ def _end_all() -> None:
 
 
 def _room_for(resources: ResourceConfig, capacities: Sequence[Capacity]) -> int:
-    """How many tasks fit, by CPUs, memory and devices."""
+    """How many tasks fit, by CPUs, memory, devices and what is counted by other names."""
     chips = resources.device.chip_count()
     count = 0.0
     for each in capacities:
         rooms = [
             has // wants
-            for has, wants in ((each.cpu, resources.cpu), (each.memory, resources.memory), (each.devices, chips))
+            for has, wants in (
+                (each.cpu, resources.cpu),
+                (each.memory, resources.memory),
+                (each.devices, chips),
+                *((dict(each.resources).get(name, 0), count) for name, count in resources.resources.items()),
+            )
             if wants
         ]
         count += min(rooms, default=1)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from fluster_bus import subjects
 from fluster_bus.messages import Capacity, ResourceConfig
+from fluster_bus.messages.counted import Counts, as_counts, combined, number_text, words
 from fluster_bus.messages.labels import as_words
 from fluster_bus.messages.resources import MIB
 
@@ -52,18 +53,34 @@ def needed(resources: ResourceConfig) -> Capacity:
         device.variant,
         0 if device.kind == "cpu" else device.count,
         as_words(resources.labels) if resources.labels else (),
+        as_counts(resources.resources) if resources.resources else (),
     )
 
 
 # Many tasks need the same: then it is one object, found and compared at once.
 @functools.lru_cache(maxsize=_KEPT_NEEDS)
 def _need(  # noqa: PLR0917 - by position, as the cache finds them sooner so
-    cpu: float, memory: int, disk: int, device: str, variant: str, devices: int, labels: tuple[str, ...]
+    cpu: float,
+    memory: int,
+    disk: int,
+    device: str,
+    variant: str,
+    devices: int,
+    labels: tuple[str, ...],
+    resources: Counts,
 ) -> Capacity:
     # Rounded up here, so that what is given away and what comes back is the same to the last digit.
     cpu = math.ceil(round(cpu * 1000, 3)) / 1000
     return Capacity(
-        cpu=cpu, memory=memory, disk=disk, device=device, variant=variant, devices=devices, tasks=1, labels=labels
+        cpu=cpu,
+        memory=memory,
+        disk=disk,
+        device=device,
+        variant=variant,
+        devices=devices,
+        tasks=1,
+        labels=labels,
+        resources=resources,
     )
 
 
@@ -75,6 +92,7 @@ def fits(need: Capacity, free: Capacity) -> bool:
         and need.disk <= free.disk
         and (free.tasks is None or (need.tasks or 0) <= free.tasks)
         and has_labels(need, free)
+        and has_counts(need.resources, free.resources)
         and (_has_devices(need, free))
     )
 
@@ -82,6 +100,14 @@ def fits(need: Capacity, free: Capacity) -> bool:
 def has_labels(need: Capacity, free: Capacity) -> bool:
     """True when a worker with `free` has every label that `need` names."""
     return not need.labels or set(need.labels) <= set(free.labels)
+
+
+def has_counts(need: Counts, free: Counts) -> bool:
+    """True when of everything in `need` there is as much in `free`."""
+    if not need:
+        return True
+    left = dict(free)
+    return all(left.get(name, 0) >= count for name, count in need)
 
 
 def _has_devices(need: Capacity, free: Capacity) -> bool:
@@ -120,20 +146,27 @@ def _changed(free: Capacity, need: Capacity, sign: int) -> Capacity:
             "disk": free.disk + sign * need.disk,
             "devices": free.devices + sign * need.devices,
             "tasks": None if free.tasks is None else free.tasks + sign * (need.tasks or 0),
+            "resources": _changed_counts(free.resources, need.resources, sign) if need.resources else free.resources,
         }
     )
 
 
+def _changed_counts(free: Counts, need: Counts, sign: int) -> Counts:
+    return combined(free, need, lambda left, count: left + sign * count)
+
+
 @functools.lru_cache(maxsize=_KEPT_NEEDS)
 def class_of(need: Capacity) -> CapacityClass | None:
-    """The smallest class that covers `need`; None when it is beyond all levels, or asks for disk, labels or other workers.
+    """The smallest class that covers `need`; None when it is beyond all levels, or asks for disk, labels, resources or other workers.
 
-    Those are in no class, so such a task is offered by name alone.
+    Those are in no class, so such a task is offered by name alone; a worker of a version without them is never asked.
     """
     cpu = _at_least(_CPU_LEVELS, need.cpu)
     memory = _at_least(_MEMORY_LEVELS, need.memory)
     count = 0 if need.devices == 0 else _at_least(_COUNT_LEVELS, need.devices)
-    if cpu is None or memory is None or count is None or need.disk or need.labels or need.elsewhere:
+    if cpu is None or memory is None or count is None:
+        return None
+    if need.disk or need.labels or need.resources or need.elsewhere:
         return None
     device, variant = ("cpu", "none") if need.devices == 0 else (need.device, need.variant)
     return CapacityClass(device, variant, int(count), cpu, int(memory))
@@ -177,6 +210,7 @@ def describe(need: Capacity) -> str:
         parts.append(f"{describe_bytes(need.disk)} disk")
     if need.devices:
         parts.append(_devices(need))
+    parts += words(need.resources)
     parts += need.labels
     return ", ".join(parts)
 
@@ -198,5 +232,10 @@ def misfit(need: Capacity, totals: list[tuple[str, Capacity]]) -> str:
         known = sorted({_devices(total) for _, total in labelled if total.devices})
         most = f"; there is {', '.join(known)}" if known else "; none has any"
         return f"needs {describe(need)}; no worker has {_devices(need)}{most}"
+    for name, count in need.resources:
+        largest_count = max(dict(total.resources).get(name, 0) for _, total in labelled)
+        if largest_count < count:
+            lacking = f"no worker has {name}: {number_text(count)} (the most any has is {number_text(largest_count)})"
+            return f"needs {describe(need)}; {lacking}"
     largest_name, largest = max(labelled, key=lambda each: (each[1].devices, each[1].cpu, each[1].memory))
     return f"needs {describe(need)}; the largest worker, {largest_name}, has {describe(largest)}"

@@ -209,8 +209,11 @@ class LocalDaemons:
 
     def _given(self, number: int) -> Capacity:
         """What the owner has said that a worker, or a VM, has."""
+        from fluster_bus.messages.counted import as_counts, share
+
         devices = self._devices(number)
-        given = {"device": devices.kind, "variant": devices.variant, "devices": len(devices.ids)}
+        given: dict[str, object] = {"device": devices.kind, "variant": devices.variant, "devices": len(devices.ids)}
+        given["resources"] = share(as_counts(self._setup.resources), number, self._setup.workers)
         return self._share().model_copy(update=given)
 
     def _vm_id(self, number: int) -> WorkerId:

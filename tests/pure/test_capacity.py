@@ -88,6 +88,10 @@ def test_disk_is_in_no_class() -> None:
     assert class_of(Capacity(cpu=1, memory=GIB, disk=1)) is None
 
 
+def test_what_is_counted_by_other_names_is_in_no_class() -> None:
+    assert class_of(Capacity(cpu=1, memory=GIB, resources=(("license", 1.0),))) is None
+
+
 def test_devices_fit_by_model_and_number() -> None:
     free = Capacity(cpu=8, memory=GIB, device="gpu", variant="h100", devices=4)
     for variant, devices, fitting in (("h100", 4, True), ("any", 4, True), ("h100", 5, False), ("a100", 1, False)):

@@ -70,6 +70,20 @@ def test_a_waiting_job_is_told_what_it_waits_for(cpu: float, workers: list[Worke
     assert explain(job, lifecycle.new_tasks(job), workers, ahead=ahead, now=NOW) == said
 
 
+def test_what_is_counted_by_another_name_is_busy_or_nowhere() -> None:
+    job = pending(1)
+    resources = ResourceConfig.with_cpu(1, resources={"license": 2})
+    job = job.model_copy(update={"request": job.request.model_copy(update={"resources": resources})})
+    total = Capacity(cpu=4, memory=16 * GIB, resources=(("license", 3.0),))
+    busy = WorkerView("w1", total, total.model_copy(update={"resources": (("license", 1.0),)}), ("a",))
+    assert explain(job, lifecycle.new_tasks(job), [busy], ahead=0, now=NOW) == (
+        "fits w1; 2 of 3 license are busy with a; next in line"
+    )
+    assert explain(job, lifecycle.new_tasks(job), [view("w2", 4)], ahead=0, now=NOW) == (
+        "needs 1 CPU, 1 GiB memory, license: 2; no worker has license: 2 (the most any has is 0)"
+    )
+
+
 def test_a_worker_that_has_as_many_tasks_as_it_may_is_busy() -> None:
     job = pending(1)
     total = Capacity(cpu=4, memory=16 * GIB, tasks=2)

@@ -8,7 +8,9 @@ from fluster_bus.messages.resources import GIB
 from fluster_services.capacity import classes_covered, fits, needed
 from fluster_services.worker.ledger import Ledger
 
-TOTAL = Capacity(cpu=4, memory=1000, disk=100, device="gpu", variant="h100", devices=2)
+TOTAL = Capacity(
+    cpu=4, memory=1000, disk=100, device="gpu", variant="h100", devices=2, resources=(("license", 3.0), ("slot", 0.5))
+)
 
 needs = st.builds(
     Capacity,
@@ -18,6 +20,11 @@ needs = st.builds(
     device=st.just("gpu"),
     variant=st.sampled_from(["h100", "any", "a100"]),
     devices=st.integers(0, 3),
+    resources=st.dictionaries(
+        st.sampled_from(["license", "slot", "other"]),
+        st.integers(1, 35_000).map(lambda each: each / 10_000),
+        max_size=2,
+    ),
 )
 steps = st.lists(st.tuples(st.sampled_from(["reserve", "release", "hold"]), st.sampled_from("abcdef"), needs))
 
@@ -42,6 +49,11 @@ def test_books_of_random_days(history: list[tuple[str, str, Capacity]]) -> None:
         assert (attempt in ledger) == (attempt in has)
         assert ledger.free.cpu == max(0, round(TOTAL.cpu - sum(each.cpu for each in has.values()), 3))
         assert ledger.free.memory == max(0, TOTAL.memory - sum(each.memory for each in has.values()))
+        for name in ("license", "slot", "other"):
+            taken = sum(dict(each.resources).get(name, 0) for each in has.values())
+            left = max(0, round(dict(TOTAL.resources).get(name, 0) - taken, 4))
+            assert dict(ledger.free.resources).get(name, 0) == left
+        assert Capacity.from_json(ledger.free.to_json()) == ledger.free
         assert ledger.free.devices == max(0, TOTAL.devices - sum(each.devices for each in has.values()))
     for attempt in list(has):
         ledger.release(attempt)

@@ -34,6 +34,7 @@ def _capacity(dice: random.Random) -> Capacity:
         disk=dice.randrange(3),
         tasks=dice.choice((None, 0, 1, 2)),
         labels=zone,
+        resources=(("license", float(dice.randrange(1, 4))),) if dice.random() < 0.3 else (),
     )
     if dice.random() < 0.7:
         return free

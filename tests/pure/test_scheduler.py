@@ -28,6 +28,8 @@ NEEDS = [
     Capacity(cpu=1, memory=1, device="gpu", variant="any", devices=1),
     Capacity(cpu=4, memory=4, device="gpu", variant="h100", devices=2),
     Capacity(cpu=1, memory=1, device="gpu", variant="h100", devices=8),
+    Capacity(cpu=1, memory=1, resources=(("license", 1.0),)),
+    Capacity(cpu=1, memory=1, resources=(("license", 2.0), ("slot", 1.0))),
 ]
 
 
@@ -38,6 +40,8 @@ def _place(number: int) -> Place:
 def _covers(need: Capacity, declined: Capacity) -> bool:
     """No room for `declined` means none for `need`."""
     if need.cpu < declined.cpu or need.memory < declined.memory or need.devices < declined.devices:
+        return False
+    if any(dict(need.resources).get(name, 0) < count for name, count in declined.resources):
         return False
     return declined.devices == 0 or (need.device, need.variant) == (declined.device, declined.variant)
 

@@ -41,6 +41,7 @@ def test_controller_and_worker_are_started_with_options(family: Family, tmp_path
         server.credentials(Role.SERVICE).save(service)
         server.credentials(Role.JOB, "default").save(job)
         options = ["--cpus", "3", "--worker-id", "w9", "--state-dir", str(tmp_path / "w9"), "--gpus", "0"]
+        options += ["--resource", "license=4", "--resource", "slot=1", "--label", "zone=a"]
         with (
             _daemon(family, service, "controller", "start", "--controller-id", "c9"),
             _daemon(
@@ -50,7 +51,8 @@ def test_controller_and_worker_are_started_with_options(family: Family, tmp_path
         ):
             job_id = cluster.launch(JobRequest(name="hello", entrypoint=Entrypoint(command=("true",))))
             wait_until(lambda: [each.info.worker_id for each in cluster.list_workers()] == ["w9"], 60)
-            assert cluster.list_workers()[0].info.total.cpu == 3
+            total = cluster.list_workers()[0].info.total
+            assert (total.cpu, total.resources, total.labels) == (3, (("license", 4), ("slot", 1)), ("zone=a",))
             assert cluster.wait(job_id, timeout=60).status is JobStatus.SUCCEEDED
     finally:
         server.close()

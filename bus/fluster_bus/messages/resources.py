@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
+from fluster_bus.messages.counted import check_counts
 from fluster_bus.messages.labels import check_labels
 from fluster_bus.messages.model import Message
 from fluster_bus.messages.tpu import tpu_topology
@@ -136,8 +138,15 @@ class TpuConfig(_DeviceConfig):
 Device = Annotated[CpuConfig | GpuConfig | TpuConfig, Field(discriminator="kind")]
 
 
+_NO_RESOURCES: Mapping[str, float] = MappingProxyType({})
+
+
 class ResourceConfig(Message):
-    """What one task needs: CPUs (fractions allowed), memory and disk in bytes, a device, labels of its worker."""
+    """What one task needs: CPUs (fractions allowed), memory and disk in bytes, a device, labels of its worker.
+
+    `resources` are what is counted by names of your own, such as {"license": 1}: whole numbers or up to four decimals, above 0.
+    A worker that offers them gives no more away than it has. `cpu=0` is for what mostly waits: it needs no CPU to be free.
+    """
 
     cpu: float = Field(default=1, ge=0, le=4096, allow_inf_nan=False)
     memory: Size = GIB
@@ -145,26 +154,55 @@ class ResourceConfig(Message):
     device: Device = CpuConfig()
     labels: Mapping[str, str] = Field(default_factory=dict)  # each must be the worker's, such as {"zone": "a"}
 
+    resources: Mapping[str, float] = Field(default_factory=dict)
+
+    @field_validator("resources", mode="before")
+    @classmethod
+    def _check_resources(cls, value: Any) -> Mapping[str, float]:
+        return check_counts(value)
+
     @field_validator("labels")
     @classmethod
     def _check_labels(cls, value: Mapping[str, str]) -> Mapping[str, str]:
         return check_labels(value)
 
     @classmethod
-    def with_cpu(cls, cpu: float = 1, *, memory: int | str = GIB, disk: int | str = 0) -> ResourceConfig:
+    def with_cpu(
+        cls,
+        cpu: float = 1,
+        *,
+        memory: int | str = GIB,
+        disk: int | str = 0,
+        resources: Mapping[str, float] = _NO_RESOURCES,
+    ) -> ResourceConfig:
         """CPUs and memory alone. `memory` and `disk` take bytes or text such as `"2GB"`."""
-        return cls(cpu=cpu, memory=parse_size(memory), disk=parse_size(disk))
+        return cls(cpu=cpu, memory=parse_size(memory), disk=parse_size(disk), resources=resources)
 
     @classmethod
     def with_gpu(
-        cls, variant: str = "any", count: int = 1, *, cpu: float = 1, memory: int | str = GIB, disk: int | str = 0
+        cls,
+        variant: str = "any",
+        count: int = 1,
+        *,
+        cpu: float = 1,
+        memory: int | str = GIB,
+        disk: int | str = 0,
+        resources: Mapping[str, float] = _NO_RESOURCES,
     ) -> ResourceConfig:
         """`count` GPUs of model `variant` for each task."""
         device = GpuConfig(variant=variant, count=count)
-        return cls(cpu=cpu, memory=parse_size(memory), disk=parse_size(disk), device=device)
+        return cls(cpu=cpu, memory=parse_size(memory), disk=parse_size(disk), device=device, resources=resources)
 
     @classmethod
-    def with_tpu(cls, variant: str, *, cpu: float = 1, memory: int | str = GIB, disk: int | str = 0) -> ResourceConfig:
+    def with_tpu(
+        cls,
+        variant: str,
+        *,
+        cpu: float = 1,
+        memory: int | str = GIB,
+        disk: int | str = 0,
+        resources: Mapping[str, float] = _NO_RESOURCES,
+    ) -> ResourceConfig:
         """A TPU slice; a slice of several VMs wants as many replicas (`device.vm_count()`)."""
         device = TpuConfig(variant=variant)
-        return cls(cpu=cpu, memory=parse_size(memory), disk=parse_size(disk), device=device)
+        return cls(cpu=cpu, memory=parse_size(memory), disk=parse_size(disk), device=device, resources=resources)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
+from fluster_bus.messages.counted import CountsField
 from fluster_bus.messages.jobs import Progress
 from fluster_bus.messages.labels import from_words
 from fluster_bus.messages.model import Message
@@ -25,6 +26,7 @@ class Capacity(Message):
         default=None, ge=0
     )  # how many it may have at once; None: as many as the rest has room for
     labels: tuple[str, ...] = ()  # sorted, as `zone=a`; those that a task needs are among those that its worker has
+    resources: CountsField = ()  # what is counted by names of the users' own; what is not named is not there
     elsewhere: tuple[
         WorkerId, ...
     ] = ()  # of a need: sorted, workers that lack what the job names, whatever room they have

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from fluster_bus.messages import Capacity, JobRecord, JobStatus, TaskRecord, WorkerId
+from fluster_bus.messages.counted import number_text
 from fluster_services import capacity, gangs, lifecycle
 
 _NO_WORKER = "there is no worker now that takes work"
@@ -174,6 +175,11 @@ def _busy(need: Capacity, workers: Sequence[WorkerView]) -> str:
         return f"{most} of {most} tasks that may run there at once are"
     if need.devices and all(need.devices > worker.free.devices for worker in workers):
         return f"{devices} of {sum(worker.total.devices for worker in workers)} {need.device}s are"
+    for name, count in need.resources:
+        left = [dict(worker.free.resources).get(name, 0) for worker in workers]
+        if all(count > each for each in left):
+            of = sum(dict(worker.total.resources).get(name, 0) for worker in workers)
+            return f"{number_text(of - sum(left))} of {number_text(of)} {name} are"
     if all(need.cpu > worker.free.cpu for worker in workers):
         return f"{cpu:g} of {sum(worker.total.cpu for worker in workers):g} CPUs are"
     total = capacity.describe_bytes(sum(worker.total.memory for worker in workers))

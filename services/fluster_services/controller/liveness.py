@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fluster_bus.messages import Capacity, WorkerId
+from fluster_services.capacity import has_counts
 
 
 @dataclass
@@ -107,5 +108,6 @@ def _has_more(free: Capacity, before: Capacity) -> bool:
         or free.memory > before.memory
         or free.disk > before.disk
         or free.devices > before.devices
+        or not has_counts(free.resources, before.resources)
         or (before.tasks is not None and free.tasks is not None and free.tasks > before.tasks)
     )

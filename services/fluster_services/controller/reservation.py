@@ -36,11 +36,13 @@ def choose(need: Capacity, count: int, workers: Iterable[WorkerView]) -> tuple[s
 
 def _lacking(need: Capacity, free: Capacity, total: Capacity) -> float:
     """The part of the worker that has to become free, of whatever is scarcest."""
+    left, of = dict(free.resources), dict(total.resources)
     kinds = (
         (need.cpu, free.cpu, total.cpu),
         (need.memory, free.memory, total.memory),
         (need.disk, free.disk, total.disk),
         (need.devices, free.devices, total.devices),
         (need.tasks or 0, free.tasks or 0, total.tasks or 0),
+        *((count, left.get(name, 0), of.get(name, 0)) for name, count in need.resources),
     )
     return max(((wanted - left) / of for wanted, left, of in kinds if of and wanted), default=0.0)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fluster_bus.messages import Capacity
-from fluster_services.capacity import fits
+from fluster_services.capacity import fits, has_counts
 from fluster_services.controller.books import JobKey
 
 _ORDERS = 1 << 53  # beyond any order of submission
@@ -341,6 +341,7 @@ def _at_least(need: Capacity, other: Capacity) -> bool:
         and need.memory >= other.memory
         and need.disk >= other.disk
         and set(need.labels) >= set(other.labels)
+        and has_counts(other.resources, need.resources)
         and set(need.elsewhere) >= set(other.elsewhere)
         and (other.devices == 0 or ((need.device, need.variant) == (other.device, other.variant)))
         and need.devices >= other.devices

@@ -15,6 +15,7 @@ from fluster_bus.bus import Bus
 from fluster_bus.devices import VISIBLE_DEVICES, parse_gpus
 from fluster_bus.errors import AddressError
 from fluster_bus.messages import Namespace, WorkerId, parse_size
+from fluster_bus.messages.counted import parse_counts
 from fluster_bus.messages.labels import parse_labels
 from fluster_bus.roles import Role, User
 from fluster_services.config import CacheLimits, LogLimits, Timing
@@ -68,6 +69,7 @@ def _given() -> Given:
             ("FLUSTER_DISK", "disk", parse_size),
             ("FLUSTER_GPUS", "devices", lambda text: parse_gpus(text, os.environ.get(VISIBLE_DEVICES["gpu"]))),
             ("FLUSTER_LABELS", "labels", parse_labels),
+            ("FLUSTER_RESOURCES", "resources", parse_counts),
             ("FLUSTER_MAX_CONCURRENT_JOBS", "tasks", _tasks),
         )
     )

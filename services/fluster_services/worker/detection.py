@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from fluster_bus.address import BusAddress
 from fluster_bus.devices import VISIBLE_DEVICES, Devices
 from fluster_bus.messages import Capacity
+from fluster_bus.messages.counted import as_counts
 from fluster_bus.messages.labels import as_words
 from fluster_services.config import CacheLimits
 from fluster_services.worker.folder_cache import stored_bytes
@@ -40,6 +41,7 @@ class Given:
     devices: Devices | None = None
     tasks: int | None = None  # at once; None: as many as have room
     labels: Mapping[str, str] = field(default_factory=dict)
+    resources: Mapping[str, float] = field(default_factory=dict)
 
 
 def detect(given: Given, state_dir: Path, caches: CacheLimits) -> tuple[Capacity, tuple[str, ...]]:
@@ -54,6 +56,7 @@ def detect(given: Given, state_dir: Path, caches: CacheLimits) -> tuple[Capacity
         devices=len(devices.ids),
         tasks=given.tasks,
         labels=as_words(given.labels),
+        resources=as_counts(given.resources),
     )
     return total, devices.ids
 

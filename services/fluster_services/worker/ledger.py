@@ -23,7 +23,8 @@ class Ledger:
     def free(self) -> Capacity:
         """What can still be given away."""
         left = self._left
-        if left.cpu >= 0 and left.memory >= 0 and left.disk >= 0 and left.devices >= 0 and (left.tasks or 0) >= 0:
+        amounts = (left.cpu, left.memory, left.disk, left.devices, left.tasks or 0)
+        if min(amounts) >= 0 and all(count >= 0 for _, count in left.resources):
             return left
         return left.model_copy(
             update={
@@ -32,6 +33,7 @@ class Ledger:
                 "disk": max(left.disk, 0),
                 "devices": max(left.devices, 0),
                 "tasks": None if left.tasks is None else max(left.tasks, 0),
+                "resources": tuple(each for each in left.resources if each[1] > 0),
             }
         )
 
