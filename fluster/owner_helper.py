@@ -111,12 +111,14 @@ class Watch:
 def serve(voice: Voice, watch: Watch) -> None:
     """Tell that the program lives until it does not, and then that."""
     interval_s = pause_s = _FIRST_PAUSE_S
+    longest_s = _LONGEST_PAUSE_S
     while not watch.has_ended(interval_s):
         answer = voice.tell(ended=False)
         if answer is None:
-            interval_s = pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            interval_s = pause_s = min(2 * pause_s, longest_s)
             continue
         interval_s, pause_s = min(answer.lease_s / _IN_A_LEASE, _LONGEST_INTERVAL_S), _FIRST_PAUSE_S
+        longest_s = min(_LONGEST_PAUSE_S, interval_s)  # after an absence of bus or controller there is one lease's time
     if not watch.is_released:
         _tell_end(voice)
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import logging
 import os
 import re
 import socket
-import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING
 
+from fluster.cluster.helper_process import HelperProcess
 from fluster.errors import JobRefusedError
 from fluster_bus.address import BusAddress
 from fluster_bus.names import JobId, Namespace, unique_name
@@ -20,18 +16,6 @@ from fluster_bus.names import JobId, Namespace, unique_name
 if TYPE_CHECKING:
     from fluster.cluster.client import AsyncCluster
     from fluster_bus.messages import JobRequest
-
-_log = logging.getLogger(__name__)
-
-HELPER_MODULE = "fluster.owner_helper"
-_RELEASED = b"released\n"
-
-
-class _Helper(subprocess.Popen[bytes]):
-    """It outlives the program for a moment, by design."""
-
-    def __del__(self) -> None:
-        pass
 
 
 class Ownership:
@@ -44,83 +28,34 @@ class Ownership:
         self.owner = unique_name(f"{host}-{os.getpid()}")
         self._lock = threading.Lock()
         self._jobs: set[JobId] = set()
-        self._helper: _Helper | None = None
-        self._leaving: list[_Helper] = []
+        self._helper: HelperProcess | None = None
 
     def hold(self, job_id: JobId) -> None:
         """The program owns that job from now on."""
         with self._lock:
             self._jobs.add(job_id)
-            self._reap()
-            self._ensure_helper()
+            if self._helper is None or self._helper.is_over:
+                self._helper = self._new_helper()
 
     def release(self, job_id: JobId) -> None:
         """It is stopped, or could not be launched."""
         with self._lock:
             self._jobs.discard(job_id)
-            self._reap()
             if not self._jobs and self._helper is not None:
-                assert self._helper.stdin is not None  # noqa: S101 - it is a pipe
-                with contextlib.suppress(BrokenPipeError):
-                    self._helper.stdin.write(_RELEASED)
-                self._helper.stdin.close()
-                self._leaving.append(self._helper)
+                self._helper.release()
                 self._helper = None
 
-    def _reap(self) -> None:
-        self._leaving = [each for each in self._leaving if each.poll() is None]
-        if self._helper is not None and self._helper.poll() is not None:
-            _log.warning(
-                "the helper that tells the cluster of this program ended with status %d", self._helper.returncode
-            )
-            self._close_pipe()
-            self._helper = None
-
-    def _ensure_helper(self) -> None:
-        if self._helper is not None:
-            return
-        pidfd = _own_pidfd()
-        try:
-            self._helper = _Helper(
-                [sys.executable, "-m", HELPER_MODULE],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,  # else whoever reads the program's output waits for this process too
-                stderr=subprocess.DEVNULL,
-                pass_fds=() if pidfd is None else (pidfd,),
-                start_new_session=True,  # Ctrl-C at the terminal is for the program
-                bufsize=0,
-            )
-        finally:
-            if pidfd is not None:
-                os.close(pidfd)
-        setup = {
-            "url": self._address.url,
-            "user": self._address.user,
-            "password": self._address.password,
-            "namespace": self._namespace,
-            "owner": self.owner,
-            "pidfd": pidfd,
-        }
-        assert self._helper.stdin is not None  # noqa: S101 - it is a pipe
-        with contextlib.suppress(BrokenPipeError):
-            self._helper.stdin.write(json.dumps(setup).encode() + b"\n")
-
-    def _close_pipe(self) -> None:
-        if self._helper is not None and self._helper.stdin is not None:
-            self._helper.stdin.close()
-
-    def drop(self) -> None:
-        """In a forked child: the jobs are its parent's."""
-        self._close_pipe()
-
-
-def _own_pidfd() -> int | None:
-    if not hasattr(os, "pidfd_open"):
-        return None
-    try:
-        return os.pidfd_open(os.getpid())
-    except OSError:  # the kernel is older, or a sandbox refuses it
-        return None
+    def _new_helper(self) -> HelperProcess:
+        address = self._address
+        return HelperProcess(
+            {
+                "url": address.url,
+                "user": address.user,
+                "password": address.password,
+                "namespace": self._namespace,
+                "owner": self.owner,
+            }
+        )
 
 
 _lock = threading.Lock()
@@ -171,8 +106,6 @@ def _ownership(address: BusAddress, namespace: Namespace) -> Ownership:
 def _forget_in_child() -> None:
     global _lock  # noqa: PLW0603 - another thread of the parent may have held it
     _lock = threading.Lock()
-    for ownership in _ownerships.values():
-        ownership.drop()
     _ownerships.clear()
 
 

@@ -1,13 +1,16 @@
 """What a program has on a shared cluster ends with the program, however that ends."""
 
 import dataclasses
+import functools
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -24,6 +27,8 @@ HELPER = "fluster.owner_helper"
 
 PROGRAM = """
 import os, signal, sys, time
+if "WITHOUT_PIDFDS" in os.environ:
+    del os.pidfd_open
 from fluster import Cluster, WorkerPool, actor, deploy
 
 class Counter:
@@ -84,15 +89,17 @@ class Client:
 
 
 @contextmanager
-def running(daemons: Daemons) -> Iterator[Client]:
+def running(daemons: Daemons, errors: Path | None = None, *, has_pidfds: bool = True) -> Iterator[Client]:
+    variables = {} if has_pidfds else {"WITHOUT_PIDFDS": "1"}
     family = Family()
     with ExitStack() as stack:
         stack.callback(family.kill)
         process = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(PROGRAM)],
-            env=family.environment(FLUSTER_CLUSTER_ADDRESS=daemons.address),
+            env=family.environment(FLUSTER_CLUSTER_ADDRESS=daemons.address, **variables),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=stack.enter_context(errors.open("w")) if errors is not None else None,
             text=True,
         )
         stack.enter_context(process)
@@ -108,6 +115,18 @@ def wait_ended(client: Client, cluster: Cluster, reason: str) -> None:
     assert psutil.pid_exists(client.ledger)
 
 
+def words_of_helpers(cluster: Cluster) -> list[Delivery]:
+    """What helpers tell from now on; grows."""
+    told: list[Delivery] = []
+    bus = cluster.asynchronous.bus
+    cluster.portal.run(bus.subscribe, subjects.jobs_verb(cluster.namespace, "own"), told.append)
+    return told
+
+
+def open_files(process: psutil.Process) -> list[str]:
+    return [str(file.readlink()) for file in Path(f"/proc/{process.pid}/fd").iterdir()]
+
+
 @pytest.mark.parametrize("end", ["killed", "left"])
 def test_its_workers_and_actors_end_when_it_is_killed_or_leaves(daemons: Daemons, cluster: Cluster, end: str) -> None:
     with running(daemons) as client:
@@ -120,14 +139,65 @@ def test_its_workers_and_actors_end_when_it_is_killed_or_leaves(daemons: Daemons
         wait_until(lambda: not client.family.named(HELPER), 20)
 
 
+def test_where_there_are_no_pidfds_a_pipe_tells_its_end(daemons: Daemons, cluster: Cluster) -> None:
+    with running(daemons, has_pidfds=False) as client:
+        assert not any("pidfd" in file for file in open_files(client.helper()))
+        client.process.kill()  # the child that it forked lives on
+        wait_ended(client, cluster, "has ended")
+        wait_until(lambda: not client.family.named(HELPER), 20)
+
+
+@pytest.mark.parametrize("has_pidfds", [True, False])
+def test_a_helper_that_dies_is_replaced_at_once(daemons: Daemons, cluster: Cluster, *, has_pidfds: bool) -> None:
+    with running(daemons, has_pidfds=has_pidfds) as client:
+        first = client.helper()
+        first.kill()
+        wait_until(lambda: [each for each in client.family.named(HELPER) if each != first], LEASE_S)
+        client.process.kill()
+        wait_ended(client, cluster, "has ended")
+        wait_until(lambda: not client.family.named(HELPER), 20)
+
+
+def test_helpers_that_keep_dying_are_told_of_once(daemons: Daemons, cluster: Cluster, tmp_path: Path) -> None:
+    errors = tmp_path / "errors"
+    with running(daemons, errors) as client:
+
+        def is_told() -> bool:
+            for helper in client.family.named(HELPER):
+                helper.kill()
+            return "6 times in a row" in errors.read_text()
+
+        wait_until(is_told, 30)
+        wait_ended(client, cluster, f"was not heard for {LEASE_S:g} s")
+        assert client.process.poll() is None
+        assert not client.family.named(HELPER)
+        assert errors.read_text().count("in a row") == 1
+
+
 def test_they_stay_while_it_is_stopped_and_end_when_nothing_is_heard_of_it(daemons: Daemons, cluster: Cluster) -> None:
     with running(daemons) as client:
         client.process.send_signal(signal.SIGSTOP)
-        told: list[Delivery] = []  # some 20 times in a lease
-        bus = cluster.asynchronous.bus
-        cluster.portal.run(bus.subscribe, subjects.jobs_verb(cluster.namespace, "own"), told.append)
-        wait_until(lambda: len(told) > 25, 40)
+        told = words_of_helpers(cluster)
+        wait_until(lambda: len(told) > 25, 40)  # some 20 times in a lease
         assert len(client.living()) == 2
         client.helper().kill()
         wait_ended(client, cluster, f"was not heard for {LEASE_S:g} s")
         os.kill(client.process.pid, signal.SIGKILL)
+
+
+def test_an_absence_of_controller_and_bus_ends_nothing(daemons: Daemons, cluster: Cluster) -> None:
+    with running(daemons) as client:
+        told = words_of_helpers(cluster)
+        absences: list[tuple[Callable[[], object], Callable[[], object]]] = [
+            (functools.partial(daemons.kill, "controller"), daemons.start_controller),
+            (daemons.kill_server, daemons.server.start),
+        ]
+        for leave, come in absences:
+            leave()
+            time.sleep(LEASE_S + 0.5)  # how long it is away is what is tested
+            come()
+            told.clear()
+            wait_until(lambda: len(told) > 5, 40)  # so the controller, which is there again, had time to judge
+            assert len(client.living()) == 2
+        client.process.kill()
+        wait_ended(client, cluster, "has ended")

@@ -13,6 +13,7 @@ from fray.types import ActorConfig, EnvironmentConfig, JobRequest, JobStatus, Re
 from fluster.actors import ActorServer
 from fluster.cluster import Cluster, current_cluster
 from fluster.cluster.identity import TaskIdentity
+from fluster.cluster.ownership import launch_owned
 from fluster.cluster.stored_workspaces import with_stored_workspace
 from fluster.errors import JobNotFoundError, JobRefusedError
 from fluster.integrations.fray import jobs, requests
@@ -33,7 +34,8 @@ _RESTART_BACKOFF_S = 0.1  # before an actor whose process has died gets another
 class FlusterClient:
     """fray's client over a Fluster cluster, by default the one that this process belongs to (`current_cluster()`).
 
-    Jobs are jobs, a group of actors is one job with a task for each; launched from within a job, they end with it. What
+    Jobs are jobs, a group of actors is one job with a task for each; launched from within a job, they end with it, and
+    groups that a program makes on a shared cluster end with the program, also when it is killed. What
     fray can ask for and Fluster does not have raises NotImplementedError, which names it. The client can be pickled; in another
     process it works over that one's cluster.
 
@@ -168,26 +170,25 @@ class FlusterClient:
         job_id = JobId(unique_name(requests.name_of(name)))
         retries = actor_config.max_task_retries or 0
         restarts = {} if actor_config.max_restarts is None else {"max_retries_preemption": actor_config.max_restarts}
-        self.cluster.launch(
-            FlusterJobRequest(
-                name=job_id,
-                job_id=job_id,
-                entrypoint=Entrypoint(
-                    callable=host,
-                    args=(str(job_id), name, actor_class, args, kwargs),
-                    kwargs={"max_concurrency": actor_config.max_concurrency, "environment": default},
-                ),
-                resources=requests.resources_of(resources),
-                environment=requests.environment_of(environment, resources, default),
-                replicas=count,
-                gang=requests.is_slice(resources, count),
-                max_retries_failure=retries,
-                retry_backoff_s=_RESTART_BACKOFF_S,
-                must_return=True,  # one that a method makes leave has failed, whatever its exit code
-                priority=requests.priority_of(actor_config.priority),
-                **restarts,
-            )
+        request = FlusterJobRequest(
+            name=job_id,
+            job_id=job_id,
+            entrypoint=Entrypoint(
+                callable=host,
+                args=(str(job_id), name, actor_class, args, kwargs),
+                kwargs={"max_concurrency": actor_config.max_concurrency, "environment": default},
+            ),
+            resources=requests.resources_of(resources),
+            environment=requests.environment_of(environment, resources, default),
+            replicas=count,
+            gang=requests.is_slice(resources, count),
+            max_retries_failure=retries,
+            retry_backoff_s=_RESTART_BACKOFF_S,
+            must_return=True,  # one that a method makes leave has failed, whatever its exit code
+            priority=requests.priority_of(actor_config.priority),
+            **restarts,
         )
+        self.cluster.portal.run(launch_owned, self.cluster.asynchronous, request)
         group = FlusterActorGroup(job_id, count, self)
         with self._lock:
             self._groups.append(group)

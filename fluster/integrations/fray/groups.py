@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fluster.actors import ActorPool, AsyncActorPool
 from fluster.cluster import AsyncCluster
+from fluster.cluster.ownership import release
 from fluster.errors import JobFailedError, JobNotFoundError, JobTimeoutError
 from fluster.integrations.fray.handles import FlusterActorHandle
 from fluster.integrations.fray.here import client_here
@@ -70,8 +71,10 @@ class FlusterActorGroup:
 
     def terminate(self) -> None:
         """Have the actors end."""
+        cluster = self._bound()[0].cluster
         with contextlib.suppress(JobNotFoundError):
-            self._bound()[0].cluster.terminate(self._job_id, reason="its fray client shut the group down")
+            cluster.terminate(self._job_id, reason="its fray client shut the group down")
+        release(cluster.asynchronous, self._job_id)
 
     def shutdown(self) -> None:
         """End the actors, and wait until they have ended."""
