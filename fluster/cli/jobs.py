@@ -13,7 +13,7 @@ import typer
 
 from fluster.cli.exit_codes import CommandError, ExitCode, one_line, say
 from fluster.cli.job_details import shown_details
-from fluster.cli.log_lines import print_lines
+from fluster.cli.log_lines import print_chunks
 from fluster.cli.options import Grep, Options, Since
 from fluster.cli.output import age, duration, jsonable, write, write_json, write_table
 from fluster.cli.shortened_ids import find_job
@@ -183,8 +183,10 @@ def print_logs(
     numbered: bool,
     wanted: Mapping[str, Any] | None = None,
 ) -> None:
-    lines = cluster.logs(job_id, follow=follow, **(wanted or {}))
-    print_lines(lines, as_json=options.json, follow=follow, numbered=numbered)
+    from fluster.cluster.job_logs import LogQuery
+
+    query = LogQuery(job_id, follow=follow, **(wanted or {}))
+    print_chunks(cluster.log_chunks(query), as_json=options.json, numbered=numbered)
 
 
 def result(

@@ -4,39 +4,51 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-from fluster.cli.output import write
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from fluster_bus.messages import LogLine
+    from fluster.cluster.log_chunks import LogChunk
 
 
-def print_lines(lines: Iterable[LogLine], *, as_json: bool, follow: bool, numbered: bool) -> None:
+def print_chunks(lists: Iterable[Iterable[LogChunk]], *, as_json: bool, numbered: bool) -> None:
     """What went to stderr goes to stderr. The pieces of a line are put together again, each as it comes."""
-    unfinished: LogLine | None = None  # the piece that was written last, if its line goes on
-    for line in lines:
-        if as_json:
-            write(line.model_dump_json())
-            continue
-        stream = sys.stderr if line.stream == "stderr" else sys.stdout
-        goes_on = unfinished is not None and _writer(unfinished) == _writer(line)
-        if unfinished is not None and not goes_on:
-            _newline_after(unfinished)
-        label = f"{line.task}| " if numbered and not goes_on else ""
-        stream.write(f"{label}{line.text}" if line.goes_on else f"{label}{line.text}\n")
-        unfinished = line if line.goes_on else None
-        if follow:
-            stream.flush()
-    if unfinished is not None:
-        _newline_after(unfinished)
+    printer = _Printer(numbered=numbered)
+    for chunks in lists:
+        for chunk in chunks:
+            if as_json:
+                sys.stdout.write("".join(f"{line.model_dump_json()}\n" for line in chunk.messages()))
+            else:
+                printer.print(chunk)
+        sys.stdout.flush()  # whoever follows wants to see it now
+        sys.stderr.flush()
+    printer.end_line()
 
 
-def _writer(line: LogLine) -> tuple[int, int, str]:
-    return line.task, line.attempt, line.stream
+class _Printer:
+    def __init__(self, *, numbered: bool) -> None:
+        self._numbered = numbered
+        self._stream: TextIO = sys.stdout  # which was written to last
+        self._unfinished: tuple[int, int, str] | None = None  # whose piece was written last, if its line goes on
 
+    def print(self, chunk: LogChunk) -> None:
+        """Write the lines of a chunk all at once."""
+        writer = chunk.task, chunk.attempt, chunk.stream
+        if self._unfinished != writer:
+            self.end_line()
+        stream = sys.stderr if chunk.stream == "stderr" else sys.stdout
+        if stream is not self._stream:  # both may be one file, or one terminal
+            self._stream.flush()
+            self._stream = stream
+        label = f"{chunk.task}| " if self._numbered else ""
+        between = f"\n{label}"
+        text = "".join([text if goes_on else text + between for _time, text, goes_on in chunk.lines])
+        goes_on = chunk.lines[-1][2]
+        stream.write((label if self._unfinished is None else "") + (text if goes_on else text.removesuffix(label)))
+        self._unfinished = writer if goes_on else None
 
-def _newline_after(line: LogLine) -> None:
-    stream = sys.stderr if line.stream == "stderr" else sys.stdout
-    stream.write("\n")
-    stream.flush()
+    def end_line(self) -> None:
+        """End a line of which no piece will be the last here."""
+        if self._unfinished is not None:
+            self._unfinished = None
+            self._stream.write("\n")
+            self._stream.flush()

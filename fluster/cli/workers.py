@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from fluster.cli.exit_codes import ExitCode, one_line, say
-from fluster.cli.log_lines import print_lines
+from fluster.cli.log_lines import print_chunks
 from fluster.cli.options import MAX_SECONDS, Grep, Options, Since
 from fluster.cli.output import age, duration, size, write, write_json, write_table
 from fluster.cli.shortened_ids import at_worker, find_job
@@ -227,6 +227,7 @@ def logs(
     Try:
       fluster worker logs worker-0 train-3f2a --tail 20
     """
+    from fluster.cluster.log_chunks import chunks_of
     from fluster_bus.messages import AttemptLogsReply, AttemptLogsRequest
 
     options = Options.of(context)
@@ -234,7 +235,7 @@ def logs(
         wanted = {"tail": tail, "grep": grep, "since": None if since is None else time.time() - since}
         request = AttemptLogsRequest.model_validate({**_place(cluster, job, task, attempt), **wanted})
         reply = _ask(cluster, name, "logs", request, AttemptLogsReply)
-    print_lines(reply.lines, as_json=options.json, follow=False, numbered=False)
+    print_chunks([chunks_of(reply.lines)], as_json=options.json, numbered=False)
     if not reply.searched_all and len(reply.lines) < tail:
         say("only the end of its output was looked through; `fluster logs` has all of it")
 

@@ -65,6 +65,7 @@ class Cluster:
     worker_health = blocking(AsyncCluster.worker_health)
     drain_worker = blocking(AsyncCluster.drain_worker)
     logs = blocking_iterator(AsyncCluster.logs)
+    log_chunks = blocking_iterator(AsyncCluster.log_chunks)
     register_endpoint = blocking(AsyncCluster.register_endpoint)
     unregister_endpoint = blocking(AsyncCluster.unregister_endpoint)
     lookup_endpoints = blocking(AsyncCluster.lookup_endpoints)

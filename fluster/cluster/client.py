@@ -32,6 +32,8 @@ from fluster_bus.web_sockets import without_web_sockets
 
 if TYPE_CHECKING:
     from fluster.cluster.batched import Batched
+    from fluster.cluster.job_logs import LogQuery
+    from fluster.cluster.log_chunks import LogChunk
     from fluster.cluster.refs import Ref, Refs
     from fluster_bus.bus import Bus, Reply
     from fluster_bus.messages import (
@@ -443,10 +445,17 @@ class AsyncCluster:
         pieces, and so does one that is written over itself, as progress bars are: all of them but the last have `goes_on`.
         """
         from fluster.cluster.batched import Batched
-        from fluster.cluster.job_logs import LogQuery, read_logs
+        from fluster.cluster.job_logs import LogQuery
+        from fluster.cluster.log_chunks import messages_of
 
         query = LogQuery(job_id, follow, tail, since, grep, task, attempt)
-        return Batched(self.outages.bounded_each(read_logs(self.bus, self.namespace, self._states, query)))
+        return Batched(messages_of(self.log_chunks(query)))
+
+    def log_chunks(self, query: LogQuery) -> AsyncGenerator[list[LogChunk]]:
+        """What `logs` gives, in lists of chunks, for programs that show a great deal. Raises as that does."""
+        from fluster.cluster.job_logs import read_logs
+
+        return self.outages.bounded_each(read_logs(self.bus, self.namespace, self._states, query))
 
     async def list_workers(self) -> list[WorkerStatus]:
         """The workers that have registered, and how they are."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -15,11 +14,12 @@ from typing import Any
 from fluster.cluster.arguments import check_job_id, check_number, log_start
 from fluster.cluster.job_states import UNANSWERED, JobStates
 from fluster.cluster.job_wait import wait_finished
+from fluster.cluster.log_chunks import LastLines, LogChunk
 from fluster.cluster.stream_order import StreamOrder
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
 from fluster_bus.feeds import CaughtUp, Entry, Feed
-from fluster_bus.messages import JobId, LogBatch, LogLine, Namespace
+from fluster_bus.messages import JobId, LogBatch, Namespace
 
 # A batch is stored after its lines were written: how much later at most is not known, so this much earlier is begun.
 _STORED_LATER = timedelta(minutes=10)
@@ -55,16 +55,16 @@ class LogQuery:
 
 async def read_logs(
     bus: Bus, namespace: Namespace, states: JobStates, query: LogQuery
-) -> AsyncGenerator[list[LogLine]]:
-    """The lines that are asked for, in lists. Raises as `AsyncCluster.logs` does."""
+) -> AsyncGenerator[list[LogChunk]]:
+    """The lines that are asked for, in lists of chunks. Raises as `AsyncCluster.logs` does."""
     query.filter(first_attempt=1)  # what is wrong is told before anybody is asked
     [info] = await states.get([check_job_id(query.job_id)])
     wanted = query.filter(first_attempt=info.first_attempt)
     finished = wait_finished(bus, namespace, {query.job_id}, states) if query.follow else None
     lists = job_logs(bus, namespace, query.job_id, wanted=wanted, tail=query.tail, until=finished)
     async with aclosing(lists):
-        async for lines in lists:
-            yield lines
+        async for chunks in lists:
+            yield chunks
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,20 @@ class LogFilter:
         task, attempt = (subjects.ANY_TOKEN if each is None else str(each) for each in (self.task, self.attempt))
         return subjects.logs(namespace, job_id, task, attempt)
 
-    def wants(self, line: LogLine) -> bool:
-        return (
-            (self.task is None or line.task == self.task)
-            and (line.attempt == self.attempt if self.attempt is not None else line.attempt >= self.first_attempt)
-            and (self.since is None or line.time >= self.since.timestamp())
-            and (self.grep is None or self.grep.search(line.text) is not None)
-        )
+    def applied(self, chunk: LogChunk) -> LogChunk:
+        """The lines of `chunk` that are wanted."""
+        if not (
+            (self.task is None or chunk.task == self.task)
+            and (chunk.attempt == self.attempt if self.attempt is not None else chunk.attempt >= self.first_attempt)
+        ):
+            return chunk.with_lines([])
+        lines = chunk.lines
+        if self.since is not None:
+            since = self.since.timestamp()
+            lines = [line for line in lines if line[0] >= since]
+        if self.grep is not None:
+            lines = [line for line in lines if self.grep.search(line[1])]
+        return chunk.with_lines(lines)
 
 
 async def job_logs(
@@ -101,7 +108,7 @@ async def job_logs(
     wanted: LogFilter,
     tail: int | None = None,
     until: Coroutine[Any, Any, None] | None = None,
-) -> AsyncGenerator[list[LogLine]]:
+) -> AsyncGenerator[list[LogChunk]]:
     """The lines stored so far, only the last `tail` of them if that is given; with `until`, also those that come
     before it returns. Each list has some that were there at once.
 
@@ -116,19 +123,21 @@ async def job_logs(
     ended = asyncio.create_task(until) if until is not None else None
     read = 1
     order = StreamOrder()
-    last: deque[LogLine] = deque(maxlen=tail)
+    last = LastLines(tail or 0)
     try:
         since = wanted.since - _STORED_LATER if wanted.since is not None else None
         async for entry in _stored(bus, feed, since=since):
             read = entry.sequence + 1
-            lines = _lines(entry, wanted, order)
+            chunks = _chunks(entry, wanted, order)
             if tail is not None:
-                last.extend(lines)
-            elif lines:
-                yield lines
-        if ended is None or tail is not None:
-            last.extend(order.flush())
-        yield list(last)
+                last.add(chunks)
+            elif chunks:
+                yield chunks
+        held = order.flush() if ended is None or tail is not None else []
+        if tail is not None:
+            last.add(held)
+            held = last.take()
+        yield held
         if ended is None:
             return
         async with aclosing(_until(feed.follow(read), ended, order)) as entries:
@@ -137,12 +146,12 @@ async def job_logs(
                     yield order.flush()
                     continue
                 read = each.sequence + 1
-                if lines := _lines(each, wanted, order):
-                    yield lines
+                if chunks := _chunks(each, wanted, order):
+                    yield chunks
         await ended
         async for entry in _stored(bus, feed, read):
-            if lines := _lines(entry, wanted, order):
-                yield lines
+            if chunks := _chunks(entry, wanted, order):
+                yield chunks
         yield order.flush()
     finally:
         if ended is not None:
@@ -187,15 +196,11 @@ async def _until(
             yield entry
 
 
-def _lines(entry: Entry, wanted: LogFilter, order: StreamOrder) -> list[LogLine]:
-    """Those that are wanted, as far as they may be shown now."""
+def _chunks(entry: Entry, wanted: LogFilter, order: StreamOrder) -> list[LogChunk]:
+    """The lines that are wanted, as far as they may be shown now."""
     place = subjects.parse_logs(entry.subject)
     batch = LogBatch.from_json(entry.data)
-    job_id, goes_on = JobId(place.job), set(batch.going_on)
-    # Its parts were checked as those of the batch, and there may be a hundred thousand of them.
-    blank = LogLine(job_id=job_id, task=place.task, attempt=place.attempt, stream=place.stream, time=0.0, text="")
-    lines = [
-        blank.model_copy(update={"time": time, "text": text, "goes_on": number in goes_on})
-        for number, (time, text) in enumerate(batch.lines)
-    ]
-    return order.add(place.task, place.attempt, batch, [line for line in lines if wanted.wants(line)])
+    going_on = set(batch.going_on)
+    lines = [(time, text, number in going_on) for number, (time, text) in enumerate(batch.lines)]
+    chunk = LogChunk(JobId(place.job), place.task, place.attempt, place.stream, lines)
+    return order.add(batch, wanted.applied(chunk))

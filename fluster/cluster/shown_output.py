@@ -100,15 +100,14 @@ class ShownOutput:
         await self._screen.flush(_WRITE_S)
 
     async def _show_all(self, job_id: JobId, writer: _Labelled) -> None:
-        lines = job_logs(self._bus, self._namespace, job_id, wanted=LogFilter(), until=self._over(job_id))
+        lists = job_logs(self._bus, self._namespace, job_id, wanted=LogFilter(), until=self._over(job_id))
         try:
-            async with aclosing(lines):
-                async for each in lines:
-                    for line in each:
-                        if not (
-                            line.goes_on and "\r" in line.text
-                        ):  # a progress bar: its end is shown, as a terminal would
-                            writer.show(line.task, line.text.rstrip("\r").rpartition("\r")[2])
+            async with aclosing(lists):
+                async for chunks in lists:
+                    for chunk in chunks:
+                        for _time, text, goes_on in chunk.lines:
+                            if not (goes_on and "\r" in text):  # a progress bar: its end is shown, as a terminal would
+                                writer.show(chunk.task, text.rstrip("\r").rpartition("\r")[2])
         except BusError as error:
             log.info("the output of %s is not shown any further: %s", job_id, error)
         finally:

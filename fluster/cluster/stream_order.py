@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-import heapq
-from operator import attrgetter
-
-from fluster_bus.messages import LogBatch, LogLine
-
-_TIME = attrgetter("time")
+from fluster.cluster.log_chunks import LogChunk, merged
+from fluster_bus.messages import LogBatch
 
 
 class StreamOrder:
-    """Puts together what one chunk of an attempt's output gave for either stream: its first batch waits for the second."""
+    """Puts together what one chunk of an attempt's spool gave for either stream: its first batch waits for the second."""
 
     def __init__(self) -> None:
-        self._held: dict[
-            tuple[int, int], tuple[int, list[LogLine]]
-        ] = {}  # {(task, attempt): where it begins, its lines}
+        self._held: dict[tuple[int, int], tuple[int, LogChunk]] = {}  # {(task, attempt): where it begins, its lines}
 
     @property
     def holds(self) -> bool:
         """Whether lines wait for others."""
         return bool(self._held)
 
-    def add(self, task: int, attempt: int, batch: LogBatch, lines: list[LogLine]) -> list[LogLine]:
-        """The lines that may be shown now that those of `batch` have come."""
-        held = self._held.pop((task, attempt), None)
+    def add(self, batch: LogBatch, chunk: LogChunk) -> list[LogChunk]:
+        """The lines that may be shown now that those of `batch`, which are in `chunk`, have come."""
+        key = chunk.task, chunk.attempt
+        held = self._held.pop(key, None)
         if batch.more:
-            self._held[task, attempt] = batch.offset, lines
-            return held[1] if held is not None else []
-        if held is None:
-            return lines
-        offset, earlier = held
-        if offset != batch.offset:
-            return earlier + lines
-        return list(heapq.merge(earlier, lines, key=_TIME))
+            self._held[key] = batch.offset, chunk
+            shown = [held[1]] if held is not None else []
+        elif held is None:
+            shown = [chunk]
+        else:
+            offset, earlier = held
+            shown = merged(earlier, chunk) if offset == batch.offset else [earlier, chunk]
+        return [each for each in shown if each.lines]
 
-    def flush(self) -> list[LogLine]:
+    def flush(self) -> list[LogChunk]:
         """The lines that were held: what they wait for is not there."""
         held, self._held = self._held, {}
-        return [line for _offset, lines in held.values() for line in lines]
+        return [chunk for _offset, chunk in held.values() if chunk.lines]

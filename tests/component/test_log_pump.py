@@ -6,6 +6,7 @@ from typing import cast
 import pytest
 
 from fluster.cluster.job_logs import LogFilter, job_logs
+from fluster.cluster.log_chunks import messages_of
 from fluster_bus.bus import Bus
 from fluster_bus.messages import JobId, Namespace, TaskRecord
 from fluster_services.worker.log_pump import LogPump
@@ -44,7 +45,7 @@ def pump(bus: Bus, attempt: Attempt, namespace: Namespace) -> LogPump:
 
 async def stored(bus: Bus, namespace: Namespace) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {"stdout": [], "stderr": []}
-    lists = job_logs(bus, namespace, JOB, wanted=LogFilter())
+    lists = messages_of(job_logs(bus, namespace, JOB, wanted=LogFilter()))
     for line in [line async for lines in lists for line in lines]:
         found[line.stream].append(line.text)
     return found

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from fluster.cli.log_lines import print_lines
+from fluster.cli.log_lines import print_chunks
+from fluster.cluster.log_chunks import LastLines, LogChunk, chunks_of
 from fluster.cluster.stream_order import StreamOrder
 from fluster_bus.messages import JobId, LogBatch, LogLine
 
@@ -13,31 +16,54 @@ def line(text: str, *, time: float = 0.0, task: int = 0, stream: str = "stdout",
     return LogLine(job_id=JobId("j"), task=task, attempt=1, stream=stream, time=time, text=text, goes_on=goes_on)
 
 
+def chunk(*lines: tuple[float, str], task: int = 0, stream: str = "stdout") -> LogChunk:
+    return LogChunk(JobId("j"), task, 1, stream, [(time, text, False) for time, text in lines])
+
+
 def batch(offset: int, *, more: bool = False) -> LogBatch:
     return LogBatch(offset=offset, next_offset=offset + 10, more=more, lines=())
 
 
-def texts(lines: list[LogLine]) -> str:
-    return " ".join(each.text for each in lines)
+def texts(chunks: list[LogChunk]) -> str:
+    return " ".join(text for each in chunks for _time, text, _goes_on in each.lines)
 
 
 def test_what_one_chunk_gave_for_both_streams_is_put_in_order() -> None:
     order = StreamOrder()
-    assert order.add(0, 1, batch(0, more=True), [line("b", time=2), line("d", time=4)]) == []
+    assert order.add(batch(0, more=True), chunk((2, "b"), (4, "d"), stream="stderr")) == []
     assert order.holds
-    assert texts(order.add(1, 1, batch(0), [line("other", time=9)])) == "other"  # of another task: it does not wait
-    assert texts(order.add(0, 1, batch(0), [line("a", time=1), line("c", time=3), line("d2", time=4)])) == "a b c d d2"
+    assert texts(order.add(batch(0), chunk((9, "other"), task=1))) == "other"  # of another task: it does not wait
+    shown = order.add(batch(0), chunk((1, "a"), (3, "c"), (4, "d2")))
+    assert texts(shown) == "a b c d d2"
+    assert [each.stream for each in shown] == ["stdout", "stderr", "stdout", "stderr", "stdout"]
     assert not order.holds
 
 
 def test_lines_whose_other_stream_never_comes_are_not_lost() -> None:
     order = StreamOrder()
-    order.add(0, 1, batch(0, more=True), [line("first", time=5)])
-    assert texts(order.add(0, 1, batch(10, more=True), [line("second", time=1)])) == "first"
-    assert texts(order.add(0, 1, batch(20), [line("third", time=0)])) == "second third"
-    order.add(0, 1, batch(30, more=True), [line("last")])
+    order.add(batch(0, more=True), chunk((5, "first")))
+    assert texts(order.add(batch(10, more=True), chunk((1, "second")))) == "first"
+    assert texts(order.add(batch(20), chunk((0, "third")))) == "second third"
+    order.add(batch(30, more=True), chunk((0, "last")))
     assert texts(order.flush()) == "last"
     assert order.flush() == []
+    order.add(batch(40, more=True), chunk())  # none of its lines were wanted
+    assert order.flush() == []
+
+
+def test_the_last_lines_of_many_chunks_are_kept() -> None:
+    for count, kept in ((0, ""), (1, "e"), (2, "d e"), (4, "b c d e"), (9, "a b c d e")):
+        last = LastLines(count)
+        for added in ([chunk((0, "a"), (0, "b"))], [], [chunk((0, "c")), chunk((0, "d"), (0, "e"))]):
+            last.add(added)
+        assert texts(last.take()) == kept, count
+
+
+def test_chunks_have_all_that_their_messages_have() -> None:
+    lines = [line("a"), line("b", time=1.0, goes_on=True), line("c", stream="stderr"), line("d", task=1)]
+    chunks = list(chunks_of(lines))
+    assert [len(each.lines) for each in chunks] == [2, 1, 1]
+    assert [each for chunk in chunks for each in chunk.messages()] == lines
 
 
 def test_pieces_are_one_line_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,6 +74,17 @@ def test_pieces_are_one_line_again(capsys: pytest.CaptureFixture[str]) -> None:
         line("\r30%"),
         line("err", stream="stderr", goes_on=True),
     ]
-    print_lines(pieces, as_json=False, follow=False, numbered=True)
+    print_chunks([chunks_of(pieces)], as_json=False, numbered=True)
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("0| \r10%\r20%\n1| between\n0| \r30%\n", "0| err\n")
+
+
+def test_both_streams_in_one_file_are_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with `fluster logs job > file 2>&1`, where stdout is kept back until much has come."""
+    with (tmp_path / "both").open("a+") as stdout, (tmp_path / "both").open("a") as stderr:
+        monkeypatch.setattr("sys.stdout", stdout)
+        monkeypatch.setattr("sys.stderr", stderr)
+        lines = [line("1"), line("2", stream="stderr"), line("3"), line("4", stream="stderr", goes_on=True), line("5")]
+        print_chunks([chunks_of(lines)], as_json=False, numbered=False)
+        stdout.seek(0)
+        assert stdout.read() == "1\n2\n3\n4\n5\n"

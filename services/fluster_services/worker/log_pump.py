@@ -71,11 +71,14 @@ class LogPump:
 
     def _batches(self, records: list[SpoolRecord], start: int, following: int) -> list[tuple[str, LogBatch]]:
         """A batch for each stream that has lines which are not stored yet."""
-        wanted = {
-            stream: [each for each in records if each.stream == stream and each.offset >= self._published[stream]]
-            for stream in _STREAMS
-        }
-        present = [stream for stream in _STREAMS if wanted[stream]]
+        lines: dict[str, list[tuple[float, str]]] = {stream: [] for stream in _STREAMS}
+        going_on: dict[str, list[int]] = {stream: [] for stream in _STREAMS}
+        for offset, time, stream, text, is_partial in records:
+            if offset >= self._published[stream]:
+                if is_partial:
+                    going_on[stream].append(len(lines[stream]))
+                lines[stream].append((time, text))
+        present = [stream for stream in _STREAMS if lines[stream]]
         return [
             (
                 stream,
@@ -83,8 +86,8 @@ class LogPump:
                     offset=start,
                     next_offset=following,
                     more=stream != present[-1],
-                    lines=tuple((each.time, each.text) for each in wanted[stream]),
-                    going_on=tuple(number for number, each in enumerate(wanted[stream]) if each.is_partial),
+                    lines=tuple(lines[stream]),
+                    going_on=tuple(going_on[stream]),
                 ),
             )
             for stream in present

@@ -224,17 +224,17 @@ def read_spool(
             block += more
     records: list[SpoolRecord] = []
     offset = start_offset
-    stamp, moment = b"", 0.0
+    stream: Stream = "stdout"
+    head, moment, is_partial = b"", 0.0, False
     for line in block[:last].split(b"\n"):
-        try:
-            line_stamp, stream, tag, text = line.split(b" ", 3)
-            if line_stamp != stamp:
-                stamp, moment = line_stamp, datetime.fromisoformat(line_stamp.decode()).timestamp()
-            record = SpoolRecord(
-                offset, moment, cast("Stream", stream.decode("ascii")), text.decode("utf-8", "replace"), tag == b"P"
-            )
-        except ValueError as cause:
-            raise SpoolError(f"{path}: {line[:80]!r} at offset {offset} is no record") from cause
-        records.append(record)
+        if not (head and line.startswith(head)):  # else it was read with the one before
+            try:
+                stamp, name, tag, text = line.split(b" ", 3)
+                moment = datetime.fromisoformat(stamp.decode()).timestamp()
+                stream = cast("Stream", name.decode("ascii"))
+            except ValueError as cause:
+                raise SpoolError(f"{path}: {line[:80]!r} at offset {offset} is no record") from cause
+            head, is_partial = line[: len(line) - len(text)], tag == b"P"
+        records.append(SpoolRecord(offset, moment, stream, line[len(head) :].decode("utf-8", "replace"), is_partial))
         offset += len(line) + 1
     return records, offset
