@@ -81,6 +81,11 @@ def test_the_jobs_own_variables_go_first() -> None:
     assert (found["HOME"], found["OTHER"], found["PYTHONUNBUFFERED"]) == ("/mine", "a=b", "1")
 
 
+def test_a_breakpoint_is_refused_unless_the_job_names_a_debugger() -> None:
+    assert environment(body(["true"]))["PYTHONBREAKPOINT"] == "fluster.breakpoints.a_task_has_no_terminal"
+    assert environment(body(["true"], env={"PYTHONBREAKPOINT": "0"}))["PYTHONBREAKPOINT"] == "0"
+
+
 def test_the_default_profile_takes_all_that_can_be_taken() -> None:
     made = body(["true"])
     host = made["HostConfig"]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fluster.breakpoints import with_hook
 from fluster.local_setup import ProfileName
 from fluster_services.worker import init_words
 from fluster_services.worker.limits import MAX_PIDS, MIN_QUOTA_US, PERIOD_US, Limits
@@ -158,14 +159,16 @@ def create_body(
     mounts = [bind(str(task_folder), INNER_FOLDER, is_writable=True)]
     mounts += [bind(source, target) for source, target in libraries.items()]
     mounts += [bind(source, target) for target, source in wanted.mounts.items()]
-    environment = {
-        "PYTHONUNBUFFERED": "1",
-        **init_words.VARIABLE,
-        "HOME": _SCRATCH[0],  # the image's own user may have none, or one that cannot be written to
-        **({"PYTHONPATH": ":".join(_WORKSPACE_PATH)} if wanted.has_workspace and not is_callable else {}),
-        "NVIDIA_VISIBLE_DEVICES": ",".join(wanted.devices) or "void",
-        **wanted.env,
-    }
+    environment = with_hook(
+        {
+            "PYTHONUNBUFFERED": "1",
+            **init_words.VARIABLE,
+            "HOME": _SCRATCH[0],  # the image's own user may have none, or one that cannot be written to
+            **({"PYTHONPATH": ":".join(_WORKSPACE_PATH)} if wanted.has_workspace and not is_callable else {}),
+            "NVIDIA_VISIBLE_DEVICES": ",".join(wanted.devices) or "void",
+            **wanted.env,
+        }
+    )
     command = wanted.command or ["python3", "-c", _BOOT, OWN_MINOR, wanted.image, *own.python_path]
     return {
         "Image": wanted.image,

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fluster.breakpoints import with_hook
 from fluster.progress_file import DIRECTORY_VARIABLE
 from fluster.tracing import continue_trace
 from fluster.user_frames import from_user_code
@@ -36,7 +37,6 @@ from fluster_services.worker.attempt_directory import (
     from_json,
     to_json,
 )
-from fluster_services.worker.breakpoints import refuse_breakpoint
 from fluster_services.worker.coroutines import finished
 from fluster_services.worker.interpreters import own_minor_version
 from fluster_services.worker.pipe_words import leave_word
@@ -240,7 +240,7 @@ def _environment(spec: LaunchSpec, directory: Path) -> dict[str, str]:
     if found_first:
         after = [environment["PYTHONPATH"]] if environment.get("PYTHONPATH") else []
         environment["PYTHONPATH"] = os.pathsep.join([*found_first, *after])
-    return environment
+    return with_hook(environment)
 
 
 def _workspace_path(spec: LaunchSpec, directory: Path) -> list[str]:
@@ -397,7 +397,7 @@ def freshen_interpreter(environment: Mapping[str, str] | None = None) -> None:
     sys.stdout = sys.__stdout__ = _line_buffered(1)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _line_buffered(2)  # type: ignore[misc]
     sys.excepthook = sys.__excepthook__
-    sys.breakpointhook = refuse_breakpoint
+    sys.breakpointhook = sys.__breakpointhook__
     sys.argv = ["fluster-task"]
     importlib.invalidate_caches()
     if environment is None:
