@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-_EXECUTING_S = 0.05  # in which a process has executed a program: with a CPU of its own it takes a hundredth of that
+_EXECUTING_S = 5.0  # in which a process has executed a program: with a CPU of its own it takes a ten-thousandth of that
 _EXECUTING_PAUSE_S = 0.0005
 _IS_LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
@@ -211,9 +211,15 @@ def _environment(pid: int) -> list[bytes]:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:  # it ended, or belongs to another user and so is none of ours
             return []
-        stat = _stat(pid)
-        is_kernel_thread = stat is not None and stat[20] == "0"  # it has no memory
-        if environment or is_kernel_thread or time.monotonic() >= deadline:
+        if environment or not _may_have_environment(pid) or time.monotonic() >= deadline:
             return environment.split(b"\0")
-        # It may be between two programs: the old one's is gone, and the new one's not there yet.
         time.sleep(_EXECUTING_PAUSE_S)
+
+
+def _may_have_environment(pid: int) -> bool:
+    """Whether that of a process may be there at the next look: it is between two programs, or has just begun the new one."""
+    stat = _stat(pid)
+    if stat is None or stat[20] == "0":  # it is over, or has no memory, as the kernel's own
+        return False
+    start, end = stat[47:49]  # where it lies: nowhere before the new program has it
+    return start != end or start == "0"
