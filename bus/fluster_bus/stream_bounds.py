@@ -9,5 +9,8 @@ NAMESPACE_BYTES = 2 * KEPT_BYTES + MAX_RESULTS_BYTES + MAX_CALLS_BYTES
 
 
 def set_aside_bytes(namespaces: int) -> int:
-    """What a cluster with so many namespaces has set aside in all."""
-    return KEPT_BYTES + namespaces * NAMESPACE_BYTES
+    """What a cluster with so many namespaces has set aside in all.
+
+    One byte more: a server has to have that left when it makes a stream without a bound, which may be the last.
+    """
+    return KEPT_BYTES + namespaces * NAMESPACE_BYTES + 1
