@@ -29,7 +29,7 @@ from tests.waiting import wait_until
 
 HOST_VARIABLE = "FLUSTER_TEST_DOCKER_HOST"
 _PROGRAMS = ("dockerd", "containerd", "runc", "setpriv")
-_PATIENCE_S = 30.0
+_PATIENCE_S = 60.0
 
 
 class EngineMissingError(RuntimeError):

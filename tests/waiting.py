@@ -34,7 +34,7 @@ class _Patience:
         return pause_s
 
 
-def wait_until(condition: Callable[[], T], timeout_s: float = 10, describe: Callable[[], object] | None = None) -> T:
+def wait_until(condition: Callable[[], T], timeout_s: float = 60, describe: Callable[[], object] | None = None) -> T:
     """The first true value of `condition`.
 
     When none comes in time: an AssertionError with what `describe()` says, or else the last value.
@@ -47,18 +47,18 @@ def wait_until(condition: Callable[[], T], timeout_s: float = 10, describe: Call
 
 @overload
 async def wait_until_async(
-    condition: Callable[[], Awaitable[T]], timeout_s: float = 10, describe: Callable[[], object] | None = None
+    condition: Callable[[], Awaitable[T]], timeout_s: float = 60, describe: Callable[[], object] | None = None
 ) -> T: ...
 
 
 @overload
 async def wait_until_async(
-    condition: Callable[[], T], timeout_s: float = 10, describe: Callable[[], object] | None = None
+    condition: Callable[[], T], timeout_s: float = 60, describe: Callable[[], object] | None = None
 ) -> T: ...
 
 
 async def wait_until_async(
-    condition: Callable[[], T | Awaitable[T]], timeout_s: float = 10, describe: Callable[[], object] | None = None
+    condition: Callable[[], T | Awaitable[T]], timeout_s: float = 60, describe: Callable[[], object] | None = None
 ) -> T:
     """As `wait_until`, without holding up the event loop; `condition` may be a coroutine function."""
     patience = _Patience(condition, timeout_s, describe)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from fluster_bus.server import EmbeddedServer
 from fluster_bus.streams import ensure_namespace
 
 NAMESPACE = Namespace("default")
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class Proxy:
@@ -39,6 +39,7 @@ class Proxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self._near: set[asyncio.StreamWriter] = set()  # those of them that lead to the client
         self._ways: set[asyncio.Task[None]] = set()
+        self._is_closed = False
         self._flows = asyncio.Event()
         self._flows.set()
         self.held = b""  # all that has come while nothing was let through, both ways
@@ -55,14 +56,29 @@ class Proxy:
         port: int = self._listener.sockets[0].getsockname()[1]
         return port
 
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
-        self._writers |= {writer, far_writer}
+    def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._go(self._lead_on(reader, writer))
+
+    def _go(self, way: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(way)
+        self._ways.add(task)
+        task.add_done_callback(self._ways.discard)
+
+    async def _lead_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
         self._near.add(writer)
-        for way in (self._pass_on(reader, far_writer), self._pass_on(far_reader, writer)):
-            task = asyncio.create_task(way)
-            self._ways.add(task)
-            task.add_done_callback(self._ways.discard)
+        try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
+        except OSError:  # the server is down
+            writer.close()
+            return
+        if self._is_closed or writer.is_closing():  # it was cut meanwhile
+            writer.close()
+            far_writer.close()
+            return
+        self._writers.add(far_writer)
+        self._go(self._pass_on(reader, far_writer))
+        self._go(self._pass_on(far_reader, writer))
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
@@ -97,10 +113,12 @@ class Proxy:
 
     async def close(self) -> None:
         assert self._listener is not None
+        self._is_closed = True
         self._flows.set()
         self._listener.close()
-        await self.cut()
-        await asyncio.gather(*self._ways, return_exceptions=True)
+        while self._ways:
+            await self.cut()
+            await asyncio.gather(*self._ways, return_exceptions=True)
 
 
 class Env:

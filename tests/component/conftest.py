@@ -23,7 +23,7 @@ from tests.component.actor_env import either, env, in_memory, no_arenas, shared 
 from tests.component.controllers import NS, RunningController, StartController, StartWorker
 from tests.component.toy_worker import GIB, SUCCEED, Plan, ToyWorker
 
-_THREADS_END_S = 5.0  # those that only have to notice that they are over
+_THREADS_END_S = 30.0  # those that only have to notice that they are over
 
 ConnectBus = Callable[..., Awaitable[Bus]]
 

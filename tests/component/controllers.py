@@ -19,7 +19,7 @@ from tests.waiting import wait_until_async
 
 NS = Namespace("default")
 IMPATIENT = Timing(
-    heartbeat_s=0.1, fence_after_s=0.25, worker_timeout_s=0.5, kill_grace_s=0.1, unschedulable_after_s=0.3
+    heartbeat_s=0.1, fence_after_s=1.0, worker_timeout_s=2.0, kill_grace_s=0.1, unschedulable_after_s=0.3
 )
 S, F, K, W, U = (
     JobStatus.SUCCEEDED,
@@ -47,7 +47,7 @@ class RunningController:
         ready = asyncio.Event()
         self._task = asyncio.create_task(self.controller.run(ready.set))
         waiting = asyncio.create_task(ready.wait())
-        await asyncio.wait({self._task, waiting}, return_when=asyncio.FIRST_COMPLETED, timeout=20)
+        await asyncio.wait({self._task, waiting}, return_when=asyncio.FIRST_COMPLETED, timeout=60)
         waiting.cancel()
         if self._task.done():
             await self._task

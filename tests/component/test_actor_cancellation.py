@@ -137,7 +137,7 @@ def test_a_method_sees_that_it_is_cancelled(shared: Env, kind: type[Slow]) -> No
 def test_a_call_that_runs_into_its_timeout_is_cancelled(shared: Env) -> None:
     slow, pool = serve(shared, "late")
     with pytest.raises(ActorTimeoutError):
-        pool.call(timeout=0.1).sleep()
+        pool.call(timeout=2.0).sleep()  # it is run in that time
     slow.is_ended()
     assert slow.seen == ["cancelled", "cleaned up"]
 

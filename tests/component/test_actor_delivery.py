@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
-from fluster.actors import ActorPool, AsyncActorPool, method
+from fluster.actors import ActorPool, AsyncActorPool, method, retries
 from fluster.cluster import AsyncCluster, Cluster
 from fluster.errors import ActorDiedError, ActorNotFoundError, ConnectionLostError
 from fluster_bus import codec
 from fluster_bus.roles import Role
 from tests.component.actor_env import TIMEOUT_S, Calculator, Env, Gate
 from tests.waiting import wait_until
+
+LATE_S = 3.0  # after which calls are late that were sent in time
 
 
 class FlakyError(Exception):
@@ -101,14 +103,16 @@ async def test_the_awaited_pool_retries_as_well(shared: Env) -> None:
         assert await pool.call().retried() == 2
 
 
-def test_a_retry_never_comes_after_the_deadline(shared: Env) -> None:
+def test_a_retry_never_comes_after_the_deadline(shared: Env, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FIRST_PAUSE_S", "LONGEST_PAUSE_S"):
+        monkeypatch.setattr(retries, name, 100 * TIMEOUT_S)
     flaky = Flaky(*(FlakyError(str(number)) for number in range(9)))
     shared.serve("hurried", flaky)
     pool = shared.pool("hurried")
     began = time.monotonic()
     with pytest.raises(FlakyError, match="0"):
-        pool.call(timeout=0.05).retried()  # the first pause is longer
-    assert time.monotonic() - began < 5
+        pool.call(timeout=TIMEOUT_S).retried()  # the first pause is longer
+    assert time.monotonic() - began < TIMEOUT_S
     assert flaky.runs == 1
 
 
@@ -197,8 +201,8 @@ def test_what_a_slow_connection_delivers_after_its_deadline_is_not_run(env: Env)
             callers: ActorPool[Any] = ActorPool(caller, "late")
             callers.wait_for_size(1, timeout=TIMEOUT_S)
             env.portal.run(slow.hold)
-            late = callers.submit(timeout=0.5).note("late")
-            deadline = time.monotonic() + 0.5
+            late = callers.submit(timeout=LATE_S).note("late")
+            deadline = time.monotonic() + LATE_S
             sent(1)
             env.portal.run(proxy.cut)
             with pytest.raises(ConnectionLostError, match="may have run"):
@@ -220,8 +224,8 @@ def test_what_a_client_sent_over_a_lost_connection_is_not_run_after_its_deadline
         pool: ActorPool[Any] = ActorPool(caller, "reconnects")
         pool.wait_for_size(1, timeout=TIMEOUT_S)
         env.portal.run(proxy.hold)
-        late = [pool.submit(timeout=0.5).note(f"late {number}") for number in range(10)]
-        deadline = time.monotonic() + 0.5
+        late = [pool.submit(timeout=LATE_S).note(f"late {number}") for number in range(10)]
+        deadline = time.monotonic() + LATE_S
         wait_until(lambda: b"late 9" in proxy.held)
         env.portal.run(proxy.cut_near)
         for future in late:

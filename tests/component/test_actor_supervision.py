@@ -329,7 +329,7 @@ def test_a_shutdown_does_not_wait_for_ever_for_on_stop(shared: Env, monkeypatch:
     served = Served(shared, "slow-stop", Slow)
     began = time.monotonic()
     served.server.shutdown()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < TIMEOUT_S / 2, "the hook itself waits for as long as TIMEOUT_S"
     gate.opened.set()
 
 

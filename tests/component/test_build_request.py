@@ -68,7 +68,7 @@ async def engine(folder: Path, *parts: bytes, listens: bool = True) -> AsyncIter
     running = Engine(folder, parts, listens=listens)
     async with await asyncio.start_unix_server(running.on_connection, running.url.removeprefix("unix://")):
         yield running
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await running.over.wait()
 
 
@@ -121,7 +121,7 @@ async def test_whoever_leaves_hangs_up(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(build_request, "_GIVE_UP_S", 0.01)
     async with engine(tmp_path) as running:
         listening = asyncio.create_task(heard(running.url))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await running.asked.wait()
             listening.cancel()
             await running.over.wait()

@@ -37,7 +37,7 @@ from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
 
-SOON_S = 3.0  # "at once", with room for a busy machine; far below the timeouts that it is told from
+SOON_S = 20.0  # "at once", with room for a busy machine; far below the timeouts that it is told from
 LONG_S = 60.0
 DRAIN_S = 2.0  # how long a connection is drained at most
 
@@ -89,7 +89,7 @@ async def test_an_answer_after_the_timeout_is_dropped(bus: Bus, subject: str) ->
     asked: asyncio.Queue[Delivery] = asyncio.Queue()
     await bus.subscribe(subject, asked.put_nowait)
     with pytest.raises(RequestTimeoutError):
-        await bus.request(subject, timeout_s=0.01)
+        await bus.request(subject, timeout_s=0.01)  # which is asked all the same
     await bus.publish((await asked.get()).reply, b"late")
     request = asyncio.create_task(bus.request(subject, timeout_s=LONG_S))
     await bus.publish((await asked.get()).reply, b"in time")

@@ -38,7 +38,7 @@ class Ear:
         self.heard: asyncio.Queue[Delivery] = asyncio.Queue()
 
     async def next(self) -> Delivery:
-        return await asyncio.wait_for(self.heard.get(), 10)
+        return await asyncio.wait_for(self.heard.get(), 60)
 
     def texts(self) -> list[str]:
         return [self.heard.get_nowait().data.decode() for _ in range(self.heard.qsize())]
@@ -189,7 +189,7 @@ async def test_a_registry_tells_who_is_there_and_who_comes_and_goes(registry: Re
     for each in (first, other):
         await registry.register(each)
     seen: list[object] = []
-    async with asyncio.timeout(10), aclosing(registry.table.watch(subjects.endpoints_named("calc"))) as changes:
+    async with asyncio.timeout(60), aclosing(registry.table.watch(subjects.endpoints_named("calc"))) as changes:
         async for change in changes:
             match change:
                 case Row():

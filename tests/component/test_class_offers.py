@@ -101,7 +101,7 @@ async def test_a_change_that_the_loss_of_the_server_interrupts(
     assert isinstance(results[0], DisconnectedError | None)
     await wait_until_async(lambda: not bus.connected)
     own_server.start()
-    await bus.wait_connected(10)
+    await bus.wait_connected(60)
     await offers.cover(lambda: after)
     assert _listened(bus) == _covered(after)
     asker = await connect_bus(own_server, Role.SERVICE)

@@ -32,7 +32,7 @@ from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 _ROUND_TRIPS = 30  # after which all that can be answered is
 JOB, WORKER, SOURCE = JobId("stays"), WorkerId("w1"), "source"
 

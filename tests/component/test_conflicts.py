@@ -72,9 +72,9 @@ async def test_the_job_that_is_there_is_kept(cluster: AsyncCluster, start_worker
     assert await cluster.launch(keep.model_copy(update={"name": "other"})) == MINE
     assert (await cluster.poll(MINE)).name == "keep"
     await worker.end(_key(1))
-    assert (await cluster.wait(MINE, timeout=10)).status is S
+    assert (await cluster.wait(MINE, timeout=60)).status is S
     await cluster.launch(keep)
-    info = await cluster.wait(MINE, timeout=10)
+    info = await cluster.wait(MINE, timeout=60)
     assert (info.status, info.tasks[0].attempt) == (S, 1)
     assert worker.starts == [_key(1)]
     with pytest.raises(JobRefusedError, match="'mine' exists already in namespace 'default', and ended as SUCCEEDED"):
@@ -85,9 +85,9 @@ async def test_a_job_that_failed_is_not_kept(cluster: AsyncCluster, start_worker
     worker = await start_worker(plan=lambda record: FAIL if record.attempt == 1 else SUCCEED)
     keep = job_request(job_id=MINE, on_conflict="keep")
     await cluster.launch(keep)
-    assert (await cluster.wait(MINE, timeout=10)).status is F
+    assert (await cluster.wait(MINE, timeout=60)).status is F
     await cluster.launch(keep)
-    info = await cluster.wait(MINE, timeout=10)
+    info = await cluster.wait(MINE, timeout=60)
     assert (info.status, info.first_attempt, info.tasks[0].attempt, info.tasks[0].failures) == (S, 2, 2, 0)
     assert worker.starts == [_key(1), _key(2)]
     await _check_told(cluster.bus, F, S)
@@ -124,10 +124,10 @@ async def test_a_job_is_replaced_when_it_is_gone_with_what_it_launched(
     assert await replacing == MINE
     await wait_until_async(lambda: worker.now_held() == [_key(2, 0), _key(2, 1)])
     assert intake._parked == {}
-    assert (await cluster.wait(child, timeout=10)).status is K
+    assert (await cluster.wait(child, timeout=60)).status is K
     for task in (0, 1):
         await worker.end(_key(2, task))
-    info = await cluster.wait(MINE, timeout=10)
+    info = await cluster.wait(MINE, timeout=60)
     assert (info.status, info.name, info.first_attempt, len(info.tasks)) == (S, "new", 2, 2)
     rows = await tasks_table(controller.bus, NS).rows(subjects.task_key_of_any(MINE))
     assert sorted((row.value.task, row.value.attempt) for row in rows) == [(0, 2), (1, 2)]
@@ -153,7 +153,7 @@ async def test_who_waits_for_a_job_waits_for_its_replacement(cluster: AsyncClust
 
     worker = await start_worker(plan=plan)
     await cluster.launch(job_request(job_id=MINE))
-    waiting = asyncio.create_task(cluster.wait(MINE, timeout=20))
+    waiting = asyncio.create_task(cluster.wait(MINE, timeout=60))
     after = await cluster.launch(job_request(after=(MINE,)))
     await wait_until_async(lambda: worker.now_held() == [_key(1)])
     replace = job_request("new", job_id=MINE, on_conflict="replace")
@@ -163,9 +163,9 @@ async def test_who_waits_for_a_job_waits_for_its_replacement(cluster: AsyncClust
     await cluster.launch(replace)
     info = await waiting
     assert (info.status, info.tasks[0].attempt) == (S, 3)
-    assert (await cluster.wait(after, timeout=10)).status is S
+    assert (await cluster.wait(after, timeout=60)).status is S
     await cluster.launch(replace)
-    assert (await cluster.wait(MINE, timeout=10)).tasks[0].attempt == 4
+    assert (await cluster.wait(MINE, timeout=60)).tasks[0].attempt == 4
 
 
 async def test_of_many_that_replace_a_job_the_last_remains(cluster: AsyncCluster, start_worker: StartWorker) -> None:
@@ -188,7 +188,7 @@ async def test_of_many_that_replace_a_job_the_last_remains(cluster: AsyncCluster
     await wait_until_async(last)
     await wait_until_async(lambda: len(worker.held) == 1)
     await worker.end(worker.now_held()[0])
-    info = await cluster.wait(MINE, timeout=10)
+    info = await cluster.wait(MINE, timeout=60)
     assert (info.status, info.name, len(info.tasks)) == (S, "job29", 3)
     assert started_at_most_once(worker)
 
@@ -206,7 +206,7 @@ async def test_the_replacement_can_be_stopped_before_it_is_there(
         await other.terminate(MINE, reason="enough")
     await worker.end(_key(1), K, "stopped")
     await replacing
-    info = await cluster.wait(MINE, timeout=10)
+    info = await cluster.wait(MINE, timeout=60)
     assert (info.status, info.name, info.error_message) == (K, "new", "enough")
 
 
@@ -218,7 +218,7 @@ async def test_a_circle_is_refused_and_the_job_that_was_there_stays_as_it_is(
     with pytest.raises(JobRefusedError, match="that job waits for 'mine' itself"):
         await cluster.launch(job_request(job_id=MINE, on_conflict="replace", after=(after,)))
     await start_worker()
-    assert [info.status for info in await cluster.wait([MINE, after], timeout=10)] == [S, S]
+    assert [info.status for info in await cluster.wait([MINE, after], timeout=60)] == [S, S]
 
 
 @pytest.mark.parametrize("moment", ["marked", "written", "first task"])
@@ -269,7 +269,7 @@ async def test_a_controller_that_dies_in_the_middle_of_it(
             look = Look(namespace=NS, job_id=MINE, task=task)
             await worker._on_look(Delivery("look", look.to_json()))
         await replacing
-        info = await cluster.wait(MINE, timeout=20)
+        info = await cluster.wait(MINE, timeout=60)
         assert (info.status, info.name, len(info.tasks)) == (S, "new", 2)
         assert {task.attempt for task in info.tasks} == {2}
         assert started_at_most_once(worker)
@@ -287,7 +287,7 @@ async def test_the_end_of_the_old_job_is_kept_whole_when_its_replacement_is_stop
 ) -> None:
     await start_worker(plan=FAIL)
     await cluster.launch(job_request(job_id=MINE, cpu=2))
-    assert (await cluster.wait(MINE, timeout=10)).status is F
+    assert (await cluster.wait(MINE, timeout=60)).status is F
     table, books = jobs_table(controller.bus, NS), controller.controller.books
     row = await table.get(MINE)
     assert row is not None

@@ -55,7 +55,7 @@ async def test_a_job_from_submit_to_end(cluster: AsyncCluster, start_worker: Sta
     waiting = await cluster.poll(job_id)
     assert (waiting.status, waiting.worker_id, waiting.name) == (JobStatus.PENDING, None, "train")
     worker = await start_worker()
-    ended = await cluster.wait(job_id, timeout=10)
+    ended = await cluster.wait(job_id, timeout=60)
     assert (ended.status, ended.worker_id, ended.exit_code, ended.error_message) == (S, "w1", 0, "")
     assert ended.tasks[0].attempt == 1
     assert [job.job_id for job in await cluster.list_jobs()] == [job_id]
@@ -72,7 +72,7 @@ async def test_a_job_from_submit_to_end(cluster: AsyncCluster, start_worker: Sta
 async def test_all_tasks_of_a_job_run(cluster: AsyncCluster, start_worker: StartWorker) -> None:
     await start_worker(cpu=2)
     job_id = await cluster.launch(job_request(replicas=5))
-    ended = await cluster.wait(job_id, timeout=10)
+    ended = await cluster.wait(job_id, timeout=60)
     assert ended.status is S
     assert [(task.task, task.status) for task in ended.tasks] == [(each, S) for each in range(5)]
 
@@ -92,7 +92,7 @@ async def test_first_come_first_served(
         # Of offers that are out together the newest may find the room that came just after the oldest was declined.
         await wait_until_async(lambda: worker.held and dispatch.is_idle)
         await worker.end(worker.now_held()[0])
-    await cluster.wait(jobs, timeout=10)
+    await cluster.wait(jobs, timeout=60)
     order = [info.job_id for info in reversed(await cluster.list_jobs())]
     assert worker.starts == [subjects.attempt_key(NS, job_id, 0, 1) for job_id in order]
 
@@ -105,7 +105,7 @@ async def test_a_smaller_job_goes_past_one_that_does_not_fit_now(
     await wait_until_async(lambda: len(worker.held) == 1)
     larger = await cluster.launch(job_request("larger", cpu=4))
     small = await cluster.launch(job_request("small", cpu=1))
-    assert (await cluster.wait(small, timeout=10)).status is S
+    assert (await cluster.wait(small, timeout=60)).status is S
     assert (await cluster.poll(larger)).status is JobStatus.PENDING
     await worker.end(subjects.attempt_key(NS, large, 0, 1))
     await wait_until_async(lambda: subjects.attempt_key(NS, larger, 0, 1) in worker.held)
@@ -115,7 +115,7 @@ async def test_sizes_between_two_levels_are_placed_too(cluster: AsyncCluster, st
     """No worker with 3 CPUs listens on the class of 4."""
     await start_worker(cpu=3, memory=3 * GIB)
     request = job_request().model_copy(update={"resources": ResourceConfig.with_cpu(3, memory="3GiB", disk=0)})
-    assert (await cluster.wait(await cluster.launch(request), timeout=10)).status is S
+    assert (await cluster.wait(await cluster.launch(request), timeout=60)).status is S
 
 
 async def test_room_on_another_worker_is_found(cluster: AsyncCluster, start_worker: StartWorker) -> None:
@@ -125,12 +125,11 @@ async def test_room_on_another_worker_is_found(cluster: AsyncCluster, start_work
         jobs = await cluster.launch_many([job_request() for _ in workers])
         await wait_until_async(
             lambda: all(len(worker.held) == 1 for worker in workers),
-            timeout_s=5,
             describe=lambda: [worker.now_held() for worker in workers],
         )
         for worker in workers:
             await worker.end(worker.now_held()[0])
-        await cluster.wait(jobs, timeout=5)
+        await cluster.wait(jobs, timeout=60)
     assert started_at_most_once(*workers)
 
 
@@ -178,7 +177,7 @@ async def test_a_job_is_stopped_wherever_it_stands(
     if worker is not None:
         await wait_until_async(lambda: len(worker.held) == 2)
     await cluster.terminate(job_id, reason="enough")
-    ended = await cluster.wait(job_id, timeout=10)
+    ended = await cluster.wait(job_id, timeout=60)
     assert ended.status is K
     assert "enough" in ended.error_message
     assert {task.status for task in ended.tasks} == {K}
@@ -195,7 +194,7 @@ async def test_stopping_as_soon_as_it_is_submitted(cluster: AsyncCluster, start_
         job_id = await cluster.launch(job_request(replicas=2))
         jobs.append(job_id)
         await cluster.terminate(job_id)
-    ended = await cluster.wait(jobs, timeout=20)
+    ended = await cluster.wait(jobs, timeout=60)
     assert {info.status for info in ended} == {K}
     assert worker.held == {}
     await check_events(cluster.bus, jobs)
@@ -229,7 +228,7 @@ async def test_a_record_that_changes_while_others_are_written_is_not_overwritten
 
     await wait_until_async(seen)
     go_on.set()
-    ended = await cluster.wait(job_id, timeout=10)
+    ended = await cluster.wait(job_id, timeout=60)
     assert [task.status for task in ended.tasks] == [K, S]
     await check_events(cluster.bus, [job_id])
 
@@ -237,7 +236,7 @@ async def test_a_record_that_changes_while_others_are_written_is_not_overwritten
 async def test_what_has_ended_stays_as_it_ended(cluster: AsyncCluster, start_worker: StartWorker) -> None:
     await start_worker()
     job_id = await cluster.launch(job_request())
-    assert (await cluster.wait(job_id, timeout=10)).status is S
+    assert (await cluster.wait(job_id, timeout=60)).status is S
     await cluster.terminate(job_id)
     assert (await cluster.poll(job_id)).status is S
 
@@ -256,10 +255,10 @@ async def test_a_job_ends_with_its_parent(cluster: AsyncCluster, start_worker: S
     grandchild = await cluster.launch(job_request("grandchild", parent=child))
     await wait_until_async(lambda: len(worker.held) == 3)
     await worker.end(subjects.attempt_key(NS, parent, 0, 1))
-    ended = await cluster.wait([parent, child, grandchild], timeout=10)
+    ended = await cluster.wait([parent, child, grandchild], timeout=60)
     assert [info.status for info in ended] == [S, K, K]
     late = await cluster.launch(job_request("late", parent=parent))
-    assert (await cluster.wait(late, timeout=10)).status is K
+    assert (await cluster.wait(late, timeout=60)).status is K
 
 
 async def test_what_an_attempt_launched_ends_before_the_next_begins(
@@ -276,7 +275,7 @@ async def test_what_an_attempt_launched_ends_before_the_next_begins(
     await wait_until_async(lambda: subjects.attempt_key(NS, child, 0, 1) in worker.to_stop)
     assert f"its next attempt begins when what it launched has ended: {child}" in await cluster.explain(parent)
     await worker.end(subjects.attempt_key(NS, child, 0, 1), K)
-    assert (await cluster.wait(child, timeout=10)).status is K
+    assert (await cluster.wait(child, timeout=60)).status is K
     await wait_until_async(lambda: subjects.attempt_key(NS, grandchild, 0, 1) in worker.to_stop)
     assert (await cluster.poll(parent)).tasks[1].attempt == 1
     late = await cluster.launch(job_request("late", parent=parent, parent_task=0, parent_attempt=1))
@@ -293,10 +292,10 @@ async def test_what_an_attempt_launched_ends_before_the_next_begins(
 
 async def test_a_task_that_fails_is_tried_again(cluster: AsyncCluster, start_worker: StartWorker) -> None:
     await start_worker(plan=lambda record: SUCCEED if record.attempt == 3 else FAIL)
-    ended = await cluster.wait(await cluster.launch(job_request(max_retries_failure=2)), timeout=10)
+    ended = await cluster.wait(await cluster.launch(job_request(max_retries_failure=2)), timeout=60)
     assert (ended.status, ended.tasks[0].attempt, ended.tasks[0].failures) == (S, 3, 2)
     job_id = await cluster.launch(job_request(max_retries_failure=1))
-    ended = await cluster.wait(job_id, timeout=10)
+    ended = await cluster.wait(job_id, timeout=60)
     assert (ended.status, ended.tasks[0].attempt) == (F, 2)
     assert ended.error_message == "exit code 1"
 
@@ -311,11 +310,11 @@ async def test_the_tasks_of_a_lost_worker_run_elsewhere(
         await wait_until_async(lambda: len(lost.held) == 2)
         await lost.vanish()
         other = await start_worker("other", heartbeat_s=0.1)
-        ended = await cluster.wait(jobs, timeout=10)
+        ended = await cluster.wait(jobs, timeout=60)
         assert [info.status for info in ended] == [S, W]
         task = ended[0].tasks[0]
         assert (task.attempt, task.preemptions, task.failures, task.worker_id) == (2, 1, 0, "other")
-        assert "worker lost was not heard for 0.5 s" in ended[1].error_message
+        assert f"worker lost was not heard for {IMPATIENT.worker_timeout_s:g} s" in ended[1].error_message
         assert other.starts == [subjects.attempt_key(NS, jobs[0], 0, 2)]
         assert not await lost.end(subjects.attempt_key(NS, jobs[0], 0, 1)), "its word does not count any more"
         assert (await cluster.poll(jobs[0])).status is S
@@ -340,9 +339,9 @@ async def test_a_lost_worker_whose_task_is_being_stopped(
             await asyncio.sleep(after_s)
             await cluster.terminate(job_id)
 
-        pauses = [0.3 + 0.4 * each / len(jobs) for each in range(len(jobs))]
+        pauses = [IMPATIENT.worker_timeout_s - 0.2 + 0.4 * each / len(jobs) for each in range(len(jobs))]
         await asyncio.gather(*(stop_later(job_id, pause) for job_id, pause in zip(jobs, pauses, strict=True)))
-        ended = await cluster.wait(jobs, timeout=10)
+        ended = await cluster.wait(jobs, timeout=60)
         assert {info.status for info in ended} == {K}
 
 
@@ -367,6 +366,6 @@ async def test_a_job_that_never_fits_is_given_up(
     await start_worker(heartbeat_s=0.1)
     async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
         jobs = await cluster.launch_many([job_request("large", cpu=100), job_request("small")])
-        large, small = await cluster.wait(jobs, timeout=10)
+        large, small = await cluster.wait(jobs, timeout=60)
         assert (large.status, small.status) == (U, S)
         assert large.error_message == ("needs 100 CPUs, 1 GiB memory; the largest worker, w1, has 4 CPUs, 8 GiB memory")

@@ -121,7 +121,7 @@ def test_it_tells_when_it_is_ready_and_leaves_when_asked(own_server: EmbeddedSer
     with _controller(own_server.credentials(Role.SERVICE)) as (process, ready, _owner):
         assert os.read(ready, 10) == b"\n"
         process.send_signal(number)
-        _, said = process.communicate(timeout=10)
+        _, said = process.communicate(timeout=60)
         assert process.returncode == 0, said
         assert "Traceback" not in said
 
@@ -130,14 +130,14 @@ def test_it_leaves_when_its_owner_is_gone(own_server: EmbeddedServer) -> None:
     with _controller(own_server.credentials(Role.SERVICE)) as (process, ready, owner):
         assert os.read(ready, 10) == b"\n"
         os.dup2(ready, owner)  # closes the owner's end
-        _, said = process.communicate(timeout=10)
+        _, said = process.communicate(timeout=60)
         assert process.returncode == 0, said
 
 
 def test_wrong_credentials_are_one_line(own_server: EmbeddedServer) -> None:
     address = own_server.credentials(Role.SERVICE)
     with _controller(BusAddress(address.url, address.user, "wrong")) as (process, ready, _owner):
-        _, said = process.communicate(timeout=10)
+        _, said = process.communicate(timeout=60)
         assert process.returncode == 1
         assert os.read(ready, 10) == b""
         assert said.count("\n") == 1, said
@@ -147,7 +147,7 @@ def test_wrong_credentials_are_one_line(own_server: EmbeddedServer) -> None:
 def test_what_ends_it_is_named(own_server: EmbeddedServer) -> None:
     """Also when it comes out of tasks in tasks."""
     with _controller(own_server.credentials(Role.SERVICE), _FAILING) as (process, _ready, _owner):
-        _, said = process.communicate(timeout=10)
+        _, said = process.communicate(timeout=60)
         assert process.returncode == 1
         assert "Traceback" not in said
         assert "sub-exception" not in said
@@ -160,8 +160,8 @@ def test_it_starts_over_when_the_connection_is_lost_while_it_starts(own_server: 
         assert process.stderr.readline() == "begins\n"
         kill_server(own_server)
         own_server.start()
-        assert os.read(ready, 10) == b"\n", process.communicate(timeout=10)
-        _, said = process.communicate(timeout=10)
+        assert os.read(ready, 10) == b"\n", process.communicate(timeout=60)
+        _, said = process.communicate(timeout=60)
         assert process.returncode == 0, said
         assert "starting over: the connection to" in said
 
@@ -187,7 +187,7 @@ def test_it_leaves_when_asked_while_it_waits_for_the_server(own_server: Embedded
         assert process.stderr is not None
         assert "waits for the bus" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=10)
+        _, said = process.communicate(timeout=60)
         assert process.returncode == 0, said
 
 

@@ -23,10 +23,10 @@ from fluster_bus.server import EmbeddedServer
 from tests.cable import Cable, laid
 from tests.component.nats_servers import configured
 
-TIMEOUT_S = 30
-HELD_S = 1.0  # as 20 s are to the settings that users have
-PINGS = {"FLUSTER_PING_INTERVAL_S": "0.25", "FLUSTER_PINGS_UNANSWERED": "2"}
-SERVER_PINGS = 'ping_interval: "500ms"\nping_max: 3\n'
+TIMEOUT_S = 60
+HELD_S = 2.0  # as 20 s are to the settings that users have
+PINGS = {"FLUSTER_PING_INTERVAL_S": "0.5", "FLUSTER_PINGS_UNANSWERED": "2"}
+SERVER_PINGS = 'ping_interval: "2s"\nping_max: 3\n'
 
 
 @pytest.fixture(autouse=True)

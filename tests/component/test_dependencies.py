@@ -39,14 +39,14 @@ async def test_a_job_starts_when_the_others_have_succeeded(cluster: AsyncCluster
     await wait_until_async(lambda: len(worker.held) == 2)
     assert await cluster.explain(last) == f"waits for 2 jobs: {first} (RUNNING) and {second} (RUNNING)"
     await worker.end(subjects.attempt_key(NS, first, 0, 1))
-    await cluster.wait(first, timeout=10)
+    await cluster.wait(first, timeout=60)
     assert await cluster.explain(last) == f"waits for job {second}, which is RUNNING"
     await worker.end(subjects.attempt_key(NS, second, 0, 1))
     wanted = [subjects.attempt_key(NS, last, task, 1) for task in (0, 1)]
     await wait_until_async(lambda: worker.now_held() == wanted)
     for key in wanted:
         await worker.end(key)
-    assert (await cluster.wait(last, timeout=10)).status is S
+    assert (await cluster.wait(last, timeout=60)).status is S
     await check_events(cluster.bus, [first, second, last])
 
 
@@ -58,13 +58,13 @@ async def test_a_job_fails_with_what_it_waits_for_and_so_do_those_that_wait_for_
     third = await cluster.launch(job_request("third", after=(second,)))
     anyway = await cluster.launch(job_request("anyway", after=(second,), after_failure="run"))
     worker = await start_worker(plan=lambda record: FAIL if record.job_id == first else SUCCEED)
-    ended = await cluster.wait([first, second, third, anyway], timeout=10)
+    ended = await cluster.wait([first, second, third, anyway], timeout=60)
     assert [info.status for info in ended] == [F, F, F, S]
     assert ended[1].error_message == f"it was to run after job {first}, which ended as FAILED: exit code 1"
     assert f"after job {second}, which ended as FAILED" in ended[2].error_message
     assert len(worker.starts) == 2
     late = await cluster.launch(job_request("late", after=(first,)))
-    assert (await cluster.wait(late, timeout=10)).status is F, "also when it had ended before"
+    assert (await cluster.wait(late, timeout=60)).status is F, "also when it had ended before"
     await check_events(cluster.bus, [first, second, third, anyway, late])
 
 
@@ -72,7 +72,7 @@ async def test_a_job_is_stopped_while_it_waits_for_another(cluster: AsyncCluster
     first = await cluster.launch(job_request("first"))
     second = await cluster.launch(job_request("second", after=(first,)))
     await cluster.terminate(second, reason="enough")
-    ended = await cluster.wait(second, timeout=10)
+    ended = await cluster.wait(second, timeout=60)
     assert (ended.status, ended.error_message) == (K, "enough")
     assert (await cluster.poll(first)).status is JobStatus.PENDING
 
@@ -91,7 +91,7 @@ async def test_jobs_that_are_submitted_together_may_wait_for_those_before_them(
     names = [JobId(f"job{each}") for each in range(100)]
     chain = [job_request(name, job_id=name, after=names[max(0, each - 1) : each]) for each, name in enumerate(names)]
     await cluster.launch_many(chain)
-    ended = await cluster.wait(names, timeout=20)
+    ended = await cluster.wait(names, timeout=60)
     assert {info.status for info in ended} == {S}
     first, last = (
         job_request(name, job_id=JobId(name), after=(JobId(other),)) for name, other in (("x", "y"), ("y", "x"))
@@ -125,7 +125,7 @@ async def test_who_waits_for_whom_survives_the_controller(
             await worker.end(key)
         await wait_until_async(lambda: worker.now_held() == [subjects.attempt_key(NS, fourth, 0, 1)])
         await worker.end(worker.now_held()[0])
-        ended = await cluster.wait([first, second, third, fourth], timeout=10)
+        ended = await cluster.wait([first, second, third, fourth], timeout=60)
         assert {info.status for info in ended} == {S}
         await check_events(cluster.bus, [first, second, third, fourth])
 
@@ -155,7 +155,7 @@ async def test_a_controller_that_dies_while_it_releases_a_job(
         await wrote.wait()
         await dying.stop()
         await start_controller()
-        ended = await cluster.wait(JobId("second"), timeout=10)
+        ended = await cluster.wait(JobId("second"), timeout=60)
         assert (ended.status, len(ended.tasks)) == (S, 3)
         assert len(worker.starts) == 4
         await check_events(cluster.bus, [JobId("first"), JobId("second")])

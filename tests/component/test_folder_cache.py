@@ -13,7 +13,7 @@ from fluster_services.worker.folder_cache import FolderCache
 
 pytestmark = pytest.mark.anyio
 
-PATIENCE_S = 10
+PATIENCE_S = 60
 SIZE = 64 << 10
 
 

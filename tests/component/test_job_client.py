@@ -55,7 +55,7 @@ async def test_who_launches_many_is_told_which_of_them_were_accepted(
         await cluster.launch_many(requests)
     accepted = caught.value.accepted
     assert (accepted[0], accepted[1][:2], accepted[2:]) == ("a", "b-", ("d",))
-    assert {info.status for info in await cluster.wait(accepted, timeout=10)} == {JobStatus.SUCCEEDED}
+    assert {info.status for info in await cluster.wait(accepted, timeout=60)} == {JobStatus.SUCCEEDED}
     text = str(caught.value)
     assert "taken: job 'taken' exists already" in text
     assert "c: after='no-such': there is no such job" in text

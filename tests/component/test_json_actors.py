@@ -168,10 +168,10 @@ async def test_a_pickle_is_refused_and_not_read(shared: Env) -> None:
     member = shared.pool("json-only").members()[0]
     async with plain(shared) as client:
         for subject in (f"{member.address}.move", subjects.actor_any(NAMESPACE, "json-only", "_calls")):
-            answer = await client.request(subject, codec.encode([("move", None, codec.encode(Bomb()))]), timeout=5)
+            answer = await client.request(subject, codec.encode([("move", None, codec.encode(Bomb()))]), timeout=60)
             assert "takes JSON only" in json.loads(answer.data)["error"]["message"]
         answer = await client.request(
-            f"{member.address}.move", b'[{"x": 1}]', timeout=5, headers={"Fluster-Deadline": "soon"}
+            f"{member.address}.move", b'[{"x": 1}]', timeout=60, headers={"Fluster-Deadline": "soon"}
         )
         assert "'soon' is no" in json.loads(answer.data)["error"]["message"]
     assert exploded == []

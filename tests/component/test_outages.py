@@ -18,7 +18,7 @@ from tests.component.controllers import NS, RunningController, job_request
 
 pytestmark = pytest.mark.anyio
 
-TIMEOUT_S = 30
+TIMEOUT_S = 60
 
 
 async def _log(cluster: AsyncCluster, job_id: JobId) -> None:

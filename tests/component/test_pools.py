@@ -235,6 +235,7 @@ def test_a_broadcast_that_fails_in_part_says_where(shared: Env) -> None:
     members, pool = numbers(shared, "partial", 3)
     result = pool.broadcast().wait(1)
     assert members[1].running.acquire(timeout=TIMEOUT_S)
+    assert [future.result(TIMEOUT_S) for future in result.futures(TIMEOUT_S)[::2]] == [0, 2]
     answers = result.answers(0.2)
     assert [each.member for each in answers] == pool.members()
     assert [each.value for each in answers] == [0, None, 2]
@@ -253,7 +254,7 @@ def test_a_broadcast_that_fails_in_part_says_where(shared: Env) -> None:
 
 def test_one_deadline_is_for_all_members(shared: Env) -> None:
     members, pool = numbers(shared, "deadline", 2)
-    late = pool.broadcast(timeout=0.2).wait(0)
+    late = pool.broadcast(timeout=2.0).wait(0)
     assert members[0].running.acquire(timeout=TIMEOUT_S)
     answers = late.answers(TIMEOUT_S)
     assert isinstance(answers[0].error, ActorTimeoutError)
@@ -292,9 +293,12 @@ async def test_the_awaited_pool_has_it_all(shared: Env) -> None:
         assert max([each async for each in pool.map_unordered(max_out=2).mine(range(6))]) <= 2
         assert await pool.on("key").call().mine() == await pool.on("key").submit().mine()
         assert [await pool.to(each).call().mine() for each in await pool.members()] == [0, 1, 2]
-        answers = await pool.broadcast().wait(1).answers(0.2)
+        result = pool.broadcast().wait(1)
+        prompt = (await result.futures(TIMEOUT_S))[::2]
+        assert [await asyncio.wrap_future(future) for future in prompt] == [0, 2]
+        answers = await result.answers(0.2)
         assert [each.value for each in answers] == [0, None, 2]
-        late = [each.value async for each in pool.broadcast(timeout=0.2).mine().as_completed(0.4)]
+        late = [each.value async for each in pool.broadcast(timeout=2.0).mine().as_completed(TIMEOUT_S)]
         assert sorted(late, key=str) == [0, 2, None]
         members[1].gate.set()
 

@@ -18,7 +18,7 @@ from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
 
-TIMING = Timing(heartbeat_s=5, fence_after_s=90, worker_timeout_s=120)
+TIMING = Timing(heartbeat_s=15, fence_after_s=90, worker_timeout_s=120)
 
 
 class Listener:

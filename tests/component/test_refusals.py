@@ -47,7 +47,7 @@ async def test_an_id_that_is_taken(cluster: AsyncCluster) -> None:
         await cluster.launch(raw)
     assert len(await cluster.list_jobs()) == 1
     await cluster.terminate(job_id)
-    await cluster.wait(job_id, timeout=10)
+    await cluster.wait(job_id, timeout=60)
     await wait_until_async(lambda: _job_events(bus, job_id, [1, 2]))
 
 
@@ -62,7 +62,7 @@ async def test_a_submission_that_the_stream_stored_twice_is_one(
         places.append(sequence_of_ack(answer, "submit"))
         looked_at = controller.controller.intake.wait_looked_at(JobKey(NS, JobId("mine")), places[-1])
         assert await looked_at is None, "it is not refused"
-        assert (await cluster.wait(JobId("mine"), timeout=10)).status is S
+        assert (await cluster.wait(JobId("mine"), timeout=60)).status is S
     assert places[0] < places[1]
     assert len(worker.starts) == 1
 
@@ -83,7 +83,7 @@ async def test_a_refusal_does_not_hide_what_becomes_of_the_job_that_has_the_id(
         second = await start_controller()
         for key in worker.now_held():
             await worker.end(key)
-        assert (await cluster.wait(job_id, timeout=10)).status is S
+        assert (await cluster.wait(job_id, timeout=60)).status is S
         await wait_until_async(lambda: _job_events(second.bus, job_id, [1, 2]))
 
 
@@ -97,7 +97,7 @@ async def test_a_controller_that_comes_later_tells_of_a_job_that_has_the_id_of_o
     await start_worker()
     async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
         job_id = await cluster.launch(job_request(job_id=JobId("mine")))
-        assert (await cluster.wait(job_id, timeout=10)).status is S
+        assert (await cluster.wait(job_id, timeout=60)).status is S
         await wait_until_async(lambda: _job_events(first.bus, job_id, [1, 2]))
         table = records_table(first.bus, NS)
         for row in [*await table.rows(subjects.task_key_of_any(job_id)), *await table.rows(job_id)]:
@@ -112,7 +112,7 @@ async def test_a_controller_that_comes_later_tells_of_a_job_that_has_the_id_of_o
         monkeypatch.setattr(EventLog, "_append", append)
         await start_controller()
         await cluster.launch(job_request(job_id=job_id, cpu=2))
-        assert (await cluster.wait(job_id, timeout=10)).status is S
+        assert (await cluster.wait(job_id, timeout=60)).status is S
         await wait_until_async(lambda: told == [1, 2], describe=lambda: told)
 
 
@@ -130,7 +130,7 @@ async def test_a_worker_that_declines_what_it_said_it_has_room_for_is_asked_agai
 
     worker.claims.look = look_late  # type: ignore[method-assign]
     job_id = await cluster.launch(job_request(cpu=3))
-    assert (await cluster.wait(job_id, timeout=10)).status is S
+    assert (await cluster.wait(job_id, timeout=60)).status is S
 
 
 async def _refusals(bus: Bus, count: int) -> bool:
@@ -166,7 +166,7 @@ async def test_what_is_no_job_is_refused_with_an_event(
     await wait_until_async(lambda: _nothing_left(controller.bus))
     await start_worker()
     job_id = await cluster.launch(job_request())
-    assert (await cluster.wait(job_id, timeout=10)).status is S, "the next one is not held up"
+    assert (await cluster.wait(job_id, timeout=60)).status is S, "the next one is not held up"
 
 
 async def _nothing_left(bus: Bus) -> bool:

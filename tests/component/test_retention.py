@@ -212,7 +212,7 @@ async def test_a_sweep_that_was_cut_short_is_taken_up_again(
         await _start_worker(bus)
         async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
             job_id = await cluster.launch(_request(replicas=2))
-            await cluster.wait(job_id, timeout=10)
+            await cluster.wait(job_id, timeout=60)
     await records_table(bus, NS).delete(subjects.task_key(job_id, 0))
     running = await stack.enter_async_context(controller(own_server, AT_ONCE))
 
@@ -236,7 +236,7 @@ async def test_a_job_that_takes_the_id_of_one_that_is_just_removed_stays(
     row = worker.held.pop(subjects.attempt_key(NS, job_id, 0, 1))
     worker.ledger.release(subjects.attempt_key(NS, job_id, 0, 1))
     await worker.claims.end(row, JobStatus.SUCCEEDED, "exit code 0", exit_code=0, result=TaskResult(size=5))
-    await cluster.wait(job_id, timeout=10)
+    await cluster.wait(job_id, timeout=60)
     remove = ResultStore.remove
 
     async def remove_late(store: ResultStore, job: str) -> None:
@@ -249,7 +249,7 @@ async def test_a_job_that_takes_the_id_of_one_that_is_just_removed_stays(
     assert (await cluster.poll(job_id)).name == "new"
     assert await _keys(bus) == ["mine", "mine.0"]
     await worker.end(worker.now_held()[0])
-    assert (await cluster.wait(job_id, timeout=10)).status is JobStatus.SUCCEEDED
+    assert (await cluster.wait(job_id, timeout=60)).status is JobStatus.SUCCEEDED
 
 
 async def test_an_id_whose_records_are_half_removed_is_taken_when_they_all_are(
@@ -262,10 +262,10 @@ async def test_an_id_whose_records_are_half_removed_is_taken_when_they_all_are(
     cluster = await _connect(own_server, stack)
     job_id = JobId("mine")
     await cluster.launch(_request("old", job_id=job_id, replicas=2))
-    await cluster.wait(job_id, timeout=10)
+    await cluster.wait(job_id, timeout=60)
     await records_table(bus, NS).delete(subjects.task_key(job_id, 0))
     await cluster.launch(_request("new", job_id=job_id, replicas=2, on_conflict="replace"))
-    info = await cluster.wait(job_id, timeout=20)
+    info = await cluster.wait(job_id, timeout=60)
     assert (info.name, info.status, [task.attempt for task in info.tasks]) == ("new", JobStatus.SUCCEEDED, [1, 1])
     row = await jobs_table(bus, NS).get(job_id)
     assert row is not None
@@ -318,7 +318,7 @@ async def test_a_large_callable_is_in_the_record_until_the_job_has_finished(
 
     assert await stored() > 100_000
     await cluster.terminate(job_id)  # which is written into the record
-    info = await cluster.wait(job_id, timeout=10)
+    info = await cluster.wait(job_id, timeout=60)
     assert info.status is JobStatus.KILLED
     assert await stored() < 1_500
 
@@ -357,7 +357,7 @@ async def test_a_large_exception_is_told_whole(
     row = await worker.claims.look(NS, job_id, 0)
     assert row is not None
     assert await worker.claims.end(row, JobStatus.FAILED, "it raised", exit_code=1, error=error)
-    assert (await cluster.wait(job_id, timeout=10)).error == error
+    assert (await cluster.wait(job_id, timeout=60)).error == error
     entry = running.books.get(JobKey(NS, job_id))
     assert entry is not None
     assert entry.job is not None
@@ -377,7 +377,7 @@ async def test_the_end_of_a_job_that_was_replaced_takes_nothing_from_the_one_tha
     worker = ToyWorker(bus, WorkerId("w1"), Capacity(cpu=8, memory=64 << 30), lambda _record: next(plans), 1.0)
     await worker.start()
     await cluster.launch(_request(job_id=job_id))
-    await cluster.wait(job_id, timeout=10)
+    await cluster.wait(job_id, timeout=60)
     await cluster.launch(_request(job_id=job_id, on_conflict="replace"))
     await wait_until_async(lambda: len(worker.held) == 1)
     others = await cluster.launch_many([_request() for _ in range(6)])
@@ -389,7 +389,7 @@ async def test_the_end_of_a_job_that_was_replaced_takes_nothing_from_the_one_tha
     assert (await cluster.poll(job_id)).status is JobStatus.RUNNING
     assert {info.job_id for info in await cluster.list_jobs()} - {job_id} < set(others)
     await worker.end(worker.now_held()[0])
-    assert (await cluster.wait(job_id, timeout=10)).tasks[0].attempt == 2
+    assert (await cluster.wait(job_id, timeout=60)).tasks[0].attempt == 2
     assert JobKey(NS, job_id) in running.books.keys()  # noqa: SIM118 - a method of the books
 
 

@@ -30,7 +30,7 @@ from tests.system.small_disks import mounted
 
 ROOT = Path(__file__).parents[2]
 BUS = ROOT / "bus"
-TIMEOUT_S = 10
+TIMEOUT_S = 60
 
 
 @asynccontextmanager

@@ -40,7 +40,7 @@ from tests.waiting import wait_until_async
 pytestmark = pytest.mark.anyio
 
 NS = Namespace("default")
-LEASE_S = 1.0
+LEASE_S = 3.0  # a busy machine holds a process up for part of it
 TIMING = Timing(heartbeat_s=0.2, fence_after_s=20, worker_timeout_s=30, kill_grace_s=0.1, leader_lease_s=LEASE_S)
 
 
@@ -130,7 +130,7 @@ async def test_one_leads_and_the_others_read_along(
     await start_worker()
     async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
         jobs = await cluster.launch_many([_request() for _ in range(20)])
-        assert {info.status for info in await cluster.wait(jobs, timeout=20)} == {JobStatus.SUCCEEDED}
+        assert {info.status for info in await cluster.wait(jobs, timeout=60)} == {JobStatus.SUCCEEDED}
         await wait_until_async(
             lambda: (
                 sum(
@@ -156,11 +156,11 @@ async def test_another_takes_over_when_the_leader_is_gone(
         await first.vanish()
         assert not second.leads
         later = await cluster.launch(_request("later"))
-        await wait_until_async(lambda: len(worker.held) == 2, 20)
+        await wait_until_async(lambda: len(worker.held) == 2)
         assert second.leads
         for key in worker.now_held():
             assert await worker.end(key)
-        infos = await cluster.wait([held, later], timeout=20)
+        infos = await cluster.wait([held, later], timeout=60)
         assert {(info.status, info.tasks[0].attempt) for info in infos} == {(JobStatus.SUCCEEDED, 1)}
 
 
@@ -176,15 +176,15 @@ async def test_what_the_leader_did_not_tell_any_more_is_told_by_the_next(
     await start_worker()
     async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
         job_ids = [await cluster.launch(_request("early"))]
-        await cluster.wait(job_ids, timeout=20)
+        await cluster.wait(job_ids, timeout=60)
         monkeypatch.setattr(first.controller.events, "_append", hang)
         job_ids += await cluster.launch_many([_request() for _ in range(5)])
-        await cluster.wait(job_ids, timeout=20)
+        await cluster.wait(job_ids, timeout=60)
         await first.vanish()
-        await wait_until_async(lambda: second.leads, 20)
+        await wait_until_async(lambda: second.leads)
         expected: dict[tuple[JobId, int | None], list[int]] = {(job_id, None): [1, 2] for job_id in job_ids}
         expected |= {(job_id, 0): [1, 2, 3, 4] for job_id in job_ids}
-        await wait_until_async(lambda: _are_told(cluster.bus, expected), 20)
+        await wait_until_async(lambda: _are_told(cluster.bus, expected))
 
 
 async def _are_told(bus: Bus, expected: dict[tuple[JobId, int | None], list[int]]) -> bool:
@@ -218,7 +218,7 @@ async def test_one_that_is_started_in_the_leaders_place_leads_at_once(start: Sta
 async def test_two_under_one_id_do_not_depose_each_other_in_turn(start: StartMember) -> None:
     first = await start("c1")
     second = await start("c1")
-    await asyncio.wait([first.task], timeout=20)
+    await asyncio.wait([first.task], timeout=60)
     assert _was_deposed(first)
     anew = await start("c1", in_place=False)
     assert (second.leads, anew.leads) == (True, False)
@@ -237,8 +237,8 @@ async def test_a_restart_of_the_server_changes_nobody(start: StartMember, own_se
         await asyncio.sleep(1.5 * LEASE_S)
         own_server.start()
         for member in (first, second):
-            await member.bus.wait_connected(10)
-        async with asyncio.timeout(10):
+            await member.bus.wait_connected(60)
+        async with asyncio.timeout(60):
             await first.controller.seat.wait_sure()
     assert (first.leads, second.leads, first.task.done(), await _holder(first.bus)) == (True, False, False, "c1")
 
@@ -274,7 +274,7 @@ async def test_a_stopped_leader_can_judge_nothing(
         job_ids = await cluster.launch_many([_request() for _ in range(3)])
         await wait_until_async(lambda: _run(tasks_table(bus, NS), 3))
         _stop(first, monkeypatch)
-        await wait_until_async(lambda: second.leads, 20)
+        await wait_until_async(lambda: second.leads)
         before = await tasks_table(bus, NS).rows("*.*")
 
         # It waits: for all it knows somebody else leads.
@@ -297,16 +297,16 @@ async def test_a_stopped_leader_can_judge_nothing(
 
         for key in worker.now_held():
             assert await worker.end(key)
-        infos = await cluster.wait(job_ids, timeout=20)
+        infos = await cluster.wait(job_ids, timeout=60)
         assert {(info.status, info.tasks[0].attempt) for info in infos} == {(JobStatus.SUCCEEDED, 1)}
 
 
 async def test_a_stopped_leader_that_continues_is_over(start: StartMember, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = await start("c1"), await start("c2")
     go_on = _stop(first, monkeypatch)
-    await wait_until_async(lambda: second.leads, 20)
+    await wait_until_async(lambda: second.leads)
     go_on()
-    await asyncio.wait([first.task], timeout=20)
+    await asyncio.wait([first.task], timeout=60)
     assert _was_deposed(first)
     assert not second.task.done()
     assert await _holder(second.bus) == "c2", "the deposed one did not give back what is not its own"
@@ -317,12 +317,12 @@ async def test_requests_reach_the_leader_also_while_a_stopped_one_still_listens(
 ) -> None:
     first, second = await start("c1"), await start("c2")
     _stop(first, monkeypatch)
-    await wait_until_async(lambda: second.leads, 20)
+    await wait_until_async(lambda: second.leads)
     await start_worker()
     async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
         for number in range(20):
             job_id = await cluster.launch(_request(f"job{number}"))
-            assert (await cluster.wait(job_id, timeout=10)).status is JobStatus.SUCCEEDED
+            assert (await cluster.wait(job_id, timeout=60)).status is JobStatus.SUCCEEDED
     assert first.controller.intake._looked_at == {}
 
 

@@ -58,7 +58,7 @@ def notes(bus: Bus, namespace: Namespace) -> Table[Note]:
 
 
 async def _next(watch: AsyncGenerator[Change]) -> Change:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return await anext(watch)
 
 

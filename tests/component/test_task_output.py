@@ -13,7 +13,7 @@ from fluster_services.worker.spool import Stream, read_spool
 from fluster_services.worker.task_output import TaskOutput
 from fluster_services.worker.timers import Timers
 
-LOOK_S = 20
+LOOK_S = 60
 
 
 class _Task:

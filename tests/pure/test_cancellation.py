@@ -20,7 +20,7 @@ from fluster_bus import codec
 from fluster_bus.errors import InvalidMessageError
 from fluster_bus.messages import Namespace
 
-TIMEOUT_S = 10
+TIMEOUT_S = 60
 
 
 def sent_future(withdrawn: list[object]) -> ActorFuture[Any]:

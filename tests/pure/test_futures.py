@@ -15,7 +15,7 @@ from fluster.errors import ActorTimeoutError
 from fluster.testing import LocalActors
 from fluster_bus import codec
 
-TIMEOUT_S = 10
+TIMEOUT_S = 60
 
 
 def future() -> ActorFuture[Any]:

@@ -332,7 +332,7 @@ def test_a_leader_that_cannot_write_knows_by_reading_what_one_server_keeps(is_ow
 
     async def has_led() -> bool:
         try:
-            async with asyncio.timeout(0.5):
+            async with asyncio.timeout(2):
                 await seat.wait_led_since()
         except TimeoutError:
             return False

@@ -24,7 +24,7 @@ from fluster.testing import FakeClock, LocalActors
 from fluster_bus.errors import ClosedError
 from fluster_bus.messages import Entrypoint, JobRequest
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class Counter:

@@ -13,7 +13,7 @@ import pytest
 from fluster.cluster.portal import Portal
 from fluster_bus.errors import ClosedError
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ async def test_it_is_touched_when_the_bus_has_answered_and_only_then(
     await asyncio.sleep(0)
     assert bus.seen == []
     ready.set()
-    await asyncio.wait_for(bus.enough.wait(), 10)
+    await asyncio.wait_for(bus.enough.wait(), 60)
     showing.cancel()
     assert bus.seen[:6] == [False, True, False, True, False, True]
 

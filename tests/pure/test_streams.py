@@ -27,7 +27,7 @@ from fluster.testing import LocalActors
 from fluster_bus import codec
 from fluster_bus.errors import ClosedError, InvalidMessageError, ObjectNotFoundError
 
-TIMEOUT_S = 10
+TIMEOUT_S = 60
 
 
 # ---- windows --------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from fluster.errors import ActorNotFoundError, ActorTimeoutError
 from fluster.testing import LocalActors
 from fluster_bus.messages import Entrypoint, EnvironmentConfig, JobRequest
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class Ended(SpanProcessor):

@@ -81,7 +81,7 @@ class Daemons:
         os.close(self._owner_end)
         for process in self.running.values():
             process.send_signal(signal.SIGCONT)
-            process.wait(20)
+            process.wait(60)
         self.server.close()
         self.family.wait_gone()
 
@@ -143,4 +143,4 @@ class Daemons:
     def kill_server(self) -> None:
         assert self.server.pid is not None
         os.kill(self.server.pid, signal.SIGKILL)
-        self.server.wait(10)
+        self.server.wait(60)

@@ -80,10 +80,10 @@ class Meeting:
         self._open = threading.Event()
 
     def meet(self) -> int:
-        return self._barrier.wait(20)
+        return self._barrier.wait(60)
 
     def wait(self) -> str:
-        return "opened" if self._open.wait(20) else "not opened"
+        return "opened" if self._open.wait(60) else "not opened"
 
     def open(self) -> None:
         self._open.set()

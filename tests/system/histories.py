@@ -35,7 +35,7 @@ def check_history(cluster: Cluster, infos: list[JobInfo]) -> dict[str, list[Even
         ended = all(found[info.job_id] and found[info.job_id][-1].transition.state.finished() for info in infos)
         return found if ended else None
 
-    found = wait_until(complete, 10)
+    found = wait_until(complete)
     assert found is not None
     for key, story in found.items():
         numbers = [event.transition.number for event in story]

@@ -66,7 +66,7 @@ class Nursery:
             assert self._process.stdout is not None
             self._process.stdin.close()
             self._process.stdout.close()
-            self._process.wait(10)
+            self._process.wait(60)
 
     def start(self, name: str) -> None:
         """Start a controller; it comes up by itself."""

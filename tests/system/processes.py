@@ -55,7 +55,7 @@ class Family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
-    def wait_gone(self, timeout_s: float = 20) -> None:
+    def wait_gone(self, timeout_s: float = 60) -> None:
         """Return when none is left."""
         wait_until(lambda: not self.members(), timeout_s, lambda: [_shown(process) for process in self.members()])
 

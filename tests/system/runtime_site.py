@@ -31,7 +31,7 @@ from tests.docker_engine import Engine
 from tests.waiting import wait_until_async
 
 MARK = "FLUSTER_TEST_MARK"
-PATIENCE_S = 30
+PATIENCE_S = 60
 
 # An executed template, where a worker forks one: the test process may have threads.
 TEMPLATE = """

@@ -17,7 +17,7 @@ from fluster_bus.names import unique_name
 from tests.system.processes import Family
 from tests.waiting import wait_until
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @actor

@@ -31,7 +31,7 @@ from tests.system.daemons import PATIENT, QUICK, Daemons
 from tests.system.processes import Family
 from tests.waiting import wait_until
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @actor(max_restarts=2, restart_window=60)

@@ -40,7 +40,7 @@ from tests.system.job_requests import call
 from tests.system.processes import Family
 from tests.waiting import wait_until
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class CounterError(Exception):
@@ -212,7 +212,7 @@ def test_a_killed_actor_fails_its_calls_at_once_and_the_others_go_on(
     for future in (out, queued):
         with pytest.raises(ActorDiedError, match=r"ended \(killed by SIGKILL.*may have run"):
             future.result(PATIENCE_S)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10, "it is told, not found out by silence"
     assert [counters.call().pid() for _ in range(3)] == [pid] * 3
     assert counters.size == 1
 

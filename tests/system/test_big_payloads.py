@@ -21,7 +21,7 @@ from fluster_bus import arenas
 from fluster_bus.names import unique_name
 from tests.waiting import wait_until
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ def _one_line(done: subprocess.CompletedProcess[str]) -> str:
 
 def test_submit_prints_the_id_alone_and_logs_shows_what_the_job_wrote(cli: Cli) -> None:
     job_id = cli.ok("submit", "--env", "WORD=hello world", "--", "sh", "-c", 'echo "$WORD"; echo oops >&2').strip()
-    info = cli.cluster.wait(JobId(job_id), timeout=30)
+    info = cli.cluster.wait(JobId(job_id), timeout=60)
     assert (info.status, info.name) == (JobStatus.SUCCEEDED, "sh")
     done = cli.run("logs", job_id)
     assert (done.returncode, done.stdout, done.stderr) == (0, "hello world\n", "oops\n")
@@ -102,7 +102,7 @@ def test_submit_prints_the_id_alone_and_logs_shows_what_the_job_wrote(cli: Cli) 
 
 def test_what_follows_the_command_belongs_to_it(cli: Cli) -> None:
     job_id = cli.ok("submit", "--name", "mine", "echo", "--wait", "--name", "x").strip()
-    assert cli.cluster.wait(JobId(job_id), timeout=30).name == "mine"
+    assert cli.cluster.wait(JobId(job_id), timeout=60).name == "mine"
     assert cli.ok("logs", job_id) == "--wait --name x\n"
 
 
@@ -162,7 +162,7 @@ def test_an_interrupted_wait_leaves_the_job_and_cancel_ends_it(cli: Cli) -> None
     assert row[4].startswith("worker-")
 
     assert cli.ok("cancel", job_id[:-2]).strip() == job_id
-    assert cli.cluster.wait(JobId(job_id), timeout=30).status is JobStatus.KILLED
+    assert cli.cluster.wait(JobId(job_id), timeout=60).status is JobStatus.KILLED
     assert job_id not in cli.ok("ps")
     (info,) = [job for job in cli.json("ps", "--all") if job["job_id"] == job_id]
     assert info["status"] == "KILLED"
@@ -344,7 +344,7 @@ def test_what_is_not_there_is_told_in_one_line(cli: Cli) -> None:
 
 def test_a_reader_that_leaves_is_no_error(cli: Cli) -> None:
     job_id = cli.ok("submit", "--", "sh", "-c", "yes | head -n 200000").strip()
-    cli.cluster.wait(JobId(job_id), timeout=30)
+    cli.cluster.wait(JobId(job_id), timeout=60)
     with cli.start("logs", job_id) as reading:
         assert _first_line(reading.stdout) == "y"
         assert reading.stdout is not None

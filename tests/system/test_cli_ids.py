@@ -17,7 +17,7 @@ def test_cancel_does_what_it_can_and_reports_the_rest(cli: Cli) -> None:  # noqa
     assert (done.returncode, done.stdout.split()) == (4, [first, second])
     assert "no job 'zzz'" in done.stderr
     for job_id in (first, second):
-        assert cli.cluster.wait(JobId(job_id), timeout=30).status is JobStatus.KILLED
+        assert cli.cluster.wait(JobId(job_id), timeout=60).status is JobStatus.KILLED
 
 
 def test_cancel_tells_programs_what_it_did_also_when_an_id_fits_none(cli: Cli) -> None:  # noqa: F811
@@ -32,7 +32,7 @@ def test_a_beginning_means_unfinished_jobs_first(cli: Cli) -> None:  # noqa: F81
     assert cli.json("status", prefix)["job_id"] == f"{prefix}-1"
     cli.ok("submit", "--job-id", f"{prefix}-2", "--", "sleep", "600")
     assert cli.ok("cancel", prefix).strip() == f"{prefix}-2"
-    cli.cluster.wait(JobId(f"{prefix}-2"), timeout=30)
+    cli.cluster.wait(JobId(f"{prefix}-2"), timeout=60)
     both = cli.run("status", prefix)
     assert both.returncode == 4
     assert "2 jobs begin with" in both.stderr

@@ -68,7 +68,7 @@ def test_deadlines_hold_by_clocks_that_are_set_back(daemons: Daemons) -> None:
 
 
 def _shifted(client: Cluster, daemons: Daemons) -> None:
-    running = client.launch(sleeper(timeout_s=1))
+    running = client.launch(sleeper(timeout_s=5))
     wait_ready(client, running)
     for name in ("controller", "w1"):
         set_clock(daemons, name, -HOUR_S)
@@ -87,18 +87,18 @@ def test_a_controller_that_is_started_with_a_wrong_clock_knows_how_long_a_job_ha
     daemons.start_controller()
     with daemons.connect() as client:
         waiting = client.launch(command("true", scheduling_timeout_s=HOUR_S / 2))
-        impatient = client.launch(command("true", scheduling_timeout_s=6))
-        launched = time.monotonic()
+        impatient = client.launch(command("true", scheduling_timeout_s=12))
+        launched = restarted = time.monotonic()
         for off_s in (HOUR_S, -HOUR_S, HOUR_S, -HOUR_S):
             daemons.kill("controller")
             set_clock(daemons, "controller", off_s)
+            restarted = time.monotonic()
             daemons.start_controller()
             assert client.poll(waiting).status is JobStatus.PENDING
-        restarted = time.monotonic()
         assert client.wait(impatient, timeout=PATIENCE_S).status is JobStatus.UNSCHEDULABLE
         ended = time.monotonic()
-        assert ended - launched >= 6
-        assert ended - restarted < 6 - (restarted - launched) / 3, "not the whole time once more"
+        assert ended - launched >= 12
+        assert ended - restarted < 12, "not the whole time once more"
         daemons.start_worker("w1")
         assert client.wait(waiting, timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
 

@@ -30,7 +30,7 @@ def _daemon(family: Family, address: Path, *words: str, **variables: str) -> Ite
             yield process
         finally:
             process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
+            assert process.wait(60) == 0
 
 
 def test_controller_and_worker_are_started_with_options(family: Family, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 from fluster import ActorPool, JobId, JobStatus, LocalCluster, actor, deploy
 
 GUIDE = Path(__file__).parents[2] / "docs" / "debugging-with-nats.md"
-TIMEOUT_S = 10
+TIMEOUT_S = 60
 
 
 @actor

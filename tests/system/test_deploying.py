@@ -33,7 +33,7 @@ from tests.system.job_requests import call
 from tests.system.processes import Family
 from tests.waiting import wait_until
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @actor(environment=EnvironmentConfig(env_vars={"WHOSE": "the class's"}), resources=ResourceConfig(cpu=0.5))

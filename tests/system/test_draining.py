@@ -57,7 +57,7 @@ def test_a_drained_worker_waits_for_what_runs_and_takes_nothing_new(daemons: Dae
         assert cluster.drain_worker(W1).running == 1
         wait_until(lambda: workers(cluster)["w1"].info.draining)
         waiting = cluster.launch(command("true"))
-        wait_until(lambda: "there is no worker now that takes work" in cluster.explain(waiting), 10)
+        wait_until(lambda: "there is no worker now that takes work" in cluster.explain(waiting))
         assert cluster.drain_worker(W1).running == 1  # told twice
         daemons.start_worker("w2")
         assert cluster.wait(waiting, timeout=PATIENCE_S).worker_id == "w2"
@@ -141,7 +141,7 @@ def test_nobody_starts_a_drained_worker_again_and_the_end_is_quick(family: Famil
         wait_until(lambda: workers(cluster)[str(holder)].info.started_at > before, PATIENCE_S)
         assert set(workers(cluster)) == {holder}
         started = time.monotonic()
-    assert time.monotonic() - started < 15  # and not the time that a drain may take
+    assert time.monotonic() - started < 50  # and not the time that a drain may take
     family.wait_gone()
 
 

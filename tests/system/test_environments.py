@@ -153,7 +153,7 @@ def test_a_job_launches_a_child_with_a_workspace(site: LocalCluster, workspace: 
             environment=EnvironmentConfig(workspace="."),
         )
         job_id = cluster.launch(child)
-        assert cluster.wait(job_id, timeout=30).status is JobStatus.SUCCEEDED
+        assert cluster.wait(job_id, timeout=60).status is JobStatus.SUCCEEDED
         print(*(line.text for line in cluster.logs(job_id)))
 
     job_id = _succeed(site, EnvironmentConfig(workspace=workspace), work)

@@ -20,7 +20,7 @@ from fluster import ActorDiedError, LocalCluster, WorkerPool
 from fluster_bus.errors import ClosedError
 from tests.waiting import wait_until
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 WORKERS = 3
 
 

@@ -11,7 +11,7 @@ import pytest
 from fluster import ActorContext, ActorPool, ActorTimeoutError, LocalCluster, actor, deploy
 from tests.system.small_disks import fill, mounted
 
-PATIENCE_S = 40.0
+PATIENCE_S = 60.0
 
 
 @actor(durable=True)

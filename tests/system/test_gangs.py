@@ -47,7 +47,7 @@ def _gang(replicas: int, **fields: Any) -> JobRequest:
         deadline = time.monotonic() + 30
         while True:
             try:
-                connection = socket.create_connection((host, int(port)), timeout=30)
+                connection = socket.create_connection((host, int(port)), timeout=60)
             except ConnectionRefusedError:  # the first may not listen yet
                 if time.monotonic() > deadline:
                     raise

@@ -84,5 +84,5 @@ def test_a_shell_completes_commands() -> None:
 def test_more_than_the_machine_has_is_noted_at_the_start(capfd: pytest.CaptureFixture[str]) -> None:
     with up("--cpu", "100000") as process:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
     assert "note: it offers 100000 CPUs, and this machine has" in capfd.readouterr().err

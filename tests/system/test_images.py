@@ -62,11 +62,11 @@ async def test_the_default_image_needs_no_name(engine: Engine) -> None:
 
 
 async def test_an_engine_that_does_not_answer_takes_no_thread_that_others_need(own_engine: OwnEngine) -> None:
-    images = _images(own_engine, timeout_s=1.0)
+    images = _images(own_engine, timeout_s=6.0)
     with own_engine.silent():
         waiting = [asyncio.create_task(images.use(f"image:{number}")) for number in range(50)]
         waiting += [asyncio.create_task(images.use(None)) for _ in range(50)]
         await asyncio.sleep(0)
-        assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 0.9) == "free"
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 5.0) == "free"
         outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert {str(outcome) for outcome in outcomes} == {f"the Docker engine at {own_engine.host} did not answer in time"}

@@ -18,7 +18,7 @@ from tests.system.processes import Family
 from tests.system.test_cli import Cli
 from tests.waiting import wait_until
 
-PATIENCE_S = 30
+PATIENCE_S = 60
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def test_a_class_that_takes_json_only_is_deployed_and_called_by_both(cluster: Lo
         assert [pool.submit().move({"x": number}).result() for number in range(4)] == [
             {"x": number + 2, "y": 0} for number in range(4)
         ]
-        assert pool.broadcast().move(Point(x=1)).results(timeout=30) == [{"x": 3, "y": 0}] * 2
+        assert pool.broadcast().move(Point(x=1)).results(timeout=60) == [{"x": 3, "y": 0}] * 2
         subject = subjects.actor_any(cluster.namespace, name, "move")
         answer = cluster.portal.run(cluster.asynchronous.bus.request, subject, b'[{"x": "5"}]')
         assert answer.data == b'{"result": {"x": 7, "y": 0}}'
@@ -59,9 +59,9 @@ def test_the_command_that_calls_an_actor_is_told_that_it_died(cluster: LocalClus
     with deploy(cluster, Stuck, name=name):
         command = Cli(cluster).start("call", name, "hold", json.dumps(str(told)), "--timeout", "600")
         try:
-            pid = wait_until(lambda: told.exists() and told.read_text(), 30, command.poll)
+            pid = wait_until(lambda: told.exists() and told.read_text(), describe=command.poll)
             os.kill(int(pid), signal.SIGKILL)
-            output, errors = command.communicate(timeout=30)  # a twentieth of its time-out
+            output, errors = command.communicate(timeout=60)  # a tenth of its time-out
         finally:
             command.kill()
             command.wait()

@@ -16,6 +16,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -223,19 +224,23 @@ def test_fifty_controllers_are_killed_at_any_moment_under_load(
 
 
 @pytest.mark.parametrize("timing", [Timing(heartbeat_s=1.0)], ids=["usual"])
-def test_another_controller_leads_within_ten_seconds(nursery: Nursery, client: Cluster) -> None:
+def test_another_controller_leads_when_the_lease_of_the_first_is_over(
+    nursery: Nursery, client: Cluster, timing: Timing
+) -> None:
     first = wait_until(lambda: leader(client))
     assert first is not None
     client.wait(client.launch(command("true")), timeout=PATIENCE_S)
     nursery.kill(first)
     killed_at = time.monotonic()
     client.wait(client.launch(command("true")), timeout=PATIENCE_S)
-    assert time.monotonic() - killed_at < 10
+    assert time.monotonic() - killed_at < 4 * timing.leader_lease_s, "some 7 s on a quiet machine"
     assert leader(client) != first
 
 
-@pytest.mark.parametrize("timing", [QUICK], ids=["quick"])
-def test_a_stopped_leader_that_continues_judges_nothing(nursery: Nursery, daemons: Daemons, client: Cluster) -> None:
+@pytest.mark.parametrize("timing", [replace(QUICK, fence_after_s=5.0, worker_timeout_s=6.5)], ids=["quick"])
+def test_a_stopped_leader_that_continues_judges_nothing(
+    nursery: Nursery, daemons: Daemons, client: Cluster, timing: Timing
+) -> None:
     """It is stopped for longer than any worker may be silent, and so has heard of none."""
     first = wait_until(lambda: leader(client))
     assert first is not None
@@ -248,7 +253,7 @@ def test_a_stopped_leader_that_continues_judges_nothing(nursery: Nursery, daemon
     second = leader(client)
     assert second is not None
     assert client.wait(client.launch(command("true")), timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
-    wait_until(lambda: time.monotonic() - stopped_at > QUICK.worker_timeout_s + 1, PATIENCE_S)
+    wait_until(lambda: time.monotonic() - stopped_at > timing.worker_timeout_s + 1, PATIENCE_S)
     nursery.kill(first, signal.SIGCONT)
     wait_until(
         lambda: f"{first} stands by; {second} leads" in daemons.log(first), PATIENCE_S, lambda: daemons.log(first)

@@ -124,7 +124,7 @@ def test_with_worker_and_keeper_dead_a_process_that_hides_is_found_by_its_group(
             (keeper,) = daemons.family.named("fluster-keeper")
             daemons.kill("w1")
             keeper.kill()
-            wait_until(lambda: not psutil.pid_exists(int(pid_file.read_text())), 20)
+            wait_until(lambda: not psutil.pid_exists(int(pid_file.read_text())))
             daemons.start_worker(enforce_limits="auto")
             assert cluster.wait(job_id, timeout=PATIENCE_S).status is JobStatus.WORKER_FAILED
 

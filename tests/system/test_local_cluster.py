@@ -29,7 +29,7 @@ from tests.system.job_requests import call, command, sleeper, texts, wait_ready
 from tests.system.processes import Family
 from tests.waiting import wait_until, wait_until_async
 
-PATIENCE_S = 30
+PATIENCE_S = 60
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +54,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_many_namespaces_have_room(family: Family) -> None:
     names = [f"team-{number}" for number in range(8)]
     with LocalCluster("team-0", namespaces=names) as cluster, Cluster(cluster.address, "team-7") as last:
-        assert last.result(last.launch(call(os.getpid)), timeout=20) > 0
+        assert last.result(last.launch(call(os.getpid)), timeout=60) > 0
 
 
 def test_a_start_that_is_interrupted_leaves_nothing(
@@ -456,7 +456,7 @@ async def test_a_jobs_credentials_reach_no_record_and_no_other_namespace(
         for subject in (subjects.watch_jobs("other"), subjects.watch_any("other"), "$KV.>", ">", "_INBOX_operator.>"):
             await job.subscribe(subject)
         await job.flush()
-        await wait_until_async(lambda: len(denied) >= len(stolen) + 5, 5, lambda: denied)
+        await wait_until_async(lambda: len(denied) >= len(stolen) + 5, describe=lambda: denied)
         # What it is for works.
         reply = await job.request(subjects.jobs_verb("default", "status"), json.dumps({"job_ids": [job_id]}).encode())
         assert json.loads(reply.data)["jobs"][0]["status"] == "RUNNING"
@@ -509,7 +509,7 @@ def _read_line(screen: IO[bytes]) -> bytes:
 
 def test_of_two_controllers_one_leads_and_one_stands_by(family: Family) -> None:
     with LocalCluster(controllers=2, cpu=4) as cluster:
-        assert cluster.wait(cluster.launch(command("true")), timeout=20).status is JobStatus.SUCCEEDED
+        assert cluster.wait(cluster.launch(command("true")), timeout=60).status is JobStatus.SUCCEEDED
         logs = [(cluster.store_dir / "logs" / f"{name}.log").read_text() for name in ("controller", "controller-1")]
         lines = [line for log in logs for line in log.splitlines()]
         assert sum(".seat: " in line and line.endswith(" leads") for line in lines) == 1

@@ -11,7 +11,7 @@ import pytest
 from fluster import Cluster, JobId, JobStatus
 from tests.system.job_requests import call, command, followed
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 @pytest.fixture(scope="module")

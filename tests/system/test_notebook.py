@@ -138,7 +138,7 @@ def test_a_bar_goes_on_while_the_next_cell_runs(notebook: Notebook, tmp_path: Pa
         from tests.waiting import wait_until
         opened = Path({str(tmp_path / "opened")!r})
         def stay(number):
-            wait_until(opened.exists, 30)
+            wait_until(opened.exists)
         result = pool.map(stay, range(30), progress=True)
     """)
     place = len(notebook._notebook.cells) - 1

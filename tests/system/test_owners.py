@@ -67,7 +67,7 @@ def cluster(daemons: Daemons) -> Iterator[Cluster]:
         left = [job.job_id for job in cluster.list_jobs() if not job.status.finished()]
         for job_id in left:
             cluster.terminate(job_id)
-        cluster.wait(left, timeout=20)
+        cluster.wait(left, timeout=60)
 
 
 class Client:
@@ -107,8 +107,8 @@ def running(daemons: Daemons, errors: Path | None = None, *, has_pidfds: bool = 
 
 
 def wait_ended(client: Client, cluster: Cluster, reason: str) -> None:
-    wait_until(lambda: not client.living(), 20)
-    wait_until(lambda: sum(not job.status.finished() for job in cluster.list_jobs()) == 1, 20)
+    wait_until(lambda: not client.living())
+    wait_until(lambda: sum(not job.status.finished() for job in cluster.list_jobs()) == 1)
     ended = [job for job in cluster.list_jobs() if job.status.finished()][:2]
     assert [job.status for job in ended] == [JobStatus.KILLED] * 2
     assert all(reason in job.error_message for job in ended), ended
@@ -136,7 +136,7 @@ def test_its_workers_and_actors_end_when_it_is_killed_or_leaves(daemons: Daemons
             assert client.process.stdin is not None
             client.process.stdin.close()
         wait_ended(client, cluster, "has ended")
-        wait_until(lambda: not client.family.named(HELPER), 20)
+        wait_until(lambda: not client.family.named(HELPER))
 
 
 def test_where_there_are_no_pidfds_a_pipe_tells_its_end(daemons: Daemons, cluster: Cluster) -> None:

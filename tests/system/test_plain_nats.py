@@ -16,7 +16,7 @@ from fluster.cluster import LocalCluster
 
 pytestmark = pytest.mark.anyio
 
-PATIENCE_S = 30
+PATIENCE_S = 60
 FINAL = {"SUCCEEDED", "FAILED", "KILLED", "WORKER_FAILED", "UNSCHEDULABLE"}
 
 
@@ -32,14 +32,14 @@ async def client(cluster: LocalCluster, request: pytest.FixtureRequest) -> Async
 
 
 async def ask(client: Client, subject: str, body: Any = None) -> Any:
-    reply = await client.request(subject, b"" if body is None else json.dumps(body).encode(), timeout=5)
+    reply = await client.request(subject, b"" if body is None else json.dumps(body).encode(), timeout=60)
     assert not reply.headers, reply.headers
     return json.loads(reply.data)
 
 
 async def error_of(client: Client, subject: str, body: bytes) -> tuple[str, str]:
     """Code and text of an error reply."""
-    reply = await client.request(subject, body, timeout=5)
+    reply = await client.request(subject, body, timeout=60)
     assert reply.headers is not None, reply.data
     told = json.loads(reply.data)["error"]
     assert told["type"] == reply.headers["Nats-Service-Error-Code"]
@@ -152,7 +152,7 @@ async def test_services_are_listed(client: Client) -> None:
     inbox = client.new_inbox()
     found = await client.subscribe(inbox)
     await client.publish("$SRV.PING", reply=inbox)
-    names = {json.loads((await found.next_msg(timeout=5)).data)["name"] for _ in range(3)}
+    names = {json.loads((await found.next_msg(timeout=60)).data)["name"] for _ in range(3)}
     assert names == {"fluster-controller", "fluster-worker"}
     await found.unsubscribe()
     info = await ask(client, "$SRV.INFO.fluster-controller")
@@ -220,10 +220,10 @@ async def test_a_submit_that_cannot_be_recorded_is_refused_and_stops_nobody(
     terminated = await client.subscribe("$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.FLUSTER_SUBMIT.>")
     await client.flush()
     ack = await client.jetstream().publish(f"fluster.{subject}.jobs.submit", body)
-    advisory = json.loads((await terminated.next_msg(timeout=5)).data)
+    advisory = json.loads((await terminated.next_msg(timeout=60)).data)
     assert advisory["stream_seq"] == ack.seq
     while reason is not None:
-        event = json.loads((await refused.next_msg(timeout=5)).data)
+        event = json.loads((await refused.next_msg(timeout=60)).data)
         if event["transition"]["number"] == ack.seq:
             assert event["transition"]["reason"].startswith("refused: ")
             assert reason in event["transition"]["reason"]

@@ -379,14 +379,14 @@ async def test_what_is_started_after_its_lease_does_not_run(site: Site, tmp_path
 
 
 async def test_a_renewed_lease_lets_it_run(any_site: Site) -> None:
-    task = await any_site.command("sleep", "0.8", fence_after_s=0.5)
+    task = await any_site.command("sleep", "3.5", fence_after_s=3.0)
     task.renew(PATIENCE_S)
     record = await end_of(task)
     assert (record.exit_code, record.reason) == (0, "exited")
 
 
 async def test_a_lease_can_be_lifted(any_site: Site) -> None:
-    task = await any_site.command("sleep", "0.8", fence_after_s=0.5)
+    task = await any_site.command("sleep", "3.5", fence_after_s=3.0)
     task.renew(None)
     assert (await end_of(task)).reason == "exited"
 

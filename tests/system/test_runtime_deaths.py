@@ -134,7 +134,7 @@ async def test_with_worker_and_keeper_dead_nothing_is_left_of_the_task(site: Sit
 
 
 async def test_with_the_worker_dead_a_stopped_keeper_does_not_keep_the_fence_from_falling(any_site: Site) -> None:
-    worker = await any_site.start_worker("sleep 1000 & sleep 1000", fence_after_s=1.0, kill_grace_s=0.5)
+    worker = await any_site.start_worker("sleep 1000 & sleep 1000", fence_after_s=4.0, kill_grace_s=0.5)
     task_process = psutil.Process(worker.task_pid)
     keeper = task_process.parent()
     assert keeper is not None
@@ -147,7 +147,7 @@ async def test_with_the_worker_dead_a_stopped_keeper_does_not_keep_the_fence_fro
 
 
 async def test_a_template_leaves_what_another_worker_has_taken_over(site: Site) -> None:
-    worker = await site.start_worker("sleep 1000", fence_after_s=1.0, kill_grace_s=0.5)
+    worker = await site.start_worker("sleep 1000", fence_after_s=20.0, kill_grace_s=0.5)
     await worker.kill()
     task = await site.adopt()
     task.renew(3600)

@@ -99,7 +99,7 @@ async def test_a_server_that_falls_silent_costs_no_task(
             job_id = client.launch(command("sh", "-c", f"echo ready; until [ -e {gate} ]; do sleep 0.1; done"))
             wait_ready(client, job_id)
             group.servers[0].send_signal(signal.SIGSTOP)
-            wait_until(lambda: "made anew" in daemons.log("w1"), 30)
+            wait_until(lambda: "made anew" in daemons.log("w1"))
             gate.touch()
             info = client.wait(job_id, timeout=90)
             assert (info.status, info.tasks[0].attempt, info.tasks[0].preemptions) == (JobStatus.SUCCEEDED, 1, 0)

@@ -17,7 +17,7 @@ from fluster.actors import ActorFuture
 from fluster.worker_pool.pace import MAX_ITEMS
 from fluster_bus import arenas
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -216,9 +216,9 @@ def test_the_limit_is_of_each_task(cluster: LocalCluster) -> None:
         threading.Event().wait(60 if number == 7 else 0.01)
         return number
 
-    with WorkerPool(cluster, 1, task_timeout=0.5) as pool:
+    with WorkerPool(cluster, 1, task_timeout=3) as pool:
         futures = submit_together(pool, slow_at_7, list(range(40)))
-        with pytest.raises(ActorTimeoutError, match=r"has run for 0\.5 s"):
+        with pytest.raises(ActorTimeoutError, match=r"has run for 3 s"):
             futures[7].result(PATIENCE_S)
         assert [future.result(PATIENCE_S) for future in futures[:7] + futures[8:]] == [*range(7), *range(8, 40)]
 

@@ -66,7 +66,7 @@ def test_the_one_that_is_up_is_found_and_ended(capfd: pytest.CaptureFixture[str]
 
         assert run("local", "--stop", "1").returncode == 4
         assert run("local", "--stop-all").stdout.split() == [str(cluster.pid)]
-        assert cluster.wait(10) == 0
+        assert cluster.wait(60) == 0
     assert json.loads(run("local", "--output", "json").stdout) == []
     gone = run("--address", str(tmp_path / "store/address.json"), "ps")
     assert gone.returncode == 3

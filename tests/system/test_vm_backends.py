@@ -36,7 +36,7 @@ from tests.waiting import wait_until_async
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
 
-PATIENCE_S = 30
+PATIENCE_S = 60
 
 
 class Lives:

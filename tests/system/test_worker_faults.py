@@ -34,7 +34,7 @@ def test_a_worker_with_a_full_disk_eats_no_tasks_and_returns_when_there_is_room(
     with daemons.connect() as cluster:
         fill(daemons.folder / "w1" / "ballast")
         alone = cluster.launch(command("true"))
-        wait_until(lambda: "worker w1 takes no work: its disk" in cluster.explain(alone), 10)
+        wait_until(lambda: "worker w1 takes no work: its disk" in cluster.explain(alone))
         assert worker(cluster, "w1").info.trouble
         assert "no room" in cluster.worker_health(W1).problems[0]
         daemons.start_worker("w2")

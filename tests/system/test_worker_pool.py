@@ -40,7 +40,7 @@ from fluster_bus.names import unique_name
 from tests.system.job_requests import call
 from tests.waiting import wait_until
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -190,10 +190,10 @@ def test_workers_that_cannot_begin_are_told_soon(cluster: LocalCluster, monkeypa
 
 
 def test_a_task_that_takes_too_long_ends_with_its_worker(cluster: LocalCluster, tmp_path: Path) -> None:
-    with WorkerPool(cluster, 1, task_timeout=0.3) as pool:
+    with WorkerPool(cluster, 1, task_timeout=3) as pool:
         late = pool.submit(stay, str(tmp_path))
         others = pool.map(square, range(50))
-        with pytest.raises(ActorTimeoutError, match=r"has run for 0\.3 s"):
+        with pytest.raises(ActorTimeoutError, match=r"has run for 3 s"):
             late.result(PATIENCE_S)
         assert others.results(PATIENCE_S) == [number * number for number in range(50)]
         [pid] = pids_in(tmp_path)
@@ -205,7 +205,7 @@ def test_the_limit_is_of_each_item(cluster: LocalCluster) -> None:
         threading.Event().wait(60 if number == 7 else 0.01)
         return number
 
-    with WorkerPool(cluster, 1, task_timeout=0.5) as pool:
+    with WorkerPool(cluster, 1, task_timeout=3) as pool:
         results = pool.map(slow_at_7, range(60), chunksize=60).results(PATIENCE_S, return_exceptions=True)
     assert isinstance(results[7], ActorTimeoutError)
     assert results[:7] + results[8:] == [*range(7), *range(8, 60)]

@@ -84,7 +84,7 @@ def test_it_tells_what_it_runs_and_stops_one_of_it(cluster: Cluster) -> None:
     assert "sleep" in Path(f"/proc/{status.pid}/cmdline").read_text()
     kill = KillAttemptRequest(namespace=DEFAULT, job_id=two, task=1, reason="just this one")
     assert ask(cluster, "kill", kill, AttemptStatus).task == 1
-    wait_until(lambda: cluster.poll(two).tasks[1].status is JobStatus.KILLED, 30)
+    wait_until(lambda: cluster.poll(two).tasks[1].status is JobStatus.KILLED)
     info = cluster.poll(two)
     assert (info.tasks[1].error_message, info.tasks[0].status) == ("just this one", JobStatus.RUNNING)
     with pytest.raises(JobNotFoundError, match="has no attempt of task 1"):

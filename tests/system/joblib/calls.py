@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.waiting import wait_until
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 WORKERS = 3
 
 
