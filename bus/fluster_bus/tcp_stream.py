@@ -24,6 +24,7 @@ class TcpStream(Transport):
 
     async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: Any) -> None:
         """Raises OSError, TimeoutError."""
+        self.abort()  # nats-py tries again without a word where a server took the connection and did not greet
         async with asyncio.timeout(connect_timeout):
             self._reader, self._writer = await asyncio.open_connection(uri.hostname, uri.port, limit=buffer_size)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from urllib.parse import urlparse
 
 import pytest
 
@@ -20,6 +22,7 @@ from fluster_bus.errors import DisconnectedError
 from fluster_bus.lane import Lane
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
+from fluster_bus.tcp_stream import TcpStream
 from tests.cable import Cable, laid
 from tests.component.nats_servers import configured
 
@@ -84,6 +87,22 @@ async def test_closing_a_connection_that_is_dead_does_not_take_long(bus: Bus, ca
     cable.cut()
     async with asyncio.timeout(TIMEOUT_S):
         await bus.close()
+
+
+@pytest.mark.anyio
+async def test_a_connection_on_which_no_server_greets_is_not_left_open_when_another_is_tried() -> None:
+    stream = TcpStream()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(TIMEOUT_S)
+        server = urlparse(f"nats://127.0.0.1:{listener.getsockname()[1]}")
+        await stream.connect(server, 1 << 15, TIMEOUT_S)
+        first, _ = listener.accept()
+        await stream.connect(server, 1 << 15, TIMEOUT_S)
+        with first:
+            first.settimeout(TIMEOUT_S)
+            assert await asyncio.to_thread(first.recv, 1) == b"", "its other end was closed"
+    stream.close()
+    await stream.wait_closed()
 
 
 def test_a_lane_over_a_broken_cable_is_made_anew(address: BusAddress, cable: Cable) -> None:
