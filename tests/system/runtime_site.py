@@ -61,8 +61,8 @@ async def main(template):
     task = await runtime.start(spec)
     print(task.pid, flush=True)
     while True:
+        runtime.renew(ended_in_s)  # first, as a worker does: the last who fences is not to come before the keeper
         task.renew(spec.fence_after_s)
-        runtime.renew(ended_in_s)
         await asyncio.sleep(0.05)
 
 asyncio.run(main(start_template()))

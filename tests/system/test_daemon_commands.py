@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fluster import Cluster, Entrypoint, JobRequest
 from fluster.cli.daemons import CONTROLLER_SETTINGS, WORKER_SETTINGS
+from fluster_bus.errors import BusError
 from fluster_bus.messages import JobStatus
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
@@ -49,14 +50,21 @@ def test_controller_and_worker_are_started_with_options(family: Family, tmp_path
             ),
             Cluster(server.credentials(Role.OPERATOR).to_url()) as cluster,
         ):
+            wait_until(lambda: _workers(cluster) == ["w9"])
             job_id = cluster.launch(JobRequest(name="hello", entrypoint=Entrypoint(command=("true",))))
-            wait_until(lambda: [each.info.worker_id for each in cluster.list_workers()] == ["w9"], 60)
             total = cluster.list_workers()[0].info.total
             assert (total.cpu, total.resources, total.labels) == (3, (("license", 4), ("slot", 1)), ("zone=a",))
             assert cluster.wait(job_id, timeout=60).status is JobStatus.SUCCEEDED
     finally:
         server.close()
     family.wait_gone()
+
+
+def _workers(cluster: Cluster) -> list[str]:
+    try:
+        return [each.info.worker_id for each in cluster.list_workers()]
+    except BusError:  # its daemons are starting
+        return []
 
 
 def test_every_setting_of_a_daemon_is_an_option() -> None:

@@ -6,9 +6,9 @@ Run by test_own_suite.py: `python -m pytest -p tests.system.joblib.own_suite …
 from __future__ import annotations
 
 import faulthandler
-import functools
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -50,7 +50,7 @@ NOT_RUN = {
     "test_nested_loop[multiprocessing-fluster]": _FORKED,
     "test_nested_parallel_warnings[multiprocessing-fluster-True]": _FORKED,
 }
-_LONGEST_S = 60
+_LONGEST_S = 120
 _WORKERS = 4
 
 _clusters: list[LocalCluster] = []
@@ -68,7 +68,12 @@ def pytest_sessionstart() -> None:
     _kept.append(FlusterBackend())
     _kept[0]._workers.pool(_WORKERS, _kept[0]._thread_limits())
     # A program that takes longer is ended: on a busy machine to begin with the backend does.
-    joblib.testing.check_subprocess_call = functools.partial(joblib.testing.check_subprocess_call, timeout=_LONGEST_S)
+    check = joblib.testing.check_subprocess_call
+
+    def check_patiently(command: list[str], **more: Any) -> None:
+        check(command, **{**more, "timeout": _LONGEST_S})
+
+    joblib.testing.check_subprocess_call = check_patiently
 
 
 def pytest_sessionfinish() -> None:
