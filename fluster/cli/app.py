@@ -14,12 +14,14 @@ from typing import Annotated, Any
 import typer
 
 from fluster.cli import actors, clusters, daemons, deploy, jobs, stacks, submit, workers
-from fluster.cli.exit_codes import DEBUG_VARIABLE, EXIT_CODES_HELP, report
+from fluster.cli.exit_codes import DEBUG_VARIABLE, EXIT_CODES_HELP, ExitCode, report, report_usage
 from fluster.cli.options import MAX_SECONDS, PATIENCE_S, Options, Output
 
 # Words behind these belong to the job's command, or are JSON, also when they look like options.
 _WORDS = {"allow_interspersed_args": False}
 _JSON = {"ignore_unknown_options": True}
+# Of all that is wrong with what was typed; typer exports one kind of it.
+_UsageError: Any = typer.BadParameter.__base__
 
 app = typer.Typer(
     name="fluster",
@@ -179,4 +181,11 @@ def main() -> None:
         # What tasks print may be anything: it must not break a terminal with a narrower encoding.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    _with_shared_options(typer.main.get_command(app))()
+    sys.exit(_run(_with_shared_options(typer.main.get_command(app))))
+
+
+def _run(group: Any) -> int:
+    try:
+        return group(prog_name="fluster", standalone_mode=False) or ExitCode.OK
+    except _UsageError as error:
+        return report_usage(error)

@@ -66,6 +66,31 @@ def report(error: BaseException) -> ExitCode:
     return code
 
 
+def report_usage(error: Any) -> ExitCode:
+    """Tell what is wrong with what was typed, in one line; `error` is one of typer's."""
+    if text := _of_typer(error):  # else it was nothing, and typer has shown the help
+        command = error.ctx.command_path if error.ctx is not None else "fluster"
+        say(f"{text[0].lower()}{text[1:].removesuffix('.')} (`{command} --help`)")
+    return ExitCode.USAGE
+
+
+def _of_typer(error: Any) -> str:
+    from pydantic import ValidationError
+
+    from fluster_bus.messages.model import in_our_words
+
+    parameter = getattr(error, "param", None)
+    if parameter is None or getattr(error, "param_type", None) is not None or not error.message:
+        return str(error.format_message())
+    option = next((each for each in parameter.opts if each.startswith("--")), parameter.name)
+    message = in_our_words(error.message)
+    if isinstance(error.__cause__, ValidationError):
+        given = error.__cause__.errors()[0]["input"]
+        if repr(given) not in message and len(repr(given)) <= _QUOTED:
+            return f"{option}={given!r}: {message}"
+    return f"{option}: {message}"
+
+
 def _judge(error: BaseException) -> tuple[ExitCode, str]:
     # Imported here: a command that works, and `fluster --help`, need none of them.
     from pydantic import ValidationError

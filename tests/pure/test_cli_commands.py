@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fluster.cli.app import app
+from fluster.cli.app import app, main
 from fluster.cli.clusters import end_wanted
 from fluster.cli.exit_codes import CommandError, ExitCode
 from fluster.cli.submit import _variables, make_request, make_resources, name_of
@@ -56,6 +56,69 @@ def _run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
 def test_wrong_usage_ends_with_2() -> None:
     for arguments in (["ps", "--limit", "0"], ["nonsense"], ["status"], ["ps", "--output", "xml"]):
         assert CliRunner().invoke(app, arguments).exit_code == 2, arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["submit", "--cpu", "x", "--", "true"], "--cpu='x': it must be a valid number (`fluster submit --help`)"),
+        (["submit", "--retries", "-2", "--", "true"], "--retries='-2': it must be greater than or equal to 0 (`flus"),
+        (["submit", "--retries", "1.5", "--", "true"], "--retries='1.5': it must be a valid integer (`fluster submit"),
+        (["submit", "--output", "xml", "--", "true"], "--output: 'xml' is not one of 'table', 'json' (`fluster sub"),
+        (["submit", "--retris", "2", "--", "true"], "no such option: --retris (Possible options: --ports, --replic"),
+        (["submit", "--wait=3", "--", "true"], "option '--wait' does not take a value (`fluster --help`)"),
+        (["logs", "train-3f2a", "--grep", "("], "--grep: '(' is no regular expression: missing ), unterminated"),
+        (["logs", "a", "b"], "got unexpected extra argument(s) (b) (`fluster logs --help`)"),
+        (["status"], "missing argument 'ID' (`fluster status --help`)"),
+        (["sumbit"], "no such command 'sumbit'. Did you mean 'submit'? (`fluster --help`)"),
+        (["worker", "nonsense"], "no such command 'nonsense' (`fluster worker --help`)"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_is_told_in_one_line(
+    arguments: list[str], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fluster", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == ExitCode.USAGE
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith(f"fluster: {line}")
+
+
+def test_without_a_command_it_shows_its_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fluster"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == ExitCode.USAGE
+    shown = capsys.readouterr()
+    assert "Exit codes" in shown.out + shown.err
+    assert "fluster: " not in shown.err
+
+
+def test_ctrl_c_ends_it_without_a_traceback_also_while_it_imports() -> None:
+    script = """
+import sys
+class Pressed:
+    def find_spec(self, name, *_more):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Pressed())
+from fluster.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_it_works_without_standard_streams(tmp_path: Path) -> None:
+    script = "from fluster.cli import main; main()"
+    shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", script]
+    assert subprocess.run([*shell, "credentials", str(tmp_path)], check=False).returncode == 0
+    assert subprocess.run([*shell, "--version"], check=False).returncode == 0
+    assert subprocess.run([*shell, "nonsense"], check=False).returncode == 2
 
 
 def test_folders_are_for_workers_in_containers_and_not_the_systems_own() -> None:
@@ -159,6 +222,8 @@ def test_what_a_job_cannot_be_is_told_by_its_option() -> None:
     for fields, message in (
         ({"timeout_s": 0}, "--timeout: it must be greater than 0"),
         ({"array": "9-0"}, "invalid array 9-0"),
+        ({"array": "0-9%0"}, "invalid array '0-9%0': expected FIRST-LAST"),
+        ({"array": "0-9:0"}, "invalid array '0-9:0': expected FIRST-LAST"),
         ({"array": "x"}, "--array: invalid array 'x': expected FIRST-LAST"),
         ({"array": "0-9", "replicas": 3}, "array 0-9 has 10 tasks: leave replicas=3 out"),
     ):

@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from fluster_bus.messages import (
 )
 from fluster_bus.messages.endpoints import MAX_METADATA_BYTES
 from fluster_bus.messages.jobs import MAX_ENTRYPOINT_BYTES, port_variable
+from fluster_bus.messages.origin import Origin
 from fluster_bus.messages.resources import (
     GIB,
     CpuConfig,
@@ -300,6 +302,21 @@ def test_an_entrypoint_is_one_of_two() -> None:
         Entrypoint(callable=_double(4))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("argument", ["a\udcff", "a\0"])
+def test_an_argument_that_no_message_can_carry_is_refused(argument: str) -> None:
+    with pytest.raises(ValidationError, match=r"invalid argument 'a.*' of command: expected UTF-8 text without NUL"):
+        Entrypoint(command=("echo", argument))
+
+
+def test_a_folder_that_no_message_can_name_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "B\udcfcro"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/bin")
+    here = Origin.here(folder=folder)
+    assert (here.folder, here.device, here.inode, here.search.get("PATH")) == (None, 0, 0, None)
+    assert Origin.model_validate_json(here.model_dump_json()) == here
+
+
 def test_what_cannot_be_pickled_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="lock"):
         Entrypoint(callable=_double, args=(threading.Lock(),))
@@ -327,7 +344,7 @@ def test_request_limits() -> None:
             _request(**wrong)
 
 
-@pytest.mark.parametrize("variables", [{"": "x"}, {"A=B": "x"}, {"A": "x\0y"}])
+@pytest.mark.parametrize("variables", [{"": "x"}, {"A=B": "x"}, {"A": "x\0y"}, {"A": "x\udcffy"}])
 def test_environment_variables_are_checked(variables: dict[str, str]) -> None:
     with pytest.raises(ValidationError, match="environment variable"):
         EnvironmentConfig(env_vars=variables)

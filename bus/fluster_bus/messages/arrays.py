@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from fluster_bus.messages.model import Message
 
-_TEXT = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?(?::(\d{1,9}))?(?:%(\d{1,9}))?")
+_TEXT = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?(?::(0*[1-9]\d{0,8}))?(?:%(0*[1-9]\d{0,8}))?")
 
 
 class TaskArray(Message):

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from fluster_bus.messages.model import Message
+from fluster_bus.messages.model import Message, is_carried
 from fluster_bus.secret_names import masked
 
 MAX_REQUIREMENTS_CHARACTERS = 256 << 10
@@ -138,7 +138,7 @@ class EnvironmentConfig(Message):
     @classmethod
     def _check(cls, value: Mapping[str, str]) -> Mapping[str, str]:
         for name, text in value.items():
-            if not name or "=" in name or "\0" in name + text:
+            if not name or "=" in name or not is_carried(name + text):
                 shown = masked({name: text})[name]
                 raise ValueError(f"{name!r}={shown!r} cannot be an environment variable")
         return value

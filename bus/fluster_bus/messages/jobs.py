@@ -13,7 +13,7 @@ from fluster_bus import codec
 from fluster_bus.callables import is_generator
 from fluster_bus.messages.arrays import TaskArray
 from fluster_bus.messages.environments import EnvironmentConfig
-from fluster_bus.messages.model import Message
+from fluster_bus.messages.model import Message, is_carried
 from fluster_bus.messages.origin import Origin
 from fluster_bus.messages.resources import ResourceConfig
 from fluster_bus.names import JobId, Namespace, WorkerId, check_name
@@ -91,6 +91,11 @@ class Entrypoint(Message):
             raise ValueError("give an Entrypoint either callable=… (with args, kwargs) or command=[…]")
         if self.command is not None and (not self.command or not self.command[0]):
             raise ValueError("command=[] names no program: give it as a list, such as ['python', 'train.py']")
+        for argument in self.command or ():
+            if not is_carried(argument):
+                raise ValueError(
+                    f"invalid argument {argument!r} of command: expected UTF-8 text without NUL; put other bytes into a file"
+                )
         return self
 
 

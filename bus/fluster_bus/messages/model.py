@@ -51,8 +51,18 @@ def _in_our_words(error: ValidationError, *, hides_input: bool) -> ValidationErr
     )
 
 
+def is_carried(text: str) -> bool:
+    """True for text that a message, and then a process, can be given: a shell's words may have bytes that are not UTF-8."""
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
+
+
 def in_our_words(message: str) -> str:
     """What pydantic says of a value, without the prefix before what our own checks say."""
+    if message.startswith("Input should be"):
+        message = message.partition(", unable to ")[0]
     return message.removeprefix("Value error, ").replace("Input should be", "it must be")
 
 

@@ -11,7 +11,7 @@ from typing import Self
 
 from pydantic import Field
 
-from fluster_bus.messages.model import Message
+from fluster_bus.messages.model import Message, is_carried
 
 # What decides which programs, and which Python, a shell finds.
 SEARCH_VARIABLES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
@@ -33,10 +33,10 @@ class Origin(Message):
     @classmethod
     def here(cls, *, folder: Path | None = None) -> Self:
         """That of this process, in `folder`."""
-        search = {name: os.environ[name] for name in SEARCH_VARIABLES if name in os.environ}
+        search = {name: os.environ[name] for name in SEARCH_VARIABLES if is_carried(os.environ.get(name, "\0"))}
         place = {"host": _host(), "uid": os.getuid(), "search": search}
         try:
-            status = folder.stat() if folder is not None else None
+            status = folder.stat() if folder is not None and is_carried(str(folder)) else None
         except OSError:  # it was deleted, or may not be looked at
             status = None
         if status is not None:
