@@ -42,7 +42,7 @@ sys.stdin.readline()
 
 @pytest.mark.slow
 def test_groups_of_a_program_end_when_it_is_killed(tmp_path: Path, family: Family) -> None:
-    with Daemons(tmp_path, family) as daemons:
+    with Daemons(tmp_path, Family()) as daemons:
         daemons.start_controller()
         daemons.start_worker()
         program = subprocess.Popen(
