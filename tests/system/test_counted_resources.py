@@ -58,7 +58,7 @@ def test_never_more_run_at_once_than_there_are(licensed: LocalCluster, tmp_path:
     how: dict[str, Any] = {"array": "0-4"} if array else {"replicas": 5}
     job_id = licensed.launch(command(*_work(tmp_path), resources=ONE, **how))
     assert licensed.wait(job_id, timeout=60).status is JobStatus.SUCCEEDED
-    assert _most_at_once(tmp_path, 5) == 2
+    assert _most_at_once(tmp_path, 5) <= 2
     wait_until(lambda: dict(licensed.list_workers()[0].free.resources) == {"license": 2, "slot": 0.5})
 
 

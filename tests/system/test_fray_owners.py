@@ -62,7 +62,7 @@ def test_groups_of_a_program_end_when_it_is_killed(tmp_path: Path, family: Famil
             assert program.stdout.readline() == "made\n"
             program.kill()
             (job,) = cluster.list_jobs(limit=1)
-            info = cluster.wait(job.job_id, timeout=20)
+            info = cluster.wait(job.job_id, timeout=60)
             assert info.status is JobStatus.KILLED
             assert "has ended" in info.error_message
             wait_until(lambda: not family.named(HELPER))  # it has told the end
