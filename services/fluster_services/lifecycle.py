@@ -47,7 +47,8 @@ Record = TypeVar("Record", TaskRecord, JobRecord)
 
 _HELD = (JobStatus.BUILDING, JobStatus.RUNNING)  # a worker has it
 _MAX_SPARED = 10  # ends at no cost; from then on they cost a preemption, so that nothing is tried for ever
-MAX_DISKS_FILLED = 3
+MAX_DISKS_FILLED = 3  # of different workers
+MAX_FILLINGS = 6  # where there are fewer of those, or the same ones take it again
 
 
 # ---- records come into being ----------------------------------------------------------------------------
@@ -175,7 +176,8 @@ def end(
 
     One that was to be stopped for the sake of its gang costs it nothing, however it ended. Neither does one with `is_spared`,
     for which the worker itself is to blame, but only so often: a task that meets such a worker again and again may well be
-    what is wrong. With `filled_disk` it took all the room of its worker's disk; a task that does so a third time has failed.
+    what is wrong. With `filled_disk` it took all the room of its worker's disk; a task that does so on three workers, or six times
+    on fewer, has failed.
     """
     if task.state not in _HELD or not _holds(task, attempt, worker_id):
         return None
@@ -183,8 +185,9 @@ def end(
     is_charged = task.restart_requested is None and not is_spared
     filled = (*task.disk_filled, worker_id) if filled_disk else task.disk_filled
     failed = _charge_failure(task, now, error) if is_charged and state is JobStatus.FAILED else {}
-    if filled_disk and len(filled) >= MAX_DISKS_FILLED:
-        state, reason = JobStatus.FAILED, f"{reason}; it did so {len(filled)} times, on {', '.join(filled)}"
+    where = tuple(dict.fromkeys(filled))
+    if filled_disk and (len(where) >= MAX_DISKS_FILLED or len(filled) >= MAX_FILLINGS):
+        state, reason = JobStatus.FAILED, f"{reason}; it did so {len(filled)} times, on {', '.join(where)}"
         failed = {"failures": max(task.failures, task.max_retries_failure) + 1}
     return _moved(
         task,

@@ -426,11 +426,23 @@ def test_a_workers_own_fault_is_charged_to_nobody_but_not_without_end() -> None:
     assert (ended.preemptions, lifecycle.is_final(ended)) == (1, True)
 
 
-def test_a_task_that_fills_three_disks_has_failed() -> None:
+@pytest.mark.parametrize(
+    ("takers", "told"),
+    [
+        (("w1", "w2", "w1", "w3"), "it did so 4 times, on w1, w2, w3"),
+        (("w1", "w2", "w3"), "it did so 3 times, on w1, w2, w3"),
+        (("w1",) * 6, "it did so 6 times, on w1"),
+        (("w1", "w2") * 3, "it did so 6 times, on w1, w2"),
+    ],
+)
+def test_a_task_that_fills_the_disks_of_three_workers_or_one_six_times_has_failed(
+    takers: tuple[str, ...], told: str
+) -> None:
     task = _task(failures=5)
-    for count, worker_id in enumerate((*WORKERS, WORKERS[0]), 1):
-        ended = _ended(task, worker_id, filled_disk=True)
+    for count, worker_id in enumerate(takers, 1):
+        assert task.state is JobStatus.PENDING
+        ended = _ended(task, WorkerId(worker_id), filled_disk=True)
         assert len(ended.disk_filled) == count
         task = lifecycle.retry(ended, now=3) or ended
-    assert (task.state, task.preemptions, lifecycle.is_final(task)) == (F, 2, True)
-    assert task.transitions[-1].reason == "could not be started; it did so 3 times, on w1, w2, w1"
+    assert (task.state, task.preemptions, lifecycle.is_final(task)) == (F, len(takers) - 1, True)
+    assert task.transitions[-1].reason == f"could not be started; {told}"

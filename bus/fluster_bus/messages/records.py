@@ -64,7 +64,7 @@ class TaskRecord(Message):
     failures: int = 0
     preemptions: int = 0
     spared: int = 0  # ends that were a worker's own fault, and charged to no budget
-    disk_filled: tuple[WorkerId, ...] = ()  # the workers whose disks its attempts have filled
+    disk_filled: tuple[WorkerId, ...] = ()  # the workers whose disks its attempts have filled, one for each time
     # With a window: how long ago the failures in it were. Only running counts, each attempt by its worker's own clock.
     failure_ages_s: tuple[float, ...] = ()
     started_at: float | None = None
