@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fluster_bus.messages import JobStatus
 from fluster_services.worker import docker_runtime
 from fluster_services.worker.container import STATE_LABEL
 from fluster_services.worker.limits import Limits
@@ -316,7 +317,9 @@ async def test_an_engine_that_does_not_answer_is_named(
     with own_engine.silent():
         task = await docker_site.command("true")
         record = await end_of(task)
-    assert outcome(record).reason == f"EngineError: the Docker engine at {own_engine.host} did not answer in time"
+    ended = outcome(record)
+    assert ended.reason == f"could not be started: the Docker engine at {own_engine.host} did not answer in time"
+    assert (ended.state, ended.is_workers_fault) == (JobStatus.WORKER_FAILED, True)
     await wait_until_async(lambda: own_engine.containers(**labels), PATIENCE_S)  # it does so when it goes on
     await task.forget()
     await wait_until_async(lambda: not own_engine.containers(**labels), PATIENCE_S)

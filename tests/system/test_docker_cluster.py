@@ -15,7 +15,7 @@ from fluster import ActorPool, ClusterStartError, deploy
 from fluster.cluster import LocalCluster
 from fluster_bus.messages import Entrypoint, EnvironmentConfig, JobRequest, JobStatus
 from fluster_services.worker.container import OWN_MINOR, STATE_LABEL, ContainerSettings
-from tests.docker_engine import Engine
+from tests.docker_engine import Engine, OwnEngine
 from tests.system.built_images import left_of_builds, no_built_images
 from tests.system.daemons import PATIENT, QUICK, Daemons
 from tests.system.job_requests import call, command, texts
@@ -324,3 +324,20 @@ def test_builds_are_as_the_cluster_says(engine: Engine) -> None:
 def test_settings_of_containers_that_cannot_be(given: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         LocalCluster(**given)
+
+
+def test_a_worker_whose_engine_is_away_charges_nobody_and_returns_with_it(
+    own_engine: OwnEngine, tmp_path: Path, family: Family
+) -> None:
+    settings = ContainerSettings(engine=own_engine.host, image=own_engine.image)
+    with Daemons(tmp_path, family) as daemons, daemons.connect() as cluster:
+        daemons.start_controller()
+        daemons.start_worker("w1", working_dir=None, containers=settings)
+        own_engine.stop()
+        try:
+            job = cluster.launch(command("true"))
+            wait_until(lambda: f"w1 takes no work: the Docker engine at {own_engine.host}" in cluster.explain(job), 20)
+        finally:
+            own_engine.start()
+        (task,) = cluster.wait(job, timeout=PATIENCE_S).tasks
+        assert (task.status, task.failures, task.preemptions) == (JobStatus.SUCCEEDED, 0, 0)

@@ -17,6 +17,8 @@ import pytest
 
 from fluster.errors import RemoteError
 from fluster_bus.fence_clock import fence_clock
+from fluster_services.worker.cgroups import Enforcer
+from fluster_services.worker.limits import Controller, Limits
 from fluster_services.worker.process_runtime import ProcessRuntime
 from fluster_services.worker.runtime import AlreadyStartedError, LaunchError
 from fluster_services.worker.template import TemplateHandle
@@ -567,3 +569,21 @@ async def test_many_at_once(site: Site) -> None:
     async with anyio.create_task_group() as group:
         for number in range(30):
             group.start_soon(run, number)
+
+
+async def test_limits_that_cannot_be_set_are_a_fault_of_the_workers_own(
+    tmp_path: Path, shared_template: tuple[TemplateHandle, str]
+) -> None:
+    template, mark = shared_template
+    groups_folder = tmp_path / "no groups here"
+    runtime = ProcessRuntime(tmp_path / "state", template, Enforcer({"pids": Controller(1, groups_folder)}, missing={}))
+    limited = Site(tmp_path / "state", mark, template, runtime)
+    for start in (limited.command("echo", "never", limits=Limits(pids=8)), limited.call(print, limits=Limits(pids=8))):
+        task = await start
+        record = await end_of(task)
+        assert record.reason == "worker_fault"
+        assert record.kill_reason is not None
+        assert record.kill_reason.startswith(f"its limits cannot be set: {groups_folder}/fluster-")
+        assert texts(task) == []
+        await task.forget()
+    await runtime.close()

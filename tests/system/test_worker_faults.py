@@ -1,5 +1,8 @@
 """A worker that cannot run tasks by a fault of its own: it takes itself out, and no task pays for it."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,7 +10,8 @@ import pytest
 
 from fluster.cluster import Cluster
 from fluster.errors import JobResultError
-from fluster_bus.messages import JobStatus, WorkerId, WorkerStatus
+from fluster_bus.messages import EnvironmentConfig, JobStatus, WorkerId, WorkerStatus
+from tests.system.crowds import crowd
 from tests.system.daemons import Daemons
 from tests.system.job_requests import call, command
 from tests.system.processes import Family
@@ -82,3 +86,86 @@ def test_finished_work_has_succeeded_also_where_there_is_no_room_to_say_so(daemo
         assert (info.status, info.error_message) == (JobStatus.SUCCEEDED, "")
         with pytest.raises(JobResultError, match=r"could not be written down: .* No space left on device"):
             cluster.result(job)
+
+
+def test_a_worker_that_starts_on_a_full_disk_says_so_and_works_once_there_is_room(
+    tmp_path: Path, family: Family
+) -> None:
+    with mounted(tmp_path / "w1", megabytes=64) as disk, Daemons(tmp_path, family) as daemons:
+        fill(disk / "ballast")
+        daemons.start_controller()
+        daemons.start_worker("w1")
+        with daemons.connect() as cluster:
+            job = cluster.launch(command("true"))
+            wait_until(lambda: "worker w1 takes no work: its disk has no room" in cluster.explain(job), 10)
+            (disk / "ballast").unlink()
+            assert cluster.wait(job, timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+
+
+def test_a_worker_whose_state_cannot_be_anywhere_says_so_in_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "file" / "state"
+    folder.parent.write_text("no folder")
+    environment = {
+        **os.environ,
+        "FLUSTER_CLUSTER_ADDRESS": "nats://worker:x@127.0.0.1:1",
+        "FLUSTER_JOB_DEFAULT_PASSWORD": "x",
+        "FLUSTER_STATE_DIR": str(folder),
+    }
+    program = [sys.executable, "-m", "fluster_services.worker"]
+    ended = subprocess.run(program, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"the state folder {folder} cannot be used: ")
+    assert "are free there). Make room, or set FLUSTER_STATE_DIR" in line
+
+
+def test_a_worker_whose_package_cache_cannot_be_used_charges_nobody(
+    tmp_path: Path, family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "uv"
+    cache.write_text("no folder")
+    monkeypatch.setenv("UV_CACHE_DIR", str(cache))
+    environment = EnvironmentConfig(requirements="# nothing, but an environment of its own")
+    with Daemons(tmp_path, family) as daemons, daemons.connect() as cluster:
+        daemons.start_controller()
+        daemons.start_worker("w1")
+        job = cluster.launch(call(print, "works", environment=environment))
+        wait_until(lambda: f"worker w1 takes no work: its package cache {cache} cannot" in cluster.explain(job), 30)
+        cache.unlink()
+        (task,) = cluster.wait(job, timeout=PATIENCE_S).tasks
+        assert (task.status, task.failures, task.preemptions) == (JobStatus.SUCCEEDED, 0, 0)
+
+
+def test_a_worker_whose_environments_have_no_room_charges_nobody(tmp_path: Path, family: Family) -> None:
+    environment = EnvironmentConfig(requirements="# nothing, but an environment of its own")
+    (tmp_path / "w1").mkdir()
+    with mounted(tmp_path / "w1" / "environments", megabytes=64) as disk, Daemons(tmp_path, family) as daemons:
+        fill(disk / "ballast")
+        daemons.start_controller()
+        daemons.start_worker("w1")
+        with daemons.connect() as cluster:
+            assert cluster.wait(cluster.launch(command("true")), timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+            job = cluster.launch(call(print, "works", environment=environment))
+            wait_until(lambda: f"worker w1 takes no work: its cache {disk} cannot be used" in cluster.explain(job), 30)
+            (disk / "ballast").unlink()
+            (task,) = cluster.wait(job, timeout=PATIENCE_S).tasks
+            assert (task.status, task.failures, task.preemptions) == (JobStatus.SUCCEEDED, 0, 0)
+
+
+def test_a_worker_that_cannot_fork_charges_nobody_and_returns_when_it_can(tmp_path: Path, family: Family) -> None:
+    with crowd() as processes, Daemons(tmp_path, family) as daemons, daemons.connect() as cluster:
+        daemons.start_controller()
+        daemons.start_worker("w1")
+        cluster.wait(cluster.launch(command("true")), timeout=PATIENCE_S)  # leaves a keeper, which is the first to fork
+        processes.take(daemons.running["w1"].pid)
+        processes.close()
+        job = cluster.launch(command("true"))
+        wait_until(lambda: "worker w1 takes no work" in cluster.explain(job), 10)
+        assert "Resource temporarily unavailable" in (worker(cluster, "w1").info.trouble or "")
+        assert "Resource temporarily unavailable" in cluster.worker_health(W1).problems[0]
+        processes.open()
+        info = cluster.wait(job, timeout=PATIENCE_S)
+        (task,) = info.tasks
+        assert (info.status, task.failures, task.preemptions) == (JobStatus.SUCCEEDED, 0, 0)
+        assert task.attempt > 1
+        assert cluster.worker_health(W1).takes_work

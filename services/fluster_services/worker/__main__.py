@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import sys
@@ -28,8 +29,10 @@ from fluster_services.worker.container import ContainerSettings, parse_ulimits
 from fluster_services.worker.detection import Given, detect, detect_host
 from fluster_services.worker.draining import Draining
 from fluster_services.worker.engine import EngineError, find_api_version
+from fluster_services.worker.probing import StateFolderError, make_state_folder
 from fluster_services.worker.processes import raise_descriptor_limit
 from fluster_services.worker.template import start_template
+from fluster_services.worker.threads import ready_threads
 
 
 def main() -> None:
@@ -41,6 +44,7 @@ def main() -> None:
         timing, caches, logs = (read_settings(Timing), read_settings(CacheLimits), read_settings(LogLimits))
     except SettingError as error:
         sys.exit(str(error))
+    _make_state_folder(state_dir)
     total, device_ids = detect(_given(), state_dir, caches)
     config = WorkerConfig(
         address=address,
@@ -174,6 +178,13 @@ def _job_address(address: BusAddress, user: User) -> BusAddress:
     return BusAddress(address.url, user.name, password)
 
 
+def _make_state_folder(folder: Path) -> None:
+    try:
+        make_state_folder(folder)
+    except StateFolderError as error:
+        sys.exit(str(error))
+
+
 def run_worker(
     config: WorkerConfig, *, ready_fd: int | None = None, owner_fd: int | None = None, log_file: Path | None = None
 ) -> None:
@@ -182,7 +193,7 @@ def run_worker(
     A second signal ends it at once: its tasks go on under their keepers, and a worker of the same name adopts them.
     """
     draining = Draining()
-    config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _make_state_folder(config.state_dir)
     try:
         api_version = find_api_version(config.containers.engine) if config.containers is not None else None
         enforcer = find_enforcer(config.enforce_limits) if config.containers is None else None
@@ -193,11 +204,13 @@ def run_worker(
         config.environment, owner_fd=owner_fd
     )  # before there is an event loop or a connection to inherit
     raise_descriptor_limit()  # after the template is forked, so that tasks have the limit that they would have elsewhere
+    threads = ready_threads()
     # Now, as tasks have no use for it, and while the template imports what they have use for.
     from fluster_services.worker.chosen_runtime import make_runtime
     from fluster_services.worker.worker import Worker
 
     async def serve(bus: Bus, ready: Callable[[], None]) -> None:
+        asyncio.get_running_loop().set_default_executor(threads)
         runtime, images = make_runtime(config, template, enforcer, api_version)
         await Worker(bus, config, runtime, draining, images).run(ready)
 

@@ -53,7 +53,9 @@ _MAX_TASK_JSON_BYTES = 4 << 20
 NEW_SUFFIX = ".new"
 GONE_SUFFIX = ".gone"
 
-ExitReason = Literal["exited", "killed", "preempted", "timed_out", "fenced", "owner_gone", "keeper_died"]
+ExitReason = Literal[
+    "exited", "killed", "preempted", "timed_out", "fenced", "owner_gone", "keeper_died", "worker_fault"
+]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
-from fluster_bus.errors import BusError
+from fluster_bus.errors import AddressError, BusError
 from fluster_bus.messages import JobRecord, JobStatus, TaskRecord
 from fluster_bus.objects import ObjectStore
 from fluster_bus.registry import Registry
@@ -80,6 +80,7 @@ class Attempts:
             config.worker_id,
             config.state_dir,
             runtime,
+            examine=self._examine,
             running=self.running,
             grace_s=config.timing.kill_grace_s,
             on_change=change,
@@ -116,15 +117,30 @@ class Attempts:
         self._fence_since: dict[str, float] = {}
         self._preparing: dict[str, asyncio.Task[Any]] = {}  # {attempt key: what it waits for}
         self._is_handing_back = False
+        self._is_ready = False
 
     def on_devices(self, kind: str) -> None:
         """This worker has found devices."""
         self._launcher = dataclasses.replace(self._launcher, device_kind=kind)
 
     async def open(self) -> None:
-        """Make ready what attempts need to be started."""
-        self._launcher.prepare()
-        await self._preparation.open()
+        """Make ready what attempts need to be started. What the disk has no room for is made up for by `_examine`."""
+        await asyncio.to_thread(self._make_ready)
+        self._preparation.open()
+
+    def _make_ready(self) -> str | None:
+        """Why nothing can be started yet; to be called in a thread."""
+        if not self._is_ready:
+            try:
+                self._launcher.prepare()
+                self._preparation.open_caches()
+            except (OSError, AddressError) as error:
+                return f"its state folder {self._config.state_dir} is not ready: {error}"
+            self._is_ready = True
+        return None
+
+    def _examine(self) -> str | None:
+        return self._make_ready() or self._preparation.examine() or self._runtime.examine()
 
     async def close(self) -> None:
         """Stop what is being prepared."""
@@ -230,16 +246,12 @@ class Attempts:
             reason = f"could not be started: {error}"
             await self._end_unstarted(row, key, Outcome(JobStatus.WORKER_FAILED, reason))
             return
-        except (LaunchError, OSError) as error:
-            log.warning("%s could not be started: %s", key, error)
-            outcome = await self.wellness.why_unstarted(error, self._preparation.settled)
-            await self._end_unstarted(row, key, outcome)
-            return
         except Exception as error:
             # One task that nobody thought of must not take the worker down, again at each of its attempts.
-            log.exception("%s could not be started", key)
-            reason = f"could not be started: {type(error).__name__}: {error}"
-            await self._end_unstarted(row, key, Outcome(JobStatus.FAILED, reason))
+            is_known = isinstance(error, (LaunchError, OSError))
+            log.warning("%s could not be started: %s", key, error, exc_info=None if is_known else error)
+            outcome = await self.wellness.why_unstarted(error, self._preparation.settled)
+            await self._end_unstarted(row, key, outcome)
             return
         await self.see_through(row, key, running, adopted=False)
 

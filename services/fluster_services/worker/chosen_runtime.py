@@ -10,6 +10,7 @@ from fluster_services.worker.config import WorkerConfig
 from fluster_services.worker.disk_watch import INTERVAL_S
 from fluster_services.worker.docker_runtime import DockerRuntime
 from fluster_services.worker.images import Images
+from fluster_services.worker.probing import state_folder_error
 from fluster_services.worker.process_runtime import ProcessRuntime
 from fluster_services.worker.runtime import Runtime
 from fluster_services.worker.template import TemplateHandle
@@ -20,10 +21,13 @@ _log = logging.getLogger(__name__)
 def make_runtime(
     config: WorkerConfig, template: TemplateHandle, enforcer: Enforcer | None, api_version: str | None
 ) -> tuple[Runtime, Images | None]:
-    """The worker's runtime, and with containers what brings their images."""
+    """The worker's runtime, and with containers what brings their images. Raises StateFolderError."""
     state_dir: Path = config.state_dir / "attempts"
     settings = config.containers
-    processes = ProcessRuntime(state_dir, template, enforcer)
+    try:
+        processes = ProcessRuntime(state_dir, template, enforcer)
+    except OSError as error:
+        raise state_folder_error(state_dir, error) from error
     runtime: Runtime = processes
     images = None
     if settings is not None and api_version is not None:

@@ -28,7 +28,7 @@ from fluster_services.worker.attempt_directory import (
     write_json,
 )
 from fluster_services.worker.container import Container
-from fluster_services.worker.engine import EngineError, NotThereError, connect, told
+from fluster_services.worker.engine import EngineAwayError, EngineError, NotThereError, connect, told
 from fluster_services.worker.init_words import InitWords
 from fluster_services.worker.killing import BY_FORCE
 from fluster_services.worker.log_position import LogPosition
@@ -64,9 +64,12 @@ _NOT_RUN = re.compile(rb"\[FATAL tini \(\d+\)\] exec .* failed: (.*)\n?\Z")
 
 
 def run_container(
-    spec: LaunchSpec, directory: Path, *, keeper_pid: int, stdout_fd: int, stderr_fd: int, umask: int
+    spec: LaunchSpec, directory: Path, *, keeper_pid: int, faults_fd: int, stdout_fd: int, stderr_fd: int, umask: int
 ) -> NoReturn:
-    """Attend the container of the attempt in `directory`, in a child that its keeper has just forked; never returns."""
+    """Attend the container of the attempt in `directory`, in a child that its keeper has just forked; never returns.
+
+    That the engine did not answer when it was to start the container is written to `faults_fd`.
+    """
     del umask  # of this machine's tasks
     exit_code = EXIT_NO_CONTAINER
     try:
@@ -75,10 +78,10 @@ def run_container(
         if os.getppid() != keeper_pid:
             os._exit(EXIT_NO_CONTAINER)
         set_process_name("fluster-contain")
-        take_descriptors(stdout_fd, stderr_fd)
+        take_descriptors(stdout_fd, stderr_fd, faults_fd)
         os.write(2, notice_of(spec))
         reset_signals(KEEPER_SIGNALS)  # all are blocked, and stay so: they are waited for
-        exit_code = _Attendant(spec, directory).run()
+        exit_code = _Attendant(spec, directory, faults_fd).run()
     except BaseException as error:
         complain(directory, CannotStartError(type(error).__name__, str(error), EXIT_NO_CONTAINER))
     finally:
@@ -88,11 +91,12 @@ def run_container(
 class _Attendant:
     """One thread asks the engine and carries the output, this one waits for signals: neither waits for the other."""
 
-    def __init__(self, spec: LaunchSpec, directory: Path) -> None:
+    def __init__(self, spec: LaunchSpec, directory: Path, faults_fd: int) -> None:
         assert spec.container is not None  # noqa: S101 - its keeper has looked
         self._spec = spec
         self._container: Container = spec.container
         self._directory = directory
+        self._faults_fd = faults_fd
         self._client = self._connect(self._container.timeout_s)
         self._lock = threading.Lock()
         self._asked: signal.Signals | None = None  # by which the container shall end
@@ -156,6 +160,8 @@ class _Attendant:
         except CannotStartError as error:
             self._complain(error)
             self._exit_code = error.exit_code
+        except EngineAwayError as error:  # when it was to start it: from then on it is waited for
+            os.write(self._faults_fd, str(error).encode(errors="replace"))
         except EngineError as error:
             self._complain(CannotStartError("EngineError", str(error), EXIT_NO_CONTAINER))
         except BaseException as error:
@@ -222,12 +228,15 @@ class _Attendant:
         try:
             with told(self._container.engine):
                 self._client.start(self._id)
+        except EngineAwayError:
+            self._wait_engine()  # which may have heard, and runs it: it is over once the engine has removed it
+            raise
         except EngineError as cause:
             if _NO_GPUS not in str(cause):
                 raise
             message = f"{cause}: install the NVIDIA container toolkit there, or have this worker offer no GPUs: FLUSTER_GPUS=0"
             raise CannotStartError("NoGpuRuntimeError", message, EXIT_NO_CONTAINER) from cause
-        pid = int(self._inspect()["Pid"])
+        pid = int(self._patiently_inspected()["Pid"])
         with self._lock:
             self._pid, asked = pid, self._asked
         if asked is not None:
@@ -239,6 +248,14 @@ class _Attendant:
             state: dict[str, Any] = self._client.inspect_container(self._id)["State"]
         return state
 
+    def _patiently_inspected(self) -> dict[str, Any]:
+        """The state of a container that was started, whenever the engine answers."""
+        while True:
+            try:
+                return self._inspect()
+            except EngineAwayError:
+                self._wait_engine()
+
     def _was_over_memory(self, code: int) -> bool:
         """Whether the kernel killed a process of it for its limit of memory.
 
@@ -249,7 +266,7 @@ class _Attendant:
         until = time.monotonic()
         if self._spec.limits.memory and self._asked is None:
             until += _OOM_NEWS_S
-        while not self._inspect()["OOMKilled"]:
+        while not self._patiently_inspected()["OOMKilled"]:
             if time.monotonic() >= until:
                 return False
             time.sleep(_OOM_LOOK_S)

@@ -109,7 +109,10 @@ async def asked(function: Callable[..., Result], *arguments: object) -> Result:
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=run, name="fluster-engine", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="fluster-engine", daemon=True).start()
+    except RuntimeError as cause:
+        raise EngineAwayError(f"the Docker engine cannot be asked: {cause}") from cause
     return await answer
 
 

@@ -29,7 +29,8 @@ from fluster_services.worker.interpreters import (
     own_minor_version,
     use_existing,
 )
-from fluster_services.worker.uv import run_uv
+from fluster_services.worker.probing import why_unfit
+from fluster_services.worker.uv import find_uv_cache, run_uv
 
 _VENV, _SCRATCH, _REQUIREMENTS = "venv", "scratch", "fluster-requirements.txt"
 _OVERLAY = "zz_fluster.pth"  # read after the files that packages bring
@@ -81,6 +82,14 @@ class Environments:
 
     def __init__(self, cache: FolderCache) -> None:
         self._cache = cache
+        self._is_suspect = False  # uv could not make one
+
+    def examine(self) -> str | None:
+        """Why uv cannot keep packages; None when it can, or always could. Blocks; to be called in a thread."""
+        folder = find_uv_cache() if self._is_suspect else None
+        why = why_unfit(folder) if folder is not None else None
+        self._is_suspect = why is not None
+        return None if why is None else f"its package cache {folder} cannot be used: {why}"
 
     async def use(self, config: EnvironmentConfig, workspace: Path | None, user: str, listen: Listener) -> TaskPython:
         """The environment that `config` asks for, made unless it is there; it stays until `user` releases it.
@@ -102,7 +111,11 @@ class Environments:
         async def make(path: Path) -> None:
             output = BuildOutput()
             listen(output)
-            await _make(path, recipe, workspace, output)
+            try:
+                await _make(path, recipe, workspace, output)
+            except Exception:
+                self._is_suspect = True
+                raise
 
         folder = await self._cache.use(recipe.name(), user, make)
         venv = folder / _VENV

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fluster_services.worker.attempt_directory import GONE_SUFFIX, delete_tree
+from fluster_services.worker.probing import why_unfit
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class FolderCache:
         self._folders: dict[str, _Folder] = {}  # {name: folder}
         self._deletions: set[asyncio.Task[None]] = set()
         self._makings: set[asyncio.Task[None]] = set()
+        self._is_suspect = False  # something could not be put there
 
     def open(self) -> None:
         """Find what an earlier run has made, and delete what it has not finished."""
@@ -101,11 +103,20 @@ class FolderCache:
             await make(folder.path)
             folder.size = await asyncio.to_thread(size_of, folder.path)
             (folder.path / _MARK).write_text(str(folder.size))
-        except BaseException:
+        except BaseException as error:
+            self._is_suspect = self._is_suspect or isinstance(error, Exception)
             self._forget(folder)
             self._delete(folder.path)
             raise
         self._evict()
+
+    def examine(self) -> str | None:
+        """Why nothing can be put there; None when something can, or always could. Blocks; to be called in a thread."""
+        if not self._is_suspect:
+            return None
+        why = why_unfit(self._root)
+        self._is_suspect = why is not None
+        return None if why is None else f"its cache {self._root} cannot be used: {why}"
 
     def _forget(self, folder: _Folder) -> None:
         if self._folders.get(folder.name) is folder:
@@ -147,7 +158,7 @@ class FolderCache:
         gone = path.with_name(path.name + GONE_SUFFIX)
         try:
             path.rename(gone)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return
         deletion = asyncio.create_task(asyncio.to_thread(delete_tree, gone), name=f"deletion of {gone}")
         self._deletions.add(deletion)

@@ -21,6 +21,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _LAPSE_S = 120.0  # a fault that comes later than this after the return is another one
 
 _OF_THE_MACHINE = (*NO_ROOM, EAGAIN, EIO, EMFILE, ENFILE, ENOBUFS, ENODEV, ENOMEM, EROFS, ESTALE)
+_NO_THREAD = "can't start new thread"  # as Python says it
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,9 @@ def _problem(look: Look, *, was_well: bool) -> str | None:
 def is_workers_fault(error: BaseException) -> bool:
     """Whether an attempt could not be started for want of something that the worker's machine should have."""
     return any(
-        isinstance(each, WorkerFaultError) or (isinstance(each, OSError) and each.errno in _OF_THE_MACHINE)
+        isinstance(each, WorkerFaultError)
+        or (isinstance(each, OSError) and each.errno in _OF_THE_MACHINE)
+        or (isinstance(each, RuntimeError) and _NO_THREAD in str(each))
         for each in _chain(error)
     ) or says_no_room(str(error))
 

@@ -9,7 +9,6 @@ costs is to become one, since a forked copy pays for each page that it touches f
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import signal
@@ -28,28 +27,23 @@ from fluster_services.worker.attempt_directory import (
     KEEPER_FILE,
     KEEPER_LOG_FILE,
     RESULT_ERROR_FILE,
-    SOCKET_FILE,
-    SPEC_FILE,
     ExitReason,
     ExitRecord,
     LaunchSpec,
     append_json,
     discard,
-    from_json,
     read_json,
     read_task_error,
     task_error,
     task_folder,
     to_json,
 )
-from fluster_services.worker.container_task import run_container
 from fluster_services.worker.fence import Fence
 from fluster_services.worker.killing import Killing, kill_descendants
 from fluster_services.worker.processes import (
     KEEPER_SIGNALS,
     be_quiet,
     become_subreaper,
-    boot_id,
     close_fds_except,
     descendants,
     oom_kill_count,
@@ -58,8 +52,8 @@ from fluster_services.worker.processes import (
 )
 from fluster_services.worker.progress_watch import ProgressWatch
 from fluster_services.worker.task_output import TaskOutput
-from fluster_services.worker.task_process import run_task, spawn_task
 from fluster_services.worker.task_result import find_result
+from fluster_services.worker.task_start import note_start, start_task, take_draft
 from fluster_services.worker.timers import Timers
 from fluster_services.worker.worker_link import Standing, WorkerLink
 
@@ -93,25 +87,6 @@ def _complain_here() -> None:
     for target in (1, 2):
         os.dup2(log, target)
     os.close(log)
-
-
-def take_draft(draft: Path, directory: Path) -> tuple[LaunchSpec, socket.socket]:
-    """Make `draft` the directory of an attempt, which is the working directory then; returns what to run and its listener.
-
-    Raises OSError; then nothing was taken. From the one rename on a worker's restart takes it for started; before, for never started.
-    """
-    spec = from_json(LaunchSpec, json.loads((draft / SPEC_FILE).read_bytes()))
-    os.chdir(draft)  # a relative name, since a socket's path may have 107 bytes only
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        listener.bind(SOCKET_FILE)
-        listener.listen(8)
-        draft.rename(directory)
-    except BaseException:
-        listener.close()
-        os.chdir("/")
-        raise
-    return spec, listener
 
 
 class _Keeper:
@@ -150,7 +125,10 @@ class _Keeper:
             self._selector, self._timers, max_line_bytes=spec.max_line_bytes, max_log_bytes=spec.max_log_bytes
         )
         self._progress = self._watch_progress()
-        self._start_task(self._umask)
+        try:
+            self._start_task()
+        except OSError as error:
+            self._fail(f"no process could be made for it: {error.strerror or error}")
         self._link.listen(listener)
 
     def run(self, spec: LaunchSpec, listener: socket.socket, directory: Path, owner_fd: int | None) -> None:
@@ -186,7 +164,7 @@ class _Keeper:
 
     # The task
 
-    def _start_task(self, umask: int) -> None:
+    def _start_task(self) -> None:
         stdout_fd, stderr_fd = self._output.open("stdout"), self._output.open("stderr")
         now = fence_clock()
         fences_at = [] if self._spec.fence_after_s is None else [now + self._spec.fence_after_s]
@@ -201,33 +179,24 @@ class _Keeper:
             self._timers.set("timeout", time.monotonic() + self._spec.timeout_s, self._on_timeout)
         self._started_at = time.time()
         started_since_boot_s = fence_clock()
-        how = {"stdout_fd": stdout_fd, "stderr_fd": stderr_fd, "umask": umask}
-        own_pid = os.getpid()
-        in_container = self._spec.container is not None
-        pid = None if is_too_late or in_container else spawn_task(self._spec, self._directory, **how)
-        if pid is None:
-            # Blocked, so that a SIGTERM to the young task waits until it no longer has this process's handlers.
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-            pid = os.fork()
-            if pid == 0:
-                if is_too_late:
-                    os._exit(1)
-                run = run_container if in_container else run_task
-                run(self._spec, self._directory, keeper_pid=own_pid, **how)
-            signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        self._task_pid = pid
-        self._killing = Killing(self._timers, pid, self._on_give_up, in_container=in_container)
-        for fd in (stdout_fd, stderr_fd):
-            os.close(fd)
-        known = {
-            "keeper_pid": os.getpid(),
-            "task_pid": self._task_pid,
-            "started_at": self._started_at,
-            "started_since_boot_s": started_since_boot_s,
-            "boot_id": boot_id(),
-        }
         try:
-            append_json(KEEPER_FILE, {"started": known})
+            self._start = start_task(
+                self._spec,
+                self._directory,
+                stdout_fd=stdout_fd,
+                stderr_fd=stderr_fd,
+                umask=self._umask,
+                is_too_late=is_too_late,
+            )
+        finally:
+            for fd in (stdout_fd, stderr_fd):
+                os.close(fd)
+        self._task_pid = self._start.pid
+        self._killing = Killing(
+            self._timers, self._task_pid, self._on_give_up, in_container=self._spec.container is not None
+        )
+        try:
+            note_start(self._task_pid, self._started_at, started_since_boot_s)
         except OSError as error:  # only missed if this process is killed
             self._complain(f"{KEEPER_FILE} cannot be written: {error}")
         self._oom_kills = oom_kill_count()
@@ -326,13 +295,12 @@ class _Keeper:
     # The end
 
     def _finish(self, status: int) -> None:
-        self._timers.cancel("timeout")
-        self._fence.cancel()
         self._killing.end()
-        if self._progress is not None:
-            self._progress.close()
         survivors = descendants(os.getpid()) if self._has_children else []
-        self._output.close()
+        self._let_go()
+        fault = self._start.fault()
+        if fault is not None and self._reason == "exited":
+            self._reason, self._kill_reason = "worker_fault", fault
         container: dict[str, Any] = {}
         if self._spec.container is not None:
             container = read_json(CONTAINER_FILE) or self._told(CONTAINER_FILE) or {}
@@ -343,23 +311,43 @@ class _Keeper:
         result_bytes, result_error = (None, None)
         if has_returned:
             result_bytes, result_error = find_result(self._task_folder, self._told(RESULT_ERROR_FILE))
-        self._record = ExitRecord(
+        self._end(
             exit_code=code if code >= 0 else None,
             signal=number,
-            reason=self._reason,
-            kill_reason=self._kill_reason,
             error=error,
-            log_tail=self._output.tail(),
-            started_at=self._started_at,
-            finished_at=time.time(),
             oom=self._was_out_of_memory(number),
             memory_limit=self._spec.limits.memory if container.get("oom") else self._exceeded_memory_limit(),
-            log_end=self._output.spool.end,
-            dropped_bytes=self._output.spool.dropped_bytes,
             surviving_pids=survivors,
             result_bytes=result_bytes,
             result_error=result_error,
             left_early=self._spec.must_return and has_returned and result_bytes is None and result_error is None,
+        )
+
+    def _fail(self, what: str) -> None:
+        """The task could not be started, by no fault of its own."""
+        self._has_children = False
+        self._reason, self._kill_reason = "worker_fault", what
+        self._let_go()
+        self._end(exit_code=None, signal=None)
+
+    def _let_go(self) -> None:
+        """Take what is left in the task's pipes, and wait for nothing of it."""
+        self._timers.cancel("timeout")
+        self._fence.cancel()
+        if self._progress is not None:
+            self._progress.close()
+        self._output.close()
+
+    def _end(self, **how: Any) -> None:
+        self._record = ExitRecord(
+            reason=self._reason,
+            kill_reason=self._kill_reason,
+            log_tail=self._output.tail(),
+            started_at=self._started_at or None,
+            finished_at=time.time(),
+            log_end=self._output.spool.end,
+            dropped_bytes=self._output.spool.dropped_bytes,
+            **how,
         )
         self._remove_groups()
         self._timers.set("keep", time.monotonic() + self._spec.keep_s, self._leave)

@@ -33,6 +33,7 @@ class Outcome:
     progress: Progress | None = None  # its last word
     is_own_end: bool = False  # it failed by itself, and was not stopped
     is_unstarted: bool = False  # none of its code was reached, as its own process says
+    is_workers_fault: bool = False  # it could not be started, and has nothing to do with that
     is_spared: bool = False  # it was the worker's fault, and is charged to nobody
     survivors: tuple[int, ...] = ()  # its processes that could not be killed
     filled_disk: bool = False  # it took all the room that its worker's disk had
@@ -100,6 +101,9 @@ def _outcome(record: ExitRecord) -> Outcome:
         return _failed(f"stopped: {record.kill_reason}", record, error)
     if record.reason == "fenced":
         return Outcome(JobStatus.WORKER_FAILED, "stopped by the fence: its worker was cut off from the bus")
+    if record.reason == "worker_fault":
+        reason = f"could not be started: {record.kill_reason}"
+        return Outcome(JobStatus.WORKER_FAILED, reason, is_unstarted=True, is_workers_fault=True)
     if record.reason in {"keeper_died", "owner_gone"}:
         return Outcome(JobStatus.WORKER_FAILED, "its keeper was killed")
     if record.exit_code == 0 and not record.left_early:

@@ -62,15 +62,25 @@ class Preparation:
             FolderCache(folder / "workspaces", limits.workspaces_bytes),
             FolderCache(folder / "environments", limits.environments_bytes),
         )
+        self._unopened = list(self._caches)
         self._workspaces = Workspaces(self._caches[0], store)
         self._environments = Environments(self._caches[1])
 
-    async def open(self) -> None:
-        """Find what is there from an earlier run."""
-        for cache in self._caches:
-            await asyncio.to_thread(cache.open)
+    def open_caches(self) -> None:
+        """Find what is there from an earlier run; called again after an OSError it goes on. To be called in a thread."""
+        while self._unopened:
+            self._unopened[-1].open()
+            self._unopened.pop()
+
+    def open(self) -> None:
+        """Begin with removing what builds of images have left."""
         if self._built is not None:
             self._built.open()
+
+    def examine(self) -> str | None:
+        """Why a cache that something could not be put into still takes nothing; None when all do. To be called in a thread."""
+        found = (each.examine() for each in (*self._caches, self._environments))
+        return next((trouble for trouble in found if trouble is not None), None)
 
     async def prepare(self, namespace: Namespace, request: JobRequest, key: str, listen: Listener) -> Prepared:
         """Make what the request's environment asks for; it stays until `key` is released. `listen` gets what is said meanwhile.

@@ -275,10 +275,12 @@ class ProcessTask:
         complaint = _tail(self._directory / KEEPER_LOG_FILE)
         if complaint:
             message = f"{message}; its last words: {complaint}"
+        is_started = self.started_at is not None or read_json_lines(self._directory / KEEPER_FILE)
         return ExitRecord(
             exit_code=None,
             signal=None,
-            reason="keeper_died",
+            reason="keeper_died" if is_started else "worker_fault",
+            kill_reason=None if is_started else "its keeper died before it had started it",
             error=TaskError(type="KeeperDied", message=message),
             started_at=self.started_at,
             finished_at=time.time(),

@@ -92,9 +92,12 @@ _replaced: list[object] = []
 
 
 def run_task(
-    spec: LaunchSpec, directory: Path, *, keeper_pid: int, stdout_fd: int, stderr_fd: int, umask: int
+    spec: LaunchSpec, directory: Path, *, keeper_pid: int, faults_fd: int, stdout_fd: int, stderr_fd: int, umask: int
 ) -> NoReturn:
-    """Become the task, in a child that its keeper has just forked; never returns."""
+    """Become the task, in a child that its keeper has just forked; never returns.
+
+    What the machine lacks for that is written to `faults_fd`, which is closed before any of the task's own code runs.
+    """
     exit_code = 1
     try:
         os.setsid()
@@ -102,7 +105,7 @@ def run_task(
         if os.getppid() != keeper_pid:  # it died before the kernel was told
             os._exit(1)
         set_process_name("fluster-task")
-        _take_limits(spec)
+        _take_limits(spec, faults_fd)
         take_descriptors(stdout_fd, stderr_fd)
         command = _command(spec, directory)
         reset_signals(KEEPER_SIGNALS if command is None else handled_signals(), is_python=command is None)
@@ -212,20 +215,20 @@ def notice_of(spec: LaunchSpec) -> bytes:
     return f"fluster: {spec.notice}\n".encode(errors="replace") if spec.notice else b""
 
 
-def _take_limits(spec: LaunchSpec) -> None:
+def _take_limits(spec: LaunchSpec, faults_fd: int) -> None:
     try:
         cgroups.make(spec.groups)
         cgroups.enter(spec.groups)
     except OSError as cause:
-        message = f"its limits cannot be set: {cause.filename}: {cause.strerror}"
-        raise CannotStartError("LimitsError", message, EXIT_NOT_EXECUTABLE) from cause
+        os.write(faults_fd, f"its limits cannot be set: {cause.filename}: {cause.strerror}".encode())
+        os._exit(EXIT_NOT_EXECUTABLE)
 
 
-def take_descriptors(stdout_fd: int, stderr_fd: int) -> None:
+def take_descriptors(stdout_fd: int, stderr_fd: int, *kept: int) -> None:
     stdin_fd = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((stdin_fd, 0), (stdout_fd, 1), (stderr_fd, 2)):
         os.dup2(source, target)
-    close_fds_except((0, 1, 2))
+    close_fds_except((0, 1, 2, *kept))
 
 
 def _environment(spec: LaunchSpec, directory: Path) -> dict[str, str]:

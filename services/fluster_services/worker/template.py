@@ -40,6 +40,7 @@ from fluster_services.worker.processes import (
 )
 from fluster_services.worker.runtime import NO_ROOM, AlreadyStartedError, LaunchError, WorkerFaultError
 from fluster_services.worker.task_process import freshen_interpreter
+from fluster_services.worker.task_start import take_draft
 from fluster_services.worker.watchdog import Watchdog
 
 # With more requests out than this, the socket's buffer could fill up and block the worker.
@@ -288,7 +289,7 @@ class _Template:
 
     def _fork_keeper(self, draft: Path, directory: Path) -> int:
         # Done here, not by the keeper: what this process does often costs the copy nothing.
-        spec, listener = keeper.take_draft(draft, directory)
+        spec, listener = take_draft(draft, directory)
         try:
             with listener:
                 signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

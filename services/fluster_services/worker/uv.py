@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fluster_services.worker.build_output import MAX_LINE_BYTES, BuildError, BuildOutput
+from fluster_services.worker.build_output import MAX_LINE_BYTES, BuildError, BuildOutput, without_codes
 from fluster_services.worker.programs import find_program
 from fluster_services.worker.spool import LineCutter
 from fluster_services.worker.task_process import INHERITED_VARIABLES
 
 _TIMEOUT_S = 1_800.0
 _READ_BYTES = 64 << 10
+_ASKED_S = 10.0
 
 # What chooses the environment that uv works on: that is said in each command.
 _NOT_INHERITED = frozenset({"VIRTUAL_ENV", "UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_PROJECT_ENVIRONMENT", "UV_NO_PROJECT"})
@@ -44,6 +46,22 @@ def find_uv() -> Path:
             f"(`{sys.executable} -m pip install uv`) and start the worker again"
         )
     return found
+
+
+def find_uv_cache() -> Path | None:
+    """The folder in which uv keeps packages; None when it does not say. Blocks."""
+    try:
+        told = subprocess.run(
+            [find_uv(), "cache", "dir"],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=_environment(),
+            timeout=_ASKED_S,
+        )
+    except (BuildError, OSError, subprocess.SubprocessError):
+        return None
+    return Path(without_codes(told.stdout.strip())) if told.stdout.strip() else None
 
 
 async def run_uv(arguments: Sequence[str], *, folder: Path, variables: Mapping[str, str], output: BuildOutput) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import os
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -26,7 +25,8 @@ from fluster_services.worker.health import (
     who_filled,
 )
 from fluster_services.worker.outcome import Outcome
-from fluster_services.worker.runtime import RunningTask, Runtime
+from fluster_services.worker.probing import why_unwritable
+from fluster_services.worker.runtime import LaunchError, RunningTask, Runtime
 from fluster_services.worker.survivors import Survivors
 
 log = logging.getLogger(__name__)
@@ -34,12 +34,13 @@ log = logging.getLogger(__name__)
 _INTERVAL_S = 5.0
 _MEASURE_S = 30.0
 _MEASURING_COSTS = 20  # folders are walked so seldom that it takes one part in so many of the time
-_PROBE = "probe"  # a file that is written and removed again
-_PROBE_BYTES = 64 << 10
 
 
 class Wellness:
-    """Whether one worker may take work. `on_change` is awaited whenever that, or the reason, is another."""
+    """Whether one worker may take work. `on_change` is awaited whenever that, or the reason, is another.
+
+    `examine` tells why no attempt can be started, whatever the disk of `state_dir` has; it is called in a thread.
+    """
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class Wellness:
         state_dir: Path,
         runtime: Runtime,
         *,
+        examine: Callable[[], str | None],
         running: Mapping[str, RunningTask],
         grace_s: float,
         on_change: Callable[[], Awaitable[None]],
@@ -54,6 +56,7 @@ class Wellness:
         self._worker_id = worker_id
         self._state_dir = state_dir
         self._runtime = runtime
+        self._examine = examine
         self._running = running
         self._grace_s = grace_s
         self._on_change = on_change
@@ -91,7 +94,7 @@ class Wellness:
     async def look(self) -> None:
         """Look at the machine, and do what follows."""
         async with self._looking:
-            look = await asyncio.to_thread(_look, self._state_dir, self._runtime.examine)
+            look = await asyncio.to_thread(_look, self._state_dir, self._examine)
             now = time.monotonic()
             self._health.on_look(look, now=now)
             if self.trouble is None:
@@ -145,16 +148,16 @@ class Wellness:
         When it is the worker's fault that takes no offers any more by the time this returns.
         """
         reason = f"could not be started: {error}"
+        if not isinstance(error, (LaunchError, OSError)):  # whose text says little by itself
+            reason = f"could not be started: {type(error).__name__}: {error}"
         if is_no_room(error):
             await settled()
             await self.look()
             if self.trouble is None:  # with what was made for it gone there is room again
                 return Outcome(JobStatus.WORKER_FAILED, f"{reason} (worker {self._worker_id})", filled_disk=True)
         elif is_workers_fault(error):
-            self._health.on_fault(str(error), now=time.monotonic())
-            self._again.set()
-            await self._tell()
-        elif isinstance(error, OSError):
+            await self._on_fault(str(error))
+        else:  # it may well be for something that it does not name
             await self.look()
         if self.trouble is None:
             return Outcome(JobStatus.FAILED, reason)
@@ -171,6 +174,9 @@ class Wellness:
             self._survivors.add(key, outcome.survivors)
         if outcome.state is JobStatus.SUCCEEDED:
             return outcome
+        if outcome.is_workers_fault:
+            await self._on_fault(outcome.reason)
+            return self._spared(outcome.reason)
         if told is None and outcome.is_own_end and not (outcome.error is not None and outcome.error.is_final):
             await self.look()
             told = self._blamed.pop(key, None)
@@ -181,22 +187,20 @@ class Wellness:
         self._again.set()  # its folders go now
         return dataclasses.replace(outcome, state=JobStatus.WORKER_FAILED, reason=told, filled_disk=True)
 
+    async def _on_fault(self, what: str) -> None:
+        """The worker could not do its part: it takes no offers any more by the time this returns."""
+        self._health.on_fault(what, now=time.monotonic())
+        self._again.set()
+        await self._tell()
+
     def _spared(self, reason: str) -> Outcome:
         why = f"{reason}; it was not the task's fault: worker {self._worker_id} takes no work, {self.trouble}"
         return Outcome(JobStatus.WORKER_FAILED, why, is_spared=True)
 
 
 def _look(folder: Path, examine: Callable[[], str | None]) -> Look:
-    unwritable, free_bytes = None, 0
-    probe = folder / _PROBE
     try:
         free_bytes = shutil.disk_usage(folder).free
-        fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(fd, bytes(_PROBE_BYTES))
-        finally:
-            os.close(fd)
-            probe.unlink()
     except OSError as error:
-        unwritable = error.strerror or str(error)
-    return Look(str(folder), free_bytes, unwritable, examine())
+        return Look(str(folder), 0, error.strerror or str(error), examine())
+    return Look(str(folder), free_bytes, why_unwritable(folder), examine())
