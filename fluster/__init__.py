@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         NotRunError,
         PoisonedTaskError,
         RemoteError,
+        StackError,
         SupersededError,
         WorkerNotFoundError,
         WorkspaceError,
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
         WorkerId,
         create_environment,
     )
+    from fluster_bus.messages.stacks import JobStack, TaskStack
 
 __all__ = [
     "ActorContext",
@@ -118,6 +120,7 @@ __all__ = [
     "JobRefusedError",
     "JobRequest",
     "JobResultError",
+    "JobStack",
     "JobStatus",
     "JobTimeoutError",
     "LocalCluster",
@@ -133,8 +136,10 @@ __all__ = [
     "RemoteError",
     "Resolver",
     "ResourceConfig",
+    "StackError",
     "SupersededError",
     "TaskContext",
+    "TaskStack",
     "TaskStatus",
     "TpuConfig",
     "TpuTopologyInfo",
@@ -158,6 +163,7 @@ _SOURCES = (  # those first that take next to no time
     "fluster.log_context",
     "fluster_bus.messages",
     "fluster.worker_pool",
+    "fluster_bus.messages.stacks",
 )
 
 # Found when asked for: `fluster --help` imports this package too, and need not wait for what only programs use.

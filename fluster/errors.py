@@ -9,6 +9,7 @@ FlusterError
 │   ├── ClusterStartError         a local cluster did not come up
 │   ├── WorkspaceError            a ValueError: a job's folder cannot be packed as it is
 │   ├── JobNotFoundError          no job has that id
+│   ├── StackError                where a task is in its code cannot be told
 │   ├── WorkerNotFoundError       no worker of that name answers
 │   ├── JobRefusedError           the cluster did not take the job; `accepted` are those launched with it that it took
 │   ├── JobFailedError            a job ended otherwise than well; `info` tells how
@@ -67,6 +68,7 @@ __all__ = [
     "NotRunError",
     "PoisonedTaskError",
     "RemoteError",
+    "StackError",
     "SupersededError",
     "WorkerNotFoundError",
     "WorkspaceError",

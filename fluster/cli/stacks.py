@@ -13,10 +13,7 @@ from fluster.cli.output import write, write_json
 from fluster.cli.shortened_ids import find_job
 
 if TYPE_CHECKING:
-    from fluster_bus.messages import JobInfo
     from fluster_bus.messages.stacks import TaskStack
-
-_TASKS = 16  # that are shown at once
 
 
 def stack(
@@ -34,42 +31,28 @@ def stack(
       fluster stack train-3f2a
       fluster stack train-3f2a --task 3
     """
-    from fluster.cluster.worker_calls import ask_stack
-
     options = Options.of(context)
     with options.connect() as cluster:
         job_id = find_job(cluster, job)
-        running = _running(cluster.poll(job_id), task)
-        bus = cluster.asynchronous.bus
-        found = [cluster.portal.run(ask_stack, bus, cluster.namespace, job_id, number) for number in running[:_TASKS]]
+        try:
+            found = cluster.stack(job_id, task=task)
+        except ValueError as error:  # the other options are what typer let through
+            raise CommandError(f"--{error}", ExitCode.USAGE) from error
     if options.json:
-        write_json([each.model_dump(mode="json") for each in found])
+        write_json([each.model_dump(mode="json") for each in found.tasks])
     else:
-        for each in found:
+        for each in found.tasks:
             _show(each)
-    if len(running) > _TASKS:
-        say(f"{_TASKS} of the {len(running)} tasks that run are shown; --task shows another")
-    if not any(process.threads for each in found for process in each.processes):
+    if found.running > len(found.tasks) and task is None:
+        say(f"{len(found.tasks)} of the {found.running} tasks that run are shown; --task shows another")
+    if not any(process.threads for each in found.tasks for process in each.processes):
         raise CommandError(f"job {job_id}: no stack of its processes could be read", ExitCode.FAILED)
-
-
-def _running(info: JobInfo, task: int | None) -> list[int]:
-    from fluster_bus.messages import JobStatus
-
-    if task is not None and task >= len(info.tasks):
-        raise CommandError(f"--task {task}: job {info.job_id} has {len(info.tasks)}, from 0 on", ExitCode.USAGE)
-    asked = info.tasks if task is None else info.tasks[task : task + 1]
-    running = [each.task for each in asked if each.status is JobStatus.RUNNING]
-    if not running:
-        what = f"job {info.job_id}" if task is None else f"task {task} of job {info.job_id}"
-        state = info.status if task is None else info.tasks[task].status
-        hint = "" if state.finished() else f"; `fluster explain {info.job_id}` says why"
-        raise CommandError(f"{what} does not run, so it has no stack: it is {state}{hint}", ExitCode.FAILED)
-    return running
 
 
 def _show(found: TaskStack) -> None:
     write(f"task {found.task}, attempt {found.attempt}, on {found.worker_id}")
+    if found.problem:
+        write(f"  {one_line(found.problem)}")
     for process in found.processes:
         write(one_line(f"process {process.pid}: {process.command}"))
         if process.problem:

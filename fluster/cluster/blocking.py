@@ -60,6 +60,7 @@ class Cluster:
     result = blocking(AsyncCluster.result)
     terminate = blocking(AsyncCluster.terminate)
     explain = blocking(AsyncCluster.explain)
+    stack = blocking(AsyncCluster.stack)
     list_jobs = blocking(AsyncCluster.list_jobs)
     list_workers = blocking(AsyncCluster.list_workers)
     worker_health = blocking(AsyncCluster.worker_health)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         WorkerId,
         WorkerStatus,
     )
+    from fluster_bus.messages.stacks import JobStack
 
 import_later(
     "fluster_bus.bus",
@@ -394,6 +395,18 @@ class AsyncCluster:
         from fluster_bus.messages import ExplainReply, ExplainRequest
 
         return (await self._ask("explain", ExplainRequest(job_id=check_job_id(job_id)), ExplainReply)).reason
+
+    async def stack(self, job_id: JobId, *, task: int | None = None) -> JobStack:
+        """In which Python functions the job's tasks are, so where they hang; `task` asks for one, else 16 that run are told at most.
+
+        They are read from outside, by the tasks' workers, and nothing is stopped. A process that could not be read has a `problem`.
+        Raises StackError when no task of those runs, or none can be told, JobNotFoundError, InvalidNameError, and
+        ValueError for a task that the job does not have.
+        """
+        from fluster.cluster.stacks import job_stack
+
+        check_number("task", task, 0)
+        return await job_stack(self.bus, self.namespace, await self.poll(job_id), task)
 
     async def _ask(self, verb: str, request: Message, reply: type[Reply]) -> Reply:
         try:

@@ -1,24 +1,22 @@
-"""What is asked of single workers: by operators themselves, by others through the controller, about their own jobs."""
+"""What operators ask of single workers."""
 
 from __future__ import annotations
 
 from contextlib import aclosing
 from typing import TypeVar
 
-from fluster.errors import JobNotFoundError, StackError, WorkerNotFoundError
+from fluster.errors import JobNotFoundError, WorkerNotFoundError
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
 from fluster_bus.errors import NoRespondersError, ServiceError
 from fluster_bus.feeds import CaughtUp
-from fluster_bus.messages import DrainReply, DrainRequest, JobId, Message, Namespace, WorkerId
-from fluster_bus.messages.stacks import TaskStack, TaskStackRequest
+from fluster_bus.messages import DrainReply, DrainRequest, Message, WorkerId
 from fluster_bus.streams import workers_table
 from fluster_bus.tables import Deleted
 
 Reply = TypeVar("Reply", bound=Message)
 
 _ASK_TIMEOUT_S = 5.0
-_STACK_TIMEOUT_S = 20.0  # the worker takes 10 s at most, for a task of many processes
 _ATTEMPT_NOT_FOUND = "AttemptNotFoundError"  # the worker's word
 
 
@@ -37,24 +35,6 @@ async def ask_worker(bus: Bus, worker_id: WorkerId, verb: str, request: Message,
             raise JobNotFoundError(str(error)) from error
         raise
     return reply.from_json(answer.data)
-
-
-async def ask_stack(bus: Bus, namespace: Namespace, job_id: JobId, task: int) -> TaskStack:
-    """Where a task that runs is in its Python code, as its worker tells the controller.
-
-    Raises StackError when that cannot be told, and what `Bus.request` raises.
-    """
-    request = TaskStackRequest(job_id=job_id, task=task)
-    subject = subjects.jobs_verb(namespace, "stack")
-    try:  # once: it is work for the worker, and an answer is late when it has been asked for twice
-        answer = await bus.request(subject, request.to_json(), timeout_s=_STACK_TIMEOUT_S)
-    except ServiceError as error:
-        if error.code == JobNotFoundError.__name__:
-            raise JobNotFoundError(str(error)) from error
-        if error.code in (StackError.__name__, _ATTEMPT_NOT_FOUND):
-            raise StackError(str(error)) from error
-        raise
-    return TaskStack.from_json(answer.data)
 
 
 async def drain_worker(bus: Bus, worker_id: WorkerId, *, timeout_s: float | None, wait: bool) -> DrainReply:

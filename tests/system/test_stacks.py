@@ -1,12 +1,14 @@
 """Where a task that hangs is, as its owner asks."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from fluster.cluster.worker_calls import ask_stack
-from fluster.errors import StackError
+from fluster import AsyncCluster
+from fluster.cluster.stacks import ask_stack
+from fluster.errors import JobNotFoundError, StackError
 from fluster_bus.messages import JobId
 from tests.system.job_requests import call, command, wait_ready
 from tests.system.test_cli import Cli, cli  # noqa: F401 - a fixture
@@ -43,6 +45,29 @@ def test_it_is_shown_for_all_tasks_or_one(cli: Cli, hanging: JobId) -> None:  # 
     assert (frame["function"].split(".")[-1], frame["file"]) == ("waits_for_the_lock_of_another", __file__)
 
 
+def test_a_program_asks_for_it_too(cli: Cli, hanging: JobId) -> None:  # noqa: F811
+    cluster = cli.cluster
+    found = cluster.stack(hanging)
+    assert (found.job_id, found.running, [each.task for each in found.tasks]) == (hanging, 2, [0, 1])
+    threads = [thread for process in found.tasks[0].processes for thread in process.threads]
+    (innermost,) = [thread.frames[0].function for thread in threads if thread.name == "MainThread"]
+    assert innermost.endswith("waits_for_the_lock_of_another")
+    with pytest.raises(ValueError, match=r"task=2: job .* has 2, from 0 on"):
+        cluster.stack(hanging, task=2)
+    with pytest.raises(JobNotFoundError):
+        cluster.stack(JobId("zzz"))
+
+    async def ask() -> list[int]:
+        async with await AsyncCluster.connect(cluster.address) as same:
+            return [each.task for each in (await same.stack(hanging, task=1)).tasks]
+
+    assert asyncio.run(ask()) == [1]
+    ended = cluster.launch(command("true"))
+    cluster.wait(ended, timeout=60)
+    with pytest.raises(StackError, match="does not run, so it has no stack: it is SUCCEEDED"):
+        cluster.stack(ended)
+
+
 def test_the_python_below_a_shell_is_found(cli: Cli) -> None:  # noqa: F811
     script = "import time\ndef far_below():\n  print('ready', flush=True)\n  time.sleep(600)\nfar_below()"
     job_id = cli.cluster.launch(command("sh", "-c", 'python3 -c "$0"; true', script))
@@ -57,7 +82,7 @@ def test_what_has_no_stack_says_why(cli: Cli) -> None:  # noqa: F811
     job_id = cli.ok("submit", "--wait", "--", "true").strip()
     for arguments, why in (
         ((job_id,), "does not run, so it has no stack: it is SUCCEEDED"),
-        ((job_id, "--task", "7"), "--task 7"),
+        ((job_id, "--task", "7"), "--task=7"),
         (("zzz",), "no job 'zzz'"),
     ):
         done = cli.run("stack", *arguments)

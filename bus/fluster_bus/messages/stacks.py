@@ -44,8 +44,17 @@ class ProcessStack(Message):
 class TaskStack(Message):
     """The stacks of an attempt's processes; `cut` says that there were more processes, threads or frames than are told."""
 
-    worker_id: WorkerId
+    worker_id: WorkerId | None
     task: int
     attempt: int
     processes: tuple[ProcessStack, ...] = ()
     cut: bool = False
+    problem: str = ""  # why there is nothing to tell; empty when there is
+
+
+class JobStack(Message):
+    """The stacks of a job's tasks that run, of 16 at most; `running` is how many do."""
+
+    job_id: JobId
+    running: int
+    tasks: tuple[TaskStack, ...] = ()
