@@ -16,8 +16,9 @@ class Cable:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._broken = threading.Event()  # of the connections that there are
         self._sockets: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
+        self._pumps: list[threading.Thread] = []
+        self._accepting = threading.Thread(target=self._accept)
+        self._accepting.start()
 
     @property
     def port(self) -> int:
@@ -30,22 +31,29 @@ class Cable:
 
     def close(self) -> None:
         self._broken.set()
-        for each in (self._listener, *self._sockets):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
-        for thread in self._threads:
-            thread.join(10)
+        self._end(self._listener)
+        self._accepting.join()  # it may be about to carry one more connection
+        for each in self._sockets:
+            self._end(each)
+        for pump in self._pumps:
+            pump.join()
+
+    @staticmethod
+    def _end(each: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+        each.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                self._sockets.append(client)
                 server = socket.create_connection(("127.0.0.1", self._server_port))
-                self._sockets += [client, server]
+                self._sockets.append(server)
                 for one, other in ((client, server), (server, client)):
                     pump = threading.Thread(target=self._pump, args=(one, other, self._broken))
-                    self._threads.append(pump)
+                    self._pumps.append(pump)
                     pump.start()
 
     @staticmethod

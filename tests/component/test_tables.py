@@ -417,7 +417,7 @@ async def test_making_what_is_there_changes_nothing(bus: Bus, namespace: Namespa
 async def test_a_stream_that_cannot_be_made_is_named_and_keeps_no_other_back(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "_CREATE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(streams, "_CREATE_TIMEOUT_S", 4.0)
     await bus.jetstream.add_stream(name="IN_THE_WAY", subjects=[subjects.logs_of_all("crowded")])
     try:
         with pytest.raises(StorageError, match=f"stream {subjects.logs_stream('crowded')} could not be made"):

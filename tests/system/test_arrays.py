@@ -12,7 +12,7 @@ _STEP = {"+": 1, "-": -1}
 
 def test_tasks_of_an_array_are_independent_and_so_many_at_once(cluster: LocalCluster, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
-    script = f"echo + >>{journal}; echo $FLUSTER_ARRAY_ID; sleep 0.1; echo - >>{journal}; test $FLUSTER_ARRAY_ID != 3"
+    script = f"echo + >>{journal}; echo $FLUSTER_ARRAY_ID; sleep 0.5; echo - >>{journal}; test $FLUSTER_ARRAY_ID != 3"
     job_id = cluster.launch(command("sh", "-c", script, array="1-15:2%2"))
     info = cluster.wait(job_id, timeout=60)
     assert info.status is JobStatus.FAILED
@@ -26,7 +26,7 @@ def test_tasks_of_an_array_are_independent_and_so_many_at_once(cluster: LocalClu
 
 
 def test_an_array_says_why_its_tasks_wait(cluster: LocalCluster) -> None:
-    job_id = cluster.launch(command("sh", "-c", "echo ready; exec sleep 60", array="0-2%1"))
+    job_id = cluster.launch(command("sh", "-c", "echo ready; exec sleep 600", array="0-2%1"))
     lines = cluster.logs(job_id, follow=True)
     next(iter(lines))
     lines.close()  # type: ignore[attr-defined]  # it is a generator

@@ -287,7 +287,7 @@ def test_how_actors_are_is_shown(cli: Cli) -> None:
 
 
 def test_workers_and_their_jobs_are_found_by_the_beginning_of_their_ids(cli: Cli) -> None:
-    job_id = cli.ok("submit", "--name", "only-this-sleeper", "--", "sleep", "60").strip()
+    job_id = cli.ok("submit", "--name", "only-this-sleeper", "--", "sleep", "600").strip()
     running = next(info for info in cli.cluster.watch(JobId(job_id)) if info.status is JobStatus.RUNNING)
     worker = str(running.worker_id)
     several = cli.run("worker", "list", "worker-")

@@ -68,7 +68,7 @@ def test_a_secret_reaches_each_attempt_and_no_record(cluster: LocalCluster) -> N
 
 
 def test_a_secret_of_a_job_that_is_refused_goes_too(cluster: LocalCluster) -> None:
-    first = cluster.launch(command("sleep", "60", job_id="taken"))
+    first = cluster.launch(command("sleep", "600", job_id="taken"))
     kept = cluster.launch(_with_secret("true", job_id=JobId("taken"), on_conflict="keep"))
     assert kept == first
     wait_until(lambda: _kept(cluster) == 0)
