@@ -50,6 +50,6 @@ def crowd() -> Iterator[Crowd]:
         yield made
     finally:
         made.open()
-        wait_until(lambda: not (folder / "cgroup.procs").read_text().strip(), 20)
+        wait_until(lambda: not (folder / "cgroup.procs").read_text().strip())
         with contextlib.suppress(FileNotFoundError):
             os.rmdir(folder)  # noqa: PTH106 - the files in it are the kernel's

@@ -336,7 +336,7 @@ def test_a_worker_whose_engine_is_away_charges_nobody_and_returns_with_it(
         own_engine.stop()
         try:
             job = cluster.launch(command("true"))
-            wait_until(lambda: f"w1 takes no work: the Docker engine at {own_engine.host}" in cluster.explain(job), 20)
+            wait_until(lambda: f"w1 takes no work: the Docker engine at {own_engine.host}" in cluster.explain(job))
         finally:
             own_engine.start()
         (task,) = cluster.wait(job, timeout=PATIENCE_S).tasks

@@ -97,7 +97,7 @@ def test_a_worker_that_starts_on_a_full_disk_says_so_and_works_once_there_is_roo
         daemons.start_worker("w1")
         with daemons.connect() as cluster:
             job = cluster.launch(command("true"))
-            wait_until(lambda: "worker w1 takes no work: its disk has no room" in cluster.explain(job), 10)
+            wait_until(lambda: "worker w1 takes no work: its disk has no room" in cluster.explain(job))
             (disk / "ballast").unlink()
             assert cluster.wait(job, timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
 
@@ -130,7 +130,7 @@ def test_a_worker_whose_package_cache_cannot_be_used_charges_nobody(
         daemons.start_controller()
         daemons.start_worker("w1")
         job = cluster.launch(call(print, "works", environment=environment))
-        wait_until(lambda: f"worker w1 takes no work: its package cache {cache} cannot" in cluster.explain(job), 30)
+        wait_until(lambda: f"worker w1 takes no work: its package cache {cache} cannot" in cluster.explain(job))
         cache.unlink()
         (task,) = cluster.wait(job, timeout=PATIENCE_S).tasks
         assert (task.status, task.failures, task.preemptions) == (JobStatus.SUCCEEDED, 0, 0)
@@ -146,7 +146,7 @@ def test_a_worker_whose_environments_have_no_room_charges_nobody(tmp_path: Path,
         with daemons.connect() as cluster:
             assert cluster.wait(cluster.launch(command("true")), timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
             job = cluster.launch(call(print, "works", environment=environment))
-            wait_until(lambda: f"worker w1 takes no work: its cache {disk} cannot be used" in cluster.explain(job), 30)
+            wait_until(lambda: f"worker w1 takes no work: its cache {disk} cannot be used" in cluster.explain(job))
             (disk / "ballast").unlink()
             (task,) = cluster.wait(job, timeout=PATIENCE_S).tasks
             assert (task.status, task.failures, task.preemptions) == (JobStatus.SUCCEEDED, 0, 0)
@@ -160,7 +160,7 @@ def test_a_worker_that_cannot_fork_charges_nobody_and_returns_when_it_can(tmp_pa
         processes.take(daemons.running["w1"].pid)
         processes.close()
         job = cluster.launch(command("true"))
-        wait_until(lambda: "worker w1 takes no work" in cluster.explain(job), 10)
+        wait_until(lambda: "worker w1 takes no work" in cluster.explain(job))
         assert "Resource temporarily unavailable" in (worker(cluster, "w1").info.trouble or "")
         assert "Resource temporarily unavailable" in cluster.worker_health(W1).problems[0]
         processes.open()
