@@ -327,10 +327,11 @@ def test_settings_of_containers_that_cannot_be(given: dict[str, Any], told: str)
 
 
 def test_a_worker_whose_engine_is_away_charges_nobody_and_returns_with_it(
-    own_engine: OwnEngine, tmp_path: Path, family: Family
+    own_engine: OwnEngine, tmp_path: Path
 ) -> None:
     settings = ContainerSettings(engine=own_engine.host, image=own_engine.image)
-    with Daemons(tmp_path, family) as daemons, daemons.connect() as cluster:
+    # A family of the daemons alone: the engine that is started again is to outlive the test.
+    with Daemons(tmp_path, Family()) as daemons, daemons.connect() as cluster:
         daemons.start_controller()
         daemons.start_worker("w1", working_dir=None, containers=settings)
         own_engine.stop()
