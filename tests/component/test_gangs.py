@@ -36,7 +36,7 @@ from fluster_services.worker.claims import Claims
 from fluster_services.worker.config import WorkerConfig
 from fluster_services.worker.draining import Draining
 from fluster_services.worker.holds import Holds
-from fluster_services.worker.runtime import RunningTask
+from fluster_services.worker.runtime import RunningTask, WorkerFaultError
 from fluster_services.worker.worker import Worker
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import IMPATIENT, NS, F, K, RunningController, S, StartController, U
@@ -428,6 +428,10 @@ class _NoRuntime:
 
     def examine(self) -> str | None:
         return None
+
+    async def wait_broken(self) -> WorkerFaultError:
+        await asyncio.Event().wait()
+        raise AssertionError
 
     def limits(self) -> str:
         return ""

@@ -253,6 +253,24 @@ def test_a_worker_that_comes_back_in_time_adopts_what_it_left(
     assert gone(tmp_path, 1)
 
 
+def test_a_worker_without_its_template_ends_and_the_next_adopts_what_it_left(
+    daemons: Daemons, client: Cluster, tmp_path: Path
+) -> None:
+    """It can start nothing, and is started again by whatever keeps it."""
+    daemons.start_worker()
+    job_id = client.launch(watchful(tmp_path))
+    wait_ready(client, job_id)
+    (template,) = daemons.family.named("fluster-templ")
+    template.kill()
+    worker = daemons.running.pop("w1")
+    assert worker.wait(20) == 1
+    daemons.start_worker()
+    assert client.wait(client.launch(command("true")), timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+    assert (client.poll(job_id).status, client.poll(job_id).tasks[0].attempt) == (JobStatus.RUNNING, 1)
+    client.terminate(job_id)
+    assert client.wait(job_id, timeout=PATIENCE_S).tasks[0].attempt == 1
+
+
 def test_a_task_that_ended_while_its_worker_was_away_is_told_when_it_is_back(
     daemons: Daemons, client: Cluster, tmp_path: Path
 ) -> None:

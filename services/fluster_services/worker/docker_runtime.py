@@ -36,6 +36,7 @@ from fluster_services.worker.limits import Limits, group_name
 from fluster_services.worker.mounts import checked_mounts, secret_places
 from fluster_services.worker.process_runtime import ProcessRuntime
 from fluster_services.worker.process_task import ProcessTask
+from fluster_services.worker.runtime import WorkerFaultError
 
 if TYPE_CHECKING:
     import docker
@@ -96,6 +97,9 @@ class DockerRuntime:
             except EngineError as error:
                 return str(error)
         return trouble
+
+    async def wait_broken(self) -> WorkerFaultError:
+        return await self._processes.wait_broken()
 
     def limits(self) -> str:
         what = "memory, cpu and pids" if self._enforces_limits else "pids"

@@ -32,7 +32,7 @@ from fluster_services.worker.limits import group_name, groups
 from fluster_services.worker.process_task import MAX_SOCKET_PATH_BYTES, ProcessTask
 from fluster_services.worker.runtime import AlreadyStartedError, LaunchError
 from fluster_services.worker.state_lock import take_lock
-from fluster_services.worker.template import TemplateHandle
+from fluster_services.worker.template import TemplateDiedError, TemplateHandle
 
 _log = logging.getLogger(__name__)
 
@@ -101,6 +101,9 @@ class ProcessRuntime:
 
     def examine(self) -> str | None:
         return self.trouble()
+
+    async def wait_broken(self) -> TemplateDiedError:
+        return await self._template.wait_died()
 
     def limits(self) -> str:
         return self._limits

@@ -123,6 +123,9 @@ class Runtime(Protocol):
     def examine(self) -> str | None:
         """The same, with all asked that it depends on. Blocks meanwhile; to be called in a thread."""
 
+    async def wait_broken(self) -> WorkerFaultError:
+        """Return, with the reason, once nothing can be started here any more, and only a new worker process can."""
+
     def limits(self) -> str:
         """What tasks are held to."""
 

@@ -87,6 +87,7 @@ class TemplateHandle:
         self._room = asyncio.Semaphore(_MAX_REQUESTS_OUT)
         self._received = b""
         self._is_dead = False
+        self._died = asyncio.Event()
 
     async def fork_keeper(self, draft: Path, directory: Path) -> int:
         """Return the pid of a new keeper for what `draft` holds, which is now called `directory`; its socket accepts connections.
@@ -96,9 +97,7 @@ class TemplateHandle:
         self._attach()
         async with self._room:
             if self._is_dead:
-                raise TemplateDiedError(
-                    f"the template process {self.pid} is gone; restart the worker, it adopts its keepers"
-                )
+                raise self._died_error()
             request_id = next(self._ids)
             reply = self._replies[request_id] = asyncio.get_running_loop().create_future()
             request = {"id": request_id, "draft": str(draft), "directory": str(directory)}
@@ -148,11 +147,18 @@ class TemplateHandle:
         except ConnectionResetError:
             return False
 
+    async def wait_died(self) -> TemplateDiedError:
+        """Return, with what that means, when the template has died."""
+        self._attach()
+        await self._died.wait()
+        return self._died_error()
+
     def _attach(self) -> None:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop = loop
             self._room = asyncio.Semaphore(_MAX_REQUESTS_OUT)
+            self._died = asyncio.Event()
             loop.add_reader(self._socket, self._on_readable)
 
     def _on_readable(self) -> None:
@@ -176,13 +182,13 @@ class TemplateHandle:
         self._is_dead = True
         if self._loop is not None:
             self._loop.remove_reader(self._socket)
+        self._died.set()
         for reply in self._replies.values():
             if not reply.done():
-                reply.set_exception(
-                    TemplateDiedError(
-                        f"the template process {self.pid} died; restart the worker, it adopts its keepers"
-                    )
-                )
+                reply.set_exception(self._died_error())
+
+    def _died_error(self) -> TemplateDiedError:
+        return TemplateDiedError(f"the template process {self.pid} died; restart the worker, it adopts its keepers")
 
 
 def _import_for_tasks() -> None:

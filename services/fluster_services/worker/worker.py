@@ -127,6 +127,7 @@ class Worker:
                     self._tasks.create_task(self._progress.repeat_forever()),
                     self._tasks.create_task(self._review_forever()),
                     self._tasks.create_task(self._attempts.wellness.run()),
+                    self._tasks.create_task(self._end_when_broken()),
                     *([self._tasks.create_task(self._watch_disks())] if self._config.enforce_limits != "never" else []),
                 ]
                 ready()
@@ -141,6 +142,12 @@ class Worker:
             self._classes.close()
             await self._attempts.close()
             await self._runtime.close()
+
+    async def _end_when_broken(self) -> None:
+        """A worker that can start nothing is of no use: whatever keeps it starts another, which adopts what runs."""
+        error = await self._runtime.wait_broken()
+        if not self._draining.is_asked:  # else it is not started again, and sees what runs to its end
+            raise error
 
     async def _detect(self) -> None:
         """Find what is to be found on this machine, which may take long, beside what is done already."""
@@ -161,7 +168,10 @@ class Worker:
         self._attempts.renew(fence_in_s)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        self._track(self._tasks.create_task(work))
+        try:
+            self._track(self._tasks.create_task(work))
+        except RuntimeError:  # the worker ends for another reason: its next run gives up what this one claimed
+            work.close()
 
     def _track(self, work: asyncio.Task[Any]) -> None:
         self._work.add(work)
