@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -68,13 +69,18 @@ class Cluster:
             self.dispatch.on_task(key, record, pause_s=pause_s)
 
     def submit(self, name: str, cpu: float, *, pause_s: float = 0.0) -> TaskRecord:
+        (task,) = self.submit_all(name, cpu, pause_s=pause_s)
+        return task
+
+    def submit_all(self, name: str, cpu: float, *, pause_s: float = 0.0, **fields: Any) -> list[TaskRecord]:
         resources = ResourceConfig.with_cpu(cpu, memory=GIB)
-        request = JobRequest(name=name, entrypoint=Entrypoint(command=("true",)), resources=resources)
+        request = JobRequest(name=name, entrypoint=Entrypoint(command=("true",)), resources=resources, **fields)
         job = lifecycle.new_job(Namespace("default"), JobId(name), request, order=self._revision, now=0.0)
         self.write(job)
-        (task,) = lifecycle.new_tasks(job)
-        self.write(task, pause_s=pause_s)
-        return task
+        tasks = lifecycle.new_tasks(job)
+        for task in tasks:
+            self.write(task, pause_s=pause_s)
+        return tasks
 
     def claim(self, task: TaskRecord, worker_id: WorkerId) -> TaskRecord:
         claimed = lifecycle.claim(task, attempt=1, worker_id=worker_id, now=self.time)
@@ -93,6 +99,9 @@ class Cluster:
     def taken(self) -> list[str]:
         return [place.job.job_id for place, _ in self.dispatch.take()]
 
+    def taken_tasks(self) -> list[int]:
+        return [place.task for place, _ in self.dispatch.take()]
+
     def offer(self, *answers: OfferReply | None) -> list[Ask]:
         """Offer what comes next; returns what was asked, which is as much as there are answers for."""
         ((place, need),) = self.dispatch.take()
@@ -103,10 +112,12 @@ class Cluster:
             asking.send(answers[-1])
         return asks
 
-    def find_nobody(self) -> None:
+    def find_nobody(self) -> list[str]:
         """Offer all that may be offered; nobody has room."""
-        for place, need in self.dispatch.take():
+        taken = self.dispatch.take()
+        for place, need in taken:
             assert list(self.dispatch.offer(place, need))
+        return [place.job.job_id for place, _ in taken]
 
 
 def _no(worker_id: WorkerId = A) -> OfferReply:
@@ -224,6 +235,63 @@ def test_who_has_become_full_meanwhile_is_asked_once() -> None:
     cluster.submit("job", 4)
     kept_free = OfferReply(worker_id=A, accepted=False, spared=True)
     assert _subjects(cluster.offer(kept_free, _no(B))) == [ON_CLASS] * 2
+
+
+# ---- what changes while a task waits --------------------------------------------------------------------
+
+
+def test_what_is_to_be_stopped_is_not_offered() -> None:
+    cluster = Cluster()
+    killed = lifecycle.request_kill(cluster.submit("job", 1), now=1.0, reason="why")
+    assert killed is not None
+    cluster.write(killed)
+    assert cluster.taken() == []
+    cluster.dispatch.scheduler.sanity_check()
+
+
+def test_what_a_gang_gives_back_is_room_and_what_it_takes_is_not() -> None:
+    cluster = Cluster()
+    cluster.submit("waits", 4)
+    assert cluster.find_nobody() == ["waits"]
+    (task,) = cluster.submit_all("gang", 1, gang=True)
+    assert cluster.find_nobody() == ["waits"], "a task of a gang may have come back from a worker; it is not offered"
+    held = lifecycle.claim(task, attempt=1, worker_id=A, now=1.0, epoch=1)
+    assert held is not None
+    cluster.write(held)
+    assert cluster.find_nobody() == []
+
+
+def test_a_task_more_that_waits_is_no_room() -> None:
+    cluster = Cluster()
+    cluster.submit("waits", 4)
+    assert cluster.find_nobody() == ["waits"]
+    cluster.submit("small", 1)
+    assert cluster.find_nobody() == ["small"]
+
+
+# ---- arrays ---------------------------------------------------------------------------------------------
+
+
+def test_as_many_tasks_of_an_array_are_offered_or_run_as_may_at_once() -> None:
+    cluster = Cluster()
+    tasks = cluster.submit_all("array", 1, array="0-3%2")
+    assert cluster.taken_tasks() == [0, 1]
+    key = next(iter(cluster.books.keys()))
+    assert [cluster.dispatch.awaits_turn(key, number) for number in range(4)] == [False, False, True, True]
+    first = cluster.claim(tasks[0], A)
+    assert cluster.taken_tasks() == [], "it is held, and has its turn until it ends"
+    cluster.end(first)
+    assert cluster.taken_tasks() == [2]
+    killed = lifecycle.request_kill(tasks[1], now=1.0, reason="why")
+    assert killed is not None
+    cluster.write(killed)
+    assert cluster.taken_tasks() == [3], "one that is never run passes its turn as well"
+
+
+def test_an_array_without_a_bound_is_offered_as_a_whole() -> None:
+    cluster = Cluster()
+    cluster.submit_all("array", 1, array="0-3")
+    assert cluster.taken_tasks() == [0, 1, 2, 3]
 
 
 # ---- workers that lack what a job names -----------------------------------------------------------------

@@ -410,6 +410,36 @@ def test_a_task_that_fails_restarts_the_gang_and_is_charged_alone() -> None:
     assert gangs.is_waiting(job, [each for each in again if isinstance(each, TaskRecord)])
 
 
+@pytest.mark.parametrize("ends", [(5.0, 4.0), (None, 4.0), (4.0, 4.0)])
+def test_a_restart_names_the_task_that_ended_first(ends: tuple[float | None, float]) -> None:
+    job, (first, second, third) = _running(3, failures=2)
+    failed = [
+        _ended(each, F).model_copy(update={"finished_at": at}) for each, at in zip((first, second), ends, strict=True)
+    ]
+    (asked,) = _next(job, [*failed, third])
+    assert isinstance(asked, TaskRecord)
+    assert asked.restart_requested == f"its gang starts again: task {int(ends[0] == 5.0)} ended as FAILED"
+
+
+def test_a_restart_is_not_named_after_those_that_it_stopped_itself() -> None:
+    job, (first, second, third) = _running(3, failures=1)
+    stopped = _ended(first.model_copy(update={"restart_requested": "its gang starts again: …"}), F)
+    (asked,) = _next(job, [stopped, _ended(second, F), third])
+    assert isinstance(asked, TaskRecord)
+    assert asked.restart_requested == "its gang starts again: task 1 ended as FAILED"
+
+
+def test_a_gang_waits_when_all_of_it_is_there_and_unwanted_by_none() -> None:
+    job = _gang(2)
+    first, second = lifecycle.new_tasks(job)
+    assert gangs.is_waiting(job, [first, second])
+    assert not gangs.is_waiting(job, [first])
+    assert not gangs.is_waiting(job, [first, _held(second)])
+    assert not gangs.is_waiting(job, [first, second.model_copy(update={"kill_requested": "why"})])
+    assert not gangs.is_waiting(job.model_copy(update={"kill_requested": "why"}), [first, second])
+    assert not gangs.is_waiting(job.model_copy(update={"state": F}), [first, second])
+
+
 def test_a_restart_that_was_interrupted_is_carried_on() -> None:
     job, (first, second) = _running(2)
     lost = _ended(second, W)

@@ -76,6 +76,12 @@ def test_more_room_is_noticed() -> None:
     assert liveness.free(W2) == Capacity()
     assert not liveness.on_beat(W1, now=5, free=Capacity(tasks=0))
     assert liveness.on_beat(W1, now=6, free=Capacity(tasks=1)), "it was full, whatever room it had"
+    assert not liveness.on_beat(W1, now=7, free=Capacity(tasks=1))
+    assert not liveness.on_beat(W1, now=8, free=Capacity()), "without a bound there is no more than before"
+    assert not liveness.on_beat(W1, now=9, free=Capacity(tasks=1))
+    for number, more in enumerate(({"cpu": 1}, {"memory": 1}, {"disk": 1}, {"device": "gpu", "devices": 1})):
+        liveness.on_beat(W1, now=10 + number, free=Capacity())
+        assert liveness.on_beat(W1, now=10 + number, free=Capacity(**more)), more
 
 
 def test_an_interruption_gives_the_living_their_full_time_again() -> None:

@@ -71,7 +71,9 @@ def test_a_search_sees_what_changes_before_it() -> None:
     assert [worker_id for worker_id, _ in search] == later[1:]
 
 
-def _info(worker_id: str, *, draining: bool = False, trouble: str = "", tasks: int | None = None) -> WorkerInfo:
+def _info(
+    worker_id: str, *, draining: bool = False, trouble: str = "", tasks: int | None = None, detecting: bool = False
+) -> WorkerInfo:
     return WorkerInfo(
         worker_id=WorkerId(worker_id),
         host="host",
@@ -82,6 +84,7 @@ def _info(worker_id: str, *, draining: bool = False, trouble: str = "", tasks: i
         started_at=0.0,
         draining=draining,
         trouble=trouble,
+        detecting=detecting,
     )
 
 
@@ -170,6 +173,31 @@ def test_one_that_is_not_well_has_no_room_and_is_still_counted_on() -> None:
     cluster.roster.on_registered(_info("a"), now=1.0)
     assert cluster.free() == {a: 4}
     assert cluster.roster.troubles() == []
+
+
+def test_one_that_is_lost_is_in_no_trouble_that_passes() -> None:
+    cluster, a = Cluster(), WorkerId("a")
+    cluster.roster.on_registered(_info("a", trouble="its disk has no room"), now=0.0)
+    assert cluster.roster.take_lost(now=11.0) == [a]
+    assert cluster.roster.troubles() == []
+
+
+def test_only_what_no_worker_could_ever_cover_is_a_misfit() -> None:
+    cluster, small, large = Cluster(), Capacity(cpu=1), Capacity(cpu=8)
+    gpu = Capacity(cpu=1, device="gpu", variant="h100", devices=1)
+    cluster.roster.note_misfits([large], now=0.0)
+    assert cluster.roster.misfits == {}, "workers may be about to register"
+    cluster.roster.on_registered(_info("a", detecting=True), now=1.0)
+    cluster.roster.on_registered(_info("b"), now=1.0)
+    cluster.roster.note_misfits([small, large, gpu], now=2.0)
+    assert cluster.roster.misfits == {large: 2.0}, "a worker that still looks for its GPUs may have some"
+    cluster.roster.on_registered(_info("a"), now=3.0)
+    cluster.roster.note_misfits([small, large, gpu], now=4.0)
+    assert cluster.roster.misfits == {large: 2.0, gpu: 4.0}
+    elsewhere = small.model_copy(update={"elsewhere": (WorkerId("a"),)})
+    nowhere = small.model_copy(update={"elsewhere": (WorkerId("a"), WorkerId("b"))})
+    cluster.roster.note_misfits([small, elsewhere, nowhere], now=5.0)
+    assert cluster.roster.misfits == {nowhere: 5.0}
 
 
 def test_who_left_is_not_waited_for_whatever_becomes_of_what_it_held() -> None:
