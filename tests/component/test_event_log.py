@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import cast
 
 import pytest
@@ -63,6 +64,40 @@ async def test_a_job_is_told_of_that_has_the_id_of_one_that_was_removed(
     assert [event.transition for event in _queued(log)] == [*now.transitions[told:]]
 
 
+@pytest.mark.parametrize("stands_by", [True, False])
+@pytest.mark.parametrize("off", [timedelta(days=8), timedelta(0), -timedelta(days=8)], ids=["ahead", "right", "behind"])
+async def test_what_is_told_does_not_depend_on_the_clocks_of_those_who_wrote_it(
+    bus: Bus, namespace: Namespace, off: timedelta, stands_by: bool
+) -> None:
+    """Half of it is in the stream when this controller begins, the other half comes to light afterwards."""
+    now = datetime.now(UTC)
+    begun = _job(namespace, order=1, now=(now + off).timestamp())
+    new = begun.model_copy(update={"job_id": JobId("new")})
+    log = EventLog(bus, cast("Seat", None))
+    await _tell(bus, begun, 1)
+    await log.load(namespace)
+    if not stands_by:
+        await log.lead([namespace])
+    log.on_record(begun, stored_at=now)
+    log.on_record(new, stored_at=now, is_new=True)
+    if stands_by:
+        await log.lead([namespace])
+    told = [(event.job_id, event.transition.number) for event in _queued(log)]
+    assert told == [(MINE, 2), ("new", 1), ("new", 2)]
+
+
+@pytest.mark.parametrize("off", [timedelta(days=8), timedelta(0)], ids=["ahead", "right"])
+async def test_what_was_told_long_ago_is_not_told_again(bus: Bus, namespace: Namespace, off: timedelta) -> None:
+    long_ago = datetime.now(UTC) - timedelta(hours=1)
+    await _tell(bus, _job(namespace, order=1, now=1_000), 1)
+    other = _job(namespace, order=2, now=(long_ago + off).timestamp()).model_copy(update={"job_id": JobId("other")})
+    log = EventLog(bus, cast("Seat", None))
+    await log.load(namespace)
+    await log.lead([namespace])
+    log.on_record(other, stored_at=long_ago)
+    assert _queued(log) == []
+
+
 async def test_one_that_stands_by_keeps_so_many_and_no_more(
     bus: Bus, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,4 +106,4 @@ async def test_one_that_stands_by_keeps_so_many_and_no_more(
     for number in range(5):
         event = event_log.refusal(number, "job", "no", now=0)
         log.refuse(namespace, event)
-    assert [event.transition.number for _, _, event in log._standby] == [2, 3, 4]
+    assert [event.transition.number for _, _, event, _ in log._standby] == [2, 3, 4]

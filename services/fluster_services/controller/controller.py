@@ -216,11 +216,13 @@ class Controller:
         key = self.books.apply(row)
         if key is None:
             return
+        is_new = since is None
         since = time.monotonic() if since is None else since
         self.retention.on_record(key, row.value, since=since)
         if isinstance(row.value, TaskRecord):
             self.waits.on_task(key, row.value, since=since)
-        self.events.on_record(row.value)  # now, since the books do not keep all of it
+        # Now, since the books do not keep all of it.
+        self.events.on_record(row.value, stored_at=row.stored_at, is_new=is_new)
         if self._leads:
             self._follow_up(key, row.value)
 

@@ -3,6 +3,9 @@
 A record carries its last transitions, numbered. What the stream already has is known from the stream itself: after a
 restart the events of its last minutes are read, and only what is missing is added. The server drops what is published
 twice within two minutes, by the message id.
+
+What is older than these minutes is known by the bus's clock, which dates records and stream alike: the clocks of those who wrote
+the transitions may be days off.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
@@ -25,7 +28,7 @@ from fluster_services.controller.seat import Seat
 
 log = logging.getLogger(__name__)
 
-# Transitions bear the time of whoever wrote them: clocks may differ by as much and nothing is lost.
+# By then what a record tells is published.
 _MARGIN = timedelta(minutes=5)
 _PAUSE_S = 0.2
 _STANDBY_S, _MAX_STANDBY = 600.0, 50_000  # by then, and before so many more, the leader has published it
@@ -45,8 +48,8 @@ class EventLog:
         self._told: dict[tuple[Namespace, str], Told] = {}  # of records that were not seen yet
         self._queue: asyncio.Queue[tuple[Namespace, Event]] = asyncio.Queue()
         self._leads = False
-        # What the leader is about to publish, for the case that it does not: (when it was seen, namespace, event)
-        self._standby: deque[tuple[float, Namespace, Event]] = deque(maxlen=_MAX_STANDBY)
+        # What the leader is about to publish, for the case that it does not: (when it was seen, namespace, event, stored at)
+        self._standby: deque[tuple[float, Namespace, Event, datetime | None]] = deque(maxlen=_MAX_STANDBY)
         self._appenders: dict[Namespace, Appender] = {}
 
     async def load(self, namespace: Namespace) -> None:
@@ -61,9 +64,10 @@ class EventLog:
         for namespace in namespaces:
             published.update(await self._published(namespace))
         self._leads = True
-        for _, namespace, event in self._standby:
+        for _, namespace, event, stored_at in self._standby:
             is_told = _is_told(event.transition, published.get((namespace, _key(event)), {}))
-            if not is_told and event.transition.time > self._stored_until.get(namespace, 0.0):
+            changed_at = event.transition.time if stored_at is None else stored_at.timestamp()
+            if not is_told and changed_at > self._stored_until.get(namespace, 0.0):
                 self._put(namespace, event)
         self._standby.clear()
 
@@ -88,21 +92,32 @@ class EventLog:
             found.setdefault((namespace, _key(event)), {})[event.transition.number] = event.transition.time
         return found
 
-    def on_record(self, record: JobRecord | TaskRecord) -> None:
-        """Queue the transitions of a record that are not published yet."""
+    def on_record(
+        self, record: JobRecord | TaskRecord, *, stored_at: datetime | None = None, is_new: bool = False
+    ) -> None:
+        """Queue the transitions of a record that are not published yet.
+
+        `stored_at` is when this state of it was stored, by the bus's clock, and None for what this controller wrote just now;
+        `is_new` says that it was stored after all records were read for the first time.
+        """
         key = (record.namespace, record_key(record))
         seen, told = self._seen.get(key, 0), self._told.pop(key, {})
         if any(each.number <= seen and not _is_told(each, told) for each in record.transitions if told):
             seen = 0  # the stream tells of one that had the id before
         stored_until = self._stored_until.get(record.namespace, 0.0)
+        is_published = stored_at is not None and stored_at.timestamp() <= stored_until
+        # It changed lately, and the stream's last minutes tell nothing of it: for how much of it is older there are only the clocks
+        # of those who wrote it.
+        by_clocks = not is_new and seen == 0
         for transition in record.transitions:
             if transition.number > seen:
                 self._seen[key] = transition.number
-                if _is_told(transition, told):
-                    continue
-                if transition.time > stored_until:
+                is_older = is_published or (by_clocks and transition.time <= stored_until)
+                if not is_older and not _is_told(transition, told):
                     task = record.task if isinstance(record, TaskRecord) else None
-                    self._put(record.namespace, Event(job_id=record.job_id, task=task, transition=transition))
+                    self._put(
+                        record.namespace, Event(job_id=record.job_id, task=task, transition=transition), stored_at
+                    )
 
     def forget(self, records: Iterable[JobRecord | TaskRecord]) -> None:
         """These records are not there any more."""
@@ -119,12 +134,12 @@ class EventLog:
         """Queue the word that a submission was not taken, as `refusal` makes it."""
         self._put(namespace, event)
 
-    def _put(self, namespace: Namespace, event: Event) -> None:
+    def _put(self, namespace: Namespace, event: Event, stored_at: datetime | None = None) -> None:
         if self._leads:
             self._queue.put_nowait((namespace, event))
             return
         now = time.monotonic()
-        self._standby.append((now, namespace, event))
+        self._standby.append((now, namespace, event, stored_at))
         while now - self._standby[0][0] > _STANDBY_S:
             self._standby.popleft()
 
