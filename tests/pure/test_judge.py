@@ -9,10 +9,26 @@ from typing import Any
 
 import pytest
 
-from fluster_bus.messages import Capacity, Heartbeat, WorkerId, WorkerInfo
+from fluster_bus.messages import (
+    Capacity,
+    Entrypoint,
+    Heartbeat,
+    JobId,
+    JobRequest,
+    JobStatus,
+    Namespace,
+    OfferReply,
+    ResourceConfig,
+    TaskRecord,
+    WorkerId,
+    WorkerInfo,
+)
+from fluster_bus.tables import Row
+from fluster_services import lifecycle
 from fluster_services.config import Timing
 from fluster_services.controller import judge as judge_module
-from fluster_services.controller.books import Books
+from fluster_services.controller.books import Books, record_key
+from fluster_services.controller.dispatch import Dispatch
 from fluster_services.controller.judge import Judge
 from fluster_services.controller.liveness import Liveness
 from fluster_services.controller.roster import Roster
@@ -31,26 +47,49 @@ class Judging:
         self.sure.set()
         self.while_asleep: dict[int, float] = {}  # {after so many looks: seconds that pass during the next sleep}
         monkeypatch.setattr(judge_module, "time", SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now))
-        self.roster = Roster(Books(), Liveness(TIMING.worker_timeout_s))
+        self.written: list[TaskRecord] = []
+        self.deleted: list[WorkerId] = []
+        self.books = Books()
+        self.roster = Roster(self.books, Liveness(TIMING.worker_timeout_s))
         info = WorkerInfo(worker_id=W, host="", pid=1, total=Capacity(cpu=1), version="", python="", started_at=0.0)
         self.roster.on_registered(info, now=0.0)
-        scheduler = SimpleNamespace(needs=lambda: ())
+        around: Any = SimpleNamespace(
+            now=lambda: self.now, call_later=self._none, on_dispatchable=self._none, on_room=self._none
+        )
+        self.dispatch = Dispatch(self.books, self.roster, around, reserve_after_s=1e9)
         controller: Any = SimpleNamespace(
             config=SimpleNamespace(timing=TIMING),
             roster=self.roster,
-            books=Books(),
+            books=self.books,
             bus=SimpleNamespace(connected=True, on_reconnect=self._none, serve=self._async, subscribe=self._async),
             seat=SimpleNamespace(wait_sure=self._wait_sure, wait_led_since=self.sure.wait),
-            dispatch=SimpleNamespace(scheduler=scheduler, on_room=self._none),
+            dispatch=self.dispatch,
             gangs=SimpleNamespace(give_up_misfits=self._async),
-            workers_table=SimpleNamespace(delete=self._async),
-            write_verdicts=self._async,
+            workers_table=SimpleNamespace(delete=self._delete),
+            write_verdicts=self._write,
         )
         self.judge = Judge(controller)
 
     def _none(self, *_args: object, **_more: object) -> None: ...
 
     async def _async(self, *_args: object, **_more: object) -> None: ...
+
+    async def _delete(self, worker_id: WorkerId) -> None:
+        self.deleted.append(worker_id)
+
+    async def _write(self, verdicts: list[tuple[TaskRecord, int]]) -> None:
+        self.written += [record for record, _ in verdicts]
+
+    def submit(self, cpu: float) -> TaskRecord:
+        resources = ResourceConfig.with_cpu(cpu, memory=0)
+        request = JobRequest(name="job", entrypoint=Entrypoint(command=("true",)), resources=resources)
+        job = lifecycle.new_job(Namespace("default"), JobId("job"), request, order=1, now=0.0)
+        (task,) = lifecycle.new_tasks(job)
+        self.books.apply(Row(record_key(job), job, 1))
+        key = self.books.apply(Row(record_key(task), task, 2))
+        assert key is not None
+        self.dispatch.on_task(key, task, pause_s=0.0)
+        return task
 
     async def _wait_sure(self) -> None:
         await self.sure.wait()
@@ -124,3 +163,51 @@ async def test_a_beat_is_not_acknowledged_before_it_is_known_who_leads(it: Judgi
     assert not heard.done(), "a leader that was deposed would keep a worker from its fence"
     it.sure.set()
     assert (await heard).registered
+
+
+@judging
+async def test_who_is_lost_is_taken_from_the_table_and_who_lives_is_not(it: Judging) -> None:
+    await it.look(1)
+    assert it.deleted == []
+    it.roster.take_lost(now=TIMING.worker_timeout_s)
+    await it.look(1)
+    assert set(it.deleted) == {W}, "again at each look, until it is gone from there"
+    it.roster.on_left(W)
+    it.deleted.clear()
+    await it.look(1)
+    assert it.deleted == []
+
+
+@judging
+async def test_what_no_worker_could_ever_run_is_given_up_after_its_time(it: Judging) -> None:
+    it.now = 100.0
+    it.submit(cpu=2)
+    await it.look(1)
+    it.now += TIMING.unschedulable_after_s - 1e-3
+    await it.look(1)
+    assert it.written == []
+    it.now += 1e-3
+    await it.look(1)
+    assert {record.state for record in it.written} == {JobStatus.UNSCHEDULABLE}
+
+
+@judging
+async def test_what_fits_waits(it: Judging) -> None:
+    it.submit(cpu=1)
+    await it.look(1)
+    it.now += 2 * TIMING.unschedulable_after_s
+    await it.look(1)
+    assert it.written == []
+
+
+@judging
+async def test_a_job_that_names_what_all_workers_lack_is_refused_at_once(it: Judging) -> None:
+    it.submit(cpu=1)
+    ((place, need),) = it.dispatch.take()
+    asking = it.dispatch.offer(place, need)
+    next(asking)
+    with pytest.raises(StopIteration):
+        asking.send(OfferReply(worker_id=W, accepted=False, unfit=True, reason="worker w has no folder"))
+    await it.look(1)
+    told = {(record.state, record.transitions[-1].reason) for record in it.written}
+    assert told == {(JobStatus.FAILED, "no worker can run it: worker w has no folder")}

@@ -79,9 +79,10 @@ def test_more_room_is_noticed() -> None:
     assert not liveness.on_beat(W1, now=7, free=Capacity(tasks=1))
     assert not liveness.on_beat(W1, now=8, free=Capacity()), "without a bound there is no more than before"
     assert not liveness.on_beat(W1, now=9, free=Capacity(tasks=1))
-    for number, more in enumerate(({"cpu": 1}, {"memory": 1}, {"disk": 1}, {"device": "gpu", "devices": 1})):
+    gpu = Capacity(device="gpu", devices=1)
+    for number, more in enumerate((Capacity(cpu=1), Capacity(memory=1), Capacity(disk=1), gpu)):
         liveness.on_beat(W1, now=10 + number, free=Capacity())
-        assert liveness.on_beat(W1, now=10 + number, free=Capacity(**more)), more
+        assert liveness.on_beat(W1, now=10 + number, free=more), more
 
 
 def test_an_interruption_gives_the_living_their_full_time_again() -> None:
