@@ -49,7 +49,11 @@ class Cable:
             while True:
                 client, _ = self._listener.accept()
                 self._sockets.append(client)
-                server = socket.create_connection(("127.0.0.1", self._server_port))
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._server_port))
+                except ConnectionRefusedError:  # as a client without a cable would be told
+                    client.close()
+                    continue
                 self._sockets.append(server)
                 for one, other in ((client, server), (server, client)):
                     pump = threading.Thread(target=self._pump, args=(one, other, self._broken))
@@ -58,12 +62,13 @@ class Cable:
 
     @staticmethod
     def _pump(one: socket.socket, other: socket.socket, broken: threading.Event) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # one end was reset: the other is told
             while data := one.recv(_READ_BYTES):
                 if broken.is_set():
                     return
                 other.sendall(data)
-            if not broken.is_set():
+        if not broken.is_set():
+            with contextlib.suppress(OSError):
                 other.shutdown(socket.SHUT_WR)
 
 

@@ -37,8 +37,9 @@ QUICK = scaled(LOCAL_TIMING, 0.2)
 # For those who come back in time: starting a daemon can take a while.
 PATIENT = Timing(heartbeat_s=0.2, fence_after_s=30, worker_timeout_s=60, kill_grace_s=0.4, unschedulable_after_s=0.3)
 
-_PROGRAM = """
-import base64, os, pickle, sys, time
+# The beginning of a daemon's program: its clocks may be off, as files say that are read each time.
+CLOCKS = """
+import base64, os, pickle, signal, sys, time
 from pathlib import Path
 if "FLUSTER_TEST_CLOCK" in os.environ:
     clock, right = Path(os.environ["FLUSTER_TEST_CLOCK"]), time.time
@@ -46,6 +47,9 @@ if "FLUSTER_TEST_CLOCK" in os.environ:
 if "FLUSTER_TEST_SLEPT" in os.environ:
     slept, elapsed = Path(os.environ["FLUSTER_TEST_SLEPT"]), time.clock_gettime
     time.clock_gettime = lambda clock: elapsed(clock) + float(slept.read_text() or 0)
+"""
+
+_PROGRAM = f"""{CLOCKS}
 config = pickle.loads(base64.b64decode(sys.argv[1]))
 ready_fd, owner_fd, log_file = int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
 if type(config).__name__ == "ControllerConfig":
@@ -123,14 +127,15 @@ class Daemons:
         words = (base64.b64encode(pickle.dumps(config)).decode(), ready, self._owner_end, self.folder / f"{name}.log")
         self.running[name] = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, *map(str, words)],
-            env=self.family.environment(PYTHONPATH=os.pathsep.join(sys.path), **self._clock(name)),
+            env=self.family.environment(PYTHONPATH=os.pathsep.join(sys.path), **self.clock_environment(name)),
             pass_fds=(ready, self._owner_end),
         )
         os.close(ready)
         with os.fdopen(ready_end, "rb") as told:
             assert told.read(1), f"{name} did not start: {self.log(name)}"
 
-    def _clock(self, name: str) -> dict[str, str]:
+    def clock_environment(self, name: str) -> dict[str, str]:
+        """Where the clocks of that daemon stand, for a program that begins with CLOCKS."""
         files = (("FLUSTER_TEST_CLOCK", self.clocks), ("FLUSTER_TEST_SLEPT", self.sleeps))
         return {variable: str(of[name]) for variable, of in files if name in of}
 
@@ -144,3 +149,9 @@ class Daemons:
         assert self.server.pid is not None
         os.kill(self.server.pid, signal.SIGKILL)
         self.server.wait(60)
+
+    def set_clock(self, name: str, off_s: float) -> None:
+        """Set a wall clock that is in `clocks`, at once: a reader finds the old value or the new one."""
+        written = self.clocks[name].with_suffix(".new")
+        written.write_text(str(off_s))
+        written.rename(self.clocks[name])

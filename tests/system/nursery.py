@@ -1,4 +1,7 @@
-"""Controllers by the dozen: forked, with everything imported, so that many can be killed in little time."""
+"""Controllers by the dozen: forked, with everything imported, so that many can be killed in little time.
+
+They share the clock of "controllers", if that is one of `Daemons.clocks`.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,9 @@ from types import TracebackType
 from typing import Self
 
 from fluster_services.controller.controller import ControllerConfig
-from tests.system.daemons import DEFAULT, Daemons
+from tests.system.daemons import CLOCKS, DEFAULT, Daemons
 
-_PROGRAM = """
-import base64, os, pickle, signal, sys
-from pathlib import Path
+_PROGRAM = f"""{CLOCKS}
 from fluster_services.controller.__main__ import run_controller
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 print("", flush=True)
@@ -44,7 +45,9 @@ class Nursery:
             [sys.executable, "-c", _PROGRAM],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=daemons.family.environment(PYTHONPATH=os.pathsep.join(sys.path)),
+            env=daemons.family.environment(
+                PYTHONPATH=os.pathsep.join(sys.path), **daemons.clock_environment("controllers")
+            ),
         )
         self._read_line()
 

@@ -30,15 +30,8 @@ def daemons(tmp_path: Path, family: Family) -> Iterator[Daemons]:
         yield daemons
 
 
-def set_clock(daemons: Daemons, name: str, off_s: float) -> None:
-    """At once: a reader finds the old value or the new one."""
-    written = daemons.clocks[name].with_suffix(".new")
-    written.write_text(str(off_s))
-    written.rename(daemons.clocks[name])
-
-
 def test_a_wall_clock_that_is_set_an_hour_off_changes_nothing(daemons: Daemons) -> None:
-    set_clock(daemons, "w2", -HOUR_S)  # wrong from the beginning
+    daemons.set_clock("w2", -HOUR_S)  # wrong from the beginning
     daemons.start_controller()
     daemons.start_worker("w1")
     daemons.start_worker("w2")
@@ -47,8 +40,8 @@ def test_a_wall_clock_that_is_set_an_hour_off_changes_nothing(daemons: Daemons) 
         for job_id in held:
             wait_ready(client, job_id)
         for controller_s, worker_s in ((HOUR_S, -HOUR_S), (-HOUR_S, HOUR_S)):
-            set_clock(daemons, "controller", controller_s)
-            set_clock(daemons, "w1", worker_s)
+            daemons.set_clock("controller", controller_s)
+            daemons.set_clock("w1", worker_s)
             _wait_longer_than_any_worker_may_be_silent()
             assert client.wait(client.launch(command("true")), timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
         assert {status.info.worker_id for status in client.list_workers() if status.alive} == {"w1", "w2"}
@@ -71,11 +64,11 @@ def _shifted(client: Cluster, daemons: Daemons) -> None:
     running = client.launch(sleeper(timeout_s=5))
     wait_ready(client, running)
     for name in ("controller", "w1"):
-        set_clock(daemons, name, -HOUR_S)
+        daemons.set_clock(name, -HOUR_S)
     assert client.wait(running, timeout=PATIENCE_S).status is JobStatus.FAILED
     lost = client.launch(sleeper(max_retries_preemption=0))
     wait_ready(client, lost)
-    set_clock(daemons, "controller", -2 * HOUR_S)
+    daemons.set_clock("controller", -2 * HOUR_S)
     daemons.kill("w1")
     info = client.wait(lost, timeout=PATIENCE_S)
     assert (info.status, info.error_message) == (JobStatus.WORKER_FAILED, "worker w1 was not heard for 3 s")
@@ -91,7 +84,7 @@ def test_a_controller_that_is_started_with_a_wrong_clock_knows_how_long_a_job_ha
         launched = restarted = time.monotonic()
         for off_s in (HOUR_S, -HOUR_S, HOUR_S, -HOUR_S):
             daemons.kill("controller")
-            set_clock(daemons, "controller", off_s)
+            daemons.set_clock("controller", off_s)
             restarted = time.monotonic()
             daemons.start_controller()
             assert client.poll(waiting).status is JobStatus.PENDING
@@ -110,7 +103,7 @@ def _wait_longer_than_any_worker_may_be_silent() -> None:
 
 def test_a_controller_whose_clock_is_days_ahead_erases_no_records(daemons: Daemons) -> None:
     limits = RecordLimits(max_finished=3, kept_at_least_s=0, sure_after_s=0, sweep_s=0.05)
-    set_clock(daemons, "controller", 8 * 24 * HOUR_S)  # wrong from the beginning
+    daemons.set_clock("controller", 8 * 24 * HOUR_S)  # wrong from the beginning
     daemons.start_controller(records=limits)
     daemons.start_worker("w1")
     with daemons.connect() as client:
@@ -119,7 +112,7 @@ def test_a_controller_whose_clock_is_days_ahead_erases_no_records(daemons: Daemo
         daemons.kill("controller")
         daemons.start_controller(records=limits)  # which finds them, and its clock is wrong as before
         jobs = _ended_and_swept(client, jobs)
-        set_clock(daemons, "controller", 16 * 24 * HOUR_S)  # and again while it runs
+        daemons.set_clock("controller", 16 * 24 * HOUR_S)  # and again while it runs
         _ended_and_swept(client, jobs)
 
 
