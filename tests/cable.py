@@ -51,7 +51,7 @@ class Cable:
                 self._sockets.append(client)
                 try:
                     server = socket.create_connection(("127.0.0.1", self._server_port))
-                except ConnectionRefusedError:  # as a client without a cable would be told
+                except OSError:  # the server is away; as a client without a cable would be told
                     client.close()
                     continue
                 self._sockets.append(server)

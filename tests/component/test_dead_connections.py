@@ -139,21 +139,24 @@ async def test_who_holds_the_interpreter_is_not_cut_off(tmp_path: Path) -> None:
 
 
 CLIENT = """
-import asyncio, sys
+import asyncio, os, sys
 from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
 from fluster_bus.lane import Lane
 
+def say(word):
+    os.write(1, word.encode() + b"\\n")  # at once, as threads speak beside each other
+
 async def main():
     address = BusAddress(sys.argv[1])
-    lane = Lane(address, "lane", on_connect=lambda: print("lane", flush=True), on_disconnect=lambda: print("lost", flush=True))
+    lane = Lane(address, "lane", on_connect=lambda: say("lane"), on_disconnect=lambda: say("lost"))
     lane.start()
     bus = await Bus.connect(address, name="bus")
-    bus.on_disconnect(lambda: print("lost", flush=True))
-    print("bus", flush=True)
+    bus.on_disconnect(lambda: say("lost"))
+    say("bus")
     while await asyncio.to_thread(sys.stdin.readline):
         await bus.flush()
-        lane.when_seen(lambda: print("seen", flush=True))
+        lane.when_seen(lambda: say("seen"))
     lane.close()
     await bus.close()
 asyncio.run(main())
