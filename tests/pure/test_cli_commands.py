@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fluster.cli.app import app, main
+from fluster.cli.app import app, commands_for, main
 from fluster.cli.clusters import end_wanted
 from fluster.cli.exit_codes import CommandError, ExitCode
 from fluster.cli.submit import _variables, make_request, make_resources, name_of
@@ -26,8 +26,8 @@ COMMANDS = [
 ]
 
 
-def _help(*arguments: str) -> str:
-    result = CliRunner().invoke(app, [*arguments, "--help"], env={"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"})
+def _help(*arguments: str, of: typer.Typer = app) -> str:
+    result = CliRunner().invoke(of, [*arguments, "--help"], env={"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"})
     assert result.exit_code == 0
     return result.output
 
@@ -44,6 +44,18 @@ def test_the_help_names_every_command_and_the_exit_codes() -> None:
 )
 def test_the_help_of_a_command_has_something_to_try(command: str) -> None:
     assert f"fluster {command}" in _help(command).split("Try:")[1]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_the_same_when_it_alone_is_made(command: str) -> None:
+    alone = commands_for([command, "--help"])
+    assert len(alone.registered_commands) + len(alone.registered_groups) == 1
+    assert _help(command, of=alone) == _help(command)
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["--address", "submit", "ps"], ["nonsense"]])
+def test_all_commands_are_made_where_the_first_word_is_none(words: list[str]) -> None:
+    assert commands_for(words) is app
 
 
 def _run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
