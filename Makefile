@@ -38,6 +38,8 @@ ROUNDS ?= 10
 SEED ?=
 # Options for the demo: make demo DEMO_FLAGS='--find open'
 DEMO_FLAGS ?=
+# Options for the benchmarks: make bench BENCH_FLAGS='--markdown --peers DIR'
+BENCH_FLAGS ?=
 # Options for the simulator: make bench-simulator SIMULATOR_FLAGS=--full
 SIMULATOR_FLAGS ?=
 # To move to newer versions: make lock LOCK_FLAGS=--upgrade
@@ -185,7 +187,7 @@ format: $(SETUP) ## Format the code and fix what the linter can fix
 
 .PHONY: bench
 bench: $(SETUP) $(ZEPHYR) ## Run the benchmarks
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/python -m benchmarks $(BENCH_FLAGS)
 
 .PHONY: bench-simulator
 bench-simulator: $(SETUP) ## Simulate clusters of thousands of workers

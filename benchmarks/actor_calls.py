@@ -102,6 +102,9 @@ def run() -> list[Row]:
         rate = OUT / median_s(lambda: submit_all(pool), ROUNDS, warm_up=1)
         eight = deploy(cluster, Echo, name="eight", replicas=BROADCAST_TO)
         broadcast_s = median_s(lambda: eight.broadcast().echo(PAYLOAD).results(), BROADCASTS, warm_up=WARM_UP)
+        timed_s = median_s(
+            lambda: eight.broadcast(timeout=60).echo(PAYLOAD).results(timeout=60), BROADCASTS, warm_up=WARM_UP
+        )
         eight.shutdown()
         rate_of_four = OUT / median_s(lambda: submit_all(pools), ROUNDS, warm_up=1)
         streamed = STREAMED / median_s(lambda: _read_all(pool), ROUNDS, warm_up=1)
@@ -115,6 +118,7 @@ def run() -> list[Row]:
             latency,
             broadcast_s / bare_s,
         ),
+        Row("the same, with time-outs", f"{1 / timed_s:,.0f}/s", latency, timed_s / bare_s),
         Row(f"{OUT:,} submitted calls, 1 actor", f"{rate:,.0f}/s", throughput, rate / bare_rate),
         Row(
             f"{OUT:,} submitted calls, {ACTORS} actors", f"{rate_of_four:,.0f}/s", throughput, rate_of_four / bare_rate

@@ -24,6 +24,12 @@ def work() -> actor_work.Figures:
             "futures_of_four": OUT / median_s(lambda: submit_all(four), BATCHES, warm_up=2),
             "broadcasts": 1
             / median_s(lambda: eight.broadcast().echo(PAYLOAD).results(), actor_work.BROADCASTS, warm_up=20),
+            "timed_broadcasts": 1
+            / median_s(
+                lambda: eight.broadcast(timeout=60).echo(PAYLOAD).results(timeout=60),
+                actor_work.BROADCASTS,
+                warm_up=20,
+            ),
         }
         for pool in (one, four, eight):
             pool.shutdown()

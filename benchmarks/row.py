@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+HEADINGS = ("what", "measured", "against, in the same run", "ratio", "to reach")
 
 
 @dataclass(frozen=True)
@@ -14,3 +17,14 @@ class Row:
     against: str = ""  # nc.request 190 µs
     ratio: float | None = None  # of the two: of times, less is better; of rates, more
     target: str = ""  # what it is to reach: of the ratio, or where it has a unit, of the figure itself
+
+    def cells(self) -> tuple[str, str, str, str, str]:
+        return self.what, self.value, self.against, "" if self.ratio is None else f"{self.ratio:.2f}", self.target
+
+
+def as_markdown(rows: Iterable[Row]) -> str:
+    """A table as in README.md."""
+    lines = [
+        " | ".join(cells) for cells in (HEADINGS, ("---", "--:", "---", "--:", "---"), *(row.cells() for row in rows))
+    ]
+    return "".join(f"| {line} |\n" for line in lines)
