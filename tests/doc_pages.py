@@ -43,8 +43,8 @@ PAGES = sorted(
         *ROOT.glob("docs/how-to/*.md"),
     )
 )
-_TIMEOUT_S = 120.0
-_IN_THE_TERMINAL = 20.0  # seconds for `fluster up` to start, or to end
+_TIMEOUT_S = 300.0
+_IN_THE_TERMINAL = 120.0  # seconds for `fluster up` to start, or to end
 LANGUAGES = ("python", "sh")
 
 

@@ -338,7 +338,7 @@ def test_what_a_script_defines_travels_by_value(cluster: LocalCluster, name: str
         env={**os.environ, "FLUSTER_CLUSTER_ADDRESS": cluster.address},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "caught mine\nTrue\n[0, 3, 12, 27]\n"), done.stderr

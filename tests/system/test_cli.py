@@ -21,7 +21,7 @@ from tests.system.processes import Family
 from tests.waiting import wait_until
 
 _COMMAND = [sys.executable, "-c", "from fluster.cli import main; main()"]
-_TIMEOUT_S = 60
+_TIMEOUT_S = 120
 
 
 class Cli:

@@ -38,7 +38,7 @@ def licensed() -> Iterator[LocalCluster]:
 
 def _cli(cluster: LocalCluster, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*_COMMAND, "--address", cluster.address, *words], capture_output=True, text=True, timeout=60, check=False
+        [*_COMMAND, "--address", cluster.address, *words], capture_output=True, text=True, timeout=120, check=False
     )
 
 
@@ -108,7 +108,7 @@ def test_the_command_line_asks_and_shows(licensed: LocalCluster) -> None:
     ],
 )
 def test_what_cannot_be_counted_is_refused_at_the_command_line(words: tuple[str, ...]) -> None:
-    refused = subprocess.run([*_COMMAND, *words], capture_output=True, text=True, timeout=60, check=False)
+    refused = subprocess.run([*_COMMAND, *words], capture_output=True, text=True, timeout=120, check=False)
     assert refused.returncode == 2
     assert "--resource: invalid" in refused.stderr
     assert "license" in refused.stderr

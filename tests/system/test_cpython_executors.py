@@ -57,7 +57,7 @@ def _suite() -> Path | None:
         environment = {**os.environ, "PYENV_VERSION": _VERSION}
         try:
             found = subprocess.run(
-                [python, "-c", _FIND], env=environment, capture_output=True, text=True, timeout=60, check=False
+                [python, "-c", _FIND], env=environment, capture_output=True, text=True, timeout=120, check=False
             )
         except FileNotFoundError:
             continue

@@ -14,7 +14,7 @@ import pytest
 from tests.system.processes import Family
 
 _COMMAND = [sys.executable, "-c", "from fluster.cli import main; main()", "demo"]
-_TIMEOUT_S = 120
+_TIMEOUT_S = 300
 
 
 def _demo(family: Family, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -24,7 +24,7 @@ def _run(tmp_path: Path, name: str, *arguments: str, may_say: Collection[str] = 
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert (done.returncode, [line for line in done.stderr.splitlines() if line not in may_say]) == (0, [])

@@ -35,7 +35,7 @@ class Notebook:
     def __init__(self, folder: Path) -> None:
         self._notebook: Any = _new_notebook()
         kernel = AsyncKernelManager(kernel_name="python3", transport="ipc", connection_file=str(folder / "kernel.json"))
-        self._client = NotebookClient(self._notebook, km=kernel, timeout=60)
+        self._client = NotebookClient(self._notebook, km=kernel, timeout=180)
 
     def __enter__(self) -> Self:
         self._client.start_new_kernel()

@@ -12,7 +12,7 @@ from fluster.cluster import Cluster
 from tests.system.job_requests import command, texts
 from tests.system.processes import Family
 
-_TIMEOUT_S = 60
+_TIMEOUT_S = 120
 _GIVEN = {
     "OMP_NUM_THREADS": "1",
     "MY_API_KEY": "k",

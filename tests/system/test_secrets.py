@@ -93,7 +93,7 @@ def test_a_secret_is_named_on_the_command_line(cluster: LocalCluster) -> None:
         env={**os.environ, "FLUSTER_CLUSTER_ADDRESS": cluster.address},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, f"{len(_VALUE)}\n"), done.stderr

@@ -43,7 +43,7 @@ def up(*options: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*_COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([*_COMMAND, *arguments], capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.usefixtures("shell")

@@ -32,7 +32,7 @@ def submit(cluster: LocalCluster, tmp_path: Path) -> Submit:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.system.joblib.own_suite import HALF
 from tests.system.processes import Family
 
 pytestmark = pytest.mark.slow
@@ -29,7 +30,8 @@ def with_fluster(source: str) -> str:
     return source.replace(_IMPORT, _IMPORT + _REGISTER)
 
 
-def test_joblib_s_own_tests_pass(tmp_path: Path) -> None:
+@pytest.mark.parametrize("half", [0, 1])  # all at once are too long for one test on a busy machine
+def test_joblib_s_own_tests_pass(tmp_path: Path, half: int) -> None:
     source = (files("joblib.test") / "test_parallel.py").read_text(encoding="utf-8")
     (tmp_path / "test_parallel.py").write_text(with_fluster(source), encoding="utf-8")
     family = Family()
@@ -37,15 +39,15 @@ def test_joblib_s_own_tests_pass(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "test_parallel.py"],
         cwd=tmp_path,
-        env=family.environment(PYTHONPATH=os.pathsep.join([str(_ROOT), str(tmp_path)])),
+        env=family.environment(PYTHONPATH=os.pathsep.join([str(_ROOT), str(tmp_path)]), **{HALF: str(half)}),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=570,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None, done.stdout
-    assert int(passed[1]) >= 117, done.stdout
+    assert int(passed[1]) >= 55, done.stdout
     family.wait_gone()
