@@ -2,10 +2,46 @@
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
+
 KEPT_BYTES = 1 << 30  # of logs, of events, and of what is submitted and not recorded
 MAX_RESULTS_BYTES = 1 << 30  # of a namespace; beyond them the oldest go
 MAX_CALLS_BYTES = 128 << 20  # of all durable actors of a namespace
 NAMESPACE_BYTES = 2 * KEPT_BYTES + MAX_RESULTS_BYTES + MAX_CALLS_BYTES
+HISTORY_KEPT_S = 7 * 86_400.0  # of logs and events
+_LEAST_BYTES, _MOST_BYTES = 64 << 20, 1 << 50
+_LEAST_S, _MOST_S = (
+    120.0,
+    100 * 366 * 86_400.0,
+)  # a server remembers ids for two minutes, and keeps what it needs for that
+
+
+@dataclass(frozen=True)
+class NamespaceBounds:
+    """How much of its history each namespace keeps. None: the default, or as its stream is if that is there already.
+
+    Raises ValueError for what no stream can have.
+    """
+
+    logs_bytes: int | None = None
+    events_bytes: int | None = None
+    results_bytes: int | None = None
+    history_kept_s: float | None = None  # logs and events
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value, is_size = getattr(self, field.name), field.name.endswith("_bytes")
+            least, most = (_LEAST_BYTES, _MOST_BYTES) if is_size else (_LEAST_S, _MOST_S)
+            if value is not None and not least <= value <= most:
+                wanted = "size from 64 MiB to 1 PiB" if is_size else f"number of seconds from {_LEAST_S:g} to 100 years"
+                raise ValueError(f"{field.name}={value!r}: give a {wanted}")
+
+    @property
+    def namespace_bytes(self) -> int:
+        """What a new namespace sets aside."""
+        histories = (self.logs_bytes or KEPT_BYTES) + (self.events_bytes or KEPT_BYTES)
+        return histories + (self.results_bytes or MAX_RESULTS_BYTES) + MAX_CALLS_BYTES
 
 
 def set_aside_bytes(namespaces: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import nats.errors
@@ -31,7 +31,14 @@ from fluster_bus.results import RESULT_CHUNK_BYTES, RESULTS_KEPT_S
 from fluster_bus.retries import retried
 from fluster_bus.secret_store import MAX_SECRETS, MAX_SECRETS_BYTES, SECRETS_KEPT_S
 from fluster_bus.store_errors import store_error
-from fluster_bus.stream_bounds import KEPT_BYTES, MAX_CALLS_BYTES, MAX_RESULTS_BYTES, NAMESPACE_BYTES
+from fluster_bus.stream_bounds import (
+    HISTORY_KEPT_S,
+    KEPT_BYTES,
+    MAX_CALLS_BYTES,
+    MAX_RESULTS_BYTES,
+    NAMESPACE_BYTES,
+    NamespaceBounds,
+)
 from fluster_bus.tables import Table, sequence_of_ack
 
 if TYPE_CHECKING:
@@ -39,8 +46,7 @@ if TYPE_CHECKING:
 
 Record = TypeVar("Record", bound=Message)
 
-_DAY_S = 86_400
-_KEPT_S = 7 * _DAY_S
+_CALLS_KEPT_S = 7 * 86_400
 _DUPLICATES_S = 120  # how long the server remembers a Nats-Msg-Id
 _CREATE_TIMEOUT_S = 10.0
 MAX_CALLS_OF_ACTOR = 100_000  # that wait, and some that were handled
@@ -153,7 +159,7 @@ def _durable_calls(namespace: str) -> StreamConfig:
     return StreamConfig(
         name=subjects.calls_stream(namespace),
         subjects=[subjects.durable_calls_of_all(namespace)],
-        max_age=_KEPT_S,
+        max_age=_CALLS_KEPT_S,
         max_bytes=MAX_CALLS_BYTES,
         max_msg_size=MAX_CALL_BYTES,
         max_msgs_per_subject=MAX_CALLS_OF_ACTOR,
@@ -172,12 +178,12 @@ def _durable_calls(namespace: str) -> StreamConfig:
     )
 
 
-def _history(stream: str, subject: str, watch: str) -> StreamConfig:
+def _history(stream: str, subject: str, watch: str, max_bytes: int | None, kept_s: float | None) -> StreamConfig:
     return StreamConfig(
         name=stream,
         subjects=[subject],
-        max_age=_KEPT_S,
-        max_bytes=KEPT_BYTES,
+        max_age=kept_s or HISTORY_KEPT_S,
+        max_bytes=max_bytes or KEPT_BYTES,
         discard=DiscardPolicy.OLD,
         storage=StorageType.FILE,
         allow_direct=True,
@@ -217,13 +223,13 @@ def _objects(kind: ObjectKind, namespace: str) -> StreamConfig:
     )
 
 
-def _results(namespace: str) -> StreamConfig:
+def _results(namespace: str, max_bytes: int | None) -> StreamConfig:
     return _chunks(
         subjects.results_stream(namespace),
         subjects.results_of_all(namespace),
         chunk_bytes=RESULT_CHUNK_BYTES,
         kept_s=RESULTS_KEPT_S,
-        max_bytes=MAX_RESULTS_BYTES,
+        max_bytes=max_bytes or MAX_RESULTS_BYTES,
         # Purging is allowed: those of a job go with its records.
     )
 
@@ -257,8 +263,14 @@ async def ensure_system(bus: Bus) -> None:
     )
 
 
-async def ensure_namespace(bus: Bus, namespace: str) -> None:
-    """Make a namespace's buckets and streams, unless they are there."""
+async def ensure_namespace(bus: Bus, namespace: str, bounds: NamespaceBounds | None = None) -> None:
+    """Make a namespace's buckets and streams, unless they are there; those that are get the bounds that are given."""
+    bounds = bounds or NamespaceBounds()
+    given: dict[str, dict[str, float | None]] = {
+        subjects.logs_stream(namespace): {"max_bytes": bounds.logs_bytes, "max_age": bounds.history_kept_s},
+        subjects.events_stream(namespace): {"max_bytes": bounds.events_bytes, "max_age": bounds.history_kept_s},
+        subjects.results_stream(namespace): {"max_bytes": bounds.results_bytes},
+    }
     await _ensure_all(
         bus,
         _bucket(subjects.jobs_bucket(namespace), subjects.watch_jobs(namespace)),
@@ -267,15 +279,19 @@ async def ensure_namespace(bus: Bus, namespace: str) -> None:
             subjects.events_stream(namespace),
             subjects.events_of_all(namespace),
             subjects.watch_events(namespace),
+            bounds.events_bytes,
+            bounds.history_kept_s,
         ),
         _history(
             subjects.logs_stream(namespace),
             subjects.logs_of_all(namespace),
             subjects.watch_logs(namespace),
+            bounds.logs_bytes,
+            bounds.history_kept_s,
         ),
         _objects(BUNDLES, namespace),
         _objects(PAYLOADS, namespace),
-        _results(namespace),
+        _results(namespace, bounds.results_bytes),
         _secrets(namespace),
         # Who serves is for everybody to watch, what was saved is not.
         _bucket(
@@ -284,17 +300,38 @@ async def ensure_namespace(bus: Bus, namespace: str) -> None:
             subjects.seat_key_of_any(),
         ),
         _durable_calls(namespace),
+        given=given,
+        namespace_bytes=bounds.namespace_bytes,
     )
 
 
-async def _ensure_all(bus: Bus, *configs: StreamConfig) -> None:
-    """All at once, in half the time: a cluster's start waits for it. Raises what the first raised that failed."""
-    for outcome in await asyncio.gather(*(_ensure(bus, config) for config in configs), return_exceptions=True):
+async def _ensure_all(
+    bus: Bus,
+    *configs: StreamConfig,
+    given: Mapping[str, Mapping[str, float | None]] | None = None,
+    namespace_bytes: int = NAMESPACE_BYTES,
+) -> None:
+    """All at once, in half the time: a cluster's start waits for it. Raises what the first raised that failed.
+
+    `given` is {stream: {field: what it shall be also in a stream that is there}}.
+    """
+    ensured = (_ensure(bus, config, (given or {}).get(str(config.name), {}), namespace_bytes) for config in configs)
+    for outcome in await asyncio.gather(*ensured, return_exceptions=True):
         if outcome is not None:
             raise outcome
 
 
-async def _ensure(bus: Bus, config: StreamConfig) -> None:
+def _changes(config: StreamConfig, present: StreamConfig, given: Mapping[str, float | None]) -> dict[str, Any]:
+    """What is to be changed in a stream that is there."""
+    changes: dict[str, Any] = {
+        field: value for field, value in given.items() if value is not None and getattr(present, field) != value
+    }
+    if config.allow_atomic and not present.allow_atomic:  # a version without verdicts in batches made it
+        changes["allow_atomic"] = True
+    return changes
+
+
+async def _ensure(bus: Bus, config: StreamConfig, given: Mapping[str, float | None], namespace_bytes: int) -> None:
     async def make_or_tell(left_s: float) -> None:
         try:
             await make(left_s)
@@ -303,7 +340,7 @@ async def _ensure(bus: Bus, config: StreamConfig) -> None:
                 raise
             raise StorageError(
                 f"stream {config.name} could not be made: the server's store has no room to set aside. A namespace takes "
-                f"{NAMESPACE_BYTES / (1 << 30):.3g} GiB of it: give jetstream.max_file_store more, or have fewer namespaces"
+                f"{namespace_bytes / (1 << 30):.3g} GiB of it: give jetstream.max_file_store more, or have fewer namespaces"
             ) from error
 
     async def make(left_s: float) -> None:
@@ -313,8 +350,9 @@ async def _ensure(bus: Bus, config: StreamConfig) -> None:
             except nats.js.errors.NotFoundError:
                 await bus.jetstream.add_stream(config)
             else:
-                if config.allow_atomic and not present.allow_atomic:  # a version without verdicts in batches made it
-                    await bus.jetstream.update_stream(present.evolve(allow_atomic=True))
+                changes = _changes(config, present, given)
+                if changes:
+                    await bus.jetstream.update_stream(present.evolve(**changes))
 
     try:
         # Around a restart of the server a stream's creation now and then fails with 10049 or 503.

@@ -71,6 +71,10 @@ CONTROLLER_SETTINGS = (
     Setting("FLUSTER_MAX_RECORDS", "COUNT", "How many of them a namespace keeps. Default: 25000."),
     Setting("FLUSTER_RECORDS_KEPT_AT_LEAST_S", "SECONDS", "How long, however many there are, at least. Default: 300."),
     Setting("FLUSTER_RECORDS_SURE_AFTER_S", "SECONDS", "It must run so long to remove one for its age. Default: 3600."),
+    Setting("FLUSTER_LOGS_BUDGET", "SIZE", "Of a namespace's logs. Default: 1GiB, or as its stream is."),
+    Setting("FLUSTER_EVENTS_BUDGET", "SIZE", "Of a namespace's events. Default: 1GiB, or as its stream is."),
+    Setting("FLUSTER_RESULTS_BUDGET", "SIZE", "Of a namespace's results. Default: 1GiB, or as its stream is."),
+    Setting("FLUSTER_HISTORY_KEPT_S", "SECONDS", "Logs and events are kept. Default: 604800, or as their streams do."),
 )
 WORKER_SETTINGS = (
     *_FOR_BOTH,

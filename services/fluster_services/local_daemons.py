@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,6 +116,7 @@ class LocalDaemons:
                 detected_share=(number, self._setup.workers) if self._setup.devices is None else None,
                 job_credentials=self._job_credentials(),
                 timing=LOCAL_TIMING,
+                drain_timeout_s=self._drain_timeout_s(),
                 working_dir=Path(self._setup.working_dir),
                 python_path=self._setup.python_path,
                 # The supervisor's own is what the owner's was when it started the cluster.
@@ -123,8 +124,6 @@ class LocalDaemons:
                 enforce_limits="always" if self._setup.enforce_limits else "never",
                 containers=choose_containers(self._setup.runtime, self._containers()),
             )
-            if self._setup.drain_timeout_s is not None:
-                config = replace(config, drain_timeout_s=self._setup.drain_timeout_s)
             run_worker(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=self._store_dir / f"logs/{name}.log")
 
         return Daemon(name, body, may_leave=True)
@@ -166,7 +165,14 @@ class LocalDaemons:
             python_path=self._setup.python_path,
             device_ids={self._vm_id(number): self._devices(number).ids for number in range(self._setup.workers)},
             log_dir=self._store_dir / "logs",
+            drain_timeout_s=self._drain_timeout_s(),
         )
+
+    def _drain_timeout_s(self) -> float:
+        from fluster_services.worker.config import WorkerConfig
+
+        given_s = self._setup.drain_timeout_s
+        return WorkerConfig.drain_timeout_s if given_s is None else given_s
 
     def _namespaces(self) -> tuple[Namespace, ...]:
         from fluster_bus.messages import Namespace

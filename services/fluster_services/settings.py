@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from fluster_bus.errors import FlusterError
 from fluster_bus.messages import parse_size
+from fluster_bus.stream_bounds import NamespaceBounds
 from fluster_services.config import CacheLimits, LogLimits, RecordLimits, Timing
 
-Group = TypeVar("Group", Timing, RecordLimits, CacheLimits, LogLimits)
+Group = TypeVar("Group", Timing, RecordLimits, NamespaceBounds, CacheLimits, LogLimits)
 
 
 class SettingError(FlusterError):
@@ -48,6 +49,12 @@ SETTINGS: Mapping[type[Any], Sequence[Setting]] = {
         Setting("FLUSTER_RECORDS_KEPT_AT_LEAST_S", "kept_at_least_s", _seconds),
         Setting("FLUSTER_RECORDS_SURE_AFTER_S", "sure_after_s", _seconds),
         Setting("FLUSTER_MAX_RECORDS", "max_finished", _count),
+    ],
+    NamespaceBounds: [
+        Setting("FLUSTER_LOGS_BUDGET", "logs_bytes", parse_size),
+        Setting("FLUSTER_EVENTS_BUDGET", "events_bytes", parse_size),
+        Setting("FLUSTER_RESULTS_BUDGET", "results_bytes", parse_size),
+        Setting("FLUSTER_HISTORY_KEPT_S", "history_kept_s", _seconds),
     ],
     CacheLimits: [
         Setting("FLUSTER_WORKSPACES_CACHE", "workspaces_bytes", parse_size),

@@ -414,6 +414,22 @@ async def test_making_what_is_there_changes_nothing(bus: Bus, namespace: Namespa
     assert len(await notes.rows()) == 1
 
 
+async def test_a_namespace_has_the_bounds_that_are_given_and_keeps_those_that_are_not(
+    bus: Bus, namespace: Namespace
+) -> None:
+    async def bounds() -> list[tuple[int | None, float | None]]:
+        names = [each(namespace) for each in (subjects.logs_stream, subjects.events_stream, subjects.results_stream)]
+        infos = [(await bus.jetstream.stream_info(name)).config for name in names]
+        return [(info.max_bytes, info.max_age) for info in infos]
+
+    day, week, gib = 86_400, 7 * 86_400, 1 << 30
+    assert await bounds() == [(gib, week)] * 3
+    given = stream_bounds.NamespaceBounds(logs_bytes=2 * gib, results_bytes=gib // 2, history_kept_s=day)
+    await streams.ensure_namespace(bus, namespace, given)
+    await streams.ensure_namespace(bus, namespace)
+    assert await bounds() == [(2 * gib, day), (gib, day), (gib // 2, week)]
+
+
 async def test_a_stream_that_cannot_be_made_is_named_and_keeps_no_other_back(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:

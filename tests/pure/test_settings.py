@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from fluster_bus.stream_bounds import NamespaceBounds
 from fluster_services.config import CacheLimits, LogLimits, RecordLimits, Timing
 from fluster_services.controller.__main__ import _config_from_environment
 from fluster_services.settings import SETTINGS, SettingError, read_settings
 from fluster_services.worker.__main__ import _given
 
 
-@pytest.mark.parametrize("group", [Timing, RecordLimits, CacheLimits, LogLimits])
+@pytest.mark.parametrize("group", [Timing, RecordLimits, NamespaceBounds, CacheLimits, LogLimits])
 def test_what_is_not_said_is_the_default(group: type[Any]) -> None:
     assert read_settings(group, dict.fromkeys((each.variable for each in SETTINGS[group]), "")) == group()
 
@@ -38,6 +39,15 @@ def test_what_is_not_said_is_the_default(group: type[Any]) -> None:
                 "FLUSTER_RECORDS_KEPT_AT_LEAST_S": "0",
             },
             RecordLimits(kept_s=3600, max_finished=100, kept_at_least_s=0),
+        ),
+        (
+            {
+                "FLUSTER_LOGS_BUDGET": "2GiB",
+                "FLUSTER_EVENTS_BUDGET": "64MiB",
+                "FLUSTER_RESULTS_BUDGET": "1TB",
+                "FLUSTER_HISTORY_KEPT_S": "3600",
+            },
+            NamespaceBounds(logs_bytes=2 << 30, events_bytes=64 << 20, results_bytes=10**12, history_kept_s=3600),
         ),
         (
             {"FLUSTER_WORKSPACES_CACHE": "1GiB", "FLUSTER_ENVIRONMENTS_CACHE": "0"},
@@ -71,6 +81,18 @@ def test_what_is_said_is_taken(environment: Mapping[str, str], expected: Any) ->
         (RecordLimits, {"FLUSTER_MAX_RECORDS": "0"}, "FLUSTER_MAX_RECORDS=0: give a number above 0"),
         (RecordLimits, {"FLUSTER_MAX_RECORDS": "1e3"}, "FLUSTER_MAX_RECORDS: '1e3' is not a number"),
         (RecordLimits, {"FLUSTER_RECORDS_KEPT_S": "inf"}, "FLUSTER_RECORDS_KEPT_S=inf"),
+        (
+            NamespaceBounds,
+            {"FLUSTER_LOGS_BUDGET": "1MB"},
+            "FLUSTER_LOGS_BUDGET=1000000: give a size from 64 MiB to 1 PiB",
+        ),
+        (NamespaceBounds, {"FLUSTER_RESULTS_BUDGET": "2000TB"}, "FLUSTER_RESULTS_BUDGET=2000000000000000: give a size"),
+        (
+            NamespaceBounds,
+            {"FLUSTER_HISTORY_KEPT_S": "60"},
+            "FLUSTER_HISTORY_KEPT_S=60.0: give a number of seconds from 120",
+        ),
+        (NamespaceBounds, {"FLUSTER_HISTORY_KEPT_S": "nan"}, "FLUSTER_HISTORY_KEPT_S=nan"),
         (CacheLimits, {"FLUSTER_WORKSPACES_CACHE": "much"}, "FLUSTER_WORKSPACES_CACHE: 'much' is no size"),
         (LogLimits, {"FLUSTER_MAX_LOG_LINE": "8MB"}, "FLUSTER_MAX_LOG_LINE=8000000: give a size from 1 KiB to 128 KiB"),
     ],
@@ -86,7 +108,9 @@ def test_a_controller_goes_by_its_environment(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("FLUSTER_CLUSTER_ADDRESS", "nats://service:secret@127.0.0.1:4222")
     monkeypatch.setenv("FLUSTER_WORKER_TIMEOUT_S", "200")
     monkeypatch.setenv("FLUSTER_MAX_RECORDS", "10")
+    monkeypatch.setenv("FLUSTER_LOGS_BUDGET", "2GiB")
     config = _config_from_environment()
+    assert config.bounds == NamespaceBounds(logs_bytes=2 << 30)
     assert (config.timing, config.records) == (Timing(worker_timeout_s=200), RecordLimits(max_finished=10))
 
 

@@ -14,6 +14,7 @@ from fluster.errors import WorkerNotFoundError
 from fluster_bus.errors import CredentialsError
 from fluster_bus.messages import JobStatus, WorkerId, WorkerStatus
 from fluster_bus.roles import Role
+from fluster_services.vm import LocalBackend
 from tests.system.daemons import DEFAULT, PATIENT, Daemons
 from tests.system.job_requests import command, sleeper, wait_ready
 from tests.system.processes import Family
@@ -145,8 +146,9 @@ def test_nobody_starts_a_drained_worker_again_and_the_end_is_quick(family: Famil
     family.wait_gone()
 
 
-def test_a_local_worker_waits_as_long_as_its_cluster_says(family: Family) -> None:
-    with LocalCluster(workers=2, cpu=4, drain_timeout=0.1) as cluster:
+@pytest.mark.parametrize("backend", [None, LocalBackend()])
+def test_a_local_worker_waits_as_long_as_its_cluster_says(family: Family, backend: LocalBackend | None) -> None:
+    with LocalCluster(workers=2, cpu=4, drain_timeout=0.1, backend=backend) as cluster:
         job_id = cluster.launch(sleeper())
         wait_ready(cluster, job_id)
         holder = str(cluster.poll(job_id).worker_id)

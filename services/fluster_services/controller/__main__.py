@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from fluster_bus.messages import Namespace
+from fluster_bus.stream_bounds import NamespaceBounds
 from fluster_services.config import RecordLimits, Timing
 from fluster_services.controller.controller import Controller, ControllerConfig
 from fluster_services.daemon import address_from_environment, run_daemon
@@ -30,6 +31,7 @@ def _config_from_environment() -> ControllerConfig:
         namespaces=tuple(Namespace(name.strip()) for name in namespaces),
         timing=read_settings(Timing),
         records=read_settings(RecordLimits),
+        bounds=read_settings(NamespaceBounds),
         controller_id=os.environ.get("FLUSTER_CONTROLLER_ID", f"controller-{socket.gethostname()}-{os.getpid()}"),
     )
 

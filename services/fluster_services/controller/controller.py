@@ -23,6 +23,7 @@ from fluster_bus.feeds import CaughtUp
 from fluster_bus.messages import JobRecord, JobStatus, Look, Namespace, TaskRecord, WorkerId
 from fluster_bus.retries import retried
 from fluster_bus.secret_store import SecretStore, remove_secrets
+from fluster_bus.stream_bounds import NamespaceBounds
 from fluster_bus.streams import ensure_namespace, ensure_system, records_table, workers_table
 from fluster_bus.tables import Deleted, Row, Update
 from fluster_services import lifecycle
@@ -67,6 +68,7 @@ class ControllerConfig:
     namespaces: tuple[Namespace, ...] = (Namespace("default"),)
     timing: Timing = field(default_factory=Timing)
     records: RecordLimits = field(default_factory=RecordLimits)
+    bounds: NamespaceBounds = field(default_factory=NamespaceBounds)
     controller_id: str = "controller"
 
 
@@ -120,7 +122,7 @@ class Controller:
         """
         await ensure_system(self.bus)
         for namespace in self.config.namespaces:
-            await ensure_namespace(self.bus, namespace)
+            await ensure_namespace(self.bus, namespace, self.config.bounds)
             await self.events.load(namespace)
         try:
             async with asyncio.TaskGroup() as tasks:

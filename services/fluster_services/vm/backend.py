@@ -60,6 +60,7 @@ class ClusterToJoin:
     job_credentials: Mapping[Namespace, BusAddress]
     state_dir: Path  # on this machine, for what a backend keeps here
     timing: Timing = field(default_factory=Timing)
+    drain_timeout_s: float = 60.0  # of the workers after SIGTERM, before what still runs is handed back
     working_dir: Path | None = None  # of tasks, where VMs see the folders of this machine
     python_path: tuple[str, ...] = ()  # the same
     # {VM: ids of those of this machine's GPUs that are its own}, for backends whose VMs are on this machine

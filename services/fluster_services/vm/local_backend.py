@@ -45,6 +45,7 @@ class LocalBackend(Fleet):
             device_ids=cluster.device_ids.get(vm_id, ()),
             job_credentials=dict(cluster.job_credentials),
             timing=cluster.timing,
+            drain_timeout_s=cluster.drain_timeout_s,
             working_dir=cluster.working_dir,
             python_path=cluster.python_path,
         )
