@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fluster_bus.delivery import Delivery
 
 _BATCH = 256
+_BATCH_BYTES = 4 << 20  # as much is held at once, but for the last message: a busy log has 256 of some hundred KiB
 _END_OF_BATCH, _NOT_FOUND = "204", "404"
 _MAX_WAITING = 65_536  # republished messages that a slow reader lets lie before it reads on from the stream instead
 _STREAM_PATIENCE_S, _REREAD_PAUSE_S = 5.0, 0.05
@@ -77,7 +78,9 @@ class Feed:
         while True:
             place = {"seq": start} if since is None else {"start_time": since.isoformat()}
             since = None
-            request = json.dumps({**place, "batch": self._batch, "next_by_subj": self._subject}).encode()
+            request = json.dumps(
+                {**place, "batch": self._batch, "max_bytes": _BATCH_BYTES, "next_by_subj": self._subject}
+            ).encode()
             answers = await self._bus.request_many(
                 subjects.direct_get(self._stream), request, last_status=_END_OF_BATCH
             )

@@ -14,6 +14,7 @@ import pytest
 
 from fluster_bus import feeds, stream_bounds, streams, subjects
 from fluster_bus.bus import Bus
+from fluster_bus.delivery import Delivery
 from fluster_bus.errors import (
     BusError,
     KeyExistsError,
@@ -400,6 +401,19 @@ async def test_an_empty_stream_has_no_last(bus: Bus, namespace: Namespace) -> No
     )
     assert await feed.last() is None
     assert [entry async for entry in feed.stored()] == []
+
+
+async def test_large_messages_are_read_some_at_a_time(bus: Bus, namespace: Namespace) -> None:
+    stream, subject = subjects.logs_stream(namespace), subjects.logs(namespace, "a", "0", "1", "stdout")
+    for number in range(12):
+        await bus.request(subject, bytes([number]) * (1 << 20))
+    asked: list[Delivery] = []
+    subscription = await bus.subscribe(subjects.direct_get(stream), asked.append)
+    feed = Feed(bus, stream, subject=subject, watch=subjects.watch_logs(namespace))
+    assert [entry.data[0] async for entry in feed.stored()] == list(range(12))
+    await bus.flush()
+    await subscription.unsubscribe()
+    assert 3 <= len(asked) <= 4
 
 
 async def test_no_stream_takes_it(bus: Bus) -> None:
