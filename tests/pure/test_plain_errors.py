@@ -13,6 +13,7 @@ from fluster.worker_pool.runner import TaskRunner
 from fluster_bus.messages import (
     Capacity,
     Entrypoint,
+    EnvironmentConfig,
     GpuConfig,
     JobId,
     JobInfo,
@@ -44,6 +45,34 @@ def test_what_is_wrong_is_said_without_pydantics_words() -> None:
     assert "it must be greater than or equal to 0" in str(negative.value)
     for error in (caught.value, negative.value):
         assert not re.search(r"pydantic\.dev|Value error|Input should", str(error))
+
+
+def test_a_misspelt_field_is_told_with_the_one_that_is_meant() -> None:
+    """Not as the field that is missing. What a newer sender writes is kept, unknown as it is."""
+    entrypoint = Entrypoint(command=("x",))
+    for make, told in (
+        (lambda: JobRequest(nam="a", entrypoint=entrypoint), [("nam", "unknown, did you mean 'name'?")]),  # type: ignore[call-arg]
+        (
+            lambda: JobRequest(nam="a", entrypoint=entrypoint, replicas=-1),  # type: ignore[call-arg]
+            [
+                ("nam", "unknown, did you mean 'name'?"),
+                ("replicas", "it must be greater than or equal to 1"),
+            ],
+        ),
+        (lambda: Entrypoint(comand=("x",)), [("comand", "unknown, did you mean 'command'?")]),  # type: ignore[call-arg]
+        (lambda: ResourceConfig(cpus=1), [("cpus", "unknown, did you mean 'cpu'?")]),  # type: ignore[call-arg]
+        (lambda: EnvironmentConfig(env_var={}), [("env_var", "unknown, did you mean 'env_vars'?")]),  # type: ignore[call-arg]
+        (
+            lambda: JobRequest(name="a", entrypoint=entrypoint, resources={"cpus": 1}),  # type: ignore[arg-type]
+            [("resources", "ResourceConfig has no field 'cpus'; did you mean 'cpu'?")],
+        ),
+        (lambda: GpuConfig(colour="x"), [("colour", "unknown, GpuConfig has kind, variant, count")]),  # type: ignore[call-arg]
+    ):
+        with pytest.raises(ValidationError) as caught:
+            make()
+        assert [(str(each["loc"][0]), each["msg"]) for each in caught.value.errors()] == told
+    newer = b'{"name": "a", "entrypoint": {"command": ["x"]}, "nam": "b"}'
+    assert b'"nam":"b"' in JobRequest.from_json(newer).to_json()
 
 
 def test_a_misfit_of_gpus_speaks_of_gpus() -> None:

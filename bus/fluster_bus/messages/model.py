@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from fluster_bus.errors import InvalidMessageError
+from fluster_bus.near_names import did_you_mean, near_names
 
 _NOTHING_UNKNOWN: dict[str, Any] = {}  # one for all, since messages are frozen
 
@@ -32,23 +33,28 @@ class _Called(type(BaseModel)):  # type: ignore[misc]  # mypy does not follow it
         try:
             return super().__call__(**given, **fields)
         except ValidationError as error:
-            raise _in_our_words(error, hides_input=bool(cls.model_config.get("hide_input_in_errors"))) from None
+            problems = list(_problems(cls, {**given, **fields}, error))
+            hides_input = bool(cls.model_config.get("hide_input_in_errors"))
+            raise ValidationError.from_exception_data(error.title, problems, hide_input=hides_input) from None
 
 
-def _in_our_words(error: ValidationError, *, hides_input: bool) -> ValidationError:
-    """The same without pydantic's prefixes and addresses."""
-    return ValidationError.from_exception_data(
-        error.title,
-        [
-            InitErrorDetails(
-                type=PydanticCustomError(problem["type"], "{said}", {"said": in_our_words(problem["msg"])}),
-                loc=problem["loc"],
-                input=problem["input"],
-            )
-            for problem in error.errors(include_url=False, include_context=False)
-        ],
-        hide_input=hides_input,
-    )
+def _problems(kind: type[BaseModel], given: Mapping[str, Any], error: ValidationError) -> Iterator[InitErrorDetails]:
+    """What is wrong, without pydantic's prefixes and addresses, and without what follows from names that are unknown."""
+    unknown = [name for name in given if name not in kind.model_fields]
+    meant = {name: near_names(name, kind.model_fields) for name in unknown}
+    for name, near in meant.items():
+        hint = did_you_mean(near).removeprefix("; ") or f"{kind.__name__} has {', '.join(kind.model_fields)}"
+        yield _problem("unknown", f"unknown, {hint}", (name,), given[name])
+    missed = {near[0] for near in meant.values() if near}
+    for problem in error.errors(include_url=False, include_context=False):
+        is_of_whole = not problem["loc"]  # perhaps as what is meant was not given, or that the name is unknown
+        is_missed = problem["type"] == "missing" and problem["loc"][0] in missed
+        if not unknown or not (is_of_whole or is_missed):
+            yield _problem(problem["type"], in_our_words(problem["msg"]), problem["loc"], problem["input"])
+
+
+def _problem(kind: Any, said: str, place: tuple[int | str, ...], given: Any) -> InitErrorDetails:
+    return InitErrorDetails(type=PydanticCustomError(kind, "{said}", {"said": said}), loc=place, input=given)
 
 
 def is_carried(text: str) -> bool:
@@ -80,10 +86,10 @@ class Message(BaseModel, **_CALLED):
     @model_validator(mode="after")
     def _no_unknown_here(self, info: ValidationInfo) -> Self:
         if self.__pydantic_extra__ and info.mode == "python":
+            known = type(self).model_fields
             unknown = ", ".join(repr(name) for name in self.__pydantic_extra__)
-            raise ValueError(
-                f"{type(self).__name__} has no field {unknown}; it has {', '.join(type(self).model_fields)}"
-            )
+            hint = did_you_mean([near for name in self.__pydantic_extra__ for near in near_names(name, known)[:1]])
+            raise ValueError(f"{type(self).__name__} has no field {unknown}{hint or '; it has ' + ', '.join(known)}")
         return self
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
