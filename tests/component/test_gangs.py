@@ -31,15 +31,14 @@ from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.streams import jobs_table, tasks_table
 from fluster_services import lifecycle
-from fluster_services.worker.attempt_directory import LaunchSpec
 from fluster_services.worker.claims import Claims
 from fluster_services.worker.config import WorkerConfig
 from fluster_services.worker.draining import Draining
 from fluster_services.worker.holds import Holds
-from fluster_services.worker.runtime import RunningTask, WorkerFaultError
 from fluster_services.worker.worker import Worker
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import IMPATIENT, NS, F, K, RunningController, S, StartController, U
+from tests.component.no_runtime import NoRuntime
 from tests.component.toy_worker import FAIL, GIB, STAY_RUNNING, SUCCEED, Plan, ToyWorker, started_at_most_once
 from tests.waiting import wait_until_async
 
@@ -411,35 +410,6 @@ async def test_a_hold_decides_nothing_about_the_job_that_has_the_id_now(bus: Bus
     assert (row.revision, row.value) == (revision, running)
 
 
-class _NoRuntime:
-    """Nothing gets so far as to be started."""
-
-    async def start(self, spec: LaunchSpec, payload: bytes | None = None) -> RunningTask:
-        raise AssertionError(f"{spec.key} was started")
-
-    async def adopt(self) -> list[RunningTask]:
-        return []
-
-    def renew(self, ended_in_s: float) -> None:
-        """Nothing runs that could be ended."""
-
-    def trouble(self) -> str | None:
-        return None
-
-    def examine(self) -> str | None:
-        return None
-
-    async def wait_broken(self) -> WorkerFaultError:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    def limits(self) -> str:
-        return ""
-
-    async def close(self) -> None:
-        pass
-
-
 async def test_a_worker_that_leaves_before_a_hold_is_ready_releases_it_uncharged(
     cluster: AsyncCluster,
     own_server: EmbeddedServer,
@@ -456,7 +426,7 @@ async def test_a_worker_that_leaves_before_a_hold_is_ready_releases_it_uncharged
         job_credentials={NS: own_server.credentials(Role.JOB, NS)},
     )
     draining = Draining()
-    leaving = Worker(await connect_bus(own_server, Role.SERVICE), config, _NoRuntime(), draining)
+    leaving = Worker(await connect_bus(own_server, Role.SERVICE), config, NoRuntime(), draining)
     preparing: list[object] = []
 
     async def prepare(*arguments: object) -> Any:

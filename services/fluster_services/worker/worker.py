@@ -6,7 +6,8 @@ import asyncio
 import functools
 import logging
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fluster_bus import subjects
@@ -104,12 +105,13 @@ class Worker:
         self._review = asyncio.Event()
         self._has_adopted = False
         self._is_open = False
+        self._is_over = False  # also when an error ends it, which takes a moment
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Serve; `ready` is called once offers are taken."""
         await self._attempts.open()
         try:
-            async with self._tasks:
+            async with self._tasks, self._noting_end():
                 await self._attempts.wellness.look()
                 await self._presence.register()
                 self._bus.on_reconnect(self._review.set)
@@ -142,6 +144,14 @@ class Worker:
             self._classes.close()
             await self._attempts.close()
             await self._runtime.close()
+
+    @asynccontextmanager
+    async def _noting_end(self) -> AsyncIterator[None]:
+        """Take nothing from when the body ends, which it does as soon as any task of the worker fails."""
+        try:
+            yield
+        finally:
+            self._is_over = True
 
     async def _end_when_broken(self) -> None:
         """A worker that can start nothing is of no use: whatever keeps it starts another, which adopts what runs."""
@@ -277,6 +287,8 @@ class Worker:
         )
         if row is None or row.revision < offer.revision:
             return "no such record here"
+        if self._is_over:
+            return "it is about to end"
         if self._draining.is_asked:
             return "it drains"
         if self._attempts.wellness.trouble is not None:
