@@ -140,18 +140,19 @@ class Chaos:
 
     def _process(self, title: str, *, of: str) -> psutil.Process | None:
         """One of a worker's, with that name."""
-        template = next(
-            (
-                each
-                for each in self._daemons.family.named("fluster-templ")
-                if each.ppid() == self._daemons.running[of].pid
-            ),
-            None,
-        )
+        template = next(iter(self._children("fluster-templ", self._daemons.running[of].pid)), None)
         if template is None or title == "fluster-templ":
             return template
-        found = [each for each in self._daemons.family.named(title) if each.ppid() == template.pid]
-        return self._dice.choice(sorted(found, key=lambda each: each.pid)) if found else None
+        found = self._children(title, template.pid)
+        return self._dice.choice(found) if found else None
+
+    def _children(self, title: str, parent: int) -> list[psutil.Process]:
+        found = []
+        for each in self._daemons.family.named(title):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
+                if each.ppid() == parent:
+                    found.append(each)
+        return sorted(found, key=lambda each: each.pid)
 
     # ---- controllers, server, wires -------------------------------------------------------------------------
 

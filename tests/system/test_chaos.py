@@ -34,7 +34,7 @@ from tests.waiting import wait_until
 
 SEED_VARIABLE, ROUNDS_VARIABLE = "FLUSTER_CHAOS_SEED", "FLUSTER_CHAOS_ROUNDS"
 TIMING = Timing(heartbeat_s=0.2, fence_after_s=1.5, worker_timeout_s=3.0, kill_grace_s=0.4, leader_lease_s=1.0)
-BRIEF_S = 25  # a test of the suite begins no more deeds then
+BRIEF_S = 18  # a test of the suite begins no more deeds then
 LATE_S = 10  # what a busy machine may add to a time-out
 
 
@@ -76,7 +76,7 @@ def test_nothing_is_lost_run_twice_held_up_or_left_whatever_goes(daemons: Daemon
         chaos.start_worker("w2")
         held = client.launch(sleeper(resources=SMALL))
         echo = deploy(client, Echo, replicas=2, lifetime="detached", resources=SMALL)
-        load, waits = Load(client, ledger, seconds=0.5), Waits(client, held, echo)
+        load, waits = Load(client, ledger, seconds=0.5, at_once=30), Waits(client, held, echo)
         began = time.monotonic()
         with load.running(), waits.running():
             for _ in range(rounds or 1):
