@@ -32,7 +32,7 @@ PINGS = {"FLUSTER_PING_INTERVAL_S": "0.4", "FLUSTER_PINGS_UNANSWERED": "2"}
 CLOCKS = ("controllers", "w1", "w2")
 DAYS_S = 8 * 86_400.0  # longer than records are kept
 _WORKERS = ("w1", "w2")  # of which the first has a small disk, and the second a cable
-_START_S = 30.0  # for a program to have its workers, on a busy machine
+_START_S = 90.0  # for a program to have its workers, on a busy machine
 
 OWNER = """
 import time
