@@ -15,7 +15,7 @@ from fluster.cli.job_progress import wait_shown
 from fluster.cli.jobs import dumped, outcome, print_logs, succeeded
 from fluster.cli.options import Options, resources_option
 from fluster.cli.output import write, write_json
-from fluster.cli.shortened_ids import find_job
+from fluster.cli.shortened_ids import at_worker, find_job
 
 if TYPE_CHECKING:
     from fluster_bus.messages import JobRequest, ResourceConfig
@@ -48,6 +48,17 @@ def submit(
             help="Of something else that workers offer; repeatable. Example: --resource license=1",
         ),
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="WORKER", help="Only on this worker, its name in full. Example: --on worker-1"),
+    ] = None,
+    now: Annotated[
+        bool,
+        typer.Option(
+            "--now",
+            help="With --on, for operators: the worker runs it at once, before all that waits, or refuses. Example: --now --on worker-1",
+        ),
+    ] = False,
     workspace: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Run in a copy of this folder. Example: --workspace ."),
@@ -192,12 +203,17 @@ def submit(
       fluster submit --array 0-99%8 -- sh -c 'python part.py $FLUSTER_ARRAY_ID'
       job=$(fluster submit -- sleep 60); fluster cancel $job
       fluster submit --after prepare-3f2a -- python train.py
+      fluster submit --on worker-1 --now --follow -- df -h
     """
     options = Options.of(context)
+    if now and on is None:
+        raise CommandError("--now: name the worker too, such as --on worker-1", ExitCode.USAGE)
     request = make_request(
         command,
         name=name,
-        resources=make_resources(cpu, memory, gpu, label or [], disk=disk, resources=resource or []),
+        resources=make_resources(
+            cpu, memory, gpu, [*(label or []), *_only_on(on)], disk=disk, resources=resource or []
+        ),
         environment={
             "workspace": folder_option(workspace),
             "cwd": str(Path(cwd).absolute()) if cwd is not None and workspace is None else cwd,
@@ -226,7 +242,11 @@ def submit(
     _check_secrets(request)
     with options.connect() as cluster:
         dependencies = tuple(find_job(cluster, each) for each in after or ())
-        launched = cluster.launch(request.model_copy(update={"after": dependencies}))
+        request = request.model_copy(update={"after": dependencies})
+        if now and on is not None:
+            launched = at_worker(cluster, on, lambda worker: cluster.run_on_worker(worker, request), in_full=True)
+        else:
+            launched = cluster.launch(request)
         if not wait and not follow:
             write_json({"job_id": launched}) if options.json else write(launched)
             return
@@ -315,6 +335,12 @@ def make_resources(
         raise CommandError(f"--gpu {gpu}: write a model, a count or both, such as h100:8", ExitCode.USAGE)
     count = int(match["count"] or match["of_model"] or 1)
     return ResourceConfig.with_gpu(match["model"] or "any", count, cpu=cpu, **sizes).model_copy(update=asked)
+
+
+def _only_on(worker: str | None) -> list[str]:
+    from fluster_bus.messages.labels import WORKER_LABEL
+
+    return [] if worker is None else [f"{WORKER_LABEL}={worker}"]
 
 
 def _check_secrets(request: JobRequest) -> None:

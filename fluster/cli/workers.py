@@ -30,6 +30,8 @@ Name = Annotated[
 
 def workers(context: typer.Context) -> None:
     """List the cluster's workers: what they have, and what of it is free."""
+    from fluster_bus.messages.labels import given_labels
+
     options = Options.of(context)
     with options.connect() as cluster:
         found = cluster.list_workers()
@@ -62,7 +64,7 @@ def workers(context: typer.Context) -> None:
                 _others(worker.free, worker.info.total) or "-",
                 _tasks(worker.running, worker.info.total.tasks),
                 age(worker.info.started_at),
-                ",".join(worker.info.total.labels) or "-",
+                ",".join(given_labels(worker.info.total.labels)) or "-",
                 worker.info.host,
             ]
             for worker in found

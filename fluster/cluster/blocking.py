@@ -65,6 +65,7 @@ class Cluster:
     list_workers = blocking(AsyncCluster.list_workers)
     worker_health = blocking(AsyncCluster.worker_health)
     drain_worker = blocking(AsyncCluster.drain_worker)
+    run_on_worker = blocking(AsyncCluster.run_on_worker)
     logs = blocking_iterator(AsyncCluster.logs)
     log_chunks = blocking_iterator(AsyncCluster.log_chunks)
     register_endpoint = blocking(AsyncCluster.register_endpoint)

@@ -197,18 +197,37 @@ class AsyncCluster:
         accepted nevertheless, and nothing is sent when two have the same id. A note of other errors names those that were
         stored.
         """
+        named = await self._named(check_requests(requests))
+        await self._states.confirm(await self._store(named))
+        return list(named)
+
+    async def run_on_worker(self, worker_id: WorkerId, request: JobRequest) -> JobId:
+        """The id of a job that the worker runs now, before all that waits; it stays on that worker, also when it is retried.
+
+        For operators. When no controller answers it returns all the same: the worker keeps the room for some seconds, then
+        the job waits like others. Raises JobRefusedError when the worker cannot run it now, WorkerNotFoundError,
+        CredentialsError for anybody but operators, and else what `launch` raises.
+        """
+        from fluster.cluster.worker_calls import run_on_worker
+
+        ((job_id, named),) = (await self._named(check_requests([request]))).items()
+        draft = await self._draft(named.model_copy(update={"job_id": job_id, **self.parent_of(named)}))
+        reply = await run_on_worker(self.bus, worker_id, self.namespace, draft)
+        if not reply.claimed:
+            self._states.expect({reply.job_id: reply.submission})
+        return reply.job_id
+
+    async def _named(self, requests: Sequence[JobRequest]) -> dict[JobId, JobRequest]:
+        """The requests with what the cluster is to find of this program stored, each by the id that its job is to have."""
         from fluster.cluster.origins import with_origin
         from fluster.cluster.secrets import check_secrets
         from fluster.cluster.stored_workspaces import with_stored_workspaces
 
-        requests = check_requests(requests)
         _check_distinct(requests)
         check_secrets(requests)
         requests = await with_stored_workspaces(self.bus, self.namespace, requests)
         requests = with_origin(_traced(requests))
-        named = {request.job_id or JobId(unique_name(request.name)): request for request in requests}
-        await self._states.confirm(await self._store(named))
-        return list(named)
+        return {request.job_id or JobId(unique_name(request.name)): request for request in requests}
 
     async def _store(self, requests: Mapping[JobId, JobRequest]) -> dict[JobId, int]:
         """The jobs' places in the submit stream. After one that cannot be stored no more are sent, and that is raised."""
@@ -251,16 +270,19 @@ class AsyncCluster:
 
     async def _submit(self, request: JobRequest) -> int:
         """The job's place in the submit stream."""
+        from fluster_bus.streams import append
+
+        draft, subject = await self._draft(request), subjects.jobs_submit(self.namespace)
+        return await self._once_back(lambda: append(self.bus, subject, draft, message_id=str(draft.submission)))
+
+    async def _draft(self, request: JobRequest) -> JobRequest:
+        """The request as it is submitted, its secrets stored."""
         # By its random part the stream, and the controller where that forgot it, drop what this call sends twice, yet not
         # what another call sends under the same id.
         message_id = unique_name(f"{self.namespace}.{request.job_id}")
-        request = request.model_copy(update={"submission": message_id})
-        subject = subjects.jobs_submit(self.namespace)
         if request.environment.secrets:
             await self._store_secrets(request, message_id)
-        from fluster_bus.streams import append
-
-        return await self._once_back(lambda: append(self.bus, subject, request, message_id=message_id))
+        return request.model_copy(update={"submission": message_id})
 
     async def _store_secrets(self, request: JobRequest, submission: str) -> None:
         """Before the job, so that no worker looks for them in vain."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fluster_bus import subjects
 from fluster_bus.messages import Capacity, ResourceConfig
 from fluster_bus.messages.counted import Counts, as_counts, combined, number_text, words
-from fluster_bus.messages.labels import as_words
+from fluster_bus.messages.labels import as_words, given_labels, worker_named
 from fluster_bus.messages.resources import MIB
 
 ANY_VARIANT = "any"
@@ -24,6 +24,7 @@ _MEMORY_LEVELS = tuple(128 * MIB << power for power in range(16))  # 128 MiB to 
 _COUNT_LEVELS = (1, 2, 4, 8, 16, 32, 64)
 _DECIMALS = 3  # of a CPU: sums of fractions must come out even
 _KEPT_NEEDS = 4_096
+_NAMED = 10  # workers, in a text
 
 
 @dataclass(frozen=True, order=True)
@@ -211,8 +212,9 @@ def describe(need: Capacity) -> str:
     if need.devices:
         parts.append(_devices(need))
     parts += words(need.resources)
-    parts += need.labels
-    return ", ".join(parts)
+    worker = worker_named(need.labels)
+    parts += given_labels(need.labels)
+    return ", ".join(parts) + (f", worker {worker}" if worker is not None else "")
 
 
 def describe_bytes(size: int) -> str:
@@ -225,9 +227,17 @@ def describe_bytes(size: int) -> str:
 def misfit(need: Capacity, totals: list[tuple[str, Capacity]]) -> str:
     """Why no worker of `totals` (names and whole capacities) could ever run a task that needs `need`."""
     labelled = [each for each in totals if has_labels(need, each[1])]
+    worker = worker_named(need.labels)
+    if worker is not None and worker not in (name for name, _ in totals):
+        names = ", ".join(sorted(name for name, _ in totals)[:_NAMED]) + (" does" if len(totals) == 1 else " do")
+        return f"needs {describe(need)}; there is no worker {worker} now that takes work ({names})"
     if not labelled:
-        known = sorted({label for _, total in totals for label in total.labels})
-        return f"needs {describe(need)}; no worker has {' and '.join(need.labels)} ({', '.join(known) or 'none has labels'})"
+        known = sorted({label for _, total in totals for label in given_labels(total.labels)})
+        wanted = given_labels(need.labels)
+        if worker is not None:
+            known = sorted(given_labels(next(total.labels for name, total in totals if name == worker)))
+            return f"needs {describe(need)}; worker {worker} has no {' and '.join(wanted)} ({', '.join(known) or 'it has no labels'})"
+        return f"needs {describe(need)}; no worker has {' and '.join(wanted)} ({', '.join(known) or 'none has labels'})"
     if need.devices and not any(_has_devices(need, total) for _, total in labelled):
         known = sorted({_devices(total) for _, total in labelled if total.devices})
         most = f"; there is {', '.join(known)}" if known else "; none has any"

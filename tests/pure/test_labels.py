@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from fluster_bus.messages import Capacity, ResourceConfig, WorkerId, WorkerInfo
-from fluster_bus.messages.labels import as_words, from_words, parse_labels
+from fluster_bus.messages.labels import WORKER_LABEL, as_words, from_words, given_labels, parse_labels, with_own_name
 from fluster_bus.messages.resources import GIB
 from fluster_services.capacity import class_of, classes_covered, describe, fits, minus, misfit, needed, plus
 
@@ -63,3 +63,20 @@ def test_a_request_with_a_bad_label_is_refused_where_it_is_made() -> None:
         ResourceConfig(labels={"zone": "a,b"})
     with pytest.raises(ValidationError, match="too many"):
         ResourceConfig(labels={str(number): "x" for number in range(65)})
+
+
+def test_a_worker_has_its_own_name_as_a_label_that_is_not_shown() -> None:
+    long = WorkerId("w" * 128)
+    words = with_own_name(("fluster.worker=other", "zone=a"), long)
+    assert words == (f"fluster.worker={long}", "zone=a")
+    assert given_labels(words) == ("zone=a",)
+    need = needed(ResourceConfig(cpu=1, memory=GIB, labels={WORKER_LABEL: long, "zone": "a"}))
+    there = A.model_copy(update={"labels": words})
+    assert fits(need, there)
+    assert not fits(need, A)
+    assert misfit(need, [("w1", A)]) == (
+        f"needs 1 CPU, 1 GiB memory, zone=a, worker {long}; there is no worker {long} now that takes work (w1 does)"
+    )
+    without = there.model_copy(update={"labels": with_own_name((), long)})
+    assert misfit(need, [(long, without)]).endswith(f"worker {long} has no zone=a (it has no labels)")
+    assert misfit(IN_A, [(long, without)]).endswith("no worker has zone=a (none has labels)")

@@ -94,6 +94,19 @@ def test_an_attempt_has_one_reservation() -> None:
     assert ledger.free.cpu == 3
 
 
+def test_room_that_is_kept_is_that_attempts_alone() -> None:
+    ledger, need = Ledger(Capacity(cpu=4, device="gpu", variant="h100", devices=2)), Capacity(cpu=3)
+    assert ledger.reserve("kept", need)
+    assert not ledger.reserve("other", need)
+    assert not ledger.reserve("first", Capacity(cpu=5), instead_of="kept")
+    assert "kept" in ledger, "what did not get its room has not lost it"
+    assert ledger.reserve("first", need, instead_of="kept")
+    assert (list(ledger.attempts()), ledger.free.cpu) == (["first"], 1)
+    assert not ledger.reserve("first", need, instead_of="kept")
+    assert ledger.reserve("second", Capacity(cpu=1), instead_of="kept"), "nothing need be kept"
+    assert not ledger.release("kept")
+
+
 def test_each_attempt_has_devices_of_its_own() -> None:
     ledger = Ledger(Capacity(cpu=8, device="gpu", variant="h100", devices=4), ("2", "3", "5", "7"))
     one, two = Capacity(device="gpu", variant="h100", devices=1), Capacity(device="gpu", variant="h100", devices=2)

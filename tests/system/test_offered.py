@@ -6,6 +6,7 @@ import pytest
 
 from fluster.cluster import LocalCluster
 from fluster_bus.messages import Capacity, JobRequest, JobStatus, ResourceConfig
+from fluster_bus.messages.labels import given_labels
 from tests.system.job_requests import command, texts
 from tests.system.processes import Family
 from tests.waiting import wait_until
@@ -36,7 +37,7 @@ def test_gpus_labels_and_disk_are_given_and_shared(family: Family, monkeypatch: 
             ("gpu", "h100", 1),
             ("gpu", "h100", 2),
         ]
-        assert {(each.disk, each.labels) for each in totals} == {(5 * 1000**3, ("zone=a",))}
+        assert {(each.disk, given_labels(each.labels)) for each in totals} == {(5 * 1000**3, ("zone=a",))}
         assert _shown(cluster, ResourceConfig.with_gpu("h100", 2)) == "5,6"
         assert _shown(cluster, ResourceConfig.with_gpu("h100", 1)) in {"4", "5", "6"}
         assert _shown(cluster, ResourceConfig(labels={"zone": "a"})) == "4,5,6"  # the program's own

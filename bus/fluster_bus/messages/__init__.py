@@ -45,6 +45,8 @@ from fluster_bus.messages.worker_service import (
     DrainReply,
     DrainRequest,
     KillAttemptRequest,
+    RunReply,
+    RunRequest,
     WorkerHealth,
 )
 from fluster_bus.messages.workers import (
@@ -113,6 +115,8 @@ __all__ = [
     "RefusedJob",
     "Replacement",
     "ResourceConfig",
+    "RunReply",
+    "RunRequest",
     "SavedState",
     "StatusReply",
     "StatusRequest",

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from fluster_bus.names import MAX_NAME_LENGTH, WorkerId
 
 MAX_LABELS = 64
+WORKER_LABEL = "fluster.worker"  # each worker has it by itself: its own name
 _KEY = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,62}[A-Za-z0-9])?")
 _VALUE = re.compile(r"[A-Za-z0-9_.:/-]{0,63}")
+_WORKER = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_NAME_LENGTH}}}")
 
 
 def check_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
@@ -15,7 +19,8 @@ def check_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
     if len(labels) > MAX_LABELS:
         raise ValueError(f"{len(labels)} labels are too many: give at most {MAX_LABELS}")
     for key, value in labels.items():
-        if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
+        known = _WORKER if key == WORKER_LABEL else _VALUE
+        if not _KEY.fullmatch(key) or not known.fullmatch(value):
             shown = f"{key}={value}"[:150]
             raise ValueError(
                 f"{shown!r} is no label: write key=value, each of at most 64 letters, digits and _ . / - (a value also :)"
@@ -42,3 +47,19 @@ def as_words(labels: Mapping[str, str]) -> tuple[str, ...]:
 def from_words(words: tuple[str, ...]) -> dict[str, str]:
     """What `as_words` was given."""
     return {key: value for key, _, value in (word.partition("=") for word in words)}
+
+
+def with_own_name(words: Sequence[str], worker_id: WorkerId) -> tuple[str, ...]:
+    """The labels of a worker of that name: those that it was given, and the one by which a task asks for just this worker."""
+    return tuple(sorted([*given_labels(words), *as_words({WORKER_LABEL: worker_id})]))
+
+
+def given_labels(words: Sequence[str]) -> tuple[str, ...]:
+    """The labels without the one that each worker has by itself."""
+    return tuple(word for word in words if word.partition("=")[0] != WORKER_LABEL)
+
+
+def worker_named(words: tuple[str, ...]) -> WorkerId | None:
+    """The one worker that a task with these labels may run on; None when it may on all."""
+    name = from_words(words).get(WORKER_LABEL)
+    return WorkerId(name) if name is not None else None

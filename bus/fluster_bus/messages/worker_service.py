@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from fluster_bus.messages.jobs import JobRequest
 from fluster_bus.messages.logs import LogLine
 from fluster_bus.messages.model import Message
 from fluster_bus.messages.workers import Capacity
@@ -44,7 +45,7 @@ class AttemptStatus(Message):
     job_id: JobId
     task: int
     attempt: int
-    phase: str  # preparing (which takes in starting), or running
+    phase: str  # reserved (for a job that is to run here, attempt 0), preparing (which takes in starting), or running
     resources: Capacity
     devices: tuple[str, ...] = ()
     pid: int | None = None
@@ -79,6 +80,25 @@ class KillAttemptRequest(AttemptQuery):
 
     reason: str = Field(default="killed at its worker", max_length=1_000)
     force: bool = False  # SIGKILL at once; also to one that is in its grace already
+
+
+class RunRequest(Message):
+    """Asks a worker to run a job now, before all that waits. What the job tries later it tries on this worker too."""
+
+    namespace: Namespace
+    job: JobRequest
+
+
+class RunReply(Message):
+    """The worker has room for the job, and has submitted it. `claimed` is false while no controller has recorded it yet.
+
+    `submission` is its place in the stream of submitted jobs.
+    """
+
+    worker_id: WorkerId
+    job_id: JobId
+    submission: int
+    claimed: bool
 
 
 class WorkerHealth(Message):

@@ -55,12 +55,22 @@ class Ledger:
     def __contains__(self, attempt: str) -> bool:
         return attempt in self._reserved
 
-    def reserve(self, attempt: str, need: Capacity) -> bool:
-        """Give `need` to an attempt; False when it does not fit, or has something already."""
-        if attempt in self._reserved or not fits(need, self.free):
+    def reserve(self, attempt: str, need: Capacity, *, instead_of: str = "") -> bool:
+        """Give `need` to an attempt; False when it does not fit, or has something already.
+
+        What `instead_of` has, if anything, is kept for this attempt: it is given up for it.
+        """
+        if attempt in self._reserved:
             return False
-        self.hold(attempt, need)
-        return True
+        kept = self._reserved.get(instead_of)
+        if kept is not None:
+            self.release(instead_of)
+        if fits(need, self.free):
+            self.hold(attempt, need)
+            return True
+        if kept is not None:
+            self.hold(instead_of, kept)
+        return False
 
     def why_full(self, need: Capacity) -> str | None:
         """Why there is no room for `need`; None while there is."""

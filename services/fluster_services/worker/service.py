@@ -32,6 +32,8 @@ from fluster_bus.messages import (
     Namespace,
     Offer,
     OfferReply,
+    RunReply,
+    RunRequest,
     TaskRecord,
     WorkerHealth,
     WorkerId,
@@ -117,6 +119,7 @@ class WorkerService:
         wellness: Wellness,
         attempts: Mapping[str, RunningTask],
         on_offer: Callable[[Offer, str], Awaitable[OfferReply]],
+        run: Callable[[RunRequest], Awaitable[RunReply]],
         obey: Callable[[TaskRecord], None],
     ) -> None:
         self._bus = bus
@@ -129,14 +132,15 @@ class WorkerService:
         self._wellness = wellness
         self._attempts = attempts
         self._on_offer = on_offer
+        self._run = run
         self._obey = obey
         self._stacks = Stacks()
         self._started = time.monotonic()
 
     async def serve(self) -> None:
         """Begin to answer. An offer is what runs a task: the worker claims its record, or declines."""
-        for verb in ("offer", "run"):
-            await self._bus.serve(subjects.worker_verb(self._worker_id, verb), Offer, self._on_offer)
+        await self._bus.serve(subjects.worker_verb(self._worker_id, "offer"), Offer, self._on_offer)
+        await self._serve("run", RunRequest, self._run)
         await self._serve("drain", DrainRequest, self._drain)
         await self._serve("status", AttemptQuery, self._status)
         await self._serve("list", Done, self._list)
@@ -180,7 +184,7 @@ class WorkerService:
             job_id=place.job_id,
             task=place.task,
             attempt=place.attempt,
-            phase="preparing" if running is None else "running",
+            phase="running" if running is not None else "preparing" if place.attempt else "reserved",
             resources=self._ledger.attempts()[key],
             devices=self._ledger.devices(key),
             pid=running.pid if running is not None else None,

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
@@ -22,10 +22,13 @@ from fluster_bus.errors import (
 from fluster_bus.fence_clock import fence_clock
 from fluster_bus.messages import (
     Capacity,
+    JobRequest,
     Look,
+    Namespace,
     Offer,
     OfferReply,
 )
+from fluster_bus.messages.labels import with_own_name
 from fluster_bus.retries import retried
 from fluster_services.capacity import fits, needed
 from fluster_services.worker.attempts import Attempts
@@ -40,10 +43,13 @@ from fluster_services.worker.images import Images
 from fluster_services.worker.ledger import Ledger
 from fluster_services.worker.presence import Presence
 from fluster_services.worker.progress_pump import ProgressPump
+from fluster_services.worker.run_requests import RunRequests, reservation_of
 from fluster_services.worker.runtime import RunningTask, Runtime
 from fluster_services.worker.service import AttemptKey, WorkerService
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 _REVIEW_PAUSE_S = 0.5
 _CONTROLLER_TIMEOUT_S = 60.0
@@ -61,12 +67,13 @@ class Worker:
         self._runtime = runtime
         self._worker_id = config.worker_id
         self._claims = Claims(bus, config.worker_id, tuple(config.job_credentials))
-        self._ledger = Ledger(config.total, config.device_ids)
+        total = config.total.model_copy(update={"labels": with_own_name(config.total.labels, config.worker_id)})
+        self._ledger = Ledger(total, config.device_ids)
         self._classes = ClassOffers(bus, self._on_offer)
         self._presence = Presence(
             bus,
             config.worker_id,
-            total=config.total,
+            total=total,
             timing=config.timing,
             free=self._free,
             attempts=lambda: list(self._attempts.running),
@@ -86,6 +93,16 @@ class Worker:
             change=self._on_wellness,
             images=images,
         )
+        run_requests = RunRequests(
+            bus,
+            config.worker_id,
+            self._ledger,
+            check=self._why_nothing_new,
+            take=self._take,
+            give_back=self._attempts.give_back,
+            start=self._start,
+            claim_within_s=max(config.timing.hold_s, 2 * config.timing.heartbeat_s),
+        )
         self._service = WorkerService(
             bus,
             config.worker_id,
@@ -97,6 +114,7 @@ class Worker:
             wellness=self._attempts.wellness,
             attempts=self._attempts.running,
             on_offer=self._on_offer,
+            run=run_requests.run,
             obey=self._attempts.obey,
         )
         self._draining = draining
@@ -183,6 +201,11 @@ class Worker:
         except RuntimeError:  # the worker ends for another reason: its next run gives up what this one claimed
             work.close()
 
+    def _start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        task = self._tasks.create_task(work)
+        self._track(task)
+        return task
+
     def _track(self, work: asyncio.Task[Any]) -> None:
         self._work.add(work)
         work.add_done_callback(self._work.discard)
@@ -264,7 +287,7 @@ class Worker:
         work = asyncio.current_task()
         if work is not None:
             self._track(work)
-        if self._worker_id in offer.spared:
+        if self._worker_id in offer.spared and not self._is_promised(offer):
             return OfferReply(
                 worker_id=self._worker_id, accepted=False, spared=True, reason="kept free for another task"
             )
@@ -276,10 +299,8 @@ class Worker:
 
     async def _take(self, offer: Offer) -> str | None:
         """Reserve, then claim: None when the task is this worker's, else why not. Raises UnfitError."""
-        if offer.namespace not in self._config.job_credentials:
-            return "no such namespace here"
-        if fence_clock() >= self._presence.fence_at:
-            return "not heard for so long that it may start nothing"
+        if (refusal := self._why_not_here(offer.namespace)) is not None:
+            return refusal
         # The job is not needed yet, but so both come by one round trip.
         row, job = await asyncio.gather(
             self._claims.look(offer.namespace, offer.job_id, offer.task),
@@ -287,18 +308,14 @@ class Worker:
         )
         if row is None or row.revision < offer.revision:
             return "no such record here"
-        if self._is_over:
-            return "it is about to end"
-        if self._draining.is_asked:
-            return "it drains"
-        if self._attempts.wellness.trouble is not None:
-            return f"it takes no work: {self._attempts.wellness.trouble}"
+        if (refusal := self._why_resting(promised=self._is_promised(offer))) is not None:
+            return refusal
         if job is not None:
-            is_contained = self._config.containers is not None
-            await check_folder(job.request.environment, self._worker_id, in_containers=is_contained)
+            await self._check_folder(job.request)
         key = subjects.attempt_key(offer.namespace, offer.job_id, offer.task, offer.attempt)
         need = needed(row.value.resources)
-        if not self._ledger.reserve(key, need):
+        kept = reservation_of(offer.namespace, offer.job_id, offer.task)
+        if not self._ledger.reserve(key, need, instead_of=kept):
             self._spawn(self._cover_when_possible())
             return self._ledger.why_full(need) or "it has this attempt already"
         try:
@@ -315,6 +332,39 @@ class Worker:
         else:
             self._spawn(self._cover_when_possible())
         self._spawn(self._attempts.start(claimed, key, job))
+        return None
+
+    def _why_not_here(self, namespace: Namespace) -> str | None:
+        if namespace not in self._config.job_credentials:
+            return "no such namespace here"
+        if fence_clock() >= self._presence.fence_at:
+            return "not heard for so long that it may start nothing"
+        return None
+
+    def _why_resting(self, *, promised: bool = False) -> str | None:
+        if self._is_over:
+            return "it is about to end"
+        if self._draining.is_asked and not promised:
+            return "it drains"
+        trouble = self._attempts.wellness.trouble
+        return f"it takes no work: {trouble}" if trouble is not None else None
+
+    def _is_promised(self, offer: Offer) -> bool:
+        """True for a task for which room is kept, see RunRequests."""
+        return reservation_of(offer.namespace, offer.job_id, offer.task) in self._ledger
+
+    async def _check_folder(self, job: JobRequest) -> None:
+        is_contained = self._config.containers is not None
+        await check_folder(job.environment, self._worker_id, in_containers=is_contained)
+
+    async def _why_nothing_new(self, namespace: Namespace, job: JobRequest) -> str | None:
+        """Why a job cannot be begun here now, whatever room there is."""
+        if (refusal := self._why_not_here(namespace) or self._why_resting()) is not None:
+            return refusal
+        try:
+            await self._check_folder(job)
+        except UnfitError as error:
+            return str(error)
         return None
 
     async def _settle(self, offer: Offer, key: str) -> None:
