@@ -24,7 +24,7 @@ from fluster_bus.messages import (
 from fluster_bus.tables import Row
 from fluster_services import lifecycle
 from fluster_services.controller.books import Books, record_key
-from fluster_services.controller.dispatch import Ask, Dispatch
+from fluster_services.controller.dispatch import ASKS_UNFIT_AGAIN_S, Ask, Dispatch
 from fluster_services.controller.liveness import Liveness
 from fluster_services.controller.roster import Roster
 
@@ -327,6 +327,44 @@ def test_a_task_that_is_wanted_nowhere_holds_up_nobody_with_the_same_need() -> N
     cluster.roster.note_misfits([need for need in cluster.dispatch.scheduler.needs() if need.elsewhere], now=1.0)
     assert [need.elsewhere for need in cluster.roster.misfits] == [(A, B)]
     cluster.dispatch.scheduler.sanity_check()
+
+
+@pytest.mark.parametrize("is_out", [False, True])
+def test_a_worker_that_lacked_it_is_asked_again_after_a_while(is_out: bool) -> None:
+    cluster = Cluster()
+    cluster.claim(cluster.submit("busy", 4), B)
+    task = cluster.submit("there", 4)
+    cluster.offer(_lacks(A))
+    ((place, need),) = cluster.dispatch.take()
+    assert need.elsewhere == (A,)
+    asking = cluster.dispatch.offer(place, need)
+    if not is_out:
+        assert list(asking) == [], "B is full"
+        assert cluster.dispatch.take() == []
+    (due, ask_again) = cluster.later.pop()
+    assert due == ASKS_UNFIT_AGAIN_S
+    ask_again()
+    if is_out:
+        assert list(asking) == []
+    assert not cluster.dispatch.unfit(place.job)
+    (ask,) = cluster.offer(OfferReply(worker_id=A, accepted=True))
+    assert ask.subject == ON_CLASS
+    cluster.claim(task, A)
+    assert cluster.dispatch.is_idle
+    assert len(cluster.dispatch.scheduler) == 0
+    cluster.dispatch.scheduler.sanity_check()
+
+
+def test_one_that_lacks_it_still_is_not_asked_for_as_long_again() -> None:
+    cluster = Cluster()
+    cluster.claim(cluster.submit("busy", 4), B)
+    cluster.submit("there", 4)
+    for _ in range(3):
+        cluster.offer(_lacks(A))
+        ((place, need),) = cluster.dispatch.take()
+        assert list(cluster.dispatch.offer(place, need)) == []
+        assert len(cluster.later) == 1
+        cluster.later.pop()[1]()
 
 
 def test_what_workers_lack_is_forgotten_with_the_job() -> None:

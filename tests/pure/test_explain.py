@@ -216,4 +216,7 @@ def test_workers_that_lack_what_a_job_names_are_not_counted_on() -> None:
     workers = [view("w1", 4), view("w2", 4, free=0, jobs=("a",))]
     unfit = {WorkerId("w1"): "worker w1 has no folder '/data'"}
     told = explain(job, lifecycle.new_tasks(job), workers, ahead=0, now=NOW, unfit=unfit)
-    assert told == "fits w2; 4 of 4 CPUs are busy with a; next in line; worker w1 has no folder '/data'"
+    assert (
+        told
+        == "fits w2; 4 of 4 CPUs are busy with a; next in line; worker w1 has no folder '/data' (asked again from time to time)"
+    )

@@ -32,6 +32,7 @@ _OUT_AT_ONCE = 32
 _TRIES_BESIDE_SPARED = 3  # a class hands an offer to any member: it may be one that is kept free
 _NAMED_BESIDE_SPARED = 32  # workers that are then asked by name
 _CHOOSING_COSTS = 20  # workers to keep free are chosen so seldom that it takes one part in so many of the time
+ASKS_UNFIT_AGAIN_S = 30.0  # a folder may have been made, or mounted
 _FIRST_PAUSE_AFTER_DECLINE_S, _LAST_PAUSE_AFTER_DECLINE_S = 0.01, 0.5
 
 
@@ -303,8 +304,23 @@ class Dispatch:
         return False, has_declined
 
     def note_unfit(self, key: JobKey, answer: OfferReply) -> None:
-        """A worker lacks what the job names: it is not asked again."""
+        """A worker lacks what the job names: it is not asked again for a while."""
         self._unfit.setdefault(key, {})[answer.worker_id] = answer.reason
+        self._around.call_later(ASKS_UNFIT_AGAIN_S, partial(self._ask_again, key, answer.worker_id))
+
+    def _ask_again(self, key: JobKey, worker_id: WorkerId) -> None:
+        """The worker may have by now what it lacked: what waits of the job is offered to it too."""
+        unfit, entry = self._unfit.get(key, {}), self._books.get(key)
+        if unfit.pop(worker_id, None) is None or entry is None:
+            return  # the job has ended
+        if not unfit:
+            del self._unfit[key]
+        for row in list(entry.tasks.values()):
+            # One that is out takes its new need when its offer has come to its end.
+            if self.scheduler.is_idle(key, row.value.task):
+                self.scheduler.remove(key, row.value.task)
+                self._add(key, row.value)
+        self.on_room()  # for a gang
 
     def _candidates(self, place: Place, need: Capacity, spared: Collection[WorkerId]) -> Iterator[WorkerId]:
         """The workers that have room by the records."""

@@ -77,9 +77,7 @@ def explain(
     waiting = offered
     why = _why_gang_waits if job.request.gang else _why_waiting
     fit = [worker for worker in workers if worker.name not in unfit]
-    waits = (
-        why(waiting, fit, ahead) + _in_trouble(troubles) + "".join(f"; {reason}" for reason in sorted(unfit.values()))
-    )
+    waits = why(waiting, fit, ahead) + _in_trouble(troubles) + _lacking(unfit)
     return waits + _kept_free(job, reservation) + _retried(job, waiting, now)
 
 
@@ -147,6 +145,12 @@ def _why_waiting(waiting: Sequence[TaskRecord], workers: Sequence[WorkerView], a
 
 def _place(ahead: int) -> str:
     return f"{ahead} tasks are before it" if ahead > 1 else "one task is before it" if ahead else "next in line"
+
+
+def _lacking(unfit: Mapping[WorkerId, str]) -> str:
+    if not unfit:
+        return ""
+    return "".join(f"; {reason}" for reason in sorted(unfit.values())) + " (asked again from time to time)"
 
 
 def _in_trouble(troubles: Sequence[tuple[str, str]]) -> str:

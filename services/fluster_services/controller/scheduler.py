@@ -307,6 +307,10 @@ class Scheduler:
         """The tasks that wait for just that."""
         return sorted(self._needing.get(need, ()))
 
+    def is_idle(self, job: JobKey, task: int) -> bool:
+        """True for a task that waits and is not out."""
+        return (job, task) in self._waiting and (job, task) not in self._out
+
     def waiting(self) -> list[tuple[JobKey, int]]:
         """All tasks that wait, whether or not they are out."""
         return list(self._waiting)
