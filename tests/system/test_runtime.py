@@ -304,6 +304,17 @@ async def test_who_heeds_sigterm_has_the_time_it_needs(any_site: Site) -> None:
     assert texts(task) == ["ready", "saving"]
 
 
+async def test_who_makes_use_of_its_grace_is_killed_at_once_by_force(any_site: Site) -> None:
+    stubborn = "trap 'echo not yet' TERM; echo ready; while :; do sleep 1000 & wait; done"
+    task = await any_site.command("sh", "-c", stubborn)
+    await wait_for_line(task, "ready")
+    task.kill(3600, "enough")
+    await wait_for_line(task, "not yet")
+    task.kill(0, "enough")
+    record = await end_of(task)
+    assert (record.signal, record.reason) == (signal.SIGKILL, "killed")
+
+
 async def test_the_grace_is_for_the_children_too(site: Site) -> None:
     child = "trap 'sleep 0.3; echo saved; exit' TERM; echo ready; while :; do sleep 0.1; done"
     task = await site.command("sh", "-c", f'sh -c "{child}" & wait')
