@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 VISIBLE_DEVICES = {"gpu": "CUDA_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_CHIPS"}  # how a task is told which are its own
+ANY_MODEL = "any"  # of devices whose model was not given: they are for tasks that name none
 
 
 @dataclass(frozen=True)
@@ -24,20 +25,23 @@ class Devices:
 
 
 def parse_gpus(text: str, visible: str | None) -> Devices:
-    """`h100:8`, or `h100` for one, or `0` for none; with the ids of CUDA_VISIBLE_DEVICES where that is set.
+    """`h100:8`, or `h100` for one, `8` of no model that jobs can name, or `0` for none; with the ids of CUDA_VISIBLE_DEVICES
+    where that is set.
 
     Raises ValueError.
     """
     if text == "0":
         return Devices()
-    match = re.fullmatch(r"([A-Za-z0-9_-]*[A-Za-z][A-Za-z0-9_-]*)(?::([1-9]\d{0,3}))?", text)
+    match = re.fullmatch(
+        r"(?P<any>[1-9]\d{0,3})|(?P<model>[A-Za-z0-9_-]*[A-Za-z][A-Za-z0-9_-]*)(?::(?P<count>[1-9]\d{0,3}))?", text
+    )
     if match is None:
-        raise ValueError(f"{text!r} names no GPUs: write a model and a count, such as h100:8, or 0 for none")
-    count = int(match[2] or 1)
+        raise ValueError(f"{text!r} names no GPUs: write a model, a count or both, such as h100:8, or 0 for none")
+    count = int(match["any"] or match["count"] or 1)
     ids = visible_ids(visible) or tuple(map(str, range(count)))
     if len(ids) < count:
         raise ValueError(f"{text!r} are more GPUs than CUDA_VISIBLE_DEVICES={visible!r} shows")
-    return Devices("gpu", match[1].lower(), ids[:count])
+    return Devices("gpu", (match["model"] or ANY_MODEL).lower(), ids[:count])
 
 
 def visible_ids(text: str | None) -> tuple[str, ...]:

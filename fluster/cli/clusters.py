@@ -56,8 +56,10 @@ def up(
     gpus: Annotated[
         str | None,
         typer.Option(
+            "--gpus",
+            "--gpu",
             metavar="MODEL:COUNT",
-            help="GPUs that it offers, or 0; those that nvidia-smi lists, unless given. Example: --gpus h100:8",
+            help="GPUs that it offers: a model, a count or both, or 0; those that nvidia-smi lists, unless given. Example: --gpus h100:8",
         ),
     ] = None,
     label: Annotated[

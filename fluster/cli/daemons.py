@@ -26,6 +26,7 @@ class Setting:
     metavar: str
     help: str
     is_repeatable: bool = False  # what is given several times counts together, as does what stands between commas
+    singular: bool = False  # it may be spelt so too, as other commands have it
 
     @property
     def name(self) -> str:
@@ -33,9 +34,9 @@ class Setting:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """How it is spelt: also in the singular where other commands have that."""
+        """How it is spelt."""
         plural = "--" + self.name.removesuffix("_s").replace("_", "-")
-        return (plural, plural.removesuffix("s")) if self.is_repeatable else (plural,)
+        return (plural, plural.removesuffix("s")) if self.singular or self.is_repeatable else (plural,)
 
 
 _FOR_BOTH = (
@@ -85,7 +86,9 @@ WORKER_SETTINGS = (
     Setting("FLUSTER_CPUS", "CPUS", "CPUs that it offers. Default: those that it may use."),
     Setting("FLUSTER_MEMORY", "SIZE", "Memory that it offers, such as 32GB. Default: the machine's."),
     Setting("FLUSTER_DISK", "SIZE", "Disk that it offers. Default: what is free in the state folder."),
-    Setting("FLUSTER_GPUS", "MODEL:COUNT", "GPUs that it offers, 0 for none. Default: what nvidia-smi finds."),
+    Setting(
+        "FLUSTER_GPUS", "MODEL:COUNT", "GPUs that it offers, 0 for none. Default: what nvidia-smi finds.", singular=True
+    ),
     Setting("FLUSTER_LABELS", "KEY=VALUE,…", "By what it differs from others.", is_repeatable=True),
     Setting("FLUSTER_RESOURCES", "NAME=COUNT,…", "What else it has, such as license=4.", is_repeatable=True),
     Setting("FLUSTER_MAX_CONCURRENT_JOBS", "COUNT", "Tasks that it has at once. Default: as many as have room."),

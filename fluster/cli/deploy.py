@@ -55,7 +55,8 @@ def deploy(
         typer.Option(metavar="SIZE", help="Memory of each. Default: as the class says. Example: --memory 8GB"),
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option(metavar="MODEL:COUNT", help="GPUs of each actor. Example: --gpu h100:1")
+        str | None,
+        typer.Option("--gpu", "--gpus", metavar="MODEL:COUNT", help="GPUs of each actor. Example: --gpu h100:1"),
     ] = None,
     resource: Annotated[
         list[str] | None,

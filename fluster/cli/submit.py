@@ -35,7 +35,12 @@ def submit(
     disk: Annotated[str | None, typer.Option(metavar="SIZE", help="Disk of each task. Example: --disk 100GB")] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="MODEL:COUNT", help="GPUs of each task: a model, a count or both. Example: --gpu h100:8"),
+        typer.Option(
+            "--gpu",
+            "--gpus",
+            metavar="MODEL:COUNT",
+            help="GPUs of each task: a model, a count or both. Example: --gpu h100:8",
+        ),
     ] = None,
     label: Annotated[
         list[str] | None,

@@ -88,6 +88,14 @@ def test_disk_is_in_no_class() -> None:
     assert class_of(Capacity(cpu=1, memory=GIB, disk=1)) is None
 
 
+def test_gpus_of_no_model_are_for_tasks_that_name_none() -> None:
+    free = Capacity(cpu=8, memory=GIB, device="gpu", variant="any", devices=2)
+    for variant, fitting in (("any", True), ("h100", False)):
+        need = needed(ResourceConfig.with_gpu(variant, 2, cpu=1, memory=GIB))
+        assert fits(need, free) is fitting
+        assert (class_of(need) in classes_covered(free)) is fitting
+
+
 def test_what_is_counted_by_other_names_is_in_no_class() -> None:
     assert class_of(Capacity(cpu=1, memory=GIB, resources=(("license", 1.0),))) is None
 

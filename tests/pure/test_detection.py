@@ -58,13 +58,17 @@ def test_gpus_are_those_that_are_listed_and_visible(visible: str | None, found: 
         ("h100", None, Devices("gpu", "h100", ("0",))),
         ("H100:2", None, Devices("gpu", "h100", ("0", "1"))),
         ("a100:2", "4,5,6", Devices("gpu", "a100", ("4", "5"))),
+        ("2", "4,5,6", Devices("gpu", "any", ("4", "5"))),
     ],
 )
 def test_gpus_may_be_given_by_hand(text: str, visible: str | None, found: Devices) -> None:
     assert parse_gpus(text, visible) == found
 
 
-@pytest.mark.parametrize(("text", "visible"), [("8", None), ("h100:0", None), ("h100:x", None), ("h100:3", "0,1")])
+@pytest.mark.parametrize(
+    ("text", "visible"),
+    [("08", None), ("-1", None), ("h100:0", None), ("4", "0,1"), ("h100:x", None), ("h100:3", "0,1")],
+)
 def test_what_names_no_gpus_is_quoted(text: str, visible: str | None) -> None:
     with pytest.raises(ValueError, match=repr(text)):
         parse_gpus(text, visible)

@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from typer.testing import CliRunner
+
 from fluster import Cluster, Entrypoint, JobRequest
+from fluster.cli.app import app
 from fluster.cli.daemons import CONTROLLER_SETTINGS, WORKER_SETTINGS
 from fluster_bus.errors import BusError
 from fluster_bus.messages import JobStatus
@@ -78,3 +81,10 @@ def test_every_setting_of_a_daemon_is_an_option() -> None:
             for variable in re.findall(r"`(FLUSTER_\w+)`", variables)
         }
         assert {setting.variable for setting in settings} | {"FLUSTER_CLUSTER_ADDRESS"} == documented
+
+
+def test_gpus_are_spelt_alike_by_all_commands() -> None:
+    for words in (("up",), ("submit",), ("deploy",), ("worker", "start")):
+        shown = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).output
+        assert re.search(r"--gpu\b", shown), words
+        assert re.search(r"--gpus\b", shown), words
