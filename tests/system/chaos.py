@@ -22,6 +22,7 @@ from fluster.actors import ActorPool
 from fluster_bus.address import BusAddress
 from fluster_bus.messages import JobId
 from fluster_bus.roles import Role
+from fluster_services.worker.cgroups import Enforcement
 from tests.cable import Cable
 from tests.system.daemons import Daemons
 from tests.system.nursery import Nursery
@@ -52,8 +53,11 @@ while True:
 class Chaos:
     """Faults of a cluster of two workers and some controllers; the dice say whom they meet, and when."""
 
-    def __init__(self, daemons: Daemons, nursery: Nursery, cable: Cable, dice: random.Random) -> None:
+    def __init__(
+        self, daemons: Daemons, nursery: Nursery, cable: Cable, dice: random.Random, *, limits: Enforcement
+    ) -> None:
         self._daemons, self._nursery, self._cable, self._dice = daemons, nursery, cable, dice
+        self._limits = limits
 
     @property
     def deeds(self) -> list[Callable[[], None]]:
@@ -79,7 +83,7 @@ class Chaos:
         service = self._daemons.server.credentials(Role.SERVICE)
         far = BusAddress(f"nats://127.0.0.1:{self._cable.port}", service.user, service.password)
         address = far if name == _WORKERS[1] else service
-        self._daemons.start_worker(name, address=address, working_dir=None, enforce_limits="auto")
+        self._daemons.start_worker(name, address=address, working_dir=None, enforce_limits=self._limits)
 
     def pause(self, seconds: float) -> None:
         """Up to so long: any moment is meant."""
