@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
@@ -71,6 +72,7 @@ class AsyncWorkerPool:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._closed = False
+        self._bars: weakref.WeakSet[Bar] = weakref.WeakSet()  # of maps that go on, or are still known
 
     @classmethod
     async def start(cls, *args: Any, **options: Any) -> Self:
@@ -184,7 +186,9 @@ class AsyncWorkerPool:
         items = _arguments(iterables)
         blocks = list(blocks_of(items, 0, _checked(chunksize)))
         result = kind(self.name, len(items), self.workers.loop)
-        bar = progress_bar(self.name, len(items)) if progress else None
+        bar = self._new_bar(len(items)) if progress else None
+        if bar is not None:
+            result.on_interrupt = bar.interrupt
         on_outcome = self._counted(result.on_outcome, bar)
         batch = Batch(pickled, on_outcome, chunksize=chunksize, futures=result, is_complete=True)
         self.workers.add((batch, blocks))
@@ -214,7 +218,7 @@ class AsyncWorkerPool:
         self.check_open()
         pickled = self._functions.of(function)
         total = len(items) if isinstance(items, Sequence) else None
-        bar = progress_bar(self.name, total) if progress else None
+        bar = self._new_bar(total) if progress else None
 
         def make_batch(on_outcome: Callable[[Outcome], object]) -> Batch:
             return Batch(pickled, self._counted(on_outcome, bar), chunksize=chunksize, is_complete=False)
@@ -224,15 +228,20 @@ class AsyncWorkerPool:
             self.workers.add((batch, blocks))
 
         arguments = ((item,) for item in iterated(items))
-        on_end = bar.stop if bar is not None else lambda: None
+        ends: dict[str, Any] = {} if bar is None else {"on_end": bar.stop, "on_interrupt": bar.interrupt}
         return kind(
             arguments,
             _checked(chunksize),
             make_batch=make_batch,
             add=add,
             workers=lambda: self.num_workers,
-            on_end=on_end,
+            **ends,
         )
+
+    def _new_bar(self, total: int | None) -> Bar:
+        bar = progress_bar(self.name, total)
+        self._bars.add(bar)
+        return bar
 
     def _counted(self, then: Callable[[Outcome], object], bar: Bar | None) -> Callable[[Outcome], None]:
         def on_outcome(outcome: Outcome) -> None:
@@ -262,7 +271,20 @@ class AsyncWorkerPool:
         have ended with it, and others end with the program, or with the task's attempt that made the pool.
         """
         if self.close():
+            await self.end(wait=wait)
+
+    async def end(self, *, wait: bool) -> None:
+        """End the workers of a pool that is closed; bars stay where they are."""
+        if not wait:
+            self._stop_bars()  # before what is cancelled counts as done
+        try:
             await self.workers.shutdown(wait=wait)
+        finally:
+            self._stop_bars()
+
+    def _stop_bars(self) -> None:
+        for bar in list(self._bars):
+            bar.stop()
 
     def close(self) -> bool:
         """Take no more tasks, from any thread; False when that was so already."""

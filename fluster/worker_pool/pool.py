@@ -148,7 +148,7 @@ class WorkerPool:
         """
         if self.asynchronous.close() and not self.portal.closed:
             with contextlib.suppress(ForkedError):  # a child ends; the pool is its parent's, and goes on
-                self.portal.run(functools.partial(self.asynchronous.workers.shutdown, wait=wait))
+                self.portal.run(functools.partial(self.asynchronous.end, wait=wait))
 
     def __enter__(self) -> Self:
         return self

@@ -6,6 +6,7 @@ import contextvars
 import logging
 import threading
 import time
+import weakref
 from typing import Any, Protocol
 
 from fluster.notebook import is_notebook
@@ -23,6 +24,9 @@ class Bar(Protocol):
 
     def stop(self) -> None:
         """Leave it as it is. Nothing happens the second time."""
+
+    def interrupt(self) -> None:
+        """Make room for what comes next, as the wait for the items was interrupted; they may go on."""
 
 
 def progress_bar(name: str, total: int | None) -> Bar:
@@ -42,14 +46,20 @@ class TerminalBar:
         self._progress = Progress(*columns, console=Console(stderr=True))
         self._task = self._progress.add_task(name, total=total)
         self._progress.start()
+        # Also when it is forgotten, and at the program's end: until then the cursor is hidden.
+        self._finalizer = weakref.finalize(self, self._progress.stop)
 
     def advance(self, items: int) -> None:
-        self._progress.advance(self._task, items)
-        if self._progress.finished:
-            self.stop()
+        if self._finalizer.alive:
+            self._progress.advance(self._task, items)
+            if self._progress.finished:
+                self.stop()
 
     def stop(self) -> None:
-        self._progress.stop()
+        self._finalizer()
+
+    def interrupt(self) -> None:
+        self.stop()
 
 
 class NotebookBar:
@@ -78,6 +88,9 @@ class NotebookBar:
     def stop(self) -> None:
         with self._lock:
             self._show(is_over=True)
+
+    def interrupt(self) -> None:
+        """It has a place of its own, and goes on."""
 
     def _show(self, *, is_over: bool) -> None:
         if self._is_over:

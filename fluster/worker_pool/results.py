@@ -60,6 +60,7 @@ class ItemFutures(Sequence[ActorFuture[T]], Generic[T]):
         self._futures: dict[int, _ItemFuture] = {}
         self._begun = 0  # all items before it, but for those that were cancelled
         self._wakes: list[Callable[[], object]] = []  # called at the next outcome
+        self.on_interrupt: Callable[[], object] = _nothing  # called when Ctrl-C ends a wait
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._size:,} items by {self._name}>"
@@ -151,7 +152,11 @@ class MapResult(ItemFutures[T]):
                 left_s = None if deadline is None else deadline - time.monotonic()
                 if left_s is not None and left_s <= 0:
                     raise self._late(timeout)
-                wait_seeing_signals(self._arrival.wait, left_s)
+                try:
+                    wait_seeing_signals(self._arrival.wait, left_s)
+                except KeyboardInterrupt:
+                    self.on_interrupt()
+                    raise
             return outcome
 
 
@@ -180,6 +185,10 @@ class AsyncMapResult(ItemFutures[T]):
                     return outcome
                 self._wakes.append(_setter(arrived, asyncio.get_running_loop()))
             await arrived.wait()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _values(outcome: Outcome, *, return_exceptions: bool) -> list[Any]:
@@ -218,7 +227,8 @@ class UnorderedItems(ABC, Generic[T]):
         make_batch: Callable[[Callable[[Outcome], object]], Batch],
         add: Callable[[Batch, list[Block]], object],
         workers: Callable[[], int],
-        on_end: Callable[[], object],
+        on_end: Callable[[], object] = _nothing,
+        on_interrupt: Callable[[], object] = _nothing,
     ) -> None:
         self._items = iter(items)
         self._is_exhausted = False
@@ -227,6 +237,7 @@ class UnorderedItems(ABC, Generic[T]):
         self._add = add
         self._workers = workers  # how many there are
         self._on_end = on_end
+        self._on_interrupt = on_interrupt
         self._outcome: Outcome | None = None  # the one that is being read
         self._place = 0  # in it
         self._taken = self._given = 0  # items
@@ -303,7 +314,11 @@ class UnorderedResults(UnorderedItems[T], Iterator[T]):
         while self._outcome is None or self._place == self._outcome.stop:
             if not self._has_more():
                 raise StopIteration
-            self._open(wait_for_item(self._arrived))
+            try:
+                self._open(wait_for_item(self._arrived))
+            except KeyboardInterrupt:
+                self._on_interrupt()
+                raise
         return self._next_of(self._outcome)
 
 
