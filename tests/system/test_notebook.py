@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,6 +17,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 from tests.system.processes import Family
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow  # a kernel takes its time to come up
 
@@ -51,6 +56,22 @@ class Notebook:
         self._notebook.cells.append(cell)
         self._client.execute_cell(cell, len(self._notebook.cells) - 1)
         return list(cell.outputs)
+
+    @contextmanager
+    def interrupted_when(self, condition: Callable[[], bool]) -> Iterator[None]:
+        """Interrupts the cell that runs once that is so."""
+        kernel = int(self.text("import os\nprint(os.getpid())"))
+
+        def interrupt() -> None:
+            wait_until(condition, 60)
+            os.kill(kernel, signal.SIGINT)
+
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        try:
+            yield
+        finally:
+            interrupting.join()
 
     def text(self, source: str) -> str:
         """The text that it put out, which is all that it may put out."""
@@ -93,6 +114,41 @@ def test_classes_of_the_notebook_are_actors(notebook: Notebook) -> None:
     assert notebook.text("print(counters.call().add(3), await counters.submit().add(4))") == "3 7"
     assert "ready" in notebook.html("counters")
     notebook.run("counters.shutdown()")
+
+
+def test_what_actors_print_comes_to_the_cell(notebook: Notebook) -> None:
+    notebook.run("@actor\nclass Talker:\n    def say(self, word):\n        print(word)")
+    outputs = notebook.run("with deploy(cluster, Talker, name='talker') as talkers:\n    talkers.call().say('heard')")
+    assert "talker[0] | heard\n" in "".join(output.text for output in outputs if output.get("name") == "stderr")
+
+
+def test_a_cell_that_was_edited_is_run_again(notebook: Notebook) -> None:
+    cell = """
+        @actor
+        class Greeter:
+            def greet(self):
+                return {word!r}
+        greeters = deploy(cluster, Greeter, name="greeter", if_exists="replace")
+        print(greeters.call().greet())
+    """
+    for word in ("hello", "goodbye"):
+        assert notebook.text(cell.format(word=word)) == word
+    notebook.run("greeters.shutdown()")
+
+
+def test_an_interrupt_ends_the_wait_of_a_cell(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.run(f"""
+        from pathlib import Path
+        from tests.waiting import wait_until
+        begun, over = Path({str(tmp_path / "begun")!r}), Path({str(tmp_path / "over")!r})
+        def hold(_number):
+            begun.touch()
+            wait_until(over.exists, 60)
+            return "over"
+    """)
+    with notebook.interrupted_when((tmp_path / "begun").exists), pytest.raises(CellExecutionError, match="Interrupt"):
+        notebook.run("waited = pool.map(hold, range(1), progress=True)\nwaited.results()")
+    assert notebook.text("over.touch()\nwaited.results()") == "['over']"  # it went on
 
 
 def test_a_job(notebook: Notebook) -> None:
