@@ -308,12 +308,16 @@ def test_an_argument_that_no_message_can_carry_is_refused(argument: str) -> None
         Entrypoint(command=("echo", argument))
 
 
-def test_a_folder_that_no_message_can_name_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_no_message_can_name_is_seen_by_no_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "B\udcfcro"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/bin")
     here = Origin.here(folder=folder)
-    assert (here.folder, here.device, here.inode, here.search.get("PATH")) == (None, 0, 0, None)
+    assert here.folder == f"{tmp_path}/B\\xfcro"
+    assert "PATH" not in here.search
+    assert not here.sees_folder()
     assert Origin.model_validate_json(here.model_dump_json()) == here
 
 

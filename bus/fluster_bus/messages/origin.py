@@ -36,11 +36,13 @@ class Origin(Message):
         search = {name: os.environ[name] for name in SEARCH_VARIABLES if is_carried(os.environ.get(name, "\0"))}
         place = {"host": _host(), "uid": os.getuid(), "search": search}
         try:
-            status = folder.stat() if folder is not None and is_carried(str(folder)) else None
+            status = folder.stat() if folder is not None else None
         except OSError:  # it was deleted, or may not be looked at
             status = None
         if status is not None:
-            place |= {"folder": str(folder), "device": status.st_dev, "inode": status.st_ino}
+            # One that is not UTF-8 gets a name under which no worker finds it: the task runs in a folder of its own, and says why.
+            name = os.fsencode(str(folder)).decode(errors="backslashreplace")
+            place |= {"folder": name, "device": status.st_dev, "inode": status.st_ino}
         return cls.model_validate(place)
 
     def is_same_user_here(self) -> bool:
