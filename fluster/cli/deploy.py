@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -96,7 +98,7 @@ def deploy(
         values: dict[str, Any] = {"workspace": folder_option(workspace), "pip_packages": tuple(pip or ())}
         variables = dict(split_assignment("--env", each) for each in env or [])
         environment = EnvironmentConfig.model_validate({**values, "env_vars": variables})
-    with Options.of(context).connect() as cluster:
+    with Options.of(context).connect() as cluster, _of_the_class(target):
         pool: ActorPool[Any] = deploy_actors(
             cluster,
             actor_class,
@@ -133,6 +135,30 @@ def _resources(
     return own.model_copy(update={name: getattr(given, name) for name in changed})
 
 
+@contextmanager
+def _of_the_class(target: str) -> Iterator[None]:
+    """What is wrong with the class, or its constructor raised, is no error in fluster."""
+    from pydantic import ValidationError
+
+    from fluster.errors import FlusterError
+
+    try:
+        yield
+    except (FlusterError, CommandError, ValidationError):
+        raise
+    except Exception as error:
+        raise CommandError(f"{target}: {type(error).__name__}: {error}", ExitCode.FAILED) from error
+
+
+def _described(error: Exception) -> str:
+    """The error, and the line at which the import ended."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = (
+        "" if isinstance(error, SyntaxError) or not frames else f" ({frames[-1].filename}, line {frames[-1].lineno})"
+    )
+    return f"{type(error).__name__}: {error}{place}"
+
+
 def _load(target: str, *, travels: bool) -> type:
     """The class. Raises CommandError when there is none."""
     module_name, colon, name = target.partition(":")
@@ -144,8 +170,13 @@ def _load(target: str, *, travels: bool) -> type:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name != module_name.partition(".")[0] and error.name != module_name:
-            raise
+            text = f"{target}: {module_name} cannot be imported: {_described(error)}"
+            raise CommandError(text, ExitCode.FAILED) from error
         raise CommandError(f"{target}: no module {module_name!r} is found from {folder}", ExitCode.USAGE) from error
+    except Exception as error:
+        raise CommandError(
+            f"{target}: {module_name} cannot be imported: {_described(error)}", ExitCode.FAILED
+        ) from error
     found = getattr(module, name, None)
     if not isinstance(found, type):
         raise CommandError(f"{target}: {module_name} has no class {name!r}", ExitCode.USAGE)

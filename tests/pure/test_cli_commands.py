@@ -133,6 +133,27 @@ def test_it_works_without_standard_streams(tmp_path: Path) -> None:
     assert subprocess.run([*shell, "nonsense"], check=False).returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("import no_such_package", "ModuleNotFoundError: No module named 'no_such_package' ("),
+        ("x = 1\nprint(y)", "NameError: name 'y' is not defined ("),
+        ("def f(:", "SyntaxError: "),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_no_error_in_fluster(
+    source: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_counters.py").write_text(source, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    done = CliRunner().invoke(app, ["deploy", "broken_counters:Counter"])
+    assert done.exit_code == ExitCode.FAILED
+    said = f"fluster: broken_counters:Counter: broken_counters cannot be imported: {line}"
+    assert done.stderr.startswith(said), done.stderr
+    assert f"broken_counters.py, line {1 + source.count(chr(10))}" in done.stderr
+
+
 def test_folders_are_for_workers_in_containers_and_not_the_systems_own() -> None:
     for arguments, why in (
         (["--folder", "/srv"], "is for --backend docker"),

@@ -180,3 +180,8 @@ def test_the_command_line_deploys_what_lives_on(cluster: LocalCluster, name: str
     for words, why in ((["own_counters:Nothing"], "has no class 'Nothing'"), (["nothing:X"], "no module 'nothing'")):
         wrong = run("deploy", *words)
         assert (wrong.returncode, why in wrong.stderr) == (2, True), wrong.stderr
+    source.write_text("class Mute:\n    pass\n\nclass Bad:\n    def __init__(self):\n        raise LookupError('no data')\n"
+                      "    def add(self):\n        pass\n")  # fmt: skip
+    for words, why in ((["own_counters:Mute"], "has no method that could be"), (["own_counters:Bad"], "no data")):
+        wrong = run("deploy", *words)
+        assert (wrong.returncode, why in wrong.stderr) == (1, True), wrong.stderr
