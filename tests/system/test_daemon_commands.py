@@ -17,6 +17,7 @@ from fluster.cli.app import app
 from fluster.cli.daemons import CONTROLLER_SETTINGS, WORKER_SETTINGS
 from fluster_bus.errors import BusError
 from fluster_bus.messages import JobStatus
+from fluster_bus.messages.labels import given_labels
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from tests.system.processes import Family
@@ -56,7 +57,11 @@ def test_controller_and_worker_are_started_with_options(family: Family, tmp_path
             wait_until(lambda: _workers(cluster) == ["w9"])
             job_id = cluster.launch(JobRequest(name="hello", entrypoint=Entrypoint(command=("true",))))
             total = cluster.list_workers()[0].info.total
-            assert (total.cpu, total.resources, total.labels) == (3, (("license", 4), ("slot", 1)), ("zone=a",))
+            assert (total.cpu, total.resources, given_labels(total.labels)) == (
+                3,
+                (("license", 4), ("slot", 1)),
+                ("zone=a",),
+            )
             assert cluster.wait(job_id, timeout=60).status is JobStatus.SUCCEEDED
     finally:
         server.close()
