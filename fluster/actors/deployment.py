@@ -130,13 +130,13 @@ class Deployment(Generic[T]):
         try:
             async with limit:
                 return await self._run(cluster, why)
-        except TimeoutError as late:
+        except TimeoutError:
             if not limit.expired():
                 raise
             raise ActorTimeoutError(
                 f"{self.request.name} was not there within {self.timeout:g} s, and what was begun of it is taken back"
                 f"{''.join(f': {reason}' for reason in why)}"
-            ) from late
+            ) from None  # what was waited for, step by step, tells nothing more
         finally:
             self.over.set()
 

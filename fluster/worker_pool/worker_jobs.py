@@ -81,6 +81,14 @@ class WorkerJobs:
         """Of all that were to be launched so far. Raises what kept them from being launched."""
         return [await asyncio.shield(launched) for launched in self._jobs.values()]
 
+    def launched(self) -> list[JobId]:
+        """The jobs of those that have been launched."""
+        return [
+            each.result()
+            for each in self._jobs.values()
+            if each.done() and not each.cancelled() and each.exception() is None
+        ]
+
     def on_workers(self) -> None:
         """There are workers: those that fail from now on were able to begin."""
         self._had_workers = True

@@ -296,9 +296,10 @@ class Workers:
             )
         if unit.deaths < 2:
             return error
+        commands = " or ".join(f"`fluster logs {job_id}`" for job_id in self._jobs.launched()) or "pool.logs()"
         return PoisonedTaskError(
             f"{self.plan.name}: {unit} was given to {unit.deaths} workers one after the other, and each died while it had "
-            f"it, so it is not given to another: `fluster logs` shows what they wrote (last: {error})"
+            f"it, so it is not given to another: {commands} shows what they wrote (last: {error})"
         )
 
     def _fail(self, unit: Task | Bundle | Slice | TaskQueue | Batch, error: BaseException) -> None:

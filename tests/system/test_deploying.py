@@ -89,8 +89,9 @@ async def test_it_is_the_same_for_programs_that_await(cluster: LocalCluster, nam
 def test_a_deployment_that_takes_too_long_is_taken_back(cluster: LocalCluster, name: str) -> None:
     with pytest.raises(
         TimeoutError, match=r"was not there within 1 s, and .* taken back: .*1 of 1 tasks run on worker-"
-    ):
+    ) as caught:
         deploy(cluster, Speaker, name=name, delay_s=60, timeout=1)
+    assert (caught.value.__cause__, caught.value.__suppress_context__) == (None, True), "one traceback is shown"
     assert unfinished(cluster, name) == []
 
 
