@@ -13,8 +13,17 @@ from docker.errors import NotFound
 
 from fluster import ActorPool, ClusterStartError, deploy
 from fluster.cluster import LocalCluster
-from fluster_bus.messages import Entrypoint, EnvironmentConfig, JobRequest, JobStatus
+from fluster_bus.messages import (
+    Capacity,
+    Entrypoint,
+    EnvironmentConfig,
+    JobRequest,
+    JobStatus,
+    ResourceConfig,
+    WorkerId,
+)
 from fluster_services.worker.container import OWN_MINOR, STATE_LABEL, ContainerSettings
+from tests import optional
 from tests.docker_engine import Engine, OwnEngine
 from tests.system.built_images import left_of_builds, no_built_images
 from tests.system.daemons import PATIENT, QUICK, Daemons
@@ -342,3 +351,21 @@ def test_a_worker_whose_engine_is_away_charges_nobody_and_returns_with_it(
             own_engine.start()
         (task,) = cluster.wait(job, timeout=PATIENCE_S).tasks
         assert (task.status, task.failures, task.preemptions) == (JobStatus.SUCCEEDED, 0, 0)
+
+
+def test_a_task_in_a_container_has_the_disk_that_it_asked_for(engine: Engine, tmp_path: Path, family: Family) -> None:
+    settings = ContainerSettings(engine=engine.host, image=engine.image)
+    total = Capacity(cpu=4, memory=4 << 30, disk=1 << 30)
+    disk = ResourceConfig.with_cpu(1, disk="16MiB")
+    with Daemons(tmp_path, family) as daemons, daemons.connect() as cluster:
+        daemons.start_controller()
+        daemons.start_worker("w1", containers=settings, enforce_limits="auto", total=total, working_dir=None)
+        limits = cluster.worker_health(WorkerId("w1")).limits
+        if "disk is enforced" not in limits:
+            optional.skip("mounts", f"DISK LIMITS OF CONTAINERS ARE NOT TESTED: {limits}")
+        over = cluster.launch(command("sh", "-c", "head -c 40M /dev/zero > data", resources=disk))
+        fine = cluster.launch(call(lambda: bytes(1 << 20), resources=disk))
+        info = cluster.wait(over, timeout=PATIENCE_S)
+        assert info.status is JobStatus.FAILED
+        assert info.error_message.startswith("exit code 1; its disk of 16 MiB was full")
+        assert cluster.result(fine, timeout=PATIENCE_S) == bytes(1 << 20)

@@ -31,6 +31,7 @@ from fluster_services.worker.draining import Draining
 from fluster_services.worker.engine import EngineError, find_api_version
 from fluster_services.worker.probing import StateFolderError, make_state_folder
 from fluster_services.worker.processes import raise_descriptor_limit
+from fluster_services.worker.scratch import Disks, find_disks
 from fluster_services.worker.template import start_template
 from fluster_services.worker.threads import ready_threads
 
@@ -197,6 +198,7 @@ def run_worker(
     try:
         api_version = find_api_version(config.containers.engine) if config.containers is not None else None
         enforcer = find_enforcer(config.enforce_limits) if config.containers is None else None
+        disks = find_disks(config.state_dir) if config.enforce_limits != "never" else Disks()
     except (EngineError, LimitsError) as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(1)
@@ -211,7 +213,7 @@ def run_worker(
 
     async def serve(bus: Bus, ready: Callable[[], None]) -> None:
         asyncio.get_running_loop().set_default_executor(threads)
-        runtime, images = make_runtime(config, template, enforcer, api_version)
+        runtime, images = make_runtime(config, template, enforcer, disks, api_version)
         await Worker(bus, config, runtime, draining, images).run(ready)
 
     run_daemon(

@@ -13,6 +13,7 @@
     result.json               why it could not be kept
     progress, progress.pipe   how far the task is by its own word (fluster/progress_file.py)
     work/                     the working directory, unless the spec names another
+    disk.img                  the file system that is mounted at work/, or at task/, of a task that asked for disk (scratch.py)
     task/                     with a container, its view of this: payload, error, result, progress and work are in here
     container.json            with a container, how it ended
 <state>/<name>.gone           being deleted
@@ -34,6 +35,7 @@ from typing import Any, Literal, TypeVar
 
 from fluster_services.worker.container import Container
 from fluster_services.worker.limits import Limits
+from fluster_services.worker.scratch import unmount
 
 SPEC_FILE = "spec.json"
 PAYLOAD_FILE = "payload.pickle"
@@ -54,7 +56,7 @@ NEW_SUFFIX = ".new"
 GONE_SUFFIX = ".gone"
 
 ExitReason = Literal[
-    "exited", "killed", "preempted", "timed_out", "fenced", "owner_gone", "keeper_died", "worker_fault"
+    "exited", "killed", "preempted", "timed_out", "fenced", "owner_gone", "keeper_died", "worker_fault", "over_disk"
 ]
 
 
@@ -87,7 +89,8 @@ class LaunchSpec:
     max_line_bytes: int = 64 * 1024
     devices: list[str] = field(default_factory=list)  # ids of those that are its own
     limits: Limits = field(default_factory=Limits)  # those asked for
-    disk: int | None = None  # bytes that its own folder may take, see disk_watch.py
+    disk: int | None = None  # bytes that its own folder may take, to which it is held (disk_watch.py)
+    scratch: str | None = None  # the folder in its directory that has a file system of that size (scratch.py)
     groups: dict[str, dict[str, str]] = field(default_factory=dict)  # those enforced, as in limits.py
     image: str | None = None  # that it is to run in
     mounts: dict[str, str] = field(default_factory=dict)  # {path in its container: path here} of those asked for
@@ -134,6 +137,7 @@ class ExitRecord:
     oom: bool | None = None  # True: killed while the machine was out of memory; None: not known
     log_end: int = 0  # the offset behind the last record of the log
     memory_limit: int | None = None  # bytes; set when processes were killed for going over it
+    disk_limit: int | None = None  # bytes; set when it failed and its own file system was full
     dropped_bytes: int = 0  # output that did not fit into the log's cap
     surviving_pids: list[int] = field(default_factory=list)  # could not be killed
     result_bytes: int | None = None  # the size of what the callable returned, pickled; None if that was None
@@ -282,8 +286,14 @@ def discard(directory: Path) -> bool:
                     Path(entry).unlink()
         gone.rmdir()
     except OSError:  # the task has left more than usual
-        delete_tree(gone)
+        delete_gone(gone)
     return True
+
+
+def delete_gone(gone: Path) -> None:
+    """Delete what `discard` has begun with."""
+    unmount((gone / WORK_FOLDER, gone / TASK_FOLDER))
+    delete_tree(gone)
 
 
 def delete_tree(path: Path) -> None:

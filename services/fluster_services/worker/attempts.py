@@ -22,7 +22,6 @@ from fluster_services.capacity import needed
 from fluster_services.worker.build_output import BuildError
 from fluster_services.worker.claims import Claims
 from fluster_services.worker.config import WorkerConfig
-from fluster_services.worker.disk_watch import failed_if_over
 from fluster_services.worker.holds import Holds
 from fluster_services.worker.images import Images
 from fluster_services.worker.launch import Launcher
@@ -368,7 +367,7 @@ class Attempts:
         try:
             on_progress = functools.partial(self._progress.tell, key, row.value)
             outcome = await follow(running, pump, on_progress=on_progress, before_output=speak)
-            outcome = await self.wellness.why_ended(key, failed_if_over(outcome))
+            outcome = await self.wellness.why_ended(key, outcome)
             if not is_over.done():
                 is_over.set_result(True)
             row = await tell_running

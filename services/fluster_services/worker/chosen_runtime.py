@@ -7,25 +7,25 @@ from pathlib import Path
 
 from fluster_services.worker.cgroups import Enforcer
 from fluster_services.worker.config import WorkerConfig
-from fluster_services.worker.disk_watch import INTERVAL_S
 from fluster_services.worker.docker_runtime import DockerRuntime
 from fluster_services.worker.images import Images
 from fluster_services.worker.probing import state_folder_error
 from fluster_services.worker.process_runtime import ProcessRuntime
 from fluster_services.worker.runtime import Runtime
+from fluster_services.worker.scratch import Disks
 from fluster_services.worker.template import TemplateHandle
 
 _log = logging.getLogger(__name__)
 
 
 def make_runtime(
-    config: WorkerConfig, template: TemplateHandle, enforcer: Enforcer | None, api_version: str | None
+    config: WorkerConfig, template: TemplateHandle, enforcer: Enforcer | None, disks: Disks, api_version: str | None
 ) -> tuple[Runtime, Images | None]:
     """The worker's runtime, and with containers what brings their images. Raises StateFolderError."""
     state_dir: Path = config.state_dir / "attempts"
     settings = config.containers
     try:
-        processes = ProcessRuntime(state_dir, template, enforcer)
+        processes = ProcessRuntime(state_dir, template, enforcer, disks)
     except OSError as error:
         raise state_folder_error(state_dir, error) from error
     runtime: Runtime = processes
@@ -34,6 +34,5 @@ def make_runtime(
         enforces_limits = config.enforce_limits != "never"
         runtime = DockerRuntime(processes, settings, api_version, enforces_limits=enforces_limits)
         images = Images(settings, api_version)
-    watched = f"disk is watched each {INTERVAL_S:g} s" if config.enforce_limits != "never" else "disk is not watched"
-    _log.info("%s; %s", runtime.limits(), watched)
+    _log.info("%s", runtime.limits())
     return runtime, images

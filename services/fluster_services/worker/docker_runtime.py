@@ -103,7 +103,8 @@ class DockerRuntime:
 
     def limits(self) -> str:
         what = "memory, cpu and pids" if self._enforces_limits else "pids"
-        return f"limits of tasks are enforced: {what} by the Docker engine at {self._settings.engine}"
+        enforced = f"limits of tasks are enforced: {what} by the Docker engine at {self._settings.engine}"
+        return f"{enforced}; {self._processes.disk_limits()}"
 
     async def close(self) -> None:
         if self._sweep is not None:

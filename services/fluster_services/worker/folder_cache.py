@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fluster_services.worker.attempt_directory import GONE_SUFFIX, delete_tree
+from fluster_services.worker.folder_sizes import size_of
 from fluster_services.worker.probing import why_unfit
 
 log = logging.getLogger(__name__)
 
 _MARK = "made"
-_BLOCK_BYTES = 512  # of st_blocks, whatever the file system
 
 
 @dataclass(eq=False)
@@ -188,19 +188,6 @@ def _marked_size(mark: Path) -> int | None:
         return int(mark.read_text())
     except (OSError, ValueError):
         return None
-
-
-def size_of(folder: Path) -> int:
-    """What it takes on disk; a file with several names in it counts once, one that goes meanwhile not at all."""
-    sizes: dict[tuple[int, int], int] = {}  # {(device, inode): bytes}
-    for path, _folders, files in os.walk(folder):
-        for each in (path, *(os.path.join(path, name) for name in files)):  # noqa: PTH118 - many thousands of them
-            try:
-                status = os.lstat(each)
-            except FileNotFoundError:
-                continue
-            sizes[status.st_dev, status.st_ino] = status.st_blocks * _BLOCK_BYTES
-    return sum(sizes.values())
 
 
 async def in_thread(work: Callable[[], None]) -> None:

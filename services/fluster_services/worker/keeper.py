@@ -38,6 +38,7 @@ from fluster_services.worker.attempt_directory import (
     task_folder,
     to_json,
 )
+from fluster_services.worker.disk_watch import DiskWatch
 from fluster_services.worker.fence import Fence
 from fluster_services.worker.killing import Killing, kill_descendants
 from fluster_services.worker.processes import (
@@ -120,11 +121,14 @@ class _Keeper:
 
         self._task_folder = task_folder(spec, Path())
         if spec.container is not None:
-            self._task_folder.mkdir(mode=0o700)
+            self._task_folder.mkdir(mode=0o700, exist_ok=spec.scratch is not None)
         self._output = TaskOutput(
             self._selector, self._timers, max_line_bytes=spec.max_line_bytes, max_log_bytes=spec.max_log_bytes
         )
         self._progress = self._watch_progress()
+        self._disk = DiskWatch(
+            self._timers, directory, spec, lambda told: self._kill(spec.kill_grace_s, "over_disk", told)
+        )
         try:
             self._start_task()
         except OSError as error:
@@ -317,6 +321,7 @@ class _Keeper:
             error=error,
             oom=self._was_out_of_memory(number),
             memory_limit=self._spec.limits.memory if container.get("oom") else self._exceeded_memory_limit(),
+            disk_limit=self._disk.full_limit() if code else None,
             surviving_pids=survivors,
             result_bytes=result_bytes,
             result_error=result_error,
@@ -336,6 +341,7 @@ class _Keeper:
         self._fence.cancel()
         if self._progress is not None:
             self._progress.close()
+        self._disk.close()
         self._output.close()
 
     def _end(self, **how: Any) -> None:

@@ -97,7 +97,7 @@ def _outcome(record: ExitRecord) -> Outcome:
         return Outcome(JobStatus.KILLED, record.kill_reason or "killed", record.exit_code, error)
     if record.reason == "preempted":
         return Outcome(JobStatus.WORKER_FAILED, record.kill_reason or "preempted", record.exit_code)
-    if record.reason == "timed_out":
+    if record.reason in {"timed_out", "over_disk"}:
         return _failed(f"stopped: {record.kill_reason}", record, error)
     if record.reason == "fenced":
         return Outcome(JobStatus.WORKER_FAILED, "stopped by the fence: its worker was cut off from the bus")
@@ -108,7 +108,10 @@ def _outcome(record: ExitRecord) -> Outcome:
         return Outcome(JobStatus.WORKER_FAILED, "its keeper was killed")
     if record.exit_code == 0 and not record.left_early:
         return Outcome(JobStatus.SUCCEEDED, "exit code 0", 0, result=_result(record))
-    return replace(_failed(_failure(record), record, error), is_own_end=True)
+    reason = _failure(record)
+    if record.disk_limit is not None:
+        reason += f"; its disk of {describe_bytes(record.disk_limit)} was full"
+    return replace(_failed(reason, record, error), is_own_end=True)
 
 
 def _failed(reason: str, record: ExitRecord, error: TaskError | None) -> Outcome:

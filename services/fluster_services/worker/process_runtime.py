@@ -18,8 +18,10 @@ from fluster_services.worker.attempt_directory import (
     PAYLOAD_FILE,
     SOCKET_FILE,
     SPEC_FILE,
+    TASK_FOLDER,
+    WORK_FOLDER,
     LaunchSpec,
-    delete_tree,
+    delete_gone,
     directory_name,
     discard,
     from_json,
@@ -27,10 +29,12 @@ from fluster_services.worker.attempt_directory import (
     to_json,
 )
 from fluster_services.worker.cgroups import Enforcer
+from fluster_services.worker.disk_watch import INTERVAL_S
 from fluster_services.worker.idle_keepers import IdleKeepers
 from fluster_services.worker.limits import group_name, groups
 from fluster_services.worker.process_task import MAX_SOCKET_PATH_BYTES, ProcessTask
-from fluster_services.worker.runtime import AlreadyStartedError, LaunchError
+from fluster_services.worker.runtime import AlreadyStartedError, LaunchError, WorkerFaultError
+from fluster_services.worker.scratch import Disks, mount
 from fluster_services.worker.state_lock import take_lock
 from fluster_services.worker.template import TemplateDiedError, TemplateHandle
 
@@ -40,12 +44,19 @@ _log = logging.getLogger(__name__)
 class ProcessRuntime:
     """Runs attempts as processes of this machine, each under a keeper that the template forks."""
 
-    def __init__(self, state_dir: Path, template: TemplateHandle, enforcer: Enforcer | None = None) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        template: TemplateHandle,
+        enforcer: Enforcer | None = None,
+        disks: Disks = Disks(),  # noqa: B008 - it is frozen
+    ) -> None:
         """Take hold of `state_dir`, which is made if need be. Raises RuntimeError if another runtime has it."""
         self._state_dir = state_dir.absolute()
         self._template = template
         self._controllers = enforcer.controllers if enforcer is not None else {}
         self._limits = enforcer.describe() if enforcer is not None else "limits of tasks are not enforced"
+        self._disks = disks
         self._tasks: set[ProcessTask] = set()  # also those that are over, until they are forgotten
         self._idle = IdleKeepers()
         self._launches: set[asyncio.Task[ProcessTask]] = set()
@@ -78,7 +89,7 @@ class ProcessRuntime:
                 # By renaming: of this and a template that still has the request, one comes first.
                 await asyncio.to_thread(discard, path)
             elif path.name.endswith(GONE_SUFFIX):
-                await asyncio.to_thread(delete_tree, path)
+                await asyncio.to_thread(delete_gone, path)
         # Looked for afterwards, so that none is missed that became a directory of its own meanwhile.
         directories = [path for path in sorted(self._state_dir.iterdir()) if path.is_dir() and "." not in path.name]
         adopted = await asyncio.gather(*map(self._adopt, directories))
@@ -106,7 +117,11 @@ class ProcessRuntime:
         return await self._template.wait_died()
 
     def limits(self) -> str:
-        return self._limits
+        return f"{self._limits}; {self.disk_limits()}"
+
+    def disk_limits(self) -> str:
+        """What tasks that asked for disk are held to."""
+        return self._disks.describe(INTERVAL_S)
 
     async def close(self) -> None:
         await asyncio.gather(*self._launches, return_exceptions=True)
@@ -134,6 +149,8 @@ class ProcessRuntime:
             raise LaunchError(f"{spec.key} has nothing to run: give a command, a payload_file or a payload")
         directory = self._state_dir / directory_name(spec.key)
         spec = dataclasses.replace(spec, groups=groups(spec.limits, self._controllers, group_name(directory)))
+        if spec.disk is not None:
+            spec = _held_to_disk(spec, self._disks)
         draft = directory.with_name(f"{directory.name}.{secrets.token_hex(4)}{NEW_SUFFIX}")
         task = ProcessTask(spec, directory, self._tasks, self._idle)
         try:
@@ -147,6 +164,8 @@ class ProcessRuntime:
         failure: LaunchError | None = None
         try:
             _write_draft(draft, task.spec, payload)
+            if task.spec.scratch is not None and task.spec.disk is not None:
+                await _mount_scratch(draft / task.spec.scratch, task.spec.disk)
             if await task.assign(draft):
                 return
             await self._template.fork_keeper(draft, directory)
@@ -165,6 +184,25 @@ class ProcessRuntime:
             await asyncio.to_thread(discard, directory)
             raise failure
         await task.wait_started()
+
+
+def _held_to_disk(spec: LaunchSpec, disks: Disks) -> LaunchSpec:
+    """With what enforces the room that it asked for; a folder of its user's is not looked at."""
+    if disks.how == "not enforced":
+        return dataclasses.replace(spec, disk=None)
+    folder = None
+    if disks.how == "mounted":
+        is_own = spec.working_dir is None or spec.workspace is not None
+        folder = TASK_FOLDER if spec.container is not None else WORK_FOLDER if is_own else None
+    return dataclasses.replace(spec, scratch=folder)
+
+
+async def _mount_scratch(place: Path, size: int) -> None:
+    """Raises WorkerFaultError: this worker has said that it can."""
+    try:
+        await asyncio.to_thread(mount, place, size)
+    except OSError as cause:
+        raise WorkerFaultError(f"its disk could not be made: {cause.strerror or cause}") from cause
 
 
 def _write_draft(draft: Path, spec: LaunchSpec, payload: bytes | None) -> None:

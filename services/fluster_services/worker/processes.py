@@ -18,6 +18,7 @@ _IS_LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_MNT_DETACH = 2
 # Loaded at import, so that a freshly forked process does not have to.
 _LIBC = ctypes.CDLL(None, use_errno=True) if _IS_LINUX else None
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip() if _IS_LINUX else None
@@ -52,6 +53,12 @@ def die_with_parent(signal_number: int) -> None:
 def set_process_name(name: str) -> None:
     """Show this process as `name` (15 bytes at most) in ps and top."""
     _prctl(_PR_SET_NAME, name.encode()[:15])
+
+
+def detach(place: Path) -> None:
+    """Unmount what is mounted at `place`: gone at once from all who look, and for good when the last who uses it has left."""
+    if _LIBC is not None:
+        _LIBC.umount2(os.fsencode(place), _MNT_DETACH)
 
 
 def close_fds_except(kept: Collection[int]) -> None:

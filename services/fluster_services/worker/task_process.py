@@ -257,7 +257,7 @@ def _enter_folder(spec: LaunchSpec, directory: Path) -> None:
     folder = directory / WORK_FOLDER if is_own else Path(spec.working_dir or "")
     try:
         if spec.workspace is not None:
-            shutil.copytree(spec.workspace, folder, symlinks=True)
+            shutil.copytree(spec.workspace, folder, symlinks=True, dirs_exist_ok=spec.scratch is not None)
         elif is_own:
             folder.mkdir(exist_ok=True)
         os.chdir(folder / folder_in_workspace(spec))

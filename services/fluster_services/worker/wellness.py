@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fluster_bus.messages import JobStatus, WorkerId
 from fluster_services.capacity import describe_bytes
-from fluster_services.worker.folder_cache import size_of
+from fluster_services.worker.folder_sizes import size_of
 from fluster_services.worker.health import (
     DiskUse,
     Health,

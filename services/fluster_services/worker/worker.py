@@ -36,7 +36,6 @@ from fluster_services.worker.claims import Claims
 from fluster_services.worker.class_offers import ClassOffers
 from fluster_services.worker.config import WorkerConfig
 from fluster_services.worker.detection import find_gpus
-from fluster_services.worker.disk_watch import DiskWatch
 from fluster_services.worker.draining import Draining
 from fluster_services.worker.folders import UnfitError, check_folder
 from fluster_services.worker.images import Images
@@ -148,7 +147,6 @@ class Worker:
                     self._tasks.create_task(self._review_forever()),
                     self._tasks.create_task(self._attempts.wellness.run()),
                     self._tasks.create_task(self._end_when_broken()),
-                    *([self._tasks.create_task(self._watch_disks())] if self._config.enforce_limits != "never" else []),
                 ]
                 ready()
                 loops.append(self._tasks.create_task(self._detect()))
@@ -242,9 +240,6 @@ class Worker:
             await self._presence.deregister()
         except BusError as error:
             log.info("%s leaves without a word, and will be found lost: %s", self._worker_id, error)
-
-    async def _watch_disks(self) -> None:
-        await DiskWatch(self._attempts.running, grace_s=self._config.timing.kill_grace_s).run()
 
     # ---- offers -----------------------------------------------------------------------------------------
 
