@@ -37,7 +37,7 @@ W1, W2 = WorkerId("w1"), WorkerId("w2")
 
 @pytest.fixture
 def daemons(tmp_path: Path, family: Family) -> Iterator[Daemons]:
-    timing = dataclasses.replace(PATIENT, leader_lease_s=0.5, hold_s=10)
+    timing = dataclasses.replace(PATIENT, leader_lease_s=0.5, hold_s=60)
     with Daemons(tmp_path, family, timing=timing, cpu=4) as daemons:
         daemons.start_controller()
         daemons.start_worker("w1")
