@@ -53,7 +53,8 @@ def no_thread_is_left() -> Iterator[None]:
     """What a module's tests began has ended with the last of them, but for what a process keeps for all."""
     before = set(threading.enumerate())
     yield
-    begun = [each for each in threading.enumerate() if each not in before and each.name != "fluster-arenas"]
+    kept = ("fluster-arenas", "fluster-owner-helper")
+    begun = [each for each in threading.enumerate() if each not in before and each.name not in kept]
     deadline = time.monotonic() + _THREADS_END_S
     for thread in begun:
         thread.join(max(deadline - time.monotonic(), 0))

@@ -104,6 +104,8 @@ ASKS: dict[str, Callable[[Any], Any]] = {
     "list_workers": lambda cluster: cluster.list_workers(),
     "drain_worker": WAITS["drain_worker"],
     "worker_health": lambda cluster: cluster.worker_health(WORKER),
+    "run_on_worker": lambda cluster: cluster.run_on_worker(WORKER, job_request()),
+    "stack": lambda cluster: cluster.stack(JOB),
     "register_endpoint": lambda cluster: cluster.register_endpoint("a", "b"),
     "unregister_endpoint": lambda cluster: cluster.unregister_endpoint("a"),
     "lookup_endpoints": lambda cluster: cluster.lookup_endpoints("a"),

@@ -113,7 +113,7 @@ def test_parts_are_whole_pieces_and_all_there_is(given: dict[str, float], parts:
     for name, count in counts:
         pieces = [each.get(name, 0) for each in shares]
         assert round(sum(pieces), 4) == count
-        assert all(piece.is_integer() for piece in pieces[:-1] if piece)
+        assert all(float(piece).is_integer() for piece in pieces[:-1] if piece)
         assert max(pieces) - min(pieces) < 2
 
 
