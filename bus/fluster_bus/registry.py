@@ -35,6 +35,8 @@ def key_of(endpoint: Endpoint) -> str:
 class Registry:
     """The endpoints of one namespace."""
 
+    lease_s = LEASE_S  # of those that belong to no job; a cluster may tell another
+
     def __init__(self, bus: Bus, namespace: str) -> None:
         self._namespace = namespace
         self.table = endpoints_table(bus, namespace)
@@ -63,7 +65,7 @@ class Registry:
             attempt=attempt,
             worker_id=worker_id,
             metadata=metadata or {},
-            lease_s=None if job_id else LEASE_S,
+            lease_s=None if job_id else self.lease_s,
         )
 
     async def register(self, endpoint: Endpoint) -> Endpoint:

@@ -231,7 +231,7 @@ class Host:
 
     async def _renew(self, served: Served) -> None:
         while True:
-            await asyncio.sleep(LEASE_S / 3)
+            await asyncio.sleep((served.endpoint.lease_s or LEASE_S) / 3)
             try:
                 await self._cluster.registry.register(served.endpoint)
             except BusError as error:

@@ -102,7 +102,7 @@ class AsyncCluster:
         with without_web_sockets():
             from fluster.cluster.job_states import UNANSWERED
             from fluster_bus.bus import Bus
-        from fluster_bus.messages import Done
+        from fluster_bus.messages import Done, NamespaceReply
 
         if address is None and os.environ.get(ADDRESS_VARIABLE):  # as in every task, which needs no more modules for it
             address = BusAddress.from_environment()
@@ -117,7 +117,8 @@ class AsyncCluster:
         cluster = cls(bus, chosen, check_timeout(patience))
         if cluster._identity is None or cluster._identity.namespace != chosen:  # a job's own is there: it runs in it
             try:
-                await bus.ask(subjects.ensure_namespace(chosen), Done(), Done)
+                told = await bus.ask(subjects.ensure_namespace(chosen), Done(), NamespaceReply)
+                cluster.registry.lease_s = told.endpoint_lease_s or cluster.registry.lease_s
             except CredentialsError as error:
                 await bus.close()
                 raise CredentialsError(
@@ -523,7 +524,7 @@ class AsyncCluster:
         self, name: str, address: str, *, metadata: Mapping[str, str] | None = None
     ) -> Endpoint:
         """Make `address` known under `name`. From within a job it is removed when the job ends; else it has a
-        lease of 10 s that `registry.register` renews.
+        lease, of 10 s unless the cluster has another, that `registry.register` renews.
         """
         endpoint = self.new_endpoint(name, address, metadata=metadata)
         return await self._once_back(lambda: self.registry.register(endpoint))

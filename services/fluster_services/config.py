@@ -24,11 +24,13 @@ class Timing:
     # A worker that no controller has heard for this time, and for two heartbeats, releases what it holds for gangs.
     hold_s: float = 20.0
     reserve_after_s: float = 30.0  # a task or gang that others have overtaken for so long has workers kept free for it
+    endpoint_lease_s: float = 10.0  # an endpoint of no job is removed when it was not renewed for so long
     owner_lease_s: float = 600.0  # a program from which nothing was heard for so long is gone, and what it owns ends
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check(self, field.name, "number of seconds above 0", above=0)
+        _check(self, "endpoint_lease_s", "number of seconds from 1", above=0.999)
         ended_by_s = self.fence_after_s + self.kill_grace_s + self.heartbeat_s
         if self.worker_timeout_s <= ended_by_s:
             raise ValueError(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 
 import pytest
 
+from fluster.actors import ActorServer
+from fluster.cluster import Cluster
 from fluster.cluster.client import AsyncCluster
 from fluster_bus import subjects
 from fluster_bus.errors import ServiceError
@@ -23,7 +26,9 @@ from fluster_bus.messages import (
 from fluster_bus.registry import Registry
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
+from fluster_services.config import LOCAL_TIMING
 from fluster_services.controller import registry_sweep
+from tests.component.actor_env import Calculator
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, F, S, StartController, StartWorker, job_request
 from tests.component.toy_worker import STAY_RUNNING
@@ -54,6 +59,30 @@ async def test_endpoints_of_an_attempt_go_with_it(
     assert await cluster.lookup_endpoints("calc") == [early]
     await worker.end(subjects.attempt_key(NS, job_id, 0, 2))
     await wait_until_async(lambda: _registered(registry, "early", there=False))
+
+
+async def test_a_cluster_tells_programs_how_long_a_lease_is(
+    own_server: EmbeddedServer, start_controller: StartController
+) -> None:
+    await start_controller(dataclasses.replace(LOCAL_TIMING, endpoint_lease_s=1))
+    cluster = await asyncio.to_thread(Cluster, own_server.credentials(Role.OPERATOR).to_url(), NS)
+    table, seen = cluster.asynchronous.registry.table, set()
+    try:
+        server = await asyncio.to_thread(ActorServer, cluster)
+        await asyncio.to_thread(server.register, "calc", Calculator())
+        await asyncio.to_thread(server.serve_background)
+        left = await asyncio.to_thread(cluster.register_endpoint, "left", "nobody renews it")
+        assert left.lease_s == 1
+
+        async def is_renewed() -> bool:
+            (row,) = await asyncio.to_thread(cluster.portal.run, table.rows, subjects.endpoints_named("calc"))
+            seen.add(row.revision)
+            return len(seen) >= 6  # some two leases
+
+        await wait_until_async(is_renewed)
+        await wait_until_async(lambda: asyncio.to_thread(lambda: not cluster.lookup_endpoints("left")))
+    finally:
+        await asyncio.to_thread(cluster.close)
 
 
 async def test_a_lease_that_is_not_renewed_ends(

@@ -78,6 +78,7 @@ def test_what_is_said_is_taken(environment: Mapping[str, str], expected: Any) ->
             {"FLUSTER_FENCE_AFTER_S": "300"},
             "FLUSTER_WORKER_TIMEOUT_S=120 must be more than FLUSTER_FENCE_AFTER_S .* FLUSTER_HEARTBEAT_S = 315",
         ),
+        (Timing, {"FLUSTER_ENDPOINT_LEASE_S": "0.5"}, "FLUSTER_ENDPOINT_LEASE_S=0.5: give a number of seconds from 1"),
         (RecordLimits, {"FLUSTER_MAX_RECORDS": "0"}, "FLUSTER_MAX_RECORDS=0: give a number above 0"),
         (RecordLimits, {"FLUSTER_MAX_RECORDS": "1e3"}, "FLUSTER_MAX_RECORDS: '1e3' is not a number"),
         (RecordLimits, {"FLUSTER_RECORDS_KEPT_S": "inf"}, "FLUSTER_RECORDS_KEPT_S=inf"),

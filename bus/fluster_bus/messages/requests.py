@@ -113,5 +113,11 @@ class OwnerReply(Message):
     unfinished: int = 0
 
 
+class NamespaceReply(Message):
+    """A namespace has its buckets and streams."""
+
+    endpoint_lease_s: float | None = None  # of what registers there without a job; None: ten seconds
+
+
 class Done(Message):
     """It is done; there is nothing more to say."""
