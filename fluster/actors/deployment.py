@@ -257,9 +257,11 @@ async def _end_of_job(cluster: AsyncCluster, job_id: JobId) -> None:
 def _failure_of(task: TaskRecord) -> Exception:
     if task.error is not None:
         return exception_of(task.error)
+    reason = f": {task.transitions[-1].reason}" if task.transitions else ""
+    # What never ran, for want of its image or its packages say, wrote nothing.
+    wrote = f"; `fluster logs {task.job_id}` shows what it wrote" if task.started_at else ""
     return ActorDiedError(
-        f"task {task.task} of job {task.job_id} ended as {task.state} before its actor answered "
-        f"(exit code {task.exit_code}): `fluster logs {task.job_id}` shows what it wrote"
+        f"task {task.task} of job {task.job_id} ended as {task.state} before its actor answered{reason}{wrote}"
     )
 
 

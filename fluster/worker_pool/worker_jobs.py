@@ -136,8 +136,8 @@ class WorkerJobs:
         finally:
             if self._cluster.bus.connected:
                 await subscription.unsubscribe()
-        reason = f"a worker failed {record.failures} times before any was there"
-        text = f"{self._plan.name}: {reason}: `fluster logs {job_id}` shows what it wrote"
+        reason = f"a worker failed {record.failures} times before any was there: {record.last_failure}"
+        text = f"{self._plan.name}: {reason}; `fluster logs {job_id}` shows what it wrote"
         self._on_end(ActorDiedError(text))
         try:
             await self._cluster.terminate(job_id, reason=reason)

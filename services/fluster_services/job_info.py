@@ -61,14 +61,7 @@ def _task_status(task: TaskRecord, progress: Progress | None) -> TaskStatus:
         failures=task.failures,
         preemptions=task.preemptions,
         will_retry=task.state.finished() and not is_final(task),
-        last_failure=_last_failure(task) if task.failures or task.preemptions else "",
+        last_failure=task.last_failure if task.failures or task.preemptions else "",
         result=task.result,
         progress=progress or task.progress,
     )
-
-
-def _last_failure(task: TaskRecord) -> str:
-    failures = (
-        each for each in reversed(task.transitions) if each.state in (JobStatus.FAILED, JobStatus.WORKER_FAILED)
-    )
-    return next((each.reason for each in failures), "")

@@ -15,6 +15,9 @@ KEPT_EARLIER = 16
 KEPT_TRANSITIONS = 16  # of each record; the whole history is in the event stream
 
 
+_FAILED = (JobStatus.FAILED, JobStatus.WORKER_FAILED)
+
+
 class Transition(Message):
     """A change of state. `number` counts a record's transitions from 1, so none is told twice."""
 
@@ -70,6 +73,12 @@ class TaskRecord(Message):
     started_at: float | None = None
     finished_at: float | None = None
     transitions: tuple[Transition, ...] = ()
+
+    @property
+    def last_failure(self) -> str:
+        """Why the newest attempt that failed did so; empty while none has."""
+        failed = (each for each in reversed(self.transitions) if each.state in _FAILED)
+        return next((each.reason for each in failed), "")
 
 
 class Replacement(Message):
