@@ -156,6 +156,10 @@ class Scripts:
         wait_until((self.folder / file).exists, PATIENCE_S)
         return (self.folder / file).read_text()
 
+    def stop(self, process: subprocess.Popen[str]) -> None:
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # before that its threads may go on
+
     def end_superseded(self, process: subprocess.Popen[str]) -> None:
         _output, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 1
@@ -191,7 +195,7 @@ def test_a_superseded_instance_neither_saves_nor_answers(
     assert pool.call().save_after("open") == "first"
     future = pool.submit().save_after("opened-later")
     wait_until(lambda: len(list(tmp_path.glob("first-entered"))) == 1, PATIENCE_S)
-    first.send_signal(signal.SIGSTOP)
+    scripts.stop(first)
     second = scripts.start_serving("second")
     scripts.wait_for("second-entered")
     first.send_signal(signal.SIGCONT)
@@ -213,7 +217,7 @@ def test_one_that_is_stopped_while_another_takes_its_seat_does_not_save(
     pool.wait_for_size(1, PATIENCE_S)
     future = pool.submit().save_after("open")
     scripts.wait_for("first-entered")
-    first.send_signal(signal.SIGSTOP)
+    scripts.stop(first)
     (tmp_path / "open").touch()
     second = scripts.start_serving("second")
     assert future.result(PATIENCE_S) == "second"
@@ -235,7 +239,7 @@ def test_a_singleton_lives_once(cluster: LocalCluster, scripts_of: Callable[[str
     assert f"process {first.pid} on" in errors
     future = pool.submit().wait_for("open")
     scripts.wait_for("first-entered")
-    first.send_signal(signal.SIGSTOP)
+    scripts.stop(first)
     second = scripts.start_serving("second")
     with pytest.raises(ActorDiedError, match="ended while the call was out"):
         future.result(PATIENCE_S)

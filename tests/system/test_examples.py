@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from collections.abc import Collection
 from pathlib import Path
 
 from tests.optional import import_or_skip
@@ -12,8 +11,8 @@ from tests.system.processes import Family
 ROOT = Path(__file__).parents[2]
 
 
-def _run(tmp_path: Path, name: str, *arguments: str, may_say: Collection[str] = ()) -> str:
-    """What an example prints. On stderr it says nothing, but for what it may say."""
+def _run(tmp_path: Path, name: str, *arguments: str, may_say: str = "") -> str:
+    """What an example prints. On stderr it says nothing, but for lines that match `may_say`."""
     family = Family()
     program = tmp_path / name
     program.write_text((ROOT / "examples" / name).read_text(encoding="utf-8"), encoding="utf-8")
@@ -27,7 +26,8 @@ def _run(tmp_path: Path, name: str, *arguments: str, may_say: Collection[str] = 
         timeout=300,
         check=False,
     )
-    assert (done.returncode, [line for line in done.stderr.splitlines() if line not in may_say]) == (0, [])
+    said = [line for line in done.stderr.splitlines() if not re.fullmatch(may_say, line)]
+    assert (done.returncode, said) == (0, [])
     family.wait_gone()
     return done.stdout
 
@@ -66,9 +66,11 @@ def test_the_demo_is_the_example() -> None:
 
 def test_zephyr_wordcount(tmp_path: Path) -> None:
     import_or_skip("zephyr", "`make setup-zephyr` installs it")
-    # Zephyr's own, when a stage is there before a worker is.
-    early = "All workers are dead/failed. Waiting for workers to recover..."
-    *ranking, summary = _run(tmp_path, "zephyr_wordcount.py", may_say=[early]).splitlines()
+    # Zephyr's own, when a stage is there before a worker is; and on a busy machine Fluster's, of actors that are late.
+    early = (
+        r"All workers are dead/failed. Waiting for workers to recover\.\.\.|\d of \d actors of .* are there after .*"
+    )
+    *ranking, summary = _run(tmp_path, "zephyr_wordcount.py", may_say=early).splitlines()
     assert len(ranking) == 5
     assert ranking[0].startswith("self ")
     assert re.fullmatch(r"A single process counts the same [\d,]+ words in \d+ files.", summary)

@@ -58,6 +58,7 @@ class _VM:
     booted: asyncio.Event = field(default_factory=asyncio.Event)  # or over
     over: asyncio.Event = field(default_factory=asyncio.Event)
     life: asyncio.Task[None] | None = None
+    is_leaving: bool = False  # it is being released: its worker may be heard to leave before that is done
 
     def info(self) -> VMInfo:
         return VMInfo(
@@ -75,7 +76,7 @@ class _VM:
 
     def end(self, status: VMStatus, message: str) -> None:
         if not self.over.is_set():
-            self.status, self.message = status, message
+            self.status, self.message = (VMStatus.STOPPED, "it was released") if self.is_leaving else (status, message)
         self.booted.set()
         self.over.set()
 
@@ -131,9 +132,11 @@ class Fleet(ABC):
         if vm_id in self._released:
             return
         vm = self._known(vm_id)
+        vm.is_leaving = True
         try:
             await asked(vm.machine.stop)
         except LaunchError as cause:
+            vm.is_leaving = False
             raise VMError(f"VM {vm_id!r} could not be released: {cause}") from cause
         if self._vms.get(vm_id) is not vm:  # somebody else released it meanwhile
             return
