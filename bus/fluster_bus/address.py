@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from urllib.parse import quote, unquote
 
 from fluster_bus import subjects
 from fluster_bus.errors import AddressError, NoAddressError
+from fluster_bus.trust.claims import read_user_token
 
 ADDRESS_VARIABLE = "FLUSTER_CLUSTER_ADDRESS"
 CREDENTIALS_VARIABLE = "FLUSTER_CREDENTIALS"
@@ -22,13 +24,14 @@ CREDENTIALS_VARIABLE = "FLUSTER_CREDENTIALS"
 DEFAULT_PORT = 4222
 _SCHEMES = ("nats", "tls")
 _EXAMPLE = "nats://user:password@host:4222"
-_FORM = 'write {"url": …, "user": …, "password": …}'
+_FORM = 'write {"url": …, "user": …, "password": …}, or {"url": …, "token": …, "seed": …}'
 _HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+")
 # A user becomes one token of the subjects on which its replies arrive.
 _USER = re.compile(r"[^\s.*>\x00-\x1f]{1,256}")
 _PRIVATE = 0o600
 _MAX_FILE_BYTES = 1 << 16
-_KEYS = {"url", "user", "password"}
+_PROOFS = ("user", "password", "token", "seed")
+_KEYS = {"url", *_PROOFS}
 
 
 @dataclass(frozen=True)
@@ -38,13 +41,19 @@ class BusAddress:
     url: str
     user: str | None = None
     password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)  # signed by the cluster; in place of a password
+    seed: str | None = field(default=None, repr=False)  # of the key that the token names
     file: Path | None = field(default=None, repr=False, compare=False)  # where all of this stands, for messages
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", ",".join(_server(part, self.url) for part in self.url.split(",")))
         if len({server.partition("://")[0] for server in self.servers}) > 1:
             raise AddressError(f"{self.url!r} mixes nats:// and tls://: name all servers with one of them")
-        if (self.user is None) != (self.password is None):
+        if (self.token is None) != (self.seed is None):
+            raise AddressError(f"the address {self.url} has only one of token and seed: give both, or none")
+        if self.token is not None:
+            object.__setattr__(self, "user", read_user_token(self.token).name)
+        elif (self.user is None) != (self.password is None):
             raise AddressError(f"the address {self.url} has only one of user and password: give both, or none")
         if self.user is not None and not _USER.fullmatch(self.user):
             raise AddressError(f"{self.user!r} is no user of the bus: blanks, '.', '*' and '>' cannot be part of it")
@@ -62,6 +71,18 @@ class BusAddress:
     def inbox_prefix(self) -> str:
         """Below this the user's replies arrive, and nobody else's."""
         return subjects.inbox_prefix(self.user)
+
+    def proof(self, nonce: str | None) -> dict[str, str]:
+        """What a server that greeted with `nonce` wants to see: fields of the CONNECT message.
+
+        Raises CredentialsError for a damaged seed.
+        """
+        if self.token is not None and self.seed is not None:
+            from fluster_bus.trust.keys import Key  # costs 10 ms, which those with passwords need not pay
+
+            signature = Key(self.seed).sign((nonce or "").encode())
+            return {"jwt": self.token, "sig": base64.urlsafe_b64encode(signature).rstrip(b"=").decode("ascii")}
+        return {} if self.user is None or self.password is None else {"user": self.user, "pass": self.password}
 
     def to_url(self) -> str:
         """One line, password included, that `parse` and the `nats` command take."""
@@ -127,15 +148,17 @@ class BusAddress:
         return address if values.keys() == {"url"} else address.with_credentials(path)
 
     def with_credentials(self, path: Path) -> Self:
-        """This address with user and password of the file at `path`. Raises AddressError."""
+        """This address with the user and password, or the token and seed, of the file at `path`. Raises AddressError."""
         values = _read(path)
-        if not {"user", "password"} <= values.keys():
-            raise AddressError(f"the file {path} has no user or no password: it needs both")
-        return replace(self, user=values["user"], password=values["password"])
+        if {"token", "seed"} <= values.keys():
+            return replace(self, user=None, password=None, token=values["token"], seed=values["seed"])
+        if {"user", "password"} <= values.keys():
+            return replace(self, user=values["user"], password=values["password"], token=None, seed=None)
+        raise AddressError(f"the file {path} has no user or no password: it needs both, or a token and a seed")
 
     def save(self, path: Path) -> None:
         """Write a file that `parse` takes and only its owner can read. Raises AddressError."""
-        values = {"url": self.url, "user": self.user, "password": self.password}
+        values = {name: getattr(self, name) for name in ("url", *_PROOFS)}
         text = json.dumps({key: value for key, value in values.items() if value is not None}, indent=2)
         write_private(path, text + "\n")
 

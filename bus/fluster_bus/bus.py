@@ -57,6 +57,17 @@ _FLUSH = "(flush)"  # in the place of a subject
 _DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]+)"', re.IGNORECASE)
 
 
+def _proof(address: BusAddress) -> dict[str, Any]:
+    """How nats-py is to show who connects."""
+    if address.token is None:
+        return {"user": address.user, "password": address.password}
+    token = address.token.encode()
+    return {
+        "user_jwt_cb": lambda: bytearray(token),
+        "signature_cb": lambda nonce: address.proof(nonce)["sig"].encode(),
+    }
+
+
 class Bus:
     """A connection to NATS that comes back by itself. Make one with `Bus.connect`; not thread-safe."""
 
@@ -105,8 +116,7 @@ class Bus:
     async def _open(self) -> None:
         await self._nats.connect(
             servers=self.address.servers,
-            user=self.address.user,
-            password=self.address.password,
+            **_proof(self.address),
             name=self.name,
             inbox_prefix=self.address.inbox_prefix,
             allow_reconnect=True,

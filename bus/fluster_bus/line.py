@@ -130,10 +130,12 @@ class Line:
             if parts.scheme == "tls" or info.values.get("tls_required"):
                 sock.settimeout(max(deadline - time.monotonic(), 0.01))
                 sock = ssl.create_default_context().wrap_socket(sock, server_hostname=parts.hostname)
-            credentials = {"user": address.user, "pass": address.password} if address.user is not None else {}
             options = {"verbose": False, "pedantic": False, "protocol": 1, "headers": True, "no_responders": True}
             sock.sendall(
-                wire.connect(**options, **credentials, name=name, lang="python-fluster", version="1") + wire.PING
+                wire.connect(
+                    **options, **address.proof(info.values.get("nonce")), name=name, lang="python-fluster", version="1"
+                )
+                + wire.PING
             )
             _expect(sock, parser, deadline, Pong)
             sock.setblocking(False)

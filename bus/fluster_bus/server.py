@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 from fluster_bus.address import BusAddress
 from fluster_bus.errors import ServerStartError
@@ -34,6 +34,9 @@ from fluster_bus.roles import (
     users,
 )
 from fluster_bus.stream_bounds import set_aside_bytes
+
+if TYPE_CHECKING:
+    from fluster_bus.trust.authority import Authority
 
 BINARY_VARIABLE = "FLUSTER_NATS_SERVER"
 LOOPBACK = "127.0.0.1"
@@ -107,10 +110,11 @@ class EmbeddedServer:
         *,
         namespaces: Sequence[str] = (DEFAULT_NAMESPACE,),
         store_limit_bytes: int | None = None,
+        authority: Authority | None = None,
     ) -> None:
         """Nothing is started or written yet. Without `store_dir` a folder is made, and removed by `close`.
 
-        The store may grow to 16 GiB, or to what the namespaces set aside in it.
+        With an `authority` it takes the users that this issues, else those of `credentials`. The store may grow to 16 GiB, or to what the namespaces set aside in it.
 
         Raises InvalidNameError for a name that is no namespace.
         """
@@ -119,6 +123,7 @@ class EmbeddedServer:
         self._given_port = port
         self._port = port
         self._namespaces = tuple(namespaces)
+        self._authority = authority
         self._passwords = {user: secrets.token_urlsafe(32) for user in users(self._namespaces)}
         needed = 2 * set_aside_bytes(len(self._namespaces))  # as much again for workspaces, payloads and records
         self._store_limit_bytes = store_limit_bytes or max(MIN_STORE_LIMIT_BYTES, needed)
@@ -344,17 +349,27 @@ class EmbeddedServer:
         return path
 
     def _configuration(self) -> str:
-        return _CONFIGURATION.format(
-            listen=quoted(f"{LOOPBACK}:{self.port}"),
-            max_payload=MAX_PAYLOAD_BYTES,
-            pings=SERVER_PINGS,
-            store_dir=quoted(str(self.store_dir)),
-            store_limit=self._store_limit_bytes,
-            memory_limit=_MEMORY_LIMIT_BYTES,
-            log_file=quoted(str(self.log_file)),
-            log_limit=_LOG_LIMIT_BYTES,
-            logs_kept=_LOGS_KEPT,
-        ) + accounts_configuration(self._namespaces, lambda user: quoted(self._passwords[user]))
+        return (
+            _CONFIGURATION.format(
+                listen=quoted(f"{LOOPBACK}:{self.port}"),
+                max_payload=MAX_PAYLOAD_BYTES,
+                pings=SERVER_PINGS,
+                store_dir=quoted(str(self.store_dir)),
+                store_limit=self._store_limit_bytes,
+                memory_limit=_MEMORY_LIMIT_BYTES,
+                log_file=quoted(str(self.log_file)),
+                log_limit=_LOG_LIMIT_BYTES,
+                logs_kept=_LOGS_KEPT,
+            )
+            + self._trusted()
+        )
+
+    def _trusted(self) -> str:
+        if self._authority is not None:
+            from fluster_bus.trust.configuration import trust_configuration
+
+            return trust_configuration(self._authority, self.store_dir / "accounts")
+        return accounts_configuration(self._namespaces, lambda user: quoted(self._passwords[user]))
 
     def _lock_store(self) -> int:
         """A descriptor that holds the folder's lock: two servers on one store destroy it, and do not check."""

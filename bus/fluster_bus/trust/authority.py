@@ -1,0 +1,224 @@
+"""The keys of a cluster: they issue the tokens of its users, and take them back.
+
+Only the folder of the authority can do both. It belongs on the machine of those who run the cluster, and into a backup;
+the servers need none of it. A service that admits workers gets the keys of the roles `worker` and `job` alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from fluster_bus import subjects
+from fluster_bus.address import write_private
+from fluster_bus.errors import AddressError, CredentialsError
+from fluster_bus.roles import Permissions, Role
+from fluster_bus.trust.keys import Key, KeyKind
+from fluster_bus.trust.signer import Identity, Signer
+from fluster_bus.trust.tokens import Export, Scope, account_token, operator_token, user_token
+
+SYSTEM_ACCOUNT, STORE_ACCOUNT, CLUSTER_ACCOUNT = "system", "store", "cluster"
+_OPERATOR_KEY = "operator"
+_NAME = "authority"  # as a user
+_REGISTER_FILE, _LOCK_FILE = "issued.json", "lock"
+_MAX_REVOKED = 10_000  # of tokens that have not expired: they all stand in one message to the servers
+
+
+@dataclass(frozen=True)
+class Issued:
+    """One user to which a token was issued. Times are Unix times in seconds."""
+
+    name: str
+    role: str
+    namespaces: tuple[str, ...]
+    public: str
+    issued_at: int
+    expires_at: int | None = None
+    revoked_at: int | None = None
+
+    def is_good(self, now: float) -> bool:
+        """True while the server takes it."""
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What a user shows to the server: its token, and the seed of the key by which it proves to be the one meant."""
+
+    token: str
+    seed: str
+
+    def __repr__(self) -> str:
+        return f"Credentials({Identity.of_token(self.token).name})"
+
+
+class Authority:
+    """The authority whose keys lie in a folder. Two processes may use it at once."""
+
+    def __init__(self, folder: Path, permissions: Mapping[Role, Permissions], flows: Sequence[Export]) -> None:
+        """The authority in `folder`, its keys made where there are none yet.
+
+        `permissions` are those of each role, with `{{tag(ns)}}` for a namespace and `{{name()}}` for the user's name;
+        `flows` are the subjects of the account with the streams that users may use. Raises CredentialsError.
+        """
+        self._folder = folder
+        self._permissions = dict(permissions)
+        self._flows = tuple(flows)
+        with _explained(folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._locked():
+                self._operator = self._key(_OPERATOR_KEY, KeyKind.OPERATOR)
+                self._accounts = {
+                    name: self._key(name, KeyKind.ACCOUNT) for name in (SYSTEM_ACCOUNT, STORE_ACCOUNT, CLUSTER_ACCOUNT)
+                }
+                self._roles = {role: self._key(f"role-{role}", KeyKind.ACCOUNT) for role in self._permissions}
+
+    # ---- users ------------------------------------------------------------------------------------------
+
+    def signer(self, role: Role) -> Signer:
+        """What issues tokens of one role: to be handed to a service that does so."""
+        return Signer(role, self._roles[role], self._accounts[CLUSTER_ACCOUNT].public)
+
+    def issue(
+        self, role: Role, name: str, namespaces: Sequence[str] = (), *, lifetime_s: float | None = None
+    ) -> Credentials:
+        """A new user. Raises CredentialsError while there is one of that name, InvalidNameError."""
+        key, now = Key.generate(KeyKind.USER), int(time.time())
+        expires_at = None if lifetime_s is None else now + max(1, int(lifetime_s))
+        token = self.signer(role).sign(key.public, name, namespaces, expires_at=expires_at)
+        issued = Issued(name, str(role), tuple(namespaces), key.public, now, expires_at)
+        with _explained(self._folder), self._locked():
+            register = self._read()
+            if any(each.name == name and each.is_good(now) for each in register):
+                raise CredentialsError(
+                    f"there is a user {name!r} already: choose another name, or revoke that one first"
+                )
+            self._write([*register, issued])
+        return Credentials(token, key.seed)
+
+    def issued(self) -> list[Issued]:
+        """All users that were issued here, those revoked and expired among them, the oldest first."""
+        with _explained(self._folder), self._locked():
+            return self._read()
+
+    def revoke(self, name: str) -> list[Issued]:
+        """Take the credentials of that name back; the servers know once they got `account_tokens` anew.
+
+        Raises CredentialsError when there are none.
+        """
+        now = int(time.time())
+        with _explained(self._folder), self._locked():
+            register = self._read()
+            known = sorted({each.name for each in register if each.is_good(now)})
+            if name not in known:
+                listed = ", ".join(known[:20]) or "none"
+                raise CredentialsError(f"there is no user {name!r} to revoke: there are {listed}")
+            changed = [
+                replace(each, revoked_at=now) if each.name == name and each.is_good(now) else each for each in register
+            ]
+            if (
+                sum(each.revoked_at is not None and replace(each, revoked_at=None).is_good(now) for each in changed)
+                > _MAX_REVOKED
+            ):
+                raise CredentialsError(
+                    f"{_MAX_REVOKED} users are revoked whose credentials do not expire: make a new authority, or issue with a lifetime"
+                )
+            self._write(changed)
+            return [each for each in changed if each.name == name and each.revoked_at == now]
+
+    # ---- for the servers --------------------------------------------------------------------------------
+
+    @property
+    def system_account(self) -> str:
+        """The public key of the account of the servers' own traffic."""
+        return self._accounts[SYSTEM_ACCOUNT].public
+
+    def operator_token(self) -> str:
+        """What servers trust."""
+        return operator_token(self._operator, name="fluster", system_account=self.system_account)
+
+    def account_tokens(self) -> dict[str, str]:
+        """{public key of an account: its token} as they are now."""
+        now = time.time()
+        store, cluster = self._accounts[STORE_ACCOUNT].public, self._accounts[CLUSTER_ACCOUNT].public
+        revoked = {
+            each.public: each.revoked_at
+            for each in self.issued()
+            if each.revoked_at is not None and replace(each, revoked_at=None).is_good(now)
+        }
+        scopes = [Scope(key.public, str(role), self._permissions[role]) for role, key in self._roles.items()]
+        return {
+            self.system_account: account_token(self._operator, self.system_account, name=SYSTEM_ACCOUNT),
+            store: account_token(self._operator, store, name=STORE_ACCOUNT, exports=self._flows, has_streams=True),
+            cluster: account_token(
+                self._operator,
+                cluster,
+                name=CLUSTER_ACCOUNT,
+                imports=dict.fromkeys(self._flows, store),
+                scopes=scopes,
+                revoked=revoked,
+            ),
+        }
+
+    def system_credentials(self, lifetime_s: float = 60) -> Credentials:
+        """A user of the system account, by which servers are given new tokens of accounts. It is short-lived."""
+        key, inbox = Key.generate(KeyKind.USER), subjects.below(subjects.inbox_prefix(_NAME))
+        token = user_token(
+            self._accounts[SYSTEM_ACCOUNT],
+            key.public,
+            name=_NAME,
+            account=self.system_account,
+            permissions=Permissions(publish=("$SYS.REQ.CLAIMS.>", inbox), subscribe=(inbox,)),
+            expires_at=int(time.time() + lifetime_s),
+        )
+        return Credentials(token, key.seed)
+
+    # ---- in the folder ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        descriptor = os.open(self._folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _key(self, name: str, kind: KeyKind) -> Key:
+        file = self._folder / f"{name}.seed"
+        if not file.exists():
+            write_private(file, Key.generate(kind).seed + "\n")
+        key = Key(file.read_text(encoding="ascii"))
+        if key.kind is not kind:
+            raise CredentialsError(f"the file {file} holds a key of another kind: restore it from a backup")
+        return key
+
+    def _read(self) -> list[Issued]:
+        file = self._folder / _REGISTER_FILE
+        if not file.exists():
+            return []
+        try:
+            return [
+                Issued(**{**each, "namespaces": tuple(each["namespaces"])}) for each in json.loads(file.read_bytes())
+            ]
+        except (ValueError, TypeError, KeyError) as error:
+            raise CredentialsError(f"the file {file} is damaged: restore it from a backup") from error
+
+    def _write(self, register: Sequence[Issued]) -> None:
+        write_private(self._folder / _REGISTER_FILE, json.dumps([asdict(each) for each in register], indent=1) + "\n")
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except AddressError as error:
+        raise CredentialsError(str(error)) from error
+    except OSError as error:
+        raise CredentialsError(f"the authority's folder {folder} cannot be used: {error.strerror}") from error

@@ -1,0 +1,25 @@
+"""The part of a server's configuration that says whom it trusts. It names no user: the same for all servers, for good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fluster_bus.roles import quoted
+from fluster_bus.trust.authority import Authority
+
+
+def trust_configuration(authority: Authority, folder: Path) -> str:
+    """Lines for nats-server: the operator, and the accounts as they are now; `folder` keeps those that come later."""
+    preload = [f"  {account}: {quoted(token)}" for account, token in authority.account_tokens().items()]
+    return "\n".join(
+        [
+            f"operator: {quoted(authority.operator_token())}",
+            f"system_account: {authority.system_account}",
+            # Servers of a group tell each other what they were given, those too that were away at the time.
+            f'resolver: {{ type: full, dir: {quoted(str(folder))}, allow_delete: false, interval: "2m" }}',
+            "resolver_preload: {",
+            *preload,
+            "}",
+            "",
+        ]
+    )

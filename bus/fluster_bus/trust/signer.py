@@ -1,0 +1,51 @@
+"""Signs the tokens of users of one role. What they may do is the role's, and stands in the token of the account."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fluster_bus.names import check_name, check_namespace
+from fluster_bus.roles import Role
+from fluster_bus.trust.claims import read_user_token
+from fluster_bus.trust.keys import Key
+from fluster_bus.trust.tokens import user_token
+
+_NAMESPACE_TAG = "ns"
+_ROLE_TAG = "role"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a user is: the name is unique among the users of a cluster; without namespaces, one of the cluster itself."""
+
+    role: Role
+    name: str
+    namespaces: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_name("user", self.name)
+        for namespace in self.namespaces:
+            check_namespace(namespace)
+
+    @classmethod
+    def of_token(cls, token: str) -> Identity:
+        """Whose token this is. Raises CredentialsError."""
+        claims = read_user_token(token)
+        roles = claims.tagged(_ROLE_TAG)
+        return cls(Role(roles[0]) if roles else Role.OPERATOR, claims.name, claims.tagged(_NAMESPACE_TAG))
+
+
+@dataclass(frozen=True)
+class Signer:
+    """The key of one role in the account of the cluster's users."""
+
+    role: Role
+    key: Key
+    account: str  # public key
+
+    def sign(self, user: str, name: str, namespaces: Sequence[str], *, expires_at: int | None = None) -> str:
+        """The token of the user with the public key `user`. Raises InvalidNameError."""
+        identity = Identity(self.role, name, tuple(dict.fromkeys(namespaces)))
+        tags = [f"{_ROLE_TAG}:{self.role}", *(f"{_NAMESPACE_TAG}:{each}" for each in identity.namespaces)]
+        return user_token(self.key, user, name=name, account=self.account, tags=tags, expires_at=expires_at)

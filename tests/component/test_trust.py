@@ -1,0 +1,183 @@
+"""Signed tokens at a real server: what a user may do, and how its credentials are taken back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from fluster_bus.address import BusAddress
+from fluster_bus.bus import Bus
+from fluster_bus.dialler import Dialler
+from fluster_bus.errors import BusError, CredentialsError
+from fluster_bus.line import Line
+from fluster_bus.roles import Permissions, Role
+from fluster_bus.server import EmbeddedServer
+from fluster_bus.trust.authority import Authority
+from fluster_bus.trust.keys import Key, KeyKind
+from fluster_bus.trust.publishing import publish_accounts
+from fluster_bus.trust.tokens import Export, user_token
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.anyio
+
+EVERYTHING = Permissions((">",), (">",))
+OF_A_NAMESPACE = Permissions(
+    ("fluster.{{tag(ns)}}.>", "_INBOX_{{name()}}.>"), ("fluster.{{tag(ns)}}.>", "_INBOX_{{name()}}.>")
+)
+FLOWS = (Export("$JS.API.>", many_answers=True), Export("$KV.>"))
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "authority", {Role.OPERATOR: EVERYTHING, Role.CLIENT: OF_A_NAMESPACE}, FLOWS)
+
+
+@pytest.fixture
+def server(authority: Authority) -> Iterator[EmbeddedServer]:
+    with EmbeddedServer(authority=authority) as server:
+        yield server
+
+
+def _address(server: EmbeddedServer, authority: Authority, role: Role, name: str, *namespaces: str) -> BusAddress:
+    credentials = authority.issue(role, name, namespaces)
+    return BusAddress(f"nats://127.0.0.1:{server.port}", token=credentials.token, seed=credentials.seed)
+
+
+@pytest.fixture
+async def operator(server: EmbeddedServer, authority: Authority) -> AsyncIterator[Bus]:
+    bus = await Bus.connect(_address(server, authority, Role.OPERATOR, "operator"), name="operator")
+    yield bus
+    await bus.close()
+
+
+async def test_users_that_are_issued_while_the_server_runs_may_what_their_role_may_in_their_namespaces(
+    server: EmbeddedServer, authority: Authority, operator: Bus
+) -> None:
+    heard: list[str] = []
+    await operator.subscribe("fluster.>", lambda message: heard.append(message.subject))
+    await operator.flush()
+    alice = await Bus.connect(_address(server, authority, Role.CLIENT, "alice", "one", "Two"), name="alice")
+    for namespace in ("one", "three", "Two"):
+        await alice.publish(f"fluster.{namespace}.jobs.submit")
+    await alice.flush()
+    await wait_until_async(lambda: len(heard) == 2)
+    assert heard == ["fluster.one.jobs.submit", "fluster.Two.jobs.submit"]
+    await alice.close()
+
+
+async def test_the_streams_of_the_other_account_are_there(operator: Bus) -> None:
+    table = await operator.jetstream.create_key_value(bucket="test")
+    await table.put("key", b"value")
+    assert (await table.get("key")).value == b"value"
+
+
+async def test_a_direct_connection_shows_a_token_as_well(server: EmbeddedServer, authority: Authority) -> None:
+    address = _address(server, authority, Role.CLIENT, "alice", "one")
+    (line,) = Dialler(address, "alice").attempts()
+    assert isinstance(line, Line)
+    other = authority.issue(Role.CLIENT, "bob", ["one"])
+    (refused,) = Dialler(BusAddress(address.url, token=address.token, seed=other.seed), "mallory").attempts()
+    assert isinstance(refused, CredentialsError)
+
+
+async def test_credentials_travel_as_a_file(server: EmbeddedServer, authority: Authority, tmp_path: Path) -> None:
+    _address(server, authority, Role.CLIENT, "alice", "one").save(tmp_path / "alice.json")
+    address = BusAddress.parse(str(tmp_path / "alice.json"))
+    assert address.user == "alice"
+    assert (address.token or "") not in repr(address)
+    bus = await Bus.connect(address, name="alice")
+    await bus.close()
+
+
+async def test_who_is_revoked_is_cut_off_and_does_not_come_back(
+    server: EmbeddedServer, authority: Authority, operator: Bus
+) -> None:
+    address = _address(server, authority, Role.CLIENT, "alice", "one")
+    alice = await Bus.connect(address, name="alice")
+    cut_off = asyncio.Event()
+    alice.on_end(cut_off.set)
+    authority.revoke("alice")
+    await publish_accounts(authority, address.url)
+    async with asyncio.timeout(5):  # the bound that operators are promised
+        await cut_off.wait()
+    with pytest.raises(CredentialsError):
+        await Bus.connect(address, name="alice again")
+    await alice.close()
+    await operator.publish("fluster.one.still-here")
+    await operator.flush()
+    again = await Bus.connect(_address(server, authority, Role.CLIENT, "alice", "one"), name="a new alice")
+    await again.close()
+
+
+async def test_what_is_revoked_stays_so_when_the_server_starts_again(
+    server: EmbeddedServer, authority: Authority
+) -> None:
+    address = _address(server, authority, Role.CLIENT, "alice", "one")
+    authority.revoke("alice")
+    await publish_accounts(authority, address.url)
+    server.stop()
+    server.start()
+    with pytest.raises(CredentialsError):
+        await Bus.connect(address, name="alice")
+
+
+async def test_a_role_may_more_once_its_permissions_are_published(
+    server: EmbeddedServer, authority: Authority, tmp_path: Path, operator: Bus
+) -> None:
+    heard: list[str] = []
+    await operator.subscribe("extra.>", lambda message: heard.append(message.subject))
+    alice = await Bus.connect(_address(server, authority, Role.CLIENT, "alice", "one"), name="alice")
+    more = Permissions((*OF_A_NAMESPACE.publish, "extra.{{tag(ns)}}"), OF_A_NAMESPACE.subscribe)
+    newer = Authority(tmp_path / "authority", {Role.OPERATOR: EVERYTHING, Role.CLIENT: more}, FLOWS)
+    await publish_accounts(newer, alice.address.url)
+
+    async def gets_through() -> bool:
+        with contextlib.suppress(BusError):  # its connection is made anew, as another one
+            await alice.publish("extra.one")
+            await alice.flush()
+        return bool(heard)
+
+    await wait_until_async(gets_through)
+    await alice.close()
+
+
+async def test_a_signer_of_one_role_makes_users_of_that_role_only(
+    server: EmbeddedServer, authority: Authority, operator: Bus
+) -> None:
+    heard: list[str] = []
+    await operator.subscribe("fluster.>", lambda message: heard.append(message.subject))
+    await operator.flush()
+    key, stolen = Key.generate(KeyKind.USER), authority.signer(Role.CLIENT)
+    token = user_token(stolen.key, key.public, name="mallory", account=stolen.account, permissions=EVERYTHING)
+    address = BusAddress(f"nats://127.0.0.1:{server.port}", token=token, seed=key.seed)
+    with pytest.raises(CredentialsError):
+        await Bus.connect(address, name="mallory")
+    token = stolen.sign(key.public, "mallory", ["one"])
+    bus = await Bus.connect(BusAddress(address.url, token=token, seed=key.seed), name="mallory")
+    for namespace in ("two", "one"):
+        await bus.publish(f"fluster.{namespace}.jobs.submit")
+    await bus.flush()
+    await wait_until_async(lambda: heard == ["fluster.one.jobs.submit"])
+    await bus.close()
+
+
+async def test_an_expired_token_is_refused(server: EmbeddedServer, authority: Authority) -> None:
+    credentials = authority.issue(Role.CLIENT, "alice", ["one"], lifetime_s=1)
+    address = BusAddress(f"nats://127.0.0.1:{server.port}", token=credentials.token, seed=credentials.seed)
+    await wait_until_async(lambda: not authority.issued()[0].is_good(time.time() - 1))  # a second of grace
+    with pytest.raises(CredentialsError):
+        await Bus.connect(address, name="alice")
+
+
+async def test_another_authority_may_neither_issue_nor_publish(server: EmbeddedServer, tmp_path: Path) -> None:
+    other = Authority(tmp_path / "other", {Role.CLIENT: OF_A_NAMESPACE}, FLOWS)
+    address = _address(server, other, Role.CLIENT, "alice", "one")
+    with pytest.raises(CredentialsError):
+        await Bus.connect(address, name="alice")
+    with pytest.raises(CredentialsError):
+        await publish_accounts(other, address.url)

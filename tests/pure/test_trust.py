@@ -1,0 +1,126 @@
+"""Keys, tokens and the authority's folder, without a server."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fluster_bus.errors import CredentialsError, InvalidNameError
+from fluster_bus.roles import Permissions, Role
+from fluster_bus.trust.authority import Authority
+from fluster_bus.trust.claims import read_user_token
+from fluster_bus.trust.keys import Key, KeyKind
+from fluster_bus.trust.signer import Identity
+from fluster_bus.trust.tokens import user_token
+
+PERMISSIONS = {Role.CLIENT: Permissions(("fluster.{{tag(ns)}}.>",), ("_INBOX.>",))}
+HOUR_S = 3600.0
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "authority", PERMISSIONS, [])
+
+
+@pytest.mark.parametrize("kind", list(KeyKind))
+def test_a_key_is_the_same_again_from_its_seed(kind: KeyKind) -> None:
+    key = Key.generate(kind)
+    again = Key(key.seed)
+    assert (again.public, again.kind, again.sign(b"data")) == (key.public, kind, key.sign(b"data"))
+    assert key.public.startswith(kind)
+    assert key.seed not in repr(key)
+
+
+@pytest.mark.parametrize("text", ["", "S", "SUAé", "x" * 58, Key.generate(KeyKind.USER).seed[:-4], "SU" + "=" * 60])
+def test_a_damaged_seed_is_refused_and_not_shown(text: str) -> None:
+    with pytest.raises(CredentialsError, match="damaged") as caught:
+        Key(text)
+    assert not text or text not in str(caught.value)
+
+
+def test_a_token_says_who_the_user_is(authority: Authority) -> None:
+    credentials = authority.issue(Role.CLIENT, "alice", ["default", "Prod"], lifetime_s=HOUR_S)
+    claims = read_user_token(credentials.token)
+    assert claims.public == Key(credentials.seed).public
+    assert claims.expires_at is not None
+    assert claims.expires_at - claims.issued_at == HOUR_S
+    assert Identity.of_token(credentials.token) == Identity(Role.CLIENT, "alice", ("default", "Prod"))
+    assert credentials.seed not in repr(credentials)
+
+
+@given(st.text() | st.binary().map(lambda data: data.decode("latin1")))
+def test_what_is_not_a_token_is_refused(text: str) -> None:
+    with pytest.raises(CredentialsError):
+        read_user_token(text)
+
+
+def test_a_token_of_what_is_not_a_user_is_refused() -> None:
+    account = Key.generate(KeyKind.ACCOUNT)
+    token = user_token(account, account.public, name="alice", account=account.public)
+    with pytest.raises(CredentialsError, match="is not a user"):
+        read_user_token(token)
+
+
+def test_an_authority_is_the_same_again_in_its_folder(authority: Authority, tmp_path: Path) -> None:
+    authority.issue(Role.CLIENT, "alice", ["default"])
+    again = Authority(tmp_path / "authority", PERMISSIONS, [])
+    assert again.signer(Role.CLIENT).key.public == authority.signer(Role.CLIENT).key.public
+    assert [each.name for each in again.issued()] == ["alice"]
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "authority").iterdir()}
+    assert modes == {0o600}
+
+
+def test_a_name_is_given_once_until_it_is_revoked(authority: Authority) -> None:
+    first = authority.issue(Role.CLIENT, "alice", ["default"])
+    with pytest.raises(CredentialsError, match="'alice' already"):
+        authority.issue(Role.CLIENT, "alice", ["default"])
+    (revoked,) = authority.revoke("alice")
+    assert revoked.public == Key(first.seed).public
+    second = authority.issue(Role.CLIENT, "alice", ["default"])
+    assert second.seed != first.seed
+    with pytest.raises(CredentialsError, match=r"no user 'bob' to revoke: there are alice"):
+        authority.revoke("bob")
+
+
+@pytest.mark.parametrize(("name", "namespace"), [("a.b", "default"), ("alice", "*"), ("alice", "sys"), ("", "default")])
+def test_names_that_could_widen_a_subject_are_refused(authority: Authority, name: str, namespace: str) -> None:
+    with pytest.raises(InvalidNameError):
+        authority.issue(Role.CLIENT, name, [namespace])
+    assert authority.issued() == []
+
+
+def test_a_damaged_folder_is_said_so(tmp_path: Path) -> None:
+    folder = tmp_path / "authority"
+    Authority(folder, PERMISSIONS, [])
+    (folder / "operator.seed").write_text(Key.generate(KeyKind.USER).seed)
+    with pytest.raises(CredentialsError, match=r"operator\.seed holds a key of another kind"):
+        Authority(folder, PERMISSIONS, [])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CredentialsError, match="cannot be used"):
+        Authority(tmp_path / "file", PERMISSIONS, [])
+
+
+def test_a_damaged_register_is_said_so(authority: Authority, tmp_path: Path) -> None:
+    (tmp_path / "authority" / "issued.json").write_text(json.dumps([{"name": "alice"}]))
+    with pytest.raises(CredentialsError, match="restore it from a backup"):
+        authority.issued()
+
+
+def _issue(folder: Path, number: int) -> None:
+    Authority(folder, PERMISSIONS, []).issue(Role.CLIENT, f"user-{number}", ["default"])
+
+
+def test_two_processes_may_issue_at_once(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    processes = [spawn.Process(target=_issue, args=(tmp_path / "authority", number)) for number in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    issued = Authority(tmp_path / "authority", PERMISSIONS, []).issued()
+    assert sorted(each.name for each in issued) == [f"user-{number}" for number in range(4)]
