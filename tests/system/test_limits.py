@@ -156,6 +156,28 @@ def test_no_group_is_left_when_the_worker_was_killed(
             wait_until(lambda: groups(name) == [])
 
 
+def test_a_group_that_is_in_use_for_a_moment_is_not_left(enforced: None, tmp_path: Path, family: Family) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    with Daemons(tmp_path, family, timing=PATIENT) as daemons:
+        daemons.start_controller()
+        daemons.start_worker(enforce_limits="auto")
+        with daemons.connect() as cluster:
+            job_id = cluster.launch(command("sh", "-c", f"echo ready $$; cat {gate}"))
+            wait_ready(cluster, job_id)
+            (attempt,) = [path for path in (tmp_path / "w1/attempts").iterdir() if path.is_dir()]
+            name = group_name(attempt)
+            users = [group / "user" for group in groups(name)]
+            for user in users:
+                user.mkdir()
+            gate.write_text("go\n")
+            assert cluster.wait(job_id, timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+            wait_until(lambda: not attempt.exists(), PATIENCE_S)
+            for user in users:
+                user.rmdir()
+            wait_until(lambda: groups(name) == [], PATIENCE_S)
+
+
 def test_asked_for_in_vain_it_does_not_start(monkeypatch: pytest.MonkeyPatch, family: Family, tmp_path: Path) -> None:
     broken = tmp_path / "sitecustomize.py"
     broken.write_text(

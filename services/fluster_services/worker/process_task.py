@@ -56,6 +56,7 @@ _LEFTOVERS_INTERVAL_S = 0.01
 _KEEPER_LOG_TAIL_BYTES = 4000
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN)
 _RESOURCES_PAUSE_S = 0.5
+_GROUP_PAUSES_S = (0.02, 0.1, 0.5, 2.0, 5.0)
 
 
 class ProcessTask:
@@ -159,8 +160,11 @@ class ProcessTask:
             await self._disconnect()
             if self._directory.exists():
                 await asyncio.to_thread(discard, self._directory)
-        cgroups.remove(self.spec.groups)
         self._siblings.discard(self)
+        for pause_s in _GROUP_PAUSES_S:
+            if cgroups.remove(self.spec.groups):
+                return
+            await asyncio.sleep(pause_s)  # the kernel may take a moment to see that all have left
 
     async def assign(self, draft: Path) -> bool:
         """Have a keeper that is free run what `draft` holds; False when there is none, or it died before it did.
