@@ -235,6 +235,13 @@ def is_inbox(subject: str) -> bool:
     return subject.startswith(_INBOX)
 
 
+# ---- the servers' own -----------------------------------------------------------------------------------
+
+# Where servers are told accounts, by users of the system account.
+CLAIMS_REQUESTS = f"$SYS.REQ.CLAIMS.{ANY_TAIL}"
+CLAIMS_UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
+
+
 # ---- streams, buckets and their keys --------------------------------------------------------------------
 
 SUBMIT_STREAM = "FLUSTER_SUBMIT"

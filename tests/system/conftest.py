@@ -16,6 +16,9 @@ from tests.system.runtime_site import (  # noqa: F401 - fixtures
     templates,
 )
 
+_PATIENCE_S = 120
+_shared: list[LocalCluster] = []  # the one below, while it is there
+
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
@@ -26,8 +29,21 @@ def cluster() -> Iterator[LocalCluster]:
             patch.setenv(name, value)
         started = LocalCluster(workers=2, cpu=16, namespaces=["other"])
     with started:
+        _shared.append(started)
         yield started
+        _shared.clear()
     family.wait_gone()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def room_for_the_next_module() -> Iterator[None]:
+    """What the tests of one module leave running on the shared cluster takes no room from those of the next."""
+    yield
+    for shared in _shared:
+        left = [job.job_id for job in shared.list_jobs() if not job.status.finished()]
+        for job_id in left:
+            shared.terminate(job_id, reason="the tests that launched it are over")
+        shared.wait(left, timeout=_PATIENCE_S)
 
 
 @pytest.fixture

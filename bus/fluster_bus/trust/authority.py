@@ -174,7 +174,7 @@ class Authority:
             key.public,
             name=_NAME,
             account=self.system_account,
-            permissions=Permissions(publish=("$SYS.REQ.CLAIMS.>", inbox), subscribe=(inbox,)),
+            permissions=Permissions(publish=(subjects.CLAIMS_REQUESTS, inbox), subscribe=(inbox,)),
             expires_at=int(time.time() + lifetime_s),
         )
         return Credentials(token, key.seed)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
+from fluster_bus import subjects
 from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
 from fluster_bus.errors import CredentialsError
 from fluster_bus.trust.authority import Authority
 
-_UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
 _OK = 200
 
 
@@ -24,7 +24,7 @@ async def publish_accounts(authority: Authority, url: str) -> None:
     bus = await Bus.connect(address, name="fluster credentials")
     try:
         for token in authority.account_tokens().values():
-            answer = json.loads((await bus.request(_UPDATE, token.encode())).data)
+            answer = json.loads((await bus.request(subjects.CLAIMS_UPDATE, token.encode())).data)
             done = answer.get("data") or {}
             if done.get("code") != _OK:
                 reason = answer.get("error") or done
