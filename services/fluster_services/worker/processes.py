@@ -228,5 +228,6 @@ def _may_have_environment(pid: int) -> bool:
     stat = _stat(pid)
     if stat is None or stat[20] == "0":  # it is over, or has no memory, as the kernel's own
         return False
-    start, end = stat[47:49]  # where it lies: nowhere before the new program has it
-    return start != end or start == "0"
+    start, end = stat[47:49]
+    # The kernel fills in the environment's place while it builds the new stack, and where the code begins only after that.
+    return start != end or stat[23] == "0"
