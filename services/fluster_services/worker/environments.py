@@ -7,6 +7,7 @@ environment is for commands.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -39,6 +40,7 @@ _FORMAT = 1  # changed when the same recipe makes something else
 
 # A requirement that says all by itself. Anything else (a path, an option) may speak of files of the workspace.
 _PLAIN = re.compile(r"\s*(#.*)?|\s*[A-Za-z0-9][\w.-]*\s*(\[[^\]]*\])?\s*([<>=!~(;#].*|@\s*https?://.*)?", re.ASCII)
+_VERSION = re.compile(r"\d+(\.\d+)*")
 _MINOR = re.compile(r"version_info\s*=\s*(\d+\.\d+)")
 
 
@@ -170,11 +172,24 @@ async def _make(path: Path, recipe: Recipe, workspace: Path | None, output: Buil
         else:
             shutil.copytree(workspace, scratch, symlinks=True)
 
-    async def uv(*arguments: str) -> None:
-        await run_uv(arguments, folder=scratch, variables=variables, output=output)
+    async def uv(*arguments: str, **more: str) -> None:
+        await run_uv(arguments, folder=scratch, variables={**variables, **more}, output=output)
+
+    async def make_venv() -> None:
+        command = ("venv", "--quiet", "--no-project", "--python", recipe.python or sys.executable, f"../{_VENV}")
+        try:
+            await uv(*command)
+        except BuildError:
+            if recipe.python is None or not _VERSION.fullmatch(recipe.python):
+                raise
+            # A shim of pyenv's runs a version that is not the chosen one only if told which; uv looks no further then.
+            for told in (recipe.python, "system"):
+                with contextlib.suppress(BuildError):
+                    return await uv(*command, PYENV_VERSION=told)
+            raise
 
     await in_thread(copy)
-    await uv("venv", "--quiet", "--no-project", "--python", recipe.python or sys.executable, f"../{_VENV}")
+    await make_venv()
     if recipe.lock is not None:
         await uv("sync", "--frozen", "--no-dev", "--no-install-project", "--no-editable", "--python", python)
     if recipe.requirements:

@@ -1,0 +1,51 @@
+"""Where an environment finds the version of Python that its job names."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fluster_bus.messages import EnvironmentConfig
+from fluster_services.worker.build_output import BuildError
+from fluster_services.worker.environments import Environments
+from fluster_services.worker.folder_cache import FolderCache
+from fluster_services.worker.interpreters import own_minor_version
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environments:
+    """Those of a worker on whose PATH a shim as pyenv's stands, which has been told no version, before all else."""
+    shims = tmp_path / "shims"
+    shims.mkdir()
+    own = own_minor_version()
+    shim = (
+        '#!/bin/sh\ncase "$PYENV_VERSION" in\n'
+        f'{own}) exec {sys.base_prefix}/bin/python{own} "$@" ;;\n'
+        '"") echo "pyenv: $0: command not found" >&2; exit 127 ;;\n'
+        '*) echo "pyenv: version $PYENV_VERSION is not installed" >&2; exit 1 ;;\nesac\n'
+    )
+    for name in ("python", "python3", f"python{own}"):
+        (shims / name).write_text(shim)
+        (shims / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{shims}:/usr/bin:/bin")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))
+    monkeypatch.delenv("PYENV_VERSION", raising=False)
+    cache = FolderCache(tmp_path / "environments", 1 << 30)
+    cache.open()
+    return Environments(cache)
+
+
+async def test_a_shim_is_told_the_version(environments: Environments) -> None:
+    config = EnvironmentConfig(python=own_minor_version())
+    python = await environments.use(config, None, "a job", lambda _output: None)
+    assert python.version == own_minor_version()
+    assert python.python.exists()
+
+
+async def test_a_version_that_no_shim_has_is_refused_as_if_there_was_none(environments: Environments) -> None:
+    with pytest.raises(BuildError, match=r"3\.99"):
+        await environments.use(EnvironmentConfig(python="3.99"), None, "a job", lambda _output: None)
