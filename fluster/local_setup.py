@@ -38,6 +38,9 @@ class LocalSetup:
     working_dir: str
     python_path: tuple[str, ...] = ()
     passes_secrets: bool = True  # tasks get all variables of the owner's environment, else none with names of secrets
+    timing: dict[str, float] = field(
+        default_factory=dict
+    )  # {name of a time, as fence_after_s: seconds}, where not as usual
     enforce_limits: bool = False
     runtime: RuntimeName = "process"  # "auto": containers where a Docker engine answers
     docker_host: str | None = None  # None: the machine's own

@@ -40,17 +40,19 @@ class Leadership:
         self._succeeds = succeeds
         self._revision: int | None = None  # of the seat as it was seen last, 0 when it is free; None before it was seen
         self._seen_at = 0.0
+        self._seen_lease_s = lease_s  # of whoever was seen there last
         self._is_open = False  # nobody's right is hurt when it is taken
         self._sent_at: float | None = None  # when what made it leader was sent
         self._deposed = False
 
     # ---- what happened ----------------------------------------------------------------------------------
 
-    def on_seat(self, revision: int, *, instance: str, holder: str, now: float) -> None:
-        """The seat was seen, as somebody wrote it."""
+    def on_seat(self, revision: int, *, instance: str, holder: str, now: float, lease_s: float | None = None) -> None:
+        """The seat was seen, as somebody wrote it. `lease_s` is for how long the writer counts on it; None: as this one would."""
         if self._is_old(revision):
             return
         self._revision, self._seen_at = revision, now
+        self._seen_lease_s = self._lease_s if lease_s is None else lease_s
         # Its own write, of which it did not hear that it was taken, is one to be made again.
         self._is_open = instance == self._instance or holder == self._succeeds
         if instance != self._instance and self._sent_at is not None:
@@ -88,7 +90,7 @@ class Leadership:
             return Standing.LEADER
         if self._revision is None:
             return Standing.FOLLOWER
-        silent = now - self._seen_at >= self._lease_s
+        silent = now - self._seen_at >= self._seen_lease_s
         return Standing.CANDIDATE if self._is_open or silent else Standing.FOLLOWER
 
     def is_sure(self, now: float) -> bool:
@@ -107,7 +109,7 @@ class Leadership:
                 assert self._sent_at is not None  # noqa: S101
                 return max(0.0, self._sent_at + self._lease_s / RENEWALS_PER_LEASE - now)
             case Standing.FOLLOWER:
-                return self._lease_s if self._revision is None else max(0.0, self._seen_at + self._lease_s - now)
+                return self._lease_s if self._revision is None else max(0.0, self._seen_at + self._seen_lease_s - now)
             case _:
                 return 0.0
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
-from fluster_bus.errors import CredentialsError, StreamNotFoundError
+from fluster_bus.errors import (
+    CredentialsError,
+    DisconnectedError,
+    NoRespondersError,
+    RequestTimeoutError,
+    StreamNotFoundError,
+)
 from fluster_bus.messages.endpoints import Endpoint
+from fluster_bus.messages.requests import Done, NamespaceReply
 from fluster_bus.names import EndpointId, JobId, Namespace, WorkerId
 from fluster_bus.streams import endpoints_table, seats_table
 
 if TYPE_CHECKING:
     from fluster_bus.bus import Bus
+
+log = logging.getLogger(__name__)
 
 # A server outside of any job keeps its endpoint alive by writing it again; the controller removes it otherwise.
 LEASE_S = 10.0
@@ -36,11 +46,28 @@ class Registry:
     """The endpoints of one namespace."""
 
     lease_s = LEASE_S  # of those that belong to no job; a cluster may tell another
+    told_seat_lease_s: float | None = None  # of actors that have one instance; None: the cluster was not asked yet
 
     def __init__(self, bus: Bus, namespace: str) -> None:
+        self._bus = bus
         self._namespace = namespace
         self.table = endpoints_table(bus, namespace)
         self.seats = seats_table(bus, namespace)
+
+    async def learn_leases(self) -> None:
+        """Ask the cluster how long leases are, and whether it has the namespace. Raises ServiceError, BusError."""
+        told = await self._bus.ask(subjects.ensure_namespace(self._namespace), Done(), NamespaceReply)
+        self.lease_s = told.endpoint_lease_s or LEASE_S
+        self.told_seat_lease_s = told.seat_lease_s or LEASE_S
+
+    async def seat_lease_s(self) -> float:
+        """For how long an actor that has one instance may be silent. Ten seconds where no controller answers now."""
+        if self.told_seat_lease_s is None:  # jobs do not ask when they connect
+            try:
+                await self.learn_leases()
+            except (NoRespondersError, RequestTimeoutError, DisconnectedError) as error:
+                log.info("no controller says how long the leases of actors are: %s", error)
+        return self.told_seat_lease_s or LEASE_S
 
     def endpoint(
         self,

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from fluster_bus.bus import Bus
 
 RESULT_CHUNK_BYTES = 512 << 10
-RESULTS_KEPT_S = 7 * 86_400
 _AT_ONCE = 8
 
 
@@ -65,7 +64,7 @@ class ResultStore:
         found = await self._messages.last(subjects.result_part(self.namespace, job_id, task, attempt, number))
         if found is None:
             raise ObjectNotFoundError(
-                f"the result of task {task} of job {job_id} is not kept any more: results are kept for "
-                f"{RESULTS_KEPT_S // 86_400} days, or until newer ones take their room"
+                f"the result of task {task} of job {job_id} is not kept any longer: results are kept for "
+                "7 days (FLUSTER_RESULTS_KEPT_S of the controller), or until newer ones take their room"
             )
         return found.data

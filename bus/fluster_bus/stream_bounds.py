@@ -10,6 +10,7 @@ MAX_RESULTS_BYTES = 1 << 30  # of a namespace; beyond them the oldest go
 MAX_CALLS_BYTES = 128 << 20  # of all durable actors of a namespace
 NAMESPACE_BYTES = 2 * KEPT_BYTES + MAX_RESULTS_BYTES + MAX_CALLS_BYTES
 HISTORY_KEPT_S = 7 * 86_400.0  # of logs and events
+RESULTS_KEPT_S = CALLS_KEPT_S = 7 * 86_400.0
 _LEAST_BYTES, _MOST_BYTES = 64 << 20, 1 << 50
 _LEAST_S, _MOST_S = (
     120.0,
@@ -19,7 +20,7 @@ _LEAST_S, _MOST_S = (
 
 @dataclass(frozen=True)
 class NamespaceBounds:
-    """How much of its history each namespace keeps. None: the default, or as its stream is if that is there already.
+    """How much each namespace keeps of its history, of results, and of calls to durable actors that wait. None: the default, or as its stream is if that is there already.
 
     Raises ValueError for what no stream can have.
     """
@@ -27,7 +28,10 @@ class NamespaceBounds:
     logs_bytes: int | None = None
     events_bytes: int | None = None
     results_bytes: int | None = None
+    calls_bytes: int | None = None
     history_kept_s: float | None = None  # logs and events
+    results_kept_s: float | None = None
+    calls_kept_s: float | None = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -41,7 +45,7 @@ class NamespaceBounds:
     def namespace_bytes(self) -> int:
         """What a new namespace sets aside."""
         histories = (self.logs_bytes or KEPT_BYTES) + (self.events_bytes or KEPT_BYTES)
-        return histories + (self.results_bytes or MAX_RESULTS_BYTES) + MAX_CALLS_BYTES
+        return histories + (self.results_bytes or MAX_RESULTS_BYTES) + (self.calls_bytes or MAX_CALLS_BYTES)
 
 
 def set_aside_bytes(namespaces: int) -> int:

@@ -27,16 +27,18 @@ from fluster_bus.messages.records import JobRecord, TaskRecord
 from fluster_bus.messages.workers import WorkerInfo
 from fluster_bus.object_kinds import BUNDLES, PAYLOADS, ObjectKind
 from fluster_bus.objects import CHUNK_BYTES, MAX_MESSAGES
-from fluster_bus.results import RESULT_CHUNK_BYTES, RESULTS_KEPT_S
+from fluster_bus.results import RESULT_CHUNK_BYTES
 from fluster_bus.retries import retried
 from fluster_bus.secret_store import MAX_SECRETS, MAX_SECRETS_BYTES, SECRETS_KEPT_S
 from fluster_bus.store_errors import store_error
 from fluster_bus.stream_bounds import (
+    CALLS_KEPT_S,
     HISTORY_KEPT_S,
     KEPT_BYTES,
     MAX_CALLS_BYTES,
     MAX_RESULTS_BYTES,
     NAMESPACE_BYTES,
+    RESULTS_KEPT_S,
     NamespaceBounds,
 )
 from fluster_bus.tables import Table, sequence_of_ack
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
 
 Record = TypeVar("Record", bound=Message)
 
-_CALLS_KEPT_S = 7 * 86_400
 _DUPLICATES_S = 120  # how long the server remembers a Nats-Msg-Id
 _CREATE_TIMEOUT_S = 10.0
 MAX_CALLS_OF_ACTOR = 100_000  # that wait, and some that were handled
@@ -154,13 +155,13 @@ def _bucket(bucket: str, watch: str, keys: str = subjects.ANY_TAIL) -> StreamCon
     )
 
 
-def _durable_calls(namespace: str) -> StreamConfig:
+def _durable_calls(namespace: str, max_bytes: int | None, kept_s: float | None) -> StreamConfig:
     """Calls to durable actors, until they are handled."""
     return StreamConfig(
         name=subjects.calls_stream(namespace),
         subjects=[subjects.durable_calls_of_all(namespace)],
-        max_age=_CALLS_KEPT_S,
-        max_bytes=MAX_CALLS_BYTES,
+        max_age=kept_s or CALLS_KEPT_S,
+        max_bytes=max_bytes or MAX_CALLS_BYTES,
         max_msg_size=MAX_CALL_BYTES,
         max_msgs_per_subject=MAX_CALLS_OF_ACTOR,
         # Where there is no room a call is refused: what was taken is never dropped for another.
@@ -223,12 +224,12 @@ def _objects(kind: ObjectKind, namespace: str) -> StreamConfig:
     )
 
 
-def _results(namespace: str, max_bytes: int | None) -> StreamConfig:
+def _results(namespace: str, max_bytes: int | None, kept_s: float | None) -> StreamConfig:
     return _chunks(
         subjects.results_stream(namespace),
         subjects.results_of_all(namespace),
         chunk_bytes=RESULT_CHUNK_BYTES,
-        kept_s=RESULTS_KEPT_S,
+        kept_s=kept_s or RESULTS_KEPT_S,
         max_bytes=max_bytes or MAX_RESULTS_BYTES,
         # Purging is allowed: those of a job go with its records.
     )
@@ -269,7 +270,8 @@ async def ensure_namespace(bus: Bus, namespace: str, bounds: NamespaceBounds | N
     given: dict[str, dict[str, float | None]] = {
         subjects.logs_stream(namespace): {"max_bytes": bounds.logs_bytes, "max_age": bounds.history_kept_s},
         subjects.events_stream(namespace): {"max_bytes": bounds.events_bytes, "max_age": bounds.history_kept_s},
-        subjects.results_stream(namespace): {"max_bytes": bounds.results_bytes},
+        subjects.results_stream(namespace): {"max_bytes": bounds.results_bytes, "max_age": bounds.results_kept_s},
+        subjects.calls_stream(namespace): {"max_bytes": bounds.calls_bytes, "max_age": bounds.calls_kept_s},
     }
     await _ensure_all(
         bus,
@@ -291,7 +293,7 @@ async def ensure_namespace(bus: Bus, namespace: str, bounds: NamespaceBounds | N
         ),
         _objects(BUNDLES, namespace),
         _objects(PAYLOADS, namespace),
-        _results(namespace, bounds.results_bytes),
+        _results(namespace, bounds.results_bytes, bounds.results_kept_s),
         _secrets(namespace),
         # Who serves is for everybody to watch, what was saved is not.
         _bucket(
@@ -299,7 +301,7 @@ async def ensure_namespace(bus: Bus, namespace: str, bounds: NamespaceBounds | N
             subjects.watch_actors(namespace, subjects.seat_key_of_any()),
             subjects.seat_key_of_any(),
         ),
-        _durable_calls(namespace),
+        _durable_calls(namespace, bounds.calls_bytes, bounds.calls_kept_s),
         given=given,
         namespace_bytes=bounds.namespace_bytes,
     )

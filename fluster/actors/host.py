@@ -119,7 +119,8 @@ class Host:
         else:  # its attempts follow each other
             holder, who = f"{context.job_id}.{context.task}", f"task {context.task} of job {context.job_id}"
         me = ActorSeat(instance=instance, holder=holder, who=who, is_durable=is_durable)
-        return Seat(self._bus, self._cluster.registry.seats, name, me, loop=self._loop)
+        registry = self._cluster.registry
+        return Seat(self._bus, registry.seats, name, me, loop=self._loop, lease_s=registry.seat_lease_s)
 
     def durable(self, name: str, endpoint_id: EndpointId, instance: object) -> DurableActor:
         """What keeps a durable actor's calls and state."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SEAT_LEASE_S = LEASE_S
+_LONGEST_LEASE_S = 3_600.0  # whatever somebody writes
 _PAUSE_AFTER_ERROR_S = 0.2
 _RELEASE_TIMEOUT_S = 1.0
 
@@ -47,6 +47,7 @@ class Seat:
         me: ActorSeat,
         *,
         loop: asyncio.AbstractEventLoop,
+        lease_s: Callable[[], Awaitable[float]],
         clock: Callable[[], float] = fence_clock,
     ) -> None:
         self._bus = bus
@@ -56,7 +57,8 @@ class Seat:
         self._me = me
         self._clock = clock
         self._loop = loop
-        self._view = Leadership(instance=me.instance, lease_s=SEAT_LEASE_S, succeeds=me.holder or None)
+        self._ask_lease_s = lease_s
+        self._view = self._new_view(LEASE_S)
         self._other: ActorSeat | None = None  # who was seen there last
         self._is_alive = False  # that one has written since it was looked at first
         self._caught_up = False
@@ -64,6 +66,9 @@ class Seat:
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._over: SupersededError | None = None
+
+    def _new_view(self, lease_s: float) -> Leadership:
+        return Leadership(instance=self._me.instance, lease_s=lease_s, succeeds=self._me.holder or None)
 
     # ---- taking and keeping it --------------------------------------------------------------------------
 
@@ -73,6 +78,9 @@ class Seat:
         One whose holder is silent for its lease is taken then. Raises ActorNameTakenError as soon as the holder is seen
         alive, ClosedError, and CredentialsError or StreamNotFoundError where the cluster has no place for seats.
         """
+        lease_s = await self._ask_lease_s()
+        self._me = self._me.model_copy(update={"lease_s": lease_s})  # the others wait for as long as this one counts on
+        self._view = self._new_view(lease_s)
         self._bus.on_reconnect(self._on_interruption)
         self._tasks.append(asyncio.create_task(self._watch(), name=f"seat of {self._name}"))
         try:
@@ -121,7 +129,8 @@ class Seat:
             self._other = None
             self._view.on_free(row.revision, now=self._clock())
             return
-        self._view.on_seat(row.revision, instance=seat.instance, holder=seat.holder, now=self._clock())
+        lease_s = LEASE_S if seat.lease_s is None else min(_LONGEST_LEASE_S, seat.lease_s)
+        self._view.on_seat(row.revision, instance=seat.instance, holder=seat.holder, lease_s=lease_s, now=self._clock())
         if seat.instance != self._me.instance:
             self._is_alive = self._caught_up
             self._other = seat

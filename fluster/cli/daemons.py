@@ -67,6 +67,7 @@ CONTROLLER_SETTINGS = (
     Setting(
         "FLUSTER_ENDPOINT_LEASE_S", "SECONDS", "Of endpoints of programs that are no jobs, 1 or more. Default: 10."
     ),
+    Setting("FLUSTER_SEAT_LEASE_S", "SECONDS", "Of singletons and durable actors, 1 to 3600. Default: 10."),
     *_FENCES,
     Setting("FLUSTER_UNSCHEDULABLE_AFTER_S", "SECONDS", "Until a job that fits no worker is given up. Default: 60."),
     Setting("FLUSTER_LEADER_LEASE_S", "SECONDS", "A leader that is silent for so long is followed. Default: 6."),
@@ -78,6 +79,9 @@ CONTROLLER_SETTINGS = (
     Setting("FLUSTER_LOGS_BUDGET", "SIZE", "Of a namespace's logs. Default: 1GiB, or as its stream is."),
     Setting("FLUSTER_EVENTS_BUDGET", "SIZE", "Of a namespace's events. Default: 1GiB, or as its stream is."),
     Setting("FLUSTER_RESULTS_BUDGET", "SIZE", "Of a namespace's results. Default: 1GiB, or as its stream is."),
+    Setting("FLUSTER_RESULTS_KEPT_S", "SECONDS", "Results are kept. Default: 604800, or as their stream does."),
+    Setting("FLUSTER_CALLS_BUDGET", "SIZE", "Of durable actors' calls. Default: 128MiB, or as their stream is."),
+    Setting("FLUSTER_CALLS_KEPT_S", "SECONDS", "They wait at most. Default: 604800, or as their stream has it."),
     Setting("FLUSTER_HISTORY_KEPT_S", "SECONDS", "Logs and events are kept. Default: 604800, or as their streams do."),
 )
 WORKER_SETTINGS = (

@@ -102,7 +102,6 @@ class AsyncCluster:
         with without_web_sockets():
             from fluster.cluster.job_states import UNANSWERED
             from fluster_bus.bus import Bus
-        from fluster_bus.messages import Done, NamespaceReply
 
         if address is None and os.environ.get(ADDRESS_VARIABLE):  # as in every task, which needs no more modules for it
             address = BusAddress.from_environment()
@@ -117,8 +116,7 @@ class AsyncCluster:
         cluster = cls(bus, chosen, check_timeout(patience))
         if cluster._identity is None or cluster._identity.namespace != chosen:  # a job's own is there: it runs in it
             try:
-                told = await bus.ask(subjects.ensure_namespace(chosen), Done(), NamespaceReply)
-                cluster.registry.lease_s = told.endpoint_lease_s or cluster.registry.lease_s
+                await cluster.registry.learn_leases()
             except CredentialsError as error:
                 await bus.close()
                 raise CredentialsError(

@@ -73,6 +73,9 @@ class LocalCluster(Cluster):
 
     A worker that gets SIGTERM waits `drain_timeout` seconds (60) for its tasks before it hands them back.
 
+    `timing` has seconds for times that shall be others than on one machine, such as {"fence_after_s": 30, "worker_timeout_s": 40}
+    or {"seat_lease_s": 3}: those that the settings FLUSTER_…_S of a deployed cluster have, with the same rules between them.
+
     With a `backend`, a VMBackend such as `fluster_services.vm.DockerBackend()`, each worker is one of its VMs, which
     has its usual size unless `cpu` or `memory` say what all have together. It is copied: one object may serve several clusters.
 
@@ -113,6 +116,7 @@ class LocalCluster(Cluster):
         build_ca: str | Path | None = None,
         build_timeout: float | None = None,
         drain_timeout: float | None = None,
+        timing: Mapping[str, float] | None = None,
         backend: object | None = None,
         log_to_driver: bool | None = None,
         on_progress: Callable[[str], object] | None = None,
@@ -159,6 +163,7 @@ class LocalCluster(Cluster):
             image=image,
             containers=containers,
             drain_timeout_s=check_seconds("drain_timeout", drain_timeout) if drain_timeout is not None else None,
+            timing={name: check_seconds(f"timing: {name}", value) for name, value in (timing or {}).items()},
             backend=_pickled(backend) if backend is not None else None,
             working_dir=str(Path.cwd()),
             python_path=tuple(str(Path(entry or ".").absolute()) for entry in sys.path),

@@ -11,7 +11,7 @@ from fluster_bus import subjects
 from fluster_bus.errors import RevisionConflictError
 from fluster_bus.feeds import CaughtUp
 from fluster_bus.messages import ActorSeat, Endpoint, Message
-from fluster_bus.registry import Registry
+from fluster_bus.registry import LEASE_S, Registry
 from fluster_bus.tables import Deleted, Row, Table
 
 Record = TypeVar("Record", bound=Message)
@@ -72,6 +72,8 @@ class MemoryTable(Generic[Record]):
 
 class MemoryRegistry(Registry):
     """The endpoints of a test's namespace."""
+
+    told_seat_lease_s = LEASE_S
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -25,12 +26,14 @@ class Timing:
     hold_s: float = 20.0
     reserve_after_s: float = 30.0  # a task or gang that others have overtaken for so long has workers kept free for it
     endpoint_lease_s: float = 10.0  # an endpoint of no job is removed when it was not renewed for so long
+    seat_lease_s: float = 10.0  # an actor that has one instance is followed by another when it is silent for so long
     owner_lease_s: float = 600.0  # a program from which nothing was heard for so long is gone, and what it owns ends
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check(self, field.name, "number of seconds above 0", above=0)
         _check(self, "endpoint_lease_s", "number of seconds from 1", above=0.999)
+        _check(self, "seat_lease_s", "number of seconds from 1 to 3600", above=0.999, most=3_600)
         ended_by_s = self.fence_after_s + self.kill_grace_s + self.heartbeat_s
         if self.worker_timeout_s <= ended_by_s:
             raise ValueError(
@@ -103,3 +106,12 @@ LOCAL_TIMING = Timing(
     hold_s=5.0,
     reserve_after_s=5.0,
 )
+
+
+def local_timing(given: Mapping[str, float]) -> Timing:
+    """Return the timing of a cluster on one machine, with what is given in place of the usual. Raises ValueError."""
+    known = [field.name for field in dataclasses.fields(Timing)]
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{name!r} is not known: there are {', '.join(known)}")
+    return dataclasses.replace(LOCAL_TIMING, **given)

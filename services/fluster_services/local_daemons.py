@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from fluster.local_setup import LocalSetup
 from fluster_bus.devices import Devices, from_json
+from fluster_bus.errors import FlusterError
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_services.config import LOCAL_TIMING
+from fluster_services.config import local_timing
 from fluster_services.own_imports import import_kept
 
 if TYPE_CHECKING:
@@ -76,6 +77,10 @@ class LocalDaemons:
         self._setup = setup
         self._store_dir = store_dir
         self._server = server
+        try:
+            self._timing = local_timing(setup.timing)
+        except ValueError as error:
+            raise FlusterError(f"timing: {error}") from error
 
     def controller(self, number: int) -> Daemon:
         # Started again under the same name, it leads again at once if it did before.
@@ -89,7 +94,7 @@ class LocalDaemons:
             config = ControllerConfig(
                 address=self._server.credentials(Role.SERVICE),
                 namespaces=self._namespaces(),
-                timing=LOCAL_TIMING,
+                timing=self._timing,
                 controller_id=name,
             )
             run_controller(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=self._store_dir / f"logs/{name}.log")
@@ -115,7 +120,7 @@ class LocalDaemons:
                 device_ids=self._devices(number).ids,
                 detected_share=(number, self._setup.workers) if self._setup.devices is None else None,
                 job_credentials=self._job_credentials(),
-                timing=LOCAL_TIMING,
+                timing=self._timing,
                 drain_timeout_s=self._drain_timeout_s(),
                 working_dir=Path(self._setup.working_dir),
                 python_path=self._setup.python_path,
@@ -160,7 +165,7 @@ class LocalDaemons:
             address=self._server.credentials(Role.SERVICE),
             job_credentials=self._job_credentials(),
             state_dir=self._store_dir,
-            timing=LOCAL_TIMING,
+            timing=self._timing,
             working_dir=Path(self._setup.working_dir),
             python_path=self._setup.python_path,
             device_ids={self._vm_id(number): self._devices(number).ids for number in range(self._setup.workers)},

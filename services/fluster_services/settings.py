@@ -54,7 +54,10 @@ SETTINGS: Mapping[type[Any], Sequence[Setting]] = {
         Setting("FLUSTER_LOGS_BUDGET", "logs_bytes", parse_size),
         Setting("FLUSTER_EVENTS_BUDGET", "events_bytes", parse_size),
         Setting("FLUSTER_RESULTS_BUDGET", "results_bytes", parse_size),
+        Setting("FLUSTER_CALLS_BUDGET", "calls_bytes", parse_size),
         Setting("FLUSTER_HISTORY_KEPT_S", "history_kept_s", _seconds),
+        Setting("FLUSTER_RESULTS_KEPT_S", "results_kept_s", _seconds),
+        Setting("FLUSTER_CALLS_KEPT_S", "calls_kept_s", _seconds),
     ],
     CacheLimits: [
         Setting("FLUSTER_WORKSPACES_CACHE", "workspaces_bytes", parse_size),

@@ -21,7 +21,7 @@ from fluster.cluster.portal import Portal
 from fluster.testing import LocalActors
 from fluster_bus import arenas, subjects
 from fluster_bus.bus import Bus
-from fluster_bus.messages import Done, Namespace
+from fluster_bus.messages import Done, Namespace, NamespaceReply
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.streams import ensure_namespace
@@ -124,6 +124,8 @@ class Proxy:
 class Env:
     """A server, somebody who makes the namespace, and clusters that are closed at the end."""
 
+    seat_lease_s: float | None = None  # of actors that have one instance
+
     def __init__(self, store_dir: Path) -> None:
         self._stack = contextlib.ExitStack()
         self.server = self._stack.enter_context(EmbeddedServer(store_dir))
@@ -136,8 +138,8 @@ class Env:
         bus = await Bus.connect(self.server.credentials(Role.SERVICE), name="controller")
         await ensure_namespace(bus, NAMESPACE)
 
-        async def done(_request: Done, _subject: str) -> Done:
-            return Done()
+        async def done(_request: Done, _subject: str) -> NamespaceReply:
+            return NamespaceReply(seat_lease_s=self.seat_lease_s)
 
         await bus.serve(subjects.ensure_namespace(NAMESPACE), Done, done)
         return bus

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from fluster.actors import ActorPool, ActorServer, actor, deploy, seats
+from fluster.actors import ActorPool, ActorServer, actor, deploy
 from fluster.cluster import Cluster
 from fluster.errors import ActorDiedError, ActorNameTakenError, SupersededError
 from fluster.testing import LocalActors
+from fluster.testing.memory_registry import MemoryRegistry
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
 from fluster_bus.errors import CredentialsError
@@ -47,7 +48,8 @@ class Only:
 
 @pytest.fixture(autouse=True)
 def short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seats, "SEAT_LEASE_S", LEASE_S)
+    monkeypatch.setattr(Env, "seat_lease_s", LEASE_S)
+    monkeypatch.setattr(MemoryRegistry, "told_seat_lease_s", LEASE_S)
 
 
 def server_of(on: Env | MemoryEnv, name: str) -> ActorServer:
@@ -117,7 +119,7 @@ def _on_seats(on: Env, use: Callable[[Any], Awaitable[None]]) -> None:
 
 def take_seat(on: Env, name: str, who: str = "somebody") -> None:
     async def take(table: Any) -> None:
-        await table.put(subjects.seat_key(name), ActorSeat(instance="other", who=who))
+        await table.put(subjects.seat_key(name), ActorSeat(instance="other", who=who, lease_s=LEASE_S))
 
     _on_seats(on, take)
 
@@ -137,6 +139,17 @@ def test_the_seat_of_one_that_is_silent_is_taken_after_its_lease(shared: Env) ->
     server = server_of(shared, "silent")
     server.serve_background()
     assert shared.pool("silent").call().say() == "here"
+    server.shutdown()
+
+
+def test_a_seat_says_for_how_long_its_holder_counts_on_it(shared: Env) -> None:
+    server = server_of(shared, "telling")
+    server.serve_background()
+
+    async def is_told(table: Any) -> None:
+        assert (await table.get(subjects.seat_key("telling"))).value.lease_s == LEASE_S
+
+    _on_seats(shared, is_told)
     server.shutdown()
 
 
@@ -243,8 +256,7 @@ def test_deploy_refuses_several(shared: Env) -> None:
         actors.deploy(Only, Gate(), replicas=2)
 
 
-def test_one_in_memory_is_deployed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seats, "SEAT_LEASE_S", 10.0)
+def test_one_in_memory_is_deployed() -> None:
     with LocalActors() as actors:
         pool: ActorPool[Only] = actors.deploy(Only, Gate())
         assert pool.call().say() == "here"

@@ -432,16 +432,24 @@ async def test_a_namespace_has_the_bounds_that_are_given_and_keeps_those_that_ar
     bus: Bus, namespace: Namespace
 ) -> None:
     async def bounds() -> list[tuple[int | None, float | None]]:
-        names = [each(namespace) for each in (subjects.logs_stream, subjects.events_stream, subjects.results_stream)]
+        names = [each(namespace) for each in (subjects.logs_stream, subjects.events_stream)]
+        names += [each(namespace) for each in (subjects.results_stream, subjects.calls_stream)]
         infos = [(await bus.jetstream.stream_info(name)).config for name in names]
         return [(info.max_bytes, info.max_age) for info in infos]
 
     day, week, gib = 86_400, 7 * 86_400, 1 << 30
-    assert await bounds() == [(gib, week)] * 3
-    given = stream_bounds.NamespaceBounds(logs_bytes=2 * gib, results_bytes=gib // 2, history_kept_s=day)
+    assert await bounds() == [(gib, week)] * 3 + [(gib // 8, week)]
+    given = stream_bounds.NamespaceBounds(
+        logs_bytes=2 * gib,
+        results_bytes=gib // 2,
+        calls_bytes=gib // 4,
+        history_kept_s=day,
+        results_kept_s=2 * day,
+        calls_kept_s=3 * day,
+    )
     await streams.ensure_namespace(bus, namespace, given)
     await streams.ensure_namespace(bus, namespace)
-    assert await bounds() == [(2 * gib, day), (gib, day), (gib // 2, week)]
+    assert await bounds() == [(2 * gib, day), (gib, day), (gib // 2, 2 * day), (gib // 4, 3 * day)]
 
 
 async def test_a_stream_that_cannot_be_made_is_named_and_keeps_no_other_back(

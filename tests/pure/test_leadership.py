@@ -39,6 +39,15 @@ def test_nobody_tries_before_it_has_seen_the_seat() -> None:
     assert _mine().standing(1e9) is FOLLOWER
 
 
+@pytest.mark.parametrize("lease_s", [LEASE_S / 2, LEASE_S * 2])
+def test_the_lease_that_the_holder_counts_on_is_waited_for(lease_s: float) -> None:
+    mine = _mine()
+    mine.on_seat(1, instance="theirs", holder="c2", now=100, lease_s=lease_s)
+    assert mine.pause_s(100) == lease_s
+    assert mine.standing(100 + lease_s * 0.99) is FOLLOWER
+    assert mine.standing(100 + lease_s) is CANDIDATE
+
+
 def test_a_free_seat_may_be_taken_at_once() -> None:
     mine = _mine()
     mine.on_free(0, now=100)

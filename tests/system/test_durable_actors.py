@@ -75,9 +75,6 @@ _SCRIPT = """
 import sys
 from pathlib import Path
 from fluster import ActorContext, ActorServer, Cluster, actor
-from fluster.actors import seats
-
-seats.SEAT_LEASE_S = 1.0
 kind, name, who, folder = sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4])
 
 class Base:
@@ -109,6 +106,7 @@ class Base:
         return who
 
 with Cluster() as cluster:
+    cluster.asynchronous.registry.told_seat_lease_s = 1.0
     server = ActorServer(cluster)
     server.register(name, actor(**{kind: True})(type("Served", (Base,), {}))())
     server.serve_background()

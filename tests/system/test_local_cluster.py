@@ -19,6 +19,7 @@ import nats.errors
 import psutil
 import pytest
 
+from fluster.actors import actor, deploy
 from fluster.cluster import Cluster, LocalCluster
 from fluster.errors import ClusterStartError, JobNotFoundError
 from fluster_bus import subjects
@@ -367,12 +368,28 @@ def test_a_store_that_is_no_folder_is_said_in_one_line(family: Family, tmp_path:
     family.wait_gone()
 
 
+def test_timing_is_given_by_the_names_of_the_settings(family: Family) -> None:
+    @actor(singleton=True)
+    class Only:
+        def name(self) -> str:
+            return "only"
+
+    assert "'patience_s' is not known: there are heartbeat_s, fence_after_s" in refused(timing={"patience_s": 1})
+    assert "worker_timeout_s=15 must be more than fence_after_s" in refused(timing={"fence_after_s": 20})
+    with LocalCluster(cpu=1, timing={"seat_lease_s": 3}) as cluster:
+        assert deploy(cluster, Only, name="only").call().name() == "only"
+        seat = cluster.portal.run(cluster.asynchronous.registry.seats.get, subjects.seat_key("only"))
+        assert seat is not None
+        assert seat.value.lease_s == 3
+    family.wait_gone()
+
+
 def test_wrong_arguments_are_refused_before_anything_starts(family: Family) -> None:
     for setup in ({"namespace": "a.b"}, {"namespace": "sys"}, {"namespaces": ["ok", "not ok"]}):
         with pytest.raises(InvalidNameError, match=r"is no namespace|namespace of the cluster itself"):
             LocalCluster(**setup)
-    for wrong in ({"workers": 0}, {"cpu": 0}, {"memory": "much"}, {"port": 70_000}):
-        with pytest.raises(ValueError, match=r"workers|cpu|much|port"):
+    for wrong in ({"workers": 0}, {"cpu": 0}, {"memory": "much"}, {"port": 70_000}, {"timing": {"hold_s": -1}}):
+        with pytest.raises(ValueError, match=r"workers|cpu|much|port|hold_s"):
             LocalCluster(**wrong)
     assert family.members() == []
 

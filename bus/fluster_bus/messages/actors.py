@@ -12,6 +12,7 @@ class ActorSeat(Message):
     holder: str = ""  # the task whose attempts follow each other; empty for a process outside of any job
     who: str = ""  # for people
     is_durable: bool = False  # its calls are stored, also while nobody has the seat
+    lease_s: float | None = None  # for how long it counts on each writing; None: ten seconds
 
 
 class KeptAnswer(Message):

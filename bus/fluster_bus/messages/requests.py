@@ -117,6 +117,7 @@ class NamespaceReply(Message):
     """A namespace has its buckets and streams."""
 
     endpoint_lease_s: float | None = None  # of what registers there without a job; None: ten seconds
+    seat_lease_s: float | None = None  # of actors that have one instance; None: ten seconds
 
 
 class Done(Message):
