@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Self
 
 from pydantic import Field
 
@@ -10,6 +11,7 @@ from fluster_bus.messages.counted import CountsField
 from fluster_bus.messages.jobs import Progress
 from fluster_bus.messages.labels import from_words
 from fluster_bus.messages.model import Message
+from fluster_bus.messages.records import TaskRecord
 from fluster_bus.names import JobId, Namespace, WorkerId
 
 
@@ -64,6 +66,19 @@ class Offer(Message):
     revision: int
     epoch: int = 0  # of a gang: the gathering for which the task is to be held
     spared: tuple[WorkerId, ...] = ()  # who are kept free for what waits longer, and are to decline
+
+    @classmethod
+    def of(cls, task: TaskRecord, revision: int, *, epoch: int = 0, spared: tuple[WorkerId, ...] = ()) -> Self:
+        """The offer of a task whose record was read at that revision."""
+        return cls(
+            namespace=task.namespace,
+            job_id=task.job_id,
+            task=task.task,
+            attempt=task.attempt,
+            revision=revision,
+            epoch=epoch,
+            spared=spared,
+        )
 
 
 class OfferReply(Message):

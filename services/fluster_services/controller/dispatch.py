@@ -266,16 +266,8 @@ class Dispatch:
         self, row: Row[TaskRecord], place: Place, need: Capacity
     ) -> Generator[Ask, OfferReply | None, tuple[bool, bool]]:
         """Whether a worker has claimed the task, and if none did, whether another may."""
-        task = row.value
         spared = self.spared(place)
-        offer = Offer(
-            namespace=task.namespace,
-            job_id=task.job_id,
-            task=task.task,
-            attempt=task.attempt,
-            revision=row.revision,
-            spared=spared,
-        )
+        offer = Offer.of(row.value, row.revision, spared=spared)
         offered = class_of(need)
         if offered is not None:
             answer = yield Ask(offered.subject, offer)

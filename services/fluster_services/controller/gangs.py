@@ -205,14 +205,7 @@ class Gangs:
 
     async def _claimed(self, row: Row[TaskRecord], epoch: int, worker_id: WorkerId) -> bool:
         task = row.value
-        offer = Offer(
-            namespace=task.namespace,
-            job_id=task.job_id,
-            task=task.task,
-            attempt=task.attempt,
-            revision=row.revision,
-            epoch=epoch,
-        )
+        offer = Offer.of(task, row.revision, epoch=epoch)
         subject = subjects.worker_verb(worker_id, "offer")
         try:
             answer = await self._controller.bus.request(subject, offer.to_json(), timeout_s=_OFFER_TIMEOUT_S)

@@ -196,14 +196,7 @@ class RunRequests:
                 if task.order != submitted.submission or task.task not in left:
                     continue
                 left.discard(task.task)
-                offer = Offer(
-                    namespace=task.namespace,
-                    job_id=task.job_id,
-                    task=task.task,
-                    attempt=task.attempt,
-                    revision=change.revision,
-                )
-                refusal = await self._take(offer)
+                refusal = await self._take(Offer.of(task, change.revision))
                 if refusal is not None:
                     is_claimed = False
                     log.info("%s.%d is not claimed at once: %s", task.job_id, task.task, refusal)
