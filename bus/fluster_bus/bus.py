@@ -57,13 +57,13 @@ _FLUSH = "(flush)"  # in the place of a subject
 _DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]+)"', re.IGNORECASE)
 
 
-def _proof(address: BusAddress) -> dict[str, Any]:
-    """How nats-py is to show who connects."""
-    if address.token is None:
-        return {"user": address.user, "password": address.password}
-    token = address.token.encode()
+def _nats_options(address: BusAddress) -> dict[str, Any]:
+    """`address.proof` as options of nats-py, which asks for a token and its signature by callbacks."""
+    fields = address.proof(None)
+    if "jwt" not in fields:
+        return {"user": fields.get("user"), "password": fields.get("pass")}
     return {
-        "user_jwt_cb": lambda: bytearray(token),
+        "user_jwt_cb": lambda: bytearray(fields["jwt"].encode()),
         "signature_cb": lambda nonce: address.proof(nonce)["sig"].encode(),
     }
 
@@ -116,7 +116,7 @@ class Bus:
     async def _open(self) -> None:
         await self._nats.connect(
             servers=self.address.servers,
-            **_proof(self.address),
+            **_nats_options(self.address),
             name=self.name,
             inbox_prefix=self.address.inbox_prefix,
             allow_reconnect=True,
