@@ -55,12 +55,19 @@ async def operator(server: EmbeddedServer, authority: Authority) -> AsyncIterato
     await bus.close()
 
 
-async def test_users_that_are_issued_while_the_server_runs_may_what_their_role_may_in_their_namespaces(
-    server: EmbeddedServer, authority: Authority, operator: Bus
-) -> None:
-    heard: list[str] = []
-    await operator.subscribe("fluster.>", lambda message: heard.append(message.subject))
+@pytest.fixture
+async def heard(operator: Bus) -> list[str]:
+    """The subjects of all that is published below `fluster.`, and below `extra.`, from now on."""
+    subjects: list[str] = []
+    for prefix in ("fluster", "extra"):
+        await operator.subscribe(f"{prefix}.>", lambda message: subjects.append(message.subject))
     await operator.flush()
+    return subjects
+
+
+async def test_users_that_are_issued_while_the_server_runs_may_what_their_role_may_in_their_namespaces(
+    server: EmbeddedServer, authority: Authority, heard: list[str]
+) -> None:
     alice = await Bus.connect(_address(server, authority, Role.CLIENT, "alice", "one", "Two"), name="alice")
     for namespace in ("one", "three", "Two"):
         await alice.publish(f"fluster.{namespace}.jobs.submit")
@@ -127,10 +134,8 @@ async def test_what_is_revoked_stays_so_when_the_server_starts_again(
 
 
 async def test_a_role_may_more_once_its_permissions_are_published(
-    server: EmbeddedServer, authority: Authority, tmp_path: Path, operator: Bus
+    server: EmbeddedServer, authority: Authority, tmp_path: Path, heard: list[str]
 ) -> None:
-    heard: list[str] = []
-    await operator.subscribe("extra.>", lambda message: heard.append(message.subject))
     alice = await Bus.connect(_address(server, authority, Role.CLIENT, "alice", "one"), name="alice")
     more = Permissions((*OF_A_NAMESPACE.publish, "extra.{{tag(ns)}}"), OF_A_NAMESPACE.subscribe)
     newer = Authority(tmp_path / "authority", {Role.OPERATOR: EVERYTHING, Role.CLIENT: more}, FLOWS)
@@ -147,11 +152,8 @@ async def test_a_role_may_more_once_its_permissions_are_published(
 
 
 async def test_a_signer_of_one_role_makes_users_of_that_role_only(
-    server: EmbeddedServer, authority: Authority, operator: Bus
+    server: EmbeddedServer, authority: Authority, heard: list[str]
 ) -> None:
-    heard: list[str] = []
-    await operator.subscribe("fluster.>", lambda message: heard.append(message.subject))
-    await operator.flush()
     key, stolen = Key.generate(KeyKind.USER), authority.signer(Role.CLIENT)
     token = user_token(stolen.key, key.public, name="mallory", account=stolen.account, permissions=EVERYTHING)
     address = BusAddress(f"nats://127.0.0.1:{server.port}", token=token, seed=key.seed)

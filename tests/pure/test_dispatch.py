@@ -9,17 +9,11 @@ import pytest
 
 from fluster_bus.messages import (
     Capacity,
-    Entrypoint,
-    JobId,
     JobRecord,
-    JobRequest,
     JobStatus,
-    Namespace,
     OfferReply,
-    ResourceConfig,
     TaskRecord,
     WorkerId,
-    WorkerInfo,
 )
 from fluster_bus.tables import Row
 from fluster_services import lifecycle
@@ -27,6 +21,7 @@ from fluster_services.controller.books import Books, record_key
 from fluster_services.controller.dispatch import ASKS_UNFIT_AGAIN_S, Ask, Dispatch
 from fluster_services.controller.liveness import Liveness
 from fluster_services.controller.roster import Roster
+from tests.pure.recorded import recorded_job, registered_worker
 
 GIB = 1 << 30
 A, B = WorkerId("a"), WorkerId("b")
@@ -45,8 +40,7 @@ class Cluster:
         self._revision = 0
         for worker_id in (A, B):
             total = Capacity(cpu=4, memory=64 * GIB)
-            info = WorkerInfo(worker_id=worker_id, host="", pid=1, total=total, version="", python="", started_at=0.0)
-            self.roster.on_registered(info, now=0.0)
+            self.roster.on_registered(registered_worker(worker_id, total), now=0.0)
             self.roster.on_beat(worker_id, now=0.0, free=total)
 
     def now(self) -> float:
@@ -73,9 +67,7 @@ class Cluster:
         return task
 
     def submit_all(self, name: str, cpu: float, *, pause_s: float = 0.0, **fields: Any) -> list[TaskRecord]:
-        resources = ResourceConfig.with_cpu(cpu, memory=GIB)
-        request = JobRequest(name=name, entrypoint=Entrypoint(command=("true",)), resources=resources, **fields)
-        job = lifecycle.new_job(Namespace("default"), JobId(name), request, order=self._revision, now=0.0)
+        job = recorded_job(name, cpu=cpu, memory=GIB, order=self._revision, **fields)
         self.write(job)
         tasks = lifecycle.new_tasks(job)
         for task in tasks:

@@ -11,17 +11,11 @@ import pytest
 
 from fluster_bus.messages import (
     Capacity,
-    Entrypoint,
     Heartbeat,
-    JobId,
-    JobRequest,
     JobStatus,
-    Namespace,
     OfferReply,
-    ResourceConfig,
     TaskRecord,
     WorkerId,
-    WorkerInfo,
 )
 from fluster_bus.tables import Row
 from fluster_services import lifecycle
@@ -32,6 +26,7 @@ from fluster_services.controller.dispatch import Dispatch
 from fluster_services.controller.judge import Judge
 from fluster_services.controller.liveness import Liveness
 from fluster_services.controller.roster import Roster
+from tests.pure.recorded import recorded_job, registered_worker
 
 W = WorkerId("w")
 TIMING = Timing(heartbeat_s=0.02, fence_after_s=90, worker_timeout_s=120)
@@ -51,8 +46,7 @@ class Judging:
         self.deleted: list[WorkerId] = []
         self.books = Books()
         self.roster = Roster(self.books, Liveness(TIMING.worker_timeout_s))
-        info = WorkerInfo(worker_id=W, host="", pid=1, total=Capacity(cpu=1), version="", python="", started_at=0.0)
-        self.roster.on_registered(info, now=0.0)
+        self.roster.on_registered(registered_worker(W, Capacity(cpu=1)), now=0.0)
         around: Any = SimpleNamespace(
             now=lambda: self.now, call_later=self._none, on_dispatchable=self._none, on_room=self._none
         )
@@ -81,9 +75,7 @@ class Judging:
         self.written += [record for record, _ in verdicts]
 
     def submit(self, cpu: float) -> TaskRecord:
-        resources = ResourceConfig.with_cpu(cpu, memory=0)
-        request = JobRequest(name="job", entrypoint=Entrypoint(command=("true",)), resources=resources)
-        job = lifecycle.new_job(Namespace("default"), JobId("job"), request, order=1, now=0.0)
+        job = recorded_job(cpu=cpu)
         (task,) = lifecycle.new_tasks(job)
         self.books.apply(Row(record_key(job), job, 1))
         key = self.books.apply(Row(record_key(task), task, 2))

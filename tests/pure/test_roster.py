@@ -6,12 +6,8 @@ import pytest
 
 from fluster_bus.messages import (
     Capacity,
-    Entrypoint,
-    JobId,
-    JobRequest,
     JobStatus,
     Namespace,
-    ResourceConfig,
     TaskRecord,
     WorkerId,
     WorkerInfo,
@@ -22,6 +18,7 @@ from fluster_services.controller.books import Books, record_key
 from fluster_services.controller.first_fit import FirstFit
 from fluster_services.controller.liveness import Liveness
 from fluster_services.controller.roster import Roster
+from tests.pure.recorded import recorded_job, registered_worker
 
 NAMESPACE = Namespace("default")
 
@@ -74,18 +71,8 @@ def test_a_search_sees_what_changes_before_it() -> None:
 def _info(
     worker_id: str, *, draining: bool = False, trouble: str = "", tasks: int | None = None, detecting: bool = False
 ) -> WorkerInfo:
-    return WorkerInfo(
-        worker_id=WorkerId(worker_id),
-        host="host",
-        pid=1,
-        total=Capacity(cpu=4, memory=4 << 30, tasks=tasks),
-        version="1",
-        python="3.12",
-        started_at=0.0,
-        draining=draining,
-        trouble=trouble,
-        detecting=detecting,
-    )
+    total = Capacity(cpu=4, memory=4 << 30, tasks=tasks)
+    return registered_worker(WorkerId(worker_id), total, draining=draining, trouble=trouble, detecting=detecting)
 
 
 class Cluster:
@@ -103,10 +90,7 @@ class Cluster:
 
 
 def _task(cpu: float) -> TaskRecord:
-    request = JobRequest(
-        name="job", entrypoint=Entrypoint(command=("true",)), resources=ResourceConfig.with_cpu(cpu, memory=1 << 30)
-    )
-    (task,) = lifecycle.new_tasks(lifecycle.new_job(NAMESPACE, JobId("job"), request, order=1, now=0.0))
+    (task,) = lifecycle.new_tasks(recorded_job(cpu=cpu, memory=1 << 30))
     return task
 
 

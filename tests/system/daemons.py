@@ -7,9 +7,12 @@ import pickle
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+import pytest
 
 from fluster.cluster import Cluster
 from fluster_bus.messages import Capacity, Namespace, WorkerId
@@ -155,3 +158,10 @@ class Daemons:
         written = self.clocks[name].with_suffix(".new")
         written.write_text(str(off_s))
         written.rename(self.clocks[name])
+
+
+@pytest.fixture(name="cluster")
+def operated(daemons: Daemons) -> Iterator[Cluster]:
+    """The operator's connection to the `daemons` of the module that imports this."""
+    with daemons.connect() as cluster:
+        yield cluster

@@ -234,6 +234,16 @@ def gone(folder: Path, attempt: int) -> bool:
     return False
 
 
+def check_adopted(client: Cluster, job_id: JobId) -> None:
+    """The worker runs new tasks, and the job's first attempt as before, which it can stop."""
+    second = client.launch(command("true"))
+    assert client.wait(second, timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+    assert (client.poll(job_id).status, client.poll(job_id).tasks[0].attempt) == (JobStatus.RUNNING, 1)
+    client.terminate(job_id)
+    info = client.wait(job_id, timeout=PATIENCE_S)
+    assert (info.status, info.tasks[0].attempt) == (JobStatus.KILLED, 1)
+
+
 def test_a_worker_that_comes_back_in_time_adopts_what_it_left(
     daemons: Daemons, client: Cluster, tmp_path: Path
 ) -> None:
@@ -243,12 +253,7 @@ def test_a_worker_that_comes_back_in_time_adopts_what_it_left(
     daemons.kill("w1")
     daemons.start_worker()
     assert not gone(tmp_path, 1)
-    second = client.launch(command("true"))
-    assert client.wait(second, timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
-    assert (client.poll(job_id).status, client.poll(job_id).tasks[0].attempt) == (JobStatus.RUNNING, 1)
-    client.terminate(job_id)
-    info = client.wait(job_id, timeout=PATIENCE_S)
-    assert (info.status, info.tasks[0].attempt) == (JobStatus.KILLED, 1)
+    check_adopted(client, job_id)
     assert texts(client, job_id) == [READY]
     assert gone(tmp_path, 1)
 
@@ -265,10 +270,7 @@ def test_a_worker_without_its_template_ends_and_the_next_adopts_what_it_left(
     worker = daemons.running.pop("w1")
     assert worker.wait(20) == 1
     daemons.start_worker()
-    assert client.wait(client.launch(command("true")), timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
-    assert (client.poll(job_id).status, client.poll(job_id).tasks[0].attempt) == (JobStatus.RUNNING, 1)
-    client.terminate(job_id)
-    assert client.wait(job_id, timeout=PATIENCE_S).tasks[0].attempt == 1
+    check_adopted(client, job_id)
 
 
 def test_a_task_that_ended_while_its_worker_was_away_is_told_when_it_is_back(

@@ -35,7 +35,7 @@ from fluster_bus.messages import (
 )
 from fluster_bus.messages.resources import GIB
 from fluster_bus.roles import Role
-from tests.system.daemons import DEFAULT, PATIENT, Daemons
+from tests.system.daemons import DEFAULT, PATIENT, Daemons, operated  # noqa: F401 - a fixture
 from tests.system.job_requests import command, sleeper, wait_ready
 from tests.system.processes import Family
 from tests.waiting import wait_until
@@ -52,12 +52,6 @@ def daemons(tmp_path: Path, family: Family) -> Iterator[Daemons]:
         daemons.start_controller()
         daemons.start_worker("w1")
         yield daemons
-
-
-@pytest.fixture
-def cluster(daemons: Daemons) -> Iterator[Cluster]:
-    with daemons.connect() as cluster:
-        yield cluster
 
 
 def ask(cluster: Cluster, verb: str, request: Message, reply: type[Reply], *, worker_id: WorkerId = W1) -> Reply:
