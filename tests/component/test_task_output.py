@@ -9,19 +9,24 @@ from pathlib import Path
 import pytest
 
 from fluster_services.worker.attempt_directory import LOG_FILE
+from fluster_services.worker.readable_pipes import AsFound, InOrder
 from fluster_services.worker.spool import Stream, read_spool
 from fluster_services.worker.task_output import TaskOutput
 from fluster_services.worker.timers import Timers
 
 LOOK_S = 60
+# Also with what systems have that lack the kernel's queue.
+anywhere = pytest.mark.parametrize("task", [InOrder, AsFound], indirect=True)
 
 
 class _Task:
     """The writing ends of a task's streams; `look` is a round of its keeper."""
 
-    def __init__(self) -> None:
+    def __init__(self, readable: type[InOrder | AsFound]) -> None:
         self._selector = selectors.DefaultSelector()
-        self.output = TaskOutput(self._selector, Timers(), max_line_bytes=1 << 16, max_log_bytes=1 << 30)
+        self.output = TaskOutput(
+            self._selector, Timers(), max_line_bytes=1 << 16, max_log_bytes=1 << 30, readable=readable
+        )
         self._ends: dict[Stream, int] = {"stdout": self.output.open("stdout"), "stderr": self.output.open("stderr")}
 
     def write(self, stream: Stream, text: str) -> None:
@@ -51,9 +56,9 @@ class _Task:
 
 
 @pytest.fixture
-def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Task]:
+def task(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Task]:
     monkeypatch.chdir(tmp_path)
-    task = _Task()
+    task = _Task(getattr(request, "param", InOrder))
     yield task
     task.close()
 
@@ -84,6 +89,7 @@ def test_the_last_lines_keep_their_order(task: _Task, order: tuple[Stream, Strea
     assert _stored() == list(order)
 
 
+@anywhere
 def test_more_than_one_look_takes_is_read_to_its_end(task: _Task) -> None:
     lines = [f"{number:0999}" for number in range(200)]
     task.grow("stdout", 1 << 18)
@@ -94,6 +100,7 @@ def test_more_than_one_look_takes_is_read_to_its_end(task: _Task) -> None:
     assert [line for line in _stored() if line != "end"] == lines
 
 
+@anywhere
 def test_a_stream_that_the_task_closes_is_left_alone(task: _Task) -> None:
     task.write("stdout", "end")
     task.end()

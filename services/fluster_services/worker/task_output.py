@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import select
 import selectors
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 
 from fluster_services.worker.attempt_directory import LOG_FILE
+from fluster_services.worker.readable_pipes import ReadablePipes, readable_pipes
 from fluster_services.worker.spool import LineCutter, SpoolWriter, Stream
 from fluster_services.worker.timers import Timers
 
 _READ_BYTES = 64 * 1024
-_ONCE = select.EPOLLIN | select.EPOLLONESHOT  # told once, until it is asked for again
 _TAIL_LINES = 20
 _TAIL_LINE_BYTES = 2000
 _OVERWRITTEN_S = 0.1  # between two pieces of a line that is written over
@@ -26,18 +26,20 @@ class TaskOutput:
     """The reading ends of a task's pipes, and the spool in the working directory."""
 
     def __init__(
-        self, selector: selectors.BaseSelector, timers: Timers, *, max_line_bytes: int, max_log_bytes: int
+        self,
+        selector: selectors.BaseSelector,
+        timers: Timers,
+        *,
+        max_line_bytes: int,
+        max_log_bytes: int,
+        readable: Callable[[selectors.BaseSelector, Callable[[], object]], ReadablePipes] = readable_pipes,
     ) -> None:
         self.spool = SpoolWriter(LOG_FILE, max_log_bytes)
-        self._selector = selector
         self._timers = timers
         self._max_line_bytes = max_line_bytes
         self._cutters: dict[Stream, LineCutter] = {}
         self._pipes: dict[Stream, int] = {}
-        # Apart from the selector, where what was readable at the last look comes first: here it is what became readable first, which
-        # is all that two pipes tell of the order in which both were written to.
-        self._readable = select.epoll()
-        selector.register(self._readable, selectors.EVENT_READ, self._read)
+        self._readable = readable(selector, self._read)
         self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
         self._unfinished: dict[Stream, bytes] = {}  # the line whose pieces come, as far as the tail wants it
 
@@ -46,7 +48,7 @@ class TaskOutput:
         self._pipes[stream], end = os.pipe()
         os.set_blocking(self._pipes[stream], False)
         self._cutters[stream] = LineCutter(self._max_line_bytes)
-        self._readable.register(self._pipes[stream], _ONCE)
+        self._readable.add(self._pipes[stream])
         return end
 
     def tail(self) -> list[str]:
@@ -61,7 +63,6 @@ class TaskOutput:
             drained += read
         for stream in tuple(self._pipes):
             self._close_pipe(stream)
-        self._selector.unregister(self._readable)
         self._readable.close()
         self.spool.close()
 
@@ -69,7 +70,7 @@ class TaskOutput:
         """Spool what one read of each readable pipe gives; return how much that was."""
         streams = {fd: stream for stream, fd in self._pipes.items()}
         # All is read before any is spooled, which takes longer: what is written meanwhile comes after it.
-        read = [(streams[fd], self._take(fd)) for fd, _ in self._readable.poll(0)]
+        read = [(streams[fd], self._take(fd)) for fd in self._readable.take()]
         for stream, data in read:
             if data == b"":
                 self._close_pipe(stream)
@@ -84,7 +85,7 @@ class TaskOutput:
         except BlockingIOError:
             return None
         finally:
-            self._readable.modify(fd, _ONCE)
+            self._readable.again(fd)
 
     def _spool(self, stream: Stream, data: bytes) -> None:
         cutter = self._cutters[stream]
@@ -104,7 +105,7 @@ class TaskOutput:
         self._timers.cancel(stream)
         self._spool_pieces(stream, self._cutters[stream].finish())
         fd = self._pipes.pop(stream)
-        self._readable.unregister(fd)
+        self._readable.remove(fd)
         os.close(fd)
 
     def _spool_pieces(self, stream: Stream, pieces: list[tuple[bytes, bool]]) -> None:
