@@ -38,7 +38,7 @@ async def _tell(bus: Bus, job: JobRecord, *numbers: int) -> None:
 
 
 def _queued(log: EventLog) -> list[Event]:
-    return [log._queue.get_nowait()[1] for _ in range(log._queue.qsize())]
+    return [queue.get_nowait() for queue in log._queues.values() for _ in range(queue.qsize())]
 
 
 @pytest.mark.parametrize("told", [0, 1, 2])

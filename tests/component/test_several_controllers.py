@@ -141,7 +141,7 @@ async def test_one_leads_and_the_others_read_along(
             )
         )
     assert second.controller.intake._looked_at == {}
-    assert second.controller.events._queue.empty()
+    assert all(queue.empty() for queue in second.controller.events._queues.values())
     assert len(second.controller.dispatch.scheduler) == 0
 
 

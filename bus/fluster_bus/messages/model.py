@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
@@ -13,6 +14,11 @@ from fluster_bus.errors import InvalidMessageError
 from fluster_bus.near_names import did_you_mean, near_names
 
 _NOTHING_UNKNOWN: dict[str, Any] = {}  # one for all, since messages are frozen
+_MAX_PROBLEM_CHARACTERS = 200  # of each: names of fields and values are as long as who wrote them likes
+
+
+class _Arrived(dict[str, Any]):
+    """The unknown fields of a message that was read: a newer sender gave them, so they are no mistake of this program's."""
 
 
 @functools.cache
@@ -81,11 +87,19 @@ class Message(BaseModel, **_CALLED):
     by_position: ClassVar[tuple[str, ...]] = ()  # the fields that may be given without their names
 
     # Only a model that allows unknown fields writes them again; `_no_unknown_here` keeps them to what arrives.
-    model_config = ConfigDict(frozen=True, extra="allow", ser_json_bytes="base64", val_json_bytes="base64")
+    # Numbers that JSON does not have are refused: they would be written as null, and read by nobody.
+    model_config = ConfigDict(
+        frozen=True, extra="allow", ser_json_bytes="base64", val_json_bytes="base64", allow_inf_nan=False
+    )
 
     @model_validator(mode="after")
     def _no_unknown_here(self, info: ValidationInfo) -> Self:
-        if self.__pydantic_extra__ and info.mode == "python":
+        # Called again for each message that becomes a part of another.
+        if not self.__pydantic_extra__ or isinstance(self.__pydantic_extra__, _Arrived):
+            return self
+        if info.mode == "json":
+            object.__setattr__(self, "__pydantic_extra__", _Arrived(self.__pydantic_extra__))
+        else:
             known = type(self).model_fields
             unknown = ", ".join(repr(name) for name in self.__pydantic_extra__)
             hint = did_you_mean([near for name in self.__pydantic_extra__ for near in near_names(name, known)[:1]])
@@ -101,7 +115,7 @@ class Message(BaseModel, **_CALLED):
             return super().model_copy(update=update, deep=deep)
         copied = type(self).__new__(type(self))
         object.__setattr__(copied, "__dict__", {**self.__dict__, **update})
-        object.__setattr__(copied, "__pydantic_extra__", self.__pydantic_extra__ and dict(self.__pydantic_extra__))
+        object.__setattr__(copied, "__pydantic_extra__", copy.copy(self.__pydantic_extra__))
         object.__setattr__(copied, "__pydantic_fields_set__", self.__pydantic_fields_set__ | update.keys())
         object.__setattr__(copied, "__pydantic_private__", None)
         return copied
@@ -132,7 +146,9 @@ class Message(BaseModel, **_CALLED):
             return cls.model_validate_json(data or b"{}")
         except ValidationError as error:
             problems = "; ".join(
-                f"{'.'.join(str(part) for part in problem['loc']) or 'message'}: {problem['msg']}"
+                f"{'.'.join(str(part) for part in problem['loc']) or 'message'}: {problem['msg']}"[
+                    :_MAX_PROBLEM_CHARACTERS
+                ]
                 for problem in error.errors(include_url=False, include_context=False)[:5]
             )
             raise InvalidMessageError(f"no valid {cls.__name__}: {problems}") from error

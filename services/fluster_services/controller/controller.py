@@ -19,6 +19,7 @@ from fluster_bus import subjects
 from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
 from fluster_bus.errors import BusError, DisconnectedError, RevisionConflictError
+from fluster_bus.fault_log import FaultLog
 from fluster_bus.feeds import CaughtUp
 from fluster_bus.messages import JobRecord, JobStatus, Look, Namespace, TaskRecord, WorkerId
 from fluster_bus.retries import retried
@@ -109,6 +110,7 @@ class Controller:
         self._deadlines: dict[tuple[JobKey, int], asyncio.TimerHandle] = {}  # {task that waits: when it is given up}
         self._queued: set[JobKey] = set()
         self._busy: set[JobKey] = set()
+        self._faults = FaultLog(log)
 
     @property
     def dispatch(self) -> Dispatch:
@@ -157,7 +159,6 @@ class Controller:
         for key, record in self.books.records():
             self._follow_up(key, record)
         loops = (
-            self.events.publish,
             self.judge.run,
             self.offers.run,
             self.gangs.run,
@@ -169,6 +170,7 @@ class Controller:
         for loop in loops:
             tasks.create_task(loop())
         for namespace in self.config.namespaces:
+            tasks.create_task(self.events.publish(namespace))
             tasks.create_task(self.registry.run(namespace))
         for _ in range(_RECONCILED_AT_ONCE):
             tasks.create_task(self._reconcile_forever())
@@ -191,9 +193,11 @@ class Controller:
                 async for change in changes:
                     if isinstance(change, Row):
                         is_new = read.is_set()  # so it waits since now
-                        self.apply(change, since=None if is_new else began - waited_s(change, bus_began))
+                        with self._faults.contained("record %s of namespace %s is passed over", change.key, namespace):
+                            self.apply(change, since=None if is_new else began - waited_s(change, bus_began))
                     elif isinstance(change, Deleted):
-                        self.retention.on_deleted(namespace, change)
+                        with self._faults.contained("the removal of %s in namespace %s", change.key, namespace):
+                            self.retention.on_deleted(namespace, change)
                     elif isinstance(change, CaughtUp):
                         self.events.forget_all_but(namespace, self.books.record_keys(namespace))
                         read.set()
@@ -293,7 +297,8 @@ class Controller:
             self._queued.discard(key)
             self._busy.add(key)
             try:
-                await self._reconcile(key)
+                with self._faults.contained("job %s of namespace %s is left as it is", key.job_id, key.namespace):
+                    await self._reconcile(key)
             finally:
                 self._busy.discard(key)
                 if key in self._queued:

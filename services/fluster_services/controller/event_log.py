@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
-from fluster_bus.errors import BusError
+from fluster_bus.errors import BusError, InvalidMessageError
+from fluster_bus.fault_log import FaultLog
 from fluster_bus.feeds import Feed
 from fluster_bus.messages import Event, JobId, JobRecord, JobStatus, Namespace, TaskRecord, Transition
 from fluster_bus.streams import Appender
@@ -46,10 +47,11 @@ class EventLog:
         self._seen: dict[tuple[Namespace, str], int] = {}  # {record: the last transition that is queued or published}
         self._stored_until: dict[Namespace, float] = {}  # older transitions are in the stream
         self._told: dict[tuple[Namespace, str], Told] = {}  # of records that were not seen yet
-        self._queue: asyncio.Queue[tuple[Namespace, Event]] = asyncio.Queue()
+        self._queues: defaultdict[Namespace, asyncio.Queue[Event]] = defaultdict(asyncio.Queue)
         self._leads = False
         # What the leader is about to publish, for the case that it does not: (when it was seen, namespace, event, stored at)
         self._standby: deque[tuple[float, Namespace, Event, datetime | None]] = deque(maxlen=_MAX_STANDBY)
+        self._faults = FaultLog(log)
         self._appenders: dict[Namespace, Appender] = {}
 
     async def load(self, namespace: Namespace) -> None:
@@ -86,7 +88,11 @@ class EventLog:
         since = last.time - _MARGIN
         self._stored_until[namespace] = since.timestamp()
         async for entry in feed.stored(since=since):
-            event = Event.from_json(entry.data)
+            try:
+                event = Event.from_json(entry.data)
+            except InvalidMessageError as error:
+                self._faults.warning("an event of namespace %s is passed over: %s", namespace, error)
+                continue
             if _is_refusal(event):
                 continue  # its number is another count than that of the job that has the id
             found.setdefault((namespace, _key(event)), {})[event.transition.number] = event.transition.time
@@ -136,30 +142,32 @@ class EventLog:
 
     def _put(self, namespace: Namespace, event: Event, stored_at: datetime | None = None) -> None:
         if self._leads:
-            self._queue.put_nowait((namespace, event))
+            self._queues[namespace].put_nowait(event)
             return
         now = time.monotonic()
         self._standby.append((now, namespace, event, stored_at))
         while now - self._standby[0][0] > _STANDBY_S:
             self._standby.popleft()
 
-    async def publish(self) -> None:
-        """Publish what is queued, until cancelled: all that a moment brings at once, since each message alone costs more."""
+    async def publish(self, namespace: Namespace) -> None:
+        """Publish what is queued for a namespace, until cancelled. All that a moment brings goes at once, since each message
+        alone costs more. What a full store does to one namespace's events holds up no other's.
+        """
+        queue = self._queues[namespace]
         while True:
-            batch = [await self._queue.get()]
+            batch = [await queue.get()]
             await asyncio.sleep(_GATHERED_S)
-            while len(batch) < _MAX_BATCH and not self._queue.empty():
-                batch.append(self._queue.get_nowait())
+            while len(batch) < _MAX_BATCH and not queue.empty():
+                batch.append(queue.get_nowait())
             while True:
                 # Whoever was stopped for longer than the stream remembers ids must not tell again what the next one told.
                 await self._seat.wait_sure()
                 try:
                     # Stored in the order sent. What a failure made doubtful is sent again, in order too.
-                    for namespace in dict.fromkeys(namespace for namespace, _ in batch):
-                        await self._append(namespace, [event for each, event in batch if each == namespace])
+                    await self._append(namespace, batch)
                     break
                 except BusError as error:
-                    log.warning("%d events wait: %s", len(batch), error)
+                    self._faults.warning("%d events of namespace %s wait: %s", len(batch), namespace, error)
                     await self._bus.wait_connected()
                     await asyncio.sleep(_PAUSE_S)
 

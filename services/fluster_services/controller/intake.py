@@ -23,6 +23,7 @@ from fluster_bus.errors import (
     RevisionConflictError,
     StorageError,
 )
+from fluster_bus.fault_log import FaultLog, shown
 from fluster_bus.messages import JobId, JobRecord, JobRequest, Namespace, RefusedJob, TaskRecord
 from fluster_bus.messages.jobs import MAX_REQUEST_BYTES
 from fluster_bus.names import MAX_NAME_LENGTH, check_name
@@ -35,6 +36,7 @@ from fluster_services.controller.books import JobKey, record_key
 from fluster_services.controller.conflicts import Verdict
 from fluster_services.controller.event_log import refusal
 from fluster_services.controller.reconcile import why_attempt_is_over
+from fluster_services.daemon import StartOverError
 
 if TYPE_CHECKING:
     from fluster_services.controller.controller import Controller
@@ -58,6 +60,7 @@ class Intake:
         self._parked: dict[JobKey, Submission] = {}  # {job that is to be gone first: what replaces it}
         self._blocking: dict[JobKey, set[JobKey]] = {}  # {unfinished job: parked ones that wait for it}
         self._settled_before = 0
+        self._faults = FaultLog(log)
         self._tasks: asyncio.TaskGroup
         self._waiters: dict[JobKey | int, list[asyncio.Future[None]]] = {}
 
@@ -97,6 +100,15 @@ class Intake:
                 await self._record(submission)
             except _REFUSED as error:
                 refused = self._refused(submission, str(error))
+                await submission.refuse()
+            except (BusError, StartOverError, _ParkedError, _TooEarlyError):
+                raise
+            except Exception as error:
+                # A tenant wrote it: what nothing expects of it ends this submission, and no other's.
+                self._faults.fault(
+                    error, "submission %d to %s could not be taken", submission.sequence, submission.subject
+                )
+                refused = self._refused(submission, f"it cannot be recorded: {type(error).__name__}: {error}")
                 await submission.refuse()
             else:
                 await submission.done()
@@ -301,13 +313,14 @@ class Intake:
         self._controller.apply(Row(key, record, revision))
 
     def _refused(self, submission: Submission, reason: str) -> RefusedJob:
-        log.warning("submission %d to %s is refused: %s", submission.sequence, submission.subject, reason)
+        reason = shown(reason)
+        self._faults.warning("submission %d to %s is refused: %s", submission.sequence, submission.subject, reason)
         job_id = _claimed_id(submission.data)
         for namespace in self._controller.records:
             if submission.subject == subjects.jobs_submit(namespace):
                 event = refusal(submission.sequence, job_id or "refused", reason, now=time.time())
                 self._controller.events.refuse(namespace, event)
-        return RefusedJob(sequence=submission.sequence, job_id=job_id, reason=reason[:10_000])
+        return RefusedJob(sequence=submission.sequence, job_id=job_id, reason=reason)
 
     # ---- who waits for a submission ---------------------------------------------------------------------
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
 from fluster_bus.delivery import Delivery
+from fluster_bus.fault_log import FaultLog
 from fluster_bus.messages import Progress, ProgressReport, TaskRecord
 from fluster_services import lifecycle
 from fluster_services.controller.books import JobKey
@@ -14,11 +16,15 @@ if TYPE_CHECKING:
     from fluster_services.controller.controller import Controller
 
 
+log = logging.getLogger(__name__)
+
+
 class ProgressBoard:
     """The newest word of each task that a worker holds."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
+        self._faults = FaultLog(log)
         self._told: dict[JobKey, dict[int, ProgressReport]] = {}
 
     async def listen(self) -> None:
@@ -27,7 +33,10 @@ class ProgressBoard:
             await self._controller.bus.subscribe(subjects.watch_progress(namespace), self._on_report)
 
     def _on_report(self, delivery: Delivery) -> None:
-        report = ProgressReport.from_json(delivery.data)
+        with self._faults.contained("a word on %s is passed over", delivery.subject):
+            self._take(ProgressReport.from_json(delivery.data))
+
+    def _take(self, report: ProgressReport) -> None:
         key = JobKey(report.namespace, report.job_id)
         entry = self._controller.books.get(key)
         row = entry.tasks.get(report.task) if entry is not None else None

@@ -1,0 +1,10 @@
+"""The attacker has the credentials of a client or a job of one namespace, and the source; the parts are those of the other tests."""
+
+from tests.component.conftest import (  # noqa: F401 - fixtures
+    cluster,
+    connect_bus,
+    controller,
+    own_server,
+    start_controller,
+    start_worker,
+)
