@@ -33,7 +33,7 @@ def jobs_submit(namespace: str) -> str:
     return f"{_ROOT}.{_ns(namespace)}.jobs.submit"  # fluster.default.jobs.submit
 
 
-JOB_VERBS = ("status", "list", "terminate", "explain", "stack", "own")
+JOB_VERBS = ("status", "list", "terminate", "explain", "stack", "flush", "own")
 
 
 def jobs_verb(namespace: str, verb: str) -> str:
@@ -158,7 +158,7 @@ def dispatch(device: str, variant: str, count: int, cpu: str, memory: str) -> st
 DISPATCH_QUEUE = "workers"
 
 
-WORKER_VERBS = ("offer", "run", "status", "list", "logs", "stack", "kill", "health", "drain")
+WORKER_VERBS = ("offer", "run", "status", "list", "logs", "stack", "flush", "kill", "health", "drain")
 
 
 def worker_verb(worker: str, verb: str) -> str:

@@ -471,8 +471,11 @@ class AsyncCluster:
 
         `tail` keeps the last lines of those that there are, `since` those written from a time on (or in the last so
         much), `grep` those in which a regular expression is found. They are there also when the worker is gone. What jobs
-        wrote that had the id before is found by the number of its `attempt`. Raises JobNotFoundError, InvalidNameError,
-        and ValueError for a `grep` that is no regular expression, a `since` without a time zone or a negative `tail`.
+        wrote that had the id before is found by the number of its `attempt`. Without `follow` all is there that the tasks had
+        written when this was called, as far as their workers can be asked within 5 s.
+
+        Raises JobNotFoundError, InvalidNameError, and ValueError for a `grep` that is no regular expression, a `since` without a
+        time zone or a negative `tail`.
 
         Each stream of a task is in the order in which it wrote, and so are both together, but that what it writes to both
         within a moment (longer on a busy machine) may come one stream after the other. A line of more than 64 KiB comes in

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing
@@ -18,12 +19,16 @@ from fluster.cluster.log_chunks import LastLines, LogChunk
 from fluster.cluster.stream_order import StreamOrder
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
+from fluster_bus.errors import BusError
 from fluster_bus.feeds import CaughtUp, Entry, Feed
-from fluster_bus.messages import JobId, LogBatch, Namespace
+from fluster_bus.messages import FlushRequest, JobId, LogBatch, Namespace
+
+log = logging.getLogger(__name__)
 
 # A batch is stored after its lines were written: how much later at most is not known, so this much earlier is begun.
 _STORED_LATER = timedelta(minutes=10)
 _ATTEMPTS, _PAUSE_S = 20, 0.25
+_FLUSH_TIMEOUT_S = 5.0
 _HELD_S = 0.5  # for the other stream's lines, which are stored a moment later
 
 
@@ -60,11 +65,22 @@ async def read_logs(
     query.filter(first_attempt=1)  # what is wrong is told before anybody is asked
     [info] = await states.get([check_job_id(query.job_id)])
     wanted = query.filter(first_attempt=info.first_attempt)
+    if not query.follow and not info.status.finished():
+        await _flush(bus, namespace, query.job_id)
     finished = wait_finished(bus, namespace, {query.job_id}, states) if query.follow else None
     lists = job_logs(bus, namespace, query.job_id, wanted=wanted, tail=query.tail, until=finished)
     async with aclosing(lists):
         async for chunks in lists:
             yield chunks
+
+
+async def _flush(bus: Bus, namespace: Namespace, job_id: JobId) -> None:
+    """Have what the job's tasks have written by now in the stream; where that cannot be, what is there has to do."""
+    try:
+        subject = subjects.jobs_verb(namespace, "flush")
+        await bus.request(subject, FlushRequest(job_id=job_id).to_json(), timeout_s=_FLUSH_TIMEOUT_S)
+    except BusError as error:
+        log.info("the newest lines of %s may not be among its logs yet: %s", job_id, error)
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,16 @@ def test_on_a_shared_cluster_they_are_shown_when_asked_for(
         assert [line.text for line in unasked.logs()] == ["silent"]
 
 
+def test_a_pool_has_what_was_written_as_soon_as_a_result_is_there(cluster: Cluster) -> None:
+    with WorkerPool(cluster, 2) as pool, deploy(cluster, Parrot, name="prompt") as parrots:
+        for turn in range(20):
+            words = [f"{turn}.{number}" for number in range(4)]
+            pool.map(say, words, chunksize=1).results()
+            assert set(words) <= {line.text for line in pool.logs()}
+            parrots.call().say(*words)
+            assert [line.text for line in parrots.logs(tail=4)] == words
+
+
 def test_a_pool_has_the_output_of_all_its_workers(cluster: Cluster) -> None:
     with WorkerPool(cluster, 1) as pool:
         pool.submit(say, "one").result()

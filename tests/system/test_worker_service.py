@@ -155,7 +155,7 @@ def test_plain_tools_see_its_verbs(cluster: Cluster) -> None:
     told = json.loads(cluster.portal.run(info, cluster.asynchronous.bus))
     assert {each["name"]: each["subject"] for each in told["endpoints"]} == {
         verb: f"fluster.sys.workers.w1.{verb}"
-        for verb in ("offer", "run", "status", "list", "logs", "stack", "kill", "health", "drain")
+        for verb in ("offer", "run", "status", "list", "logs", "stack", "flush", "kill", "health", "drain")
     }
 
 

@@ -94,6 +94,12 @@ class UnregisterRequest(Message):
     endpoint_id: str
 
 
+class FlushRequest(Message):
+    """Asks the controller to have what a job's tasks have written by now in the log stream, before it answers."""
+
+    job_id: JobId
+
+
 class OwnerRequest(Message):
     """Tells that a program which owns jobs lives, or that it has ended."""
 

@@ -38,6 +38,13 @@ class AttemptQuery(Message):
     attempt: int | None = Field(default=None, ge=1)
 
 
+class AttemptsFlushRequest(Message):
+    """Asks a worker to have what its tasks of a job have written by now in the log stream, before it answers."""
+
+    namespace: Namespace
+    job_id: JobId
+
+
 class AttemptStatus(Message):
     """One attempt at its worker."""
 

@@ -18,6 +18,7 @@ from fluster_bus.messages import (
     EndpointQuery,
     ExplainReply,
     ExplainRequest,
+    FlushRequest,
     JobDetails,
     JobInfo,
     JobRecord,
@@ -46,6 +47,7 @@ from fluster_services import lifecycle
 from fluster_services.controller.books import JobKey
 from fluster_services.controller.dependencies import waits_for
 from fluster_services.controller.explain import explain
+from fluster_services.controller.flushing import flush_job
 from fluster_services.controller.scheduler import place_in_line
 from fluster_services.controller.slim_records import is_slim_end, is_slim_error
 from fluster_services.controller.stacks import stack_of
@@ -74,6 +76,7 @@ class ControllerService:
         await self._serve(subjects.jobs_verb(every, "terminate"), TerminateRequest, self._terminate)
         await self._serve(subjects.jobs_verb(every, "explain"), ExplainRequest, self._explain)
         await self._serve(subjects.jobs_verb(every, "stack"), TaskStackRequest, self._stack)
+        await self._serve(subjects.jobs_verb(every, "flush"), FlushRequest, self._flush)
         await self._serve(subjects.jobs_verb(every, "own"), OwnerRequest, self._controller.owners.on_told)
         await self._serve(subjects.ensure_namespace(every), Done, self._ensure)
         await self._serve(subjects.workers_list(every), Done, self._workers)
@@ -229,6 +232,11 @@ class ControllerService:
     async def _stack(self, namespace: Namespace, request: TaskStackRequest) -> TaskStack:
         _, tasks = self._known(JobKey(namespace, request.job_id))
         return await stack_of(self._controller.bus, tasks, request)
+
+    async def _flush(self, namespace: Namespace, request: FlushRequest) -> Done:
+        _, tasks = self._known(JobKey(namespace, request.job_id))
+        await flush_job(self._controller.bus, namespace, request.job_id, tasks)
+        return Done()
 
     def _ahead(self, job: JobRecord) -> int:
         """How many tasks are before its own in the line, those of gangs among them."""

@@ -110,6 +110,7 @@ class _Keeper:
         self._directory = directory
         self._task_pid = 0
         self._started_at = 0.0
+        self._flushed = 0
         self._status: int | None = None  # of the main process, once it ended
         self._has_children = True
         self._oom_kills: int | None = None
@@ -161,7 +162,7 @@ class _Keeper:
 
     def _standing(self) -> Standing:
         progress = self._progress.newest if self._progress is not None else None
-        return Standing(self._task_pid, self._started_at, self._output.spool.end, self._record, progress)
+        return Standing(self._task_pid, self._started_at, self._output.spool.end, self._record, progress, self._flushed)
 
     def _watch(self, fd: int, action: Callable[[], object]) -> None:
         self._selector.register(fd, selectors.EVENT_READ, action)
@@ -442,5 +443,8 @@ class _Keeper:
                 now = fence_clock()
                 sent_at = min(float(message.get("sent_since_boot_s", now)), now)
                 self._fence.set(sent_at + float(message["renew"]), grace_s=self._spec.kill_grace_s)
+        if "flush" in message:
+            self._output.drain()
+            self._flushed = int(message["flush"])
         if "forget" in message and self._record is not None:
             self._forget()

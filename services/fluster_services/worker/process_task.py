@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import logging
+import math
 import os
 import socket
 import time
@@ -77,6 +78,7 @@ class ProcessTask:
         self._is_forgotten = False
         self._is_coming = False  # its keeper will be free in a moment
         self._is_detached = False
+        self._flushes: dict[int, asyncio.Future[None]] = {}  # {number: done when all spooled before it is dealt with}
         siblings.add(self)
 
     @property
@@ -88,6 +90,15 @@ class ProcessTask:
         return self._directory
 
     async def events(self) -> AsyncIterator[Spooled | Progressed | Exited]:
+        try:
+            async for event, flushed in self._events():
+                yield event
+                self._end_flushes(flushed)  # the reader has dealt with that event: it asks for the next one
+        finally:
+            self._end_flushes(math.inf)
+
+    async def _events(self) -> AsyncIterator[tuple[Spooled | Progressed | Exited, float]]:
+        """What happens, and up to which number flushes are done with that."""
         while self._record is None:
             message = await self._next_message()
             if message is None and self._is_detached:
@@ -102,11 +113,29 @@ class ProcessTask:
                     self._is_coming = True
                     self._idle.expect(self.key)
             elif "spooled" in message:
-                yield Spooled(int(message["spooled"]))
+                yield Spooled(int(message["spooled"])), int(message.get("flushed", 0))
             elif "progress" in message:
                 fraction, text = message["progress"]
-                yield Progressed(float(fraction), str(text))
-        yield Exited(self._record)
+                yield Progressed(float(fraction), str(text)), 0
+        yield Exited(self._record), math.inf
+
+    async def flush(self) -> None:
+        if self._record is not None or self._is_detached:
+            return
+        # Above those of a worker that was here before, which the keeper may still have.
+        number = max(time.monotonic_ns(), max(self._flushes, default=0) + 1)
+        done = self._flushes[number] = asyncio.get_running_loop().create_future()
+        self._send({"flush": number})
+        try:
+            await done
+        finally:
+            self._flushes.pop(number, None)
+
+    def _end_flushes(self, number: float) -> None:
+        for each in [each for each in self._flushes if each <= number]:
+            done = self._flushes.pop(each)
+            if not done.done():
+                done.set_result(None)
 
     def read_log(self, start_offset: int = 0, *, max_bytes: int = 1024 * 1024) -> tuple[list[SpoolRecord], int]:
         try:

@@ -81,6 +81,12 @@ class RunningTask(Protocol):
     def read_log_end(self, *, max_bytes: int) -> tuple[list[SpoolRecord], bool]:
         """The records in about the last `max_bytes`, and whether those are all. Raises as `read_log` does."""
 
+    async def flush(self) -> None:
+        """Return when the reader of `events` has dealt with all that the task had written when this was called, or with its end.
+
+        A keeper that is stopped, or of an earlier version, lets this wait until that end.
+        """
+
     def kill(self, grace_s: float, reason: str, *, preempted: bool = False) -> None:
         """Have it stopped: politely, and by force after `grace_s`. `Exited` tells when that is done.
 

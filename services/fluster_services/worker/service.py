@@ -21,6 +21,7 @@ from fluster_bus.messages import (
     AttemptLogsReply,
     AttemptLogsRequest,
     AttemptQuery,
+    AttemptsFlushRequest,
     AttemptStatus,
     Done,
     DrainReply,
@@ -53,6 +54,7 @@ from fluster_services.worker.wellness import Wellness
 _SEARCHED_BYTES = 16 << 20  # of the end of an attempt's output
 _REPLY_CHARACTERS = 2 << 20  # of lines, below the server's limit for a message also in JSON
 _LITTLE_DISK_BYTES = 1 << 30
+_FLUSH_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,7 @@ class WorkerService:
         await self._serve("list", Done, self._list)
         await self._serve("logs", AttemptLogsRequest, self._logs)
         await self._serve("stack", AttemptQuery, self._stack)
+        await self._serve("flush", AttemptsFlushRequest, self._flush)
         await self._serve("kill", KillAttemptRequest, self._kill)
         await self._serve("health", Done, self._health)
 
@@ -221,6 +224,18 @@ class WorkerService:
         return TaskStack(
             worker_id=self._worker_id, task=place.task, attempt=place.attempt, processes=tuple(found), cut=is_cut
         )
+
+    async def _flush(self, request: AttemptsFlushRequest) -> Done:
+        """Have all that the job's tasks here have written by now in the log stream; as much as can be in some seconds."""
+        places = {key: AttemptKey.parse(key) for key in self._attempts}
+        wanted = (request.namespace, request.job_id)
+        running = [self._attempts[key] for key, place in places.items() if (place.namespace, place.job_id) == wanted]
+        flushes = [asyncio.create_task(each.flush()) for each in running]
+        if flushes:
+            _done, late = await asyncio.wait(flushes, timeout=_FLUSH_S)
+            for each in late:
+                each.cancel()
+        return Done()
 
     async def _kill(self, request: KillAttemptRequest) -> AttemptStatus:
         key = self._found(request)

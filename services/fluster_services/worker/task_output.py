@@ -56,11 +56,15 @@ class TaskOutput:
         lines = [*self._tail, *self._unfinished.values()]
         return [line.decode("utf-8", "replace") for line in lines[-_TAIL_LINES:]]
 
-    def close(self) -> None:
-        """Take what is left in the pipes, and no more."""
+    def drain(self) -> None:
+        """Take what is in the pipes, and no more."""
         drained = 0
         while self._pipes and drained < _MAX_DRAIN_BYTES and (read := self._read()):
             drained += read
+
+    def close(self) -> None:
+        """Take what is left in the pipes, and close them."""
+        self.drain()
         for stream in tuple(self._pipes):
             self._close_pipe(stream)
         self._readable.close()

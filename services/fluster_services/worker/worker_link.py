@@ -1,9 +1,10 @@
 """The keeper's end of its socket. A worker that is connected exchanges JSON lines with it:
 
-    keeper ─► worker   {"started": {"pid", "started_at"}}, {"spooled": offset}, {"progress": [fraction, message]},
+    keeper ─► worker   {"started": {"pid", "started_at"}}, {"spooled": offset, "flushed"?: number}, {"progress": [fraction, message]},
                        {"exited": ExitRecord}, {"idle": true}: forgotten, and ready for another,
                        {"refused": {"errno", "error"}}
     worker ─► keeper   {"kill": grace_s, "reason", "preempted": bool}, {"renew": fence_after_s | null, "sent_since_boot_s"}, {"forget": true},
+                       {"flush": number}: spool what is in the pipes now, and say so,
                        {"assign": {"draft", "directory"}}, to an idle one
 
 What the keeper tells is how things stand, never a history: nothing piles up for a worker that does not read.
@@ -36,6 +37,7 @@ class Standing(NamedTuple):
     spooled: int
     record: ExitRecord | None
     progress: Progress | None = None
+    flushed: int = 0  # what the worker gave its last wish to flush as a number; later ones are higher
 
 
 class WorkerLink:
@@ -58,7 +60,7 @@ class WorkerLink:
 
     def _start_anew(self) -> None:
         self._has_told_start = self._has_told_exit = False
-        self._told_offset = 0
+        self._told_offset = self._told_flush = 0
         self._told_progress: Progress | None = None
 
     @property
@@ -118,6 +120,9 @@ class WorkerLink:
         if not self._has_told_start:
             self._has_told_start = True
             return {"started": {"pid": standing.pid, "started_at": standing.started_at}}
+        if standing.flushed > self._told_flush:
+            self._told_offset, self._told_flush = standing.spooled, standing.flushed
+            return {"spooled": self._told_offset, "flushed": self._told_flush}
         if standing.spooled > self._told_offset:
             if standing.record is None and self._timers.at("tell") is not None:
                 return None
