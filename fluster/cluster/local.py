@@ -179,7 +179,8 @@ class LocalCluster(Cluster):
             from fluster.cluster.shown_output import is_looked_at
 
             self.asynchronous.outages.is_gone = self._supervisor.has_ended
-            self.asynchronous.shown.by_itself = is_looked_at() if log_to_driver is None else log_to_driver
+            by_itself = is_looked_at() if log_to_driver is None else log_to_driver
+            self.portal.loop.call_soon_threadsafe(self.asynchronous.shown.show, by_itself)
         except BaseException:
             self._supervisor.stop()
             raise

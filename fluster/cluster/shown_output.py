@@ -8,9 +8,10 @@ import logging
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 
+from fluster.cluster.deployed_by_jobs import DeployedByJobs
 from fluster.cluster.job_logs import LogFilter, job_logs
 from fluster.cluster.job_states import JobStates
 from fluster.cluster.job_wait import wait_finished
@@ -27,6 +28,7 @@ from fluster_bus.subscription import Subscription
 log = logging.getLogger(__name__)
 
 _LAST_OUTPUT_S = 3.0  # at a job's end, or this program's, for what was written before
+_MAX_DEPLOYED = 100  # jobs, deployed by other jobs, that are shown at the same time
 _WRITE_S = 1.0  # for whoever reads stderr
 
 
@@ -38,6 +40,8 @@ def is_looked_at() -> bool:
 class ShownOutput:
     """Follows the jobs of one connection's pools and deployments. `by_itself` is what becomes of those that were not asked for:
     they are shown (True), or the last lines of what failed are (False), or nothing (None).
+
+    What is shown includes what the jobs deploy in their turn, as far as that is to end with them.
     """
 
     def __init__(self, bus: Bus, namespace: Namespace, states: JobStates) -> None:
@@ -48,7 +52,16 @@ class ShownOutput:
         self._screen = Screen()
         self._followed: dict[JobId, asyncio.Task[None]] = {}
         self._ends_with_program: set[JobId] = set()
+        self._wanted: dict[JobId, bool] = {}  # of those that are followed
+        self._deployed: set[JobId] = set()  # those of them that a job has deployed
+        self._deployed_by_jobs = DeployedByJobs(bus, namespace, states, self._on_deployed)
         self._closing = asyncio.Event()
+
+    def show(self, by_itself: bool) -> None:
+        """Treat so what no call has asked for or against, and what jobs deploy. To be called on the bus's loop."""
+        self.by_itself = by_itself
+        if by_itself:
+            self._deployed_by_jobs.begin()
 
     def follow(
         self, job_id: JobId, name: str, *, first: int = 0, logs: bool | None = None, lives_on: bool = False
@@ -60,6 +73,9 @@ class ShownOutput:
         wanted = self.by_itself if logs is None else logs
         if wanted is None or job_id in self._followed:
             return
+        self._wanted[job_id] = wanted
+        if wanted:
+            self._deployed_by_jobs.begin()
         writer = _Labelled(name, first, self._screen)
         work = self._show_all(job_id, writer) if wanted else self._show_failures(job_id, writer)
         task = asyncio.create_task(work, name=f"output of {job_id}")
@@ -70,7 +86,22 @@ class ShownOutput:
 
     def _forget(self, job_id: JobId) -> None:
         self._followed.pop(job_id, None)
+        self._wanted.pop(job_id, None)
         self._ends_with_program.discard(job_id)
+        self._deployed.discard(job_id)
+
+    def _on_deployed(self, job_id: JobId, name: str, above: Sequence[JobId]) -> None:
+        """A job has deployed another, as those above that decide: what the program itself launched is no concern of others."""
+        wanted = next((self._wanted[each] for each in above if each in self._wanted), self.by_itself)
+        if not wanted or job_id in self._followed:
+            return
+        if len(self._deployed) >= _MAX_DEPLOYED:
+            self._screen.show(
+                f"[fluster: what {name} writes is not shown, as {_MAX_DEPLOYED} jobs that jobs deployed are shown: `fluster logs {job_id}` has it]"
+            )
+            return
+        self._deployed.add(job_id)
+        self.follow(job_id, name, logs=True)
 
     async def finish(self, job_id: JobId) -> None:
         """Return when all that a job wrote, which has ended, is shown; after some seconds at the latest."""
@@ -81,6 +112,7 @@ class ShownOutput:
 
     async def end_all(self, terminate: Callable[[JobId], Awaitable[object]]) -> None:
         """End the jobs that end with this program, so that all they wrote can be shown; takes some seconds at most."""
+        await self._settle()
         ending = {self._followed[job_id]: job_id for job_id in self._ends_with_program}
         if not ending or not self._bus.connected:
             return
@@ -91,6 +123,8 @@ class ShownOutput:
 
     async def close(self) -> None:
         """Show what is stored by now, and follow nothing more."""
+        await self._settle()
+        self._deployed_by_jobs.close()
         self._closing.set()
         running = list(self._followed.values())
         if running:
@@ -98,6 +132,12 @@ class ShownOutput:
             for task in running:
                 task.cancel()
         await self._screen.flush(_WRITE_S)
+
+    async def _settle(self) -> None:
+        """Follow all that is there to be followed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_OUTPUT_S):
+                await self._deployed_by_jobs.settle()
 
     async def _show_all(self, job_id: JobId, writer: _Labelled) -> None:
         lists = job_logs(self._bus, self._namespace, job_id, wanted=LogFilter(), until=self._over(job_id))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fluster import Cluster, LocalCluster, WorkerPool, deploy
+from fluster import Cluster, Entrypoint, JobRequest, JobStatus, LocalCluster, WorkerPool, current_cluster, deploy
 from tests.system.processes import Family
 from tests.waiting import wait_until
 
@@ -32,6 +32,13 @@ def say(word: str) -> None:
     print(word)
 
 
+def deploy_in_job() -> None:
+    with deploy(current_cluster(), Parrot, name="grandchild") as parrots:
+        parrots.call().say("of a job")
+    with WorkerPool(current_cluster(), 1, name_prefix="nested") as pool:
+        pool.submit(say, "of a job").result()
+
+
 def lines_of(text: str, name: str) -> list[str]:
     """What the members of `name` wrote, each after its label."""
     return [line for line in text.splitlines() if line.startswith(f"{name}[")]
@@ -51,6 +58,15 @@ def test_prints_reach_the_program_before_its_cluster_is_closed(
     assert sorted(shown[:2]) == ["parrot[0] | both", "parrot[1] | both"]
     assert [line.partition(" | ")[2] for line in shown[2:]] == ["the last"]
     assert lines_of(written, pool.name) == [f"{pool.name}[0] | from a worker"]
+
+
+def test_prints_of_what_jobs_deploy_reach_the_program_too(family: Family, capsys: pytest.CaptureFixture[str]) -> None:
+    with LocalCluster(log_to_driver=True) as cluster:
+        job_id = cluster.launch(JobRequest(name="deploys", entrypoint=Entrypoint(callable=deploy_in_job)))
+        assert cluster.wait(job_id).status is JobStatus.SUCCEEDED
+    written = capsys.readouterr().err
+    assert lines_of(written, "grandchild") == ["grandchild[0] | of a job"]
+    assert [line.partition("[")[2] for line in written.splitlines() if line.startswith("nested")] == ["0] | of a job"]
 
 
 def test_a_flood_is_shown_as_its_beginning_and_a_count(
@@ -129,6 +145,20 @@ def test_on_a_shared_cluster_they_are_shown_when_asked_for(
         assert lines_of(written, asked.name) == [f"{asked.name}[0] | loud"]
         assert lines_of(written, "asked-parrot") == ["asked-parrot[0] | loud", "asked-parrot[0] | too"]
         assert "silent" not in written
+        with (
+            WorkerPool(shared, 1, logs=True) as pool,
+            WorkerPool(shared, 1) as other,
+        ):
+            pool.submit(deploy_in_job).result()
+            seen: list[str] = []
+
+            def shown() -> list[str]:
+                seen.extend(lines_of(capsys.readouterr().err, "grandchild"))
+                return seen
+
+            assert wait_until(shown) == ["grandchild[0] | of a job"]
+            other.submit(deploy_in_job).result()
+        assert "grandchild" not in capsys.readouterr().err
         assert [line.text for line in unasked.logs()] == ["silent"]
 
 
