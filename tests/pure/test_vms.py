@@ -13,10 +13,12 @@ from typing import cast
 
 import pytest
 
+from fluster_bus.devices import Devices
 from fluster_bus.messages import Capacity, WorkerId
 from fluster_services.vm import ClusterToJoin, DockerBackend, LocalBackend, VMError, output
 from fluster_services.vm.container import OWN_MEMORY, User, create_body, folders_tar, user_of_vms, vm_container
 from fluster_services.vm.folders import SharedFolder, checked_folders
+from fluster_services.vm.gpus import GpuStock
 from fluster_services.vm.output import Output
 from fluster_services.vm.owners import is_gone, own_mark
 from fluster_services.vm.sizes import sized, usual_size
@@ -164,6 +166,41 @@ def test_what_is_not_asked_for_is_as_usual() -> None:
     assert sized(gpus, USUAL, ("4", "5")) == gpus.model_copy(update={"cpu": 4, "memory": 1 << 30})
     with pytest.raises(VMError, match="2 gpu devices was asked for: 1 of this machine's"):
         sized(gpus, USUAL, ("4",))
+
+
+def test_each_vm_has_gpus_of_its_own_until_it_is_released() -> None:
+    stock = GpuStock("2", None)
+    stock.know(Devices("gpu", "h100", ("0", "3", "4", "5")))
+    assert (stock.usual.variant, len(stock.usual.ids)) == ("h100", 2)
+    assert [stock.take(WorkerId(name)) for name in "ab"] == [("0", "3"), ("4", "5")]
+    with pytest.raises(VMError, match="VM 'c' is to have 2 GPUs, and 0 of this machine's 4 are left: have fewer VMs"):
+        stock.take(WorkerId("c"))
+    stock.give_back(WorkerId("a"))
+    assert stock.take(WorkerId("c")) == ("0", "3")
+
+
+def test_gpus_that_nothing_here_lists_are_those_that_are_visible_or_the_first_ones() -> None:
+    unlisted = GpuStock("a100:2", None)
+    unlisted.know(Devices())
+    assert [unlisted.take(WorkerId(name)) for name in "ab"] == [("0", "1"), ("2", "3")]
+    visible = GpuStock("a100", "GPU-7,GPU-9")
+    visible.know(Devices())
+    assert visible.take(WorkerId("a")) == ("GPU-7",)
+    with pytest.raises(VMError, match="gpus='a100:1': this machine's GPUs are h100: give gpus='h100:1'"):
+        GpuStock("a100", None).know(Devices("gpu", "h100", ("0",)))
+    with pytest.raises(ValueError, match="gpus='-1': '-1' names no GPUs"):
+        DockerBackend(gpus="-1")
+
+
+def test_what_each_vm_offers_beside_cpus_and_memory_may_be_said() -> None:
+    usual = usual_size(4, "1GB", disk="10GB", labels={"zone": "a"})
+    assert (usual.disk, usual.labels) == (10 * 10**9, ("zone=a",))
+    assert sized(Capacity(), usual) == usual
+    assert sized(Capacity(disk=5, labels=("zone=b",)), usual).labels == ("zone=b",)
+    with pytest.raises(ValueError, match="disk='much'"):
+        usual_size(4, "1GB", disk="much")
+    with pytest.raises(ValueError, match="labels="):
+        usual_size(4, "1GB", labels={"a b": "c"})
 
 
 @pytest.mark.parametrize("cpus", [0, -1, float("nan"), float("inf"), True, "2"])

@@ -150,6 +150,7 @@ def test_what_does_not_come_up_says_why_and_leaves_nothing(engine: Engine, tmp_p
         },
         "has no python3": {"image": engine.bare_image},
         "a worker needs the same minor version": {"image": engine.other_python_image},
+        "install the NVIDIA container toolkit there, or have VMs without GPUs": {"gpus": "h100:1"},
         f"the Docker engine at unix://{tmp_path}/none cannot be reached": {"docker_host": f"unix://{tmp_path}/none"},
     }
     for reason, fields in reasons.items():

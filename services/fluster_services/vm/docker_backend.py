@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fluster_bus.address import BusAddress
+from fluster_bus.devices import VISIBLE_DEVICES
 from fluster_bus.messages import Capacity, WorkerId
 from fluster_services.vm.backend import ClusterToJoin, VMError
 from fluster_services.vm.container import OWNER_LABEL, STATE_FOLDER, WORK_FOLDER, User, user_of_vms, vm_container
 from fluster_services.vm.docker_machine import DockerMachine, Engine
 from fluster_services.vm.fleet import Fleet, Machine
 from fluster_services.vm.folders import checked_folders
+from fluster_services.vm.gpus import GpuStock
 from fluster_services.vm.machine import setup_line
 from fluster_services.vm.owners import is_gone, own_mark
 from fluster_services.vm.sizes import sized, usual_size
 from fluster_services.worker.config import WorkerConfig
 from fluster_services.worker.container import ContainerSettings, given_libraries, own_libraries
+from fluster_services.worker.detection import find_gpus
 from fluster_services.worker.engine import EngineError, asked, find_api_version
 from fluster_services.worker.images import Images
 from fluster_services.worker.interpreters import without_interpreters_own
@@ -31,7 +34,9 @@ _HOST_NETWORK = "host"
 class DockerBackend(Fleet):
     """A backend whose VMs are containers of the engine at `docker_host` (else DOCKER_HOST, or the machine's own).
 
-    Each is held to its resources, `cpus` and `memory` unless others are asked for, and has some memory beside them for its worker.
+    Each is held to its resources, `cpus` and `memory` unless others are asked for, and has some memory beside them for its worker. It
+    offers `disk`, which is counted and not enforced, and `labels`. It has `gpus` of this machine's as its own, such as "h100:2", or
+    "2" of the model that nvidia-smi tells, from its beginning on; that takes an engine with the NVIDIA container toolkit.
     `image` has to bring Python of this program's own minor version; Fluster is mounted.
 
     On the machine's `network` a worker reaches the bus by the address that the cluster has. On any other it is told
@@ -48,6 +53,9 @@ class DockerBackend(Fleet):
         docker_host: str | None = None,
         cpus: float = 4,
         memory: int | str = "4GB",
+        gpus: str | None = None,
+        disk: int | str | None = None,
+        labels: Mapping[str, str] | None = None,
         network: str = _HOST_NETWORK,
         cluster_url: str | None = None,
         folders: Sequence[str | Path] = (),
@@ -60,7 +68,8 @@ class DockerBackend(Fleet):
             image=image or default.image,
             network=network,
         )
-        self._usual = usual_size(cpus, memory)
+        self._usual = usual_size(cpus, memory, disk=disk, labels=labels)
+        self._gpus = GpuStock(gpus, os.environ.get(VISIBLE_DEVICES["gpu"]))
         if network != _HOST_NETWORK and cluster_url is None:
             raise ValueError(
                 f"network={network!r} needs cluster_url='nats://HOST:PORT', by which its containers reach the bus: "
@@ -85,17 +94,36 @@ class DockerBackend(Fleet):
             await asked(engine.remove_all, OWNER_LABEL, is_gone)
         except EngineError as cause:
             raise VMError(str(cause)) from cause
+        if self._gpus.usual.ids:
+            self._gpus.know(await find_gpus())
         await super().open(cluster)
         self._engine, self._images = engine, images
 
     def _sized(self, resources: Capacity, device_ids: tuple[str, ...]) -> Capacity:
         return sized(resources, self._usual, device_ids)
 
+    def _with_devices(
+        self, cluster: ClusterToJoin, vm_id: WorkerId, resources: Capacity
+    ) -> tuple[Capacity, tuple[str, ...]]:
+        usual = self._gpus.usual
+        if resources.devices or not usual.ids:
+            return super()._with_devices(cluster, vm_id, resources)
+        ids = self._gpus.take(vm_id)
+        given = {"device": usual.kind, "variant": usual.variant, "devices": len(ids)}
+        return resources.model_copy(update=given), ids
+
+    async def release(self, vm_id: WorkerId) -> None:
+        await super().release(vm_id)
+        if vm_id not in self._vms:  # else another of its name is there by now
+            self._gpus.give_back(vm_id)
+
     async def _prepare(self) -> None:
         assert self._images is not None  # noqa: S101 - it is open
         await self._images.use(None)
 
-    def _machine(self, cluster: ClusterToJoin, vm_id: WorkerId, resources: Capacity) -> Machine:
+    def _machine(
+        self, cluster: ClusterToJoin, vm_id: WorkerId, resources: Capacity, device_ids: tuple[str, ...]
+    ) -> Machine:
         assert self._engine is not None  # noqa: S101 - it is open
         secret = secret_places(self._settings.engine, cluster.state_dir)
         program = User(os.getuid(), os.getgid(), tuple(os.getgroups()))
@@ -107,7 +135,7 @@ class DockerBackend(Fleet):
             owner=own_mark(),
             user=user_of_vms(program, shares_folders=bool(self._folders)),
             folders=self._folders,
-            device_ids=cluster.device_ids.get(vm_id, ()),
+            device_ids=device_ids,
             libraries=[
                 given_libraries(without_interpreters_own(cluster.python_path), secret=secret),
                 own_libraries(sys.path),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fluster_services.vm.backend import VMError
 from fluster_services.vm.container import VMContainer, create_body, folders_tar
-from fluster_services.worker.container import OWN_MINOR
+from fluster_services.worker.container import NO_GPUS, OWN_MINOR
 from fluster_services.worker.engine import EngineError, NotThereError, connect, told
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class DockerMachine:
         with self._engine.client() as client, _removed_told(client, self._name) as ending:
             with _attached(client, self._name) as leash:
                 if is_new:
-                    client.start(self._name)
+                    self._start(client)
                     with suppress(BrokenPipeError):  # it died at once, and has said why
                         leash.sendall(self._setup)
                 with self._lock:
@@ -128,6 +128,17 @@ class DockerMachine:
             except (OSError, ValueError, KeyError) as error:
                 _log.info("how %s ended is not told: %s", self._name, error)
                 return None
+
+    def _start(self, client: docker.APIClient) -> None:
+        try:
+            with told(self._engine.url):
+                client.start(self._name)
+        except EngineError as cause:
+            if NO_GPUS not in str(cause):
+                raise
+            raise VMError(
+                f"{cause}: install the NVIDIA container toolkit there, or have VMs without GPUs (no gpus=…, and FLUSTER_GPUS=0)"
+            ) from cause
 
     def _attend_again(self, write: Callable[[bytes], None]) -> int | None:
         if not self._runs_on():

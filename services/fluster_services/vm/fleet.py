@@ -98,8 +98,16 @@ class Fleet(ABC):
         """Have ready what all machines need. Raises VMError, LaunchError."""
 
     @abstractmethod
-    def _machine(self, cluster: ClusterToJoin, vm_id: WorkerId, resources: Capacity) -> Machine:
-        """A machine that is not there yet."""
+    def _machine(
+        self, cluster: ClusterToJoin, vm_id: WorkerId, resources: Capacity, device_ids: tuple[str, ...]
+    ) -> Machine:
+        """A machine that is not there yet, with these of this machine's devices."""
+
+    def _with_devices(
+        self, cluster: ClusterToJoin, vm_id: WorkerId, resources: Capacity
+    ) -> tuple[Capacity, tuple[str, ...]]:
+        """What was asked for with the devices that are usual, and the ids of all that the VM has. Raises VMError."""
+        return resources, cluster.device_ids.get(vm_id, ())
 
     async def open(self, cluster: ClusterToJoin) -> None:
         if self._cluster is not None:
@@ -119,9 +127,10 @@ class Fleet(ABC):
         check_name("VM id", chosen)  # a part of subjects, of a file's name, and of a container's
         if chosen in self._vms:
             raise VMError(f"there is a VM {chosen!r} already: release it, or choose another id")
-        sized = self._sized(resources or Capacity(), cluster.device_ids.get(chosen, ()))
+        asked_for, device_ids = self._with_devices(cluster, chosen, resources or Capacity())
+        sized = self._sized(asked_for, device_ids)
         output = Output(cluster.log_dir and cluster.log_dir / f"{chosen}.log")
-        vm = _VM(chosen, sized, self._machine(cluster, chosen, sized), output)
+        vm = _VM(chosen, sized, self._machine(cluster, chosen, sized, device_ids), output)
         self._vms[chosen] = vm
         self._released.discard(chosen)
         vm.life = asyncio.create_task(self._live(vm, cluster.bus))

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,14 +21,21 @@ _LEAVE_TIMEOUT_S, _KILL_TIMEOUT_S = 8.0, 5.0
 
 
 class LocalBackend(Fleet):
-    """A backend whose VMs are workers on this machine. `cpus` and `memory` are what each offers unless asked for another.
+    """A backend whose VMs are workers on this machine. `cpus`, `memory`, `disk` and `labels` are what each offers unless asked for another.
 
     They are logical: nothing is enforced. Tasks find the folders and modules that the cluster's `working_dir` and `python_path` name.
     """
 
-    def __init__(self, *, cpus: float = 4, memory: int | str = "4GB") -> None:
+    def __init__(
+        self,
+        *,
+        cpus: float = 4,
+        memory: int | str = "4GB",
+        disk: int | str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__()
-        self._usual = usual_size(cpus, memory)
+        self._usual = usual_size(cpus, memory, disk=disk, labels=labels)
 
     def _sized(self, resources: Capacity, device_ids: tuple[str, ...]) -> Capacity:
         return sized(resources, self._usual, device_ids)
@@ -36,13 +43,15 @@ class LocalBackend(Fleet):
     async def _prepare(self) -> None:
         return  # all is here
 
-    def _machine(self, cluster: ClusterToJoin, vm_id: WorkerId, resources: Capacity) -> Machine:
+    def _machine(
+        self, cluster: ClusterToJoin, vm_id: WorkerId, resources: Capacity, device_ids: tuple[str, ...]
+    ) -> Machine:
         config = WorkerConfig(
             address=cluster.address,
             worker_id=vm_id,
             state_dir=cluster.state_dir / vm_id,
             total=resources,
-            device_ids=cluster.device_ids.get(vm_id, ()),
+            device_ids=device_ids,
             job_credentials=dict(cluster.job_credentials),
             timing=cluster.timing,
             drain_timeout_s=cluster.drain_timeout_s,

@@ -225,6 +225,9 @@ def _limits(limits: Limits) -> dict[str, Any]:
     return asked
 
 
+NO_GPUS = "could not select device driver"  # in what an engine says that has none of NVIDIA's
+
+
 def device_requests(devices: Sequence[str]) -> dict[str, Any]:
     """What an engine is asked for so that a container has these GPUs, and no others."""
     if not devices:

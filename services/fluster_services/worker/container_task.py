@@ -27,7 +27,7 @@ from fluster_services.worker.attempt_directory import (
     to_json,
     write_json,
 )
-from fluster_services.worker.container import Container
+from fluster_services.worker.container import NO_GPUS, Container
 from fluster_services.worker.engine import EngineAwayError, EngineError, NotThereError, connect, told
 from fluster_services.worker.init_words import InitWords
 from fluster_services.worker.killing import BY_FORCE
@@ -58,7 +58,6 @@ _INIT_S, _INIT_LOOK_S = 0.3, 0.002  # for process 1 of a container to listen to 
 _STREAMS = {1: 1, 2: 2}  # {number in the engine's frames: descriptor}
 _STDOUT = 1
 _TAIL_BYTES = 1_000
-_NO_GPUS = "could not select device driver"  # in what an engine says that has none of NVIDIA's
 # How the init that Docker brings (https://github.com/krallin/tini) says that there is no program to run.
 _NOT_RUN = re.compile(rb"\[FATAL tini \(\d+\)\] exec .* failed: (.*)\n?\Z")
 
@@ -232,7 +231,7 @@ class _Attendant:
             self._wait_engine()  # which may have heard, and runs it: it is over once the engine has removed it
             raise
         except EngineError as cause:
-            if _NO_GPUS not in str(cause):
+            if NO_GPUS not in str(cause):
                 raise
             message = f"{cause}: install the NVIDIA container toolkit there, or have this worker offer no GPUs: FLUSTER_GPUS=0"
             raise CannotStartError("NoGpuRuntimeError", message, EXIT_NO_CONTAINER) from cause
