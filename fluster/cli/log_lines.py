@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
 
+from fluster.terminal_text import shown
+
 if TYPE_CHECKING:
     from fluster.cluster.log_chunks import LogChunk
 
@@ -43,7 +45,8 @@ class _Printer:
         between = f"\n{label}"
         text = "".join([text if goes_on else text + between for _time, text, goes_on in chunk.lines])
         goes_on = chunk.lines[-1][2]
-        stream.write((label if self._unfinished is None else "") + (text if goes_on else text.removesuffix(label)))
+        text = (label if self._unfinished is None else "") + (text if goes_on else text.removesuffix(label))
+        stream.write(shown(text, stream))
         self._unfinished = writer if goes_on else None
 
     def end_line(self) -> None:

@@ -7,6 +7,8 @@ import queue
 import sys
 import threading
 
+from fluster.terminal_text import shown
+
 _MAX_WAITING = 10_000  # lines, before those that come are left out
 
 
@@ -65,7 +67,7 @@ def _settle(written: asyncio.Future[None]) -> None:
 
 def _write(line: str) -> None:
     try:
-        sys.stderr.write(line + "\n")
+        sys.stderr.write(shown(line, sys.stderr) + "\n")
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):  # it is closed, or there is none: nobody wants to see it
         pass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,11 @@ def test_both_streams_in_one_file_are_in_their_order(tmp_path: Path, monkeypatch
         print_chunks([chunks_of(lines)], as_json=False, numbered=False)
         stdout.seek(0)
         assert stdout.read() == "1\n2\n3\n4\n5\n"
+
+
+def test_a_terminal_is_not_steered_by_what_tasks_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, line_end = os.openpty()
+    with os.fdopen(terminal, "rb", buffering=0) as seen, os.fdopen(line_end, "w") as screen:
+        monkeypatch.setattr(sys, "stdout", screen)
+        print_chunks([[chunk((0, "\x1b]0;title\x07\x1b[31mred\x1b[0m"))]], as_json=False, numbered=False)
+        assert seen.read(1000) == b"\\x1b]0;title\\x07\x1b[31mred\x1b[0m\r\n"

@@ -109,7 +109,7 @@ from fluster import LocalCluster, WorkerPool
 def say(word):
     print(word)
 cluster = LocalCluster()
-WorkerPool(cluster, 1, name_prefix="w").submit(say, "seen " + "on a terminal").result()
+WorkerPool(cluster, 1, name_prefix="w").submit(say, "seen " + "on a terminal" + chr(27) + "[6n").result()  # which asks a terminal to type
 """
 
 
@@ -128,7 +128,7 @@ def test_on_a_terminal_they_are_shown_also_when_the_program_just_ends(family: Fa
     finally:
         os.close(terminal)
     assert process.wait() == 0
-    assert "[0] | seen on a terminal" in written.decode()
+    assert r"[0] | seen on a terminal\x1b[6n" in written.decode()
 
 
 def test_on_a_shared_cluster_they_are_shown_when_asked_for(
