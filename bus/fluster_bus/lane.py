@@ -34,13 +34,14 @@ from fluster_bus.errors import (
 )
 from fluster_bus.line import Line
 from fluster_bus.pulse import PingTiming, Pulse
-from fluster_bus.turns import Idleness, OnTurn, Turns
+from fluster_bus.turns import Naps, OnTurn, Turns
 from fluster_bus.waker import Waker
 from fluster_bus.wire import Info, Message, Ping, Pong, ProtocolError, Refusal, Said
 
 log = logging.getLogger(__name__)
 
 _UNREAD_S = 0.005  # the keeper reads when nobody has for so long, at least
+_LONGEST_NAP_S = 0.04  # of the keeper while others take turns all the time; each costs them a change of threads
 _ASLEEP_AFTER_S = 0.1
 _CLOSE_TIMEOUT_S = 5.0
 
@@ -91,6 +92,7 @@ class Lane:
         self._heard = True  # anything since the last ping
         self._pulse = Pulse(self._ping_timing, time.monotonic())  # of this line
         self._asleep = False
+        self._naps = Naps(_UNREAD_S, _LONGEST_NAP_S)  # of the keeper
         self._waker = Waker()
         self._keeper = threading.Thread(target=self._keep, name=f"{name} lane", daemon=True)
 
@@ -311,12 +313,16 @@ class Lane:
 
     # ---- the keeper -------------------------------------------------------------------------------------
 
+    def attend(self) -> None:
+        """Have the keeper look soon, as there is something that may come to wait for it."""
+        if self._naps.attend():
+            self.wake()
+
     def wake(self) -> None:
         """Have the keeper look what there is to do, and call `on_wake`."""
         self._waker.wake()
 
     def _keep(self) -> None:
-        idle = Idleness(self.turns)
         stood = False
         while self.closed is None:
             line = self._line
@@ -331,10 +337,10 @@ class Lane:
             if self.turns.has(self.wake):
                 if self.turns.wanted:
                     self.turns.leave(self.wake)
-            elif idle.for_s() >= _UNREAD_S and self.turns.take(self.wake):
+            elif self.turns.unchanged_s() >= _UNREAD_S and self.turns.take(self.wake):
                 self._call(self._on_wake)
             if not self.turns.has(self.wake):
-                self._doze(idle)
+                self._doze()
             elif line.wait_beside(self._waker, self._until_ping_s()):
                 self._read(line)
             self._look_awake()
@@ -360,14 +366,17 @@ class Lane:
 
     def _look_awake(self) -> None:
         if self._waker.look():
+            self._naps.attend()
             self._call(self._on_wake)
 
-    def _doze(self, idle: Idleness) -> None:
-        """Wait a moment; long, when somebody is reading and has been for a while."""
-        self._asleep = idle.for_s() > _ASLEEP_AFTER_S
-        if self._asleep and idle.for_s() == 0:  # the turn was left before it could be seen that we sleep
+    def _doze(self) -> None:
+        """Wait a moment; long, when somebody is reading and has been for a while, longer when many take short turns."""
+        unchanged_s = self.turns.unchanged_s()
+        self._asleep = unchanged_s > _ASLEEP_AFTER_S
+        if self._asleep and self.turns.unchanged_s() < unchanged_s:  # it was left before it could be seen that we sleep
             self._asleep = False
-        self._waker.wait(self._until_ping_s() if self._asleep else _UNREAD_S)
+        nap_s = self._naps.next_s(unchanged_s)
+        self._waker.wait(self._until_ping_s() if self._asleep else nap_s)
         self._asleep = False
 
     def _until_ping_s(self) -> float:

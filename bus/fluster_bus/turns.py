@@ -20,7 +20,7 @@ class Turns:
         self._lock = threading.Lock()
         self._holder: OnTurn | None = None
         self._waiting: deque[OnTurn] = deque()
-        self.left = 0  # times that it was left
+        self._left_at = time.monotonic()
 
     @property
     def held(self) -> bool:
@@ -30,6 +30,10 @@ class Turns:
     def wanted(self) -> bool:
         """True when somebody waits for it."""
         return bool(self._waiting)
+
+    def unchanged_s(self) -> float:
+        """For how long nobody has given it back: nobody reads, or somebody has been all the time."""
+        return time.monotonic() - self._left_at
 
     def has(self, on_turn: OnTurn) -> bool:
         return self._holder == on_turn
@@ -57,22 +61,31 @@ class Turns:
             if on_turn in self._waiting:
                 self._waiting.remove(on_turn)
             if self._holder == on_turn:
-                self.left += 1
+                self._left_at = time.monotonic()
                 self._holder = next_ = self._waiting.popleft() if self._waiting else None
         if next_ is not None:
             next_()
 
 
-class Idleness:
-    """For how long nobody has given the turn back: nobody reads, or somebody has been all the time. For one thread."""
+class Naps:
+    """For how long one who takes turns that others do not want may look away: longer, while they take short ones all the time.
 
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
-        self._seen = turns.left
-        self._since = time.monotonic()
+    For one thread, but for `attend`.
+    """
 
-    def for_s(self) -> float:
-        now = time.monotonic()
-        if self._turns.left != self._seen:
-            self._seen, self._since = self._turns.left, now
-        return now - self._since
+    def __init__(self, shortest_s: float, longest_s: float) -> None:
+        self._shortest_s, self._longest_s = shortest_s, longest_s
+        self._nap_s = shortest_s
+        self._attends = False
+
+    def next_s(self, unchanged_s: float) -> float:
+        """How long the next one is, when nobody has given the turn back for so long."""
+        others_are_busy = unchanged_s < self._nap_s and not self._attends
+        self._attends = False
+        self._nap_s = min(self._nap_s * 2, self._longest_s) if others_are_busy else self._shortest_s
+        return self._nap_s
+
+    def attend(self) -> bool:
+        """Have the next one be the shortest; True when the present one may be longer. From any thread."""
+        self._attends = True
+        return self._nap_s > self._shortest_s

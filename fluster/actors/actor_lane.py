@@ -56,6 +56,9 @@ class LaneQueue(Generic[T]):
         if threading.get_ident() != self.taker:
             self._waker.wake()
 
+    def empty(self) -> bool:
+        return self._items.empty()
+
     def get_nowait(self) -> T:
         return self._items.get_nowait()
 
@@ -116,6 +119,8 @@ class LaneOutbox:
             self.flush()
         elif count == 1 and self._lane.turns.held:
             self._lane.wake()  # the keeper sends it: the actor's thread may be at its next call for long
+        elif count == 1 and not self._queue.empty():
+            self._lane.attend()  # so that it takes the turn soon
 
     def flush(self) -> None:
         """Send what is ready."""

@@ -135,6 +135,7 @@ class LaneCalls:
         self._readers.read_until(lambda: number not in out, when_done, left_s, eagerness)
         if number in out and not self._lane.closed:
             self._tell(on_over, number)
+            self._lane.attend()  # who else would read the answers that come yet
 
     def _on_delivery(self, delivery: Delivery) -> None:
         number = int(subjects.last_token(delivery.subject))

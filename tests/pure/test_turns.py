@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import time
+
+from fluster_bus.turns import Naps, Turns
+from tests.waiting import wait_until
+
+
+def test_naps_get_longer_while_others_take_turns_and_are_short_again_at_once() -> None:
+    naps = Naps(0.005, 0.04)
+    assert [naps.next_s(0.001) for _ in range(5)] == [0.01, 0.02, 0.04, 0.04, 0.04]
+    assert naps.attend()  # it may be in a long one
+    assert naps.next_s(0.001) == 0.005
+    assert not naps.attend()
+    assert naps.next_s(0.001) == 0.005
+    assert naps.next_s(0.001) == 0.01
+    assert naps.next_s(0.012) == 0.005  # nobody has given the turn back meanwhile
+
+
+def test_a_turn_is_unchanged_until_it_is_given_back() -> None:
+    turns = Turns()
+    began = time.monotonic()
+    assert turns.ask(print)
+    wait_until(lambda: turns.unchanged_s() > 0.01)
+    turns.leave(print)
+    turns.leave(print)  # by who does not have it: nothing changes
+    assert turns.unchanged_s() < time.monotonic() - began - 0.009
