@@ -151,9 +151,8 @@ class Desk:
         return MessageOut(pool, member, now, {0: item})
 
     def _choose_alone_all(self, pool: DeskPool, broadcast: Broadcast, now: Moment) -> MessageOut | None:
-        members = pool.choices
-        for_all = pool.shares_subject and all(member.hears_lanes for member in members)
-        if not members or not for_all or self.in_grace(now):
+        members = pool.on_lanes
+        if not (members and pool.shares_subject) or self.in_grace(now):
             return None
         return MessageOut(pool, None, now, broadcast.calls(members))
 

@@ -21,6 +21,7 @@ class DeskPool:
     shares_subject: bool  # that all its members hear
     members: dict[str, Member] = field(default_factory=dict)  # {endpoint id: member}, the oldest first
     choices: list[Member] = field(default_factory=list)  # those of them that take calls
+    on_lanes: list[Member] = field(default_factory=list)  # the same, where all of them hear lanes; else none
     out: dict[str, int] = field(default_factory=dict)  # {endpoint id: calls}
     known: bool = False  # its members have been read
     paused: bool = False
@@ -70,6 +71,7 @@ class DeskPool:
 
     def _update_choices(self) -> None:
         self.choices = [member for member in self.members.values() if not member.leaving]
+        self.on_lanes = self.choices if all(member.hears_lanes for member in self.choices) else []
 
     def untried(self, call: Call) -> Sequence[Member]:
         """Those that take calls and have not had this one."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeGuard
 
@@ -103,7 +103,7 @@ class Outbox:
                     storing = asyncio.create_task(self._publish_stored(reply), name=f"result for {reply.subject}")
                     self._storing.add(storing)
                     storing.add_done_callback(self._storing.discard)
-            for subject, data, headers in joined(each for each in ready if not self.must_be_stored(each)):
+            for subject, data, headers in joined([each for each in ready if not self.must_be_stored(each)]):
                 await self._publish(subject, data, headers)
 
     def must_be_stored(self, reply: Reply | Producer) -> TypeGuard[Reply]:
@@ -136,13 +136,22 @@ class Outbox:
                 return
 
 
-def joined(ready: Iterable[Reply | Producer]) -> Iterator[tuple[str, bytes, dict[str, str] | None]]:
+def _alone(reply: Reply) -> tuple[str, bytes, dict[str, str] | None]:
+    if not reply.endpoint_id:
+        return reply.subject, reply.payload, reply.headers
+    return reply.subject, frames.encode_replies(reply.endpoint_id, [(reply.place, reply.ok, reply.payload)]), None
+
+
+def joined(ready: Sequence[Reply | Producer]) -> Iterator[tuple[str, bytes, dict[str, str] | None]]:
     """Messages, each with its subject and headers, that carry these replies."""
+    if len(ready) == 1 and isinstance(ready[0], Reply):
+        yield _alone(ready[0])
+        return
     together: dict[tuple[str, str], list[WireReply]] = {}  # {(subject, endpoint id): replies}
     sizes: dict[tuple[str, str], list[int]] = {}
     for reply in ready:
         if isinstance(reply, Reply) and not reply.endpoint_id:
-            yield reply.subject, reply.payload, reply.headers
+            yield _alone(reply)
             continue
         key = reply.subject, reply.endpoint_id
         if key not in together:
