@@ -86,6 +86,7 @@ class Bus:
         self._over: str | None = None  # why there will be no connection any more
         self._settled = asyncio.Event()  # there is a connection, or there will be none
         self._on_disconnect: list[Callable[[], None]] = []
+        self._on_leaving: list[Callable[[], None]] = []
         self._on_reconnect: list[Callable[[], None]] = []
         self._on_end: list[Callable[[], None]] = []
         self._spawned = SpawnedTasks(name)
@@ -160,6 +161,11 @@ class Bus:
         """Handle what has arrived, send what is written, then leave."""
         if self._closed:
             return
+        for callback in self._on_leaving:
+            callback()
+        await asyncio.sleep(0)  # what they have woken sends what it has
+        if self._closed:
+            return
         self._closed = True
         self._end(f"the connection {self.name!r} was closed: make another")
         try:
@@ -222,10 +228,15 @@ class Bus:
         """Have `callback` run when there will be no connection any more: it is being closed, or the server closed it for good."""
         self._on_end.append(callback)
 
+    def on_leaving(self, callback: Callable[[], None]) -> None:
+        """Have `callback` run when this is about to be closed; what it wakes may still publish."""
+        self._on_leaving.append(callback)
+
     def off(self, callback: Callable[[], None]) -> None:
         """Have `callback` not run any more."""
         self._on_disconnect = [each for each in self._on_disconnect if each != callback]
         self._on_reconnect = [each for each in self._on_reconnect if each != callback]
+        self._on_leaving = [each for each in self._on_leaving if each != callback]
         self._on_end = [each for each in self._on_end if each != callback]
 
     async def wait_connected(self, timeout_s: float | None = None) -> None:

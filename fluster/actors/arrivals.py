@@ -13,10 +13,12 @@ from fluster.actors.calls import Broadcast, Call
 from fluster.actors.futures import is_any_running
 from fluster.actors.loop_calls import tell, tell_soon
 from fluster.errors import MailboxFullError
+from fluster_bus.alarm import Alarm
 
 MAX_QUEUED = 100_000  # calls that have not been sent yet
 _HAND_OVER = 256  # calls that a thread gives one after the other, until it lets the loop come to them
 _HAND_OVER_FOR_S = 0.0004  # at most
+_UNTIL_TAKEN_BACK_S = 0.0003  # amply, for a thread that goes on to wait for what it has given
 
 
 class Arrivals:
@@ -29,6 +31,7 @@ class Arrivals:
         self._awake = False
         self._wake = asyncio.Event()
         self._taken = threading.Event()  # all that was there
+        self._alarm: Alarm | None = None  # has the loop come to what was not taken back
         self.in_hand = False  # while the loop sends what it took
         self.closed: Exception | None = None  # why nothing is taken any more
 
@@ -37,15 +40,22 @@ class Arrivals:
 
     # ---- from any thread --------------------------------------------------------------------------------
 
-    def put(self, item: Call | Broadcast) -> None:
-        """Have the loop come to it as soon as it can. Raises MailboxFullError, ClosedError."""
+    def put(self, item: Call | Broadcast, *, may_be_taken_back: bool = False) -> None:
+        """Have the loop come to it as soon as it can. Raises MailboxFullError, ClosedError.
+
+        What may be taken back it comes to a moment later, or with what is put next, or when told to `hurry`: to wake it in vain
+        costs a fifth of a broadcast.
+        """
         if self.closed is not None:
             raise copy.copy(self.closed)
         if len(self._items) >= MAX_QUEUED:
             raise MailboxFullError(f"{item}: this client has {MAX_QUEUED:,} calls waiting to be sent: wait for some")
+        waits = may_be_taken_back and self._alarm is not None and not self._items
         self._items.append(item)
         if self.closed is not None:  # it closed at this very moment, and may have looked before
             self._drop_all(self.closed)
+        elif waits and self._alarm is not None and not self._awake:
+            self._alarm.set()
         elif not self._awake:
             try:
                 self._awake = True
@@ -71,7 +81,15 @@ class Arrivals:
             self._items.remove(item)
         except (IndexError, ValueError):  # the loop was quicker
             return False
+        if self._alarm is not None:
+            self._alarm.call_off()
+            self.hurry()  # what another thread has put meanwhile, as it may have been its alarm
         return True
+
+    def hurry(self) -> None:
+        """Have the loop come to all that is here, as it will not be taken back."""
+        if self._items:
+            self.wake_soon()
 
     def wake_soon(self) -> None:
         """Have the loop look, also from within the collector of garbage."""
@@ -92,6 +110,16 @@ class Arrivals:
             self._drop(item, error)
 
     # ---- on the loop ------------------------------------------------------------------------------------
+
+    def use_alarm(self) -> None:
+        """Let the loop be told late of what may be taken back, where the system has alarms."""
+        if self._alarm is None and self.closed is None:
+            with contextlib.suppress(NotImplementedError, OSError):
+                self._alarm = Alarm(self._loop, _UNTIL_TAKEN_BACK_S, self._ring)
+
+    def _ring(self) -> None:
+        if self._items:
+            self._wake.set()
 
     async def wait(self) -> None:
         """Return when there is something to look at."""
@@ -127,5 +155,7 @@ class Arrivals:
         self.closed = error
 
     def drop_rest(self) -> None:
+        if self._alarm is not None:
+            self._alarm.close()
         if self.closed is not None:
             self._drop_all(self.closed)

@@ -56,7 +56,7 @@ class ActorPool(Generic[T]):
         )
         self.asynchronous.use_lane()
         # Made once, which an AsyncActorPool could not: it would be kept by what it keeps.
-        submit, broadcast = self.asynchronous.submit_call, self.asynchronous._broadcast  # noqa: SLF001
+        submit, broadcast = self.asynchronous.submit_call, self.asynchronous._offer_broadcast  # noqa: SLF001
         self._call = Verb[T](self.asynchronous, "call", lambda *call: result_of(submit(*call, alone=True)))
         self._submit = Verb[Any](self.asynchronous, "submit", submit)
         self._broadcast = Verb[Any](self.asynchronous, "broadcast", lambda *call: BroadcastResult(*broadcast(*call)))

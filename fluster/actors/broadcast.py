@@ -7,10 +7,11 @@ import concurrent.futures
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from fluster.actors.futures import ActorFuture
 from fluster.actors.lane_calls import Wait
+from fluster.actors.lazy_future import LazyFuture
 from fluster.actors.members import Member
 from fluster.cluster.arguments import check_patience, deadline_after
 from fluster.errors import ActorTimeoutError
@@ -49,7 +50,7 @@ class Answers(Generic[T]):
         self._loop = loop
         self._withdraw = withdraw
         self.members: Sequence[Member] = ()
-        self.opened: concurrent.futures.Future[list[ActorFuture[T]]] = concurrent.futures.Future()
+        self.opened: concurrent.futures.Future[list[ActorFuture[T]]] = LazyFuture()
 
     def open(self, members: Sequence[Member]) -> list[ActorFuture[T]]:
         futures = [
@@ -80,21 +81,31 @@ class Answers(Generic[T]):
             return Answer(member, error=error)
 
 
+class Offer(Protocol):
+    """A broadcast that the thread which submitted it may carry."""
+
+    def take_over(self) -> Wait | None:
+        """What to wait with for its answers, if this thread may read them itself."""
+
+    def leave(self) -> None:
+        """Have it carried by others, at once."""
+
+
 class BroadcastResult(Generic[T]):
     """What the members of a pool answer. Iterate to have each answer as it comes.
 
-    `take_over` gives what to wait with, where the thread that waits for all answers may read them itself.
+    With an `offer` the thread that waits for all answers may read them itself.
     """
 
-    def __init__(self, answers: Answers[T], take_over: Callable[[], Wait | None] | None = None) -> None:
+    def __init__(self, answers: Answers[T], offer: Offer | None = None) -> None:
         self._answers = answers
-        self._take_over = take_over
+        self._offer = offer
 
     def _carry(self, timeout: float | None) -> float | None:
         """Wait with the calls, if this thread may carry them itself; when the time is over by the monotonic clock."""
         deadline = deadline_after(timeout)
-        take_over, self._take_over = self._take_over, None
-        wait = take_over() if take_over is not None else None
+        offer, self._offer = self._offer, None
+        wait = offer.take_over() if offer is not None else None
         if wait is not None:
             wait(check_patience(timeout))
         return deadline
@@ -105,6 +116,9 @@ class BroadcastResult(Generic[T]):
         Raises ActorTimeoutError when after `timeout` seconds it is not known yet who they are.
         """
         opened = self._answers.opened
+        if self._offer is not None:
+            self._offer.leave()
+            self._offer = None
         if not wait_for_future(opened, check_patience(timeout)):
             raise self._answers.too_late(timeout)
         return list(opened.result())
@@ -118,6 +132,9 @@ class BroadcastResult(Generic[T]):
         deadline = self._carry(timeout)
         found: list[Any] = []
         for future in self.futures(timeout):
+            if not return_exceptions and future.done():
+                found.append(future.result())
+                continue
             try:
                 error = future.exception(None if deadline is None else max(deadline - time.monotonic(), 0))
             except ActorTimeoutError as late:

@@ -191,6 +191,8 @@ class Caller:
     def _start(self) -> None:
         self._bus.on_disconnect(self._on_disconnect)
         self._bus.on_reconnect(self._on_reconnect)
+        if isinstance(self._bus, Bus):
+            self._bus.on_leaving(self._arrivals.wake)  # what may have been taken back, and was not, goes before
         self._bus.spawn(self._run(), "calls")
 
     async def _run(self) -> None:
@@ -214,6 +216,7 @@ class Caller:
         self._arrivals.close(error)
         self._bus.off(self._on_disconnect)
         self._bus.off(self._on_reconnect)
+        self._bus.off(self._arrivals.wake)
         self.carried.adopt_all()
         self._finish(self._desk.close(error), final=True)
         self.carried.close()

@@ -79,6 +79,7 @@ class CarriedCalls:
                 on_left=self.adopt,
                 on_lost=self._on_lost,
             )
+            tell_soon(self._loop, self._arrivals.use_alarm)
 
     def submit(self, call: Call) -> Wait | None:
         """Send a call whose thread waits for it next: with what this gives, if anything.
@@ -96,10 +97,16 @@ class CarriedCalls:
             self._arrivals.put(call)
         return wait
 
+    def offer(self, broadcast: Broadcast) -> BroadcastOffer:
+        """Submit a broadcast that its thread may wait for next. Raises MailboxFullError, ClosedError."""
+        self._arrivals.put(broadcast, may_be_taken_back=self._free_lane() is not None)
+        return BroadcastOffer(self, broadcast)
+
     def take_over(self, broadcast: Broadcast) -> Wait | None:
         """What the thread that submitted a broadcast waits with, if it waits next and the loop has not come to it yet."""
         lane = self._free_lane()
         if lane is None or not self._arrivals.take_back(broadcast):
+            self.hurry()
             return None
         message = self._desk.choose_alone(broadcast, self._clock.now())
         if message is None:
@@ -111,6 +118,10 @@ class CarriedCalls:
                 call.pinned = endpoint_id
             self._put_again(message.calls.values())
         return wait
+
+    def hurry(self) -> None:
+        """Have the loop come to what was offered: its thread does not take it over."""
+        self._arrivals.hurry()
 
     def _put_again(self, items: Iterable[Call | Broadcast]) -> None:
         for item in items:
@@ -131,7 +142,7 @@ class CarriedCalls:
         calls = [(message.endpoint_id(key), call) for key, call in message.calls.items()]
         for endpoint_id, call in calls:
             member = message.member or message.pool.members.get(endpoint_id)
-            if member is not None:
+            if member is not None and member.timeouts:
                 self._deadlines.take_declared(call, member)
         wait = lane.send(message)
         roster = self._rosters.get(message.pool.name)
@@ -184,3 +195,18 @@ class CarriedCalls:
             if number > next_number:
                 self.adopt(number)
         self._finish(self._desk.on_disconnected(lambda number: next_number < number < 0))
+
+
+class BroadcastOffer:
+    """A broadcast that was submitted, for the thread that did: it takes it over at once, or leaves it to the loop."""
+
+    def __init__(self, carried: CarriedCalls, broadcast: Broadcast) -> None:
+        self._carried, self._broadcast = carried, broadcast
+
+    def take_over(self) -> Wait | None:
+        """What to wait with for the answers, where the thread may read them itself."""
+        return self._carried.take_over(self._broadcast)
+
+    def leave(self) -> None:
+        """Have the loop come to it now."""
+        self._carried.hurry()

@@ -13,11 +13,12 @@ from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
 from fluster.actors.broadcast import Answers, AsyncBroadcastResult
 from fluster.actors.caller import Caller
 from fluster.actors.calls import Broadcast, Call, Ticket
+from fluster.actors.carried_calls import BroadcastOffer
 from fluster.actors.census import census
 from fluster.actors.definition import MethodInfo, check_timeout, methods_of, options_of
 from fluster.actors.futures import ActorFuture, is_running
 from fluster.actors.handles import AsyncActorHandle, member_id
-from fluster.actors.lane_calls import LaneFuture, Wait
+from fluster.actors.lane_calls import LaneFuture
 from fluster.actors.maps import MAX_OUT, AsyncMapResults, AsyncUnorderedMapResults, Window, check_max_out, iterated
 from fluster.actors.members import Member
 from fluster.actors.own_thread import own_thread
@@ -131,7 +132,7 @@ class AsyncActorPool(Generic[T]):
     @property
     def broadcast(self) -> Verb[Any]:
         """`pool.broadcast().method(…)`: every member; an AsyncBroadcastResult."""
-        return Verb(self, "broadcast", lambda *call: AsyncBroadcastResult(self._broadcast(*call)[0]))
+        return Verb(self, "broadcast", self._submit_broadcast)
 
     def map(self, *, max_out: int = MAX_OUT, timeout: float | None = None) -> Any:
         """`async for result in pool.map().method(items)`: results in the order of the items.
@@ -244,9 +245,9 @@ class AsyncActorPool(Generic[T]):
         """The members, and when they change."""
         return await self._caller.roster(self._key)
 
-    def _broadcast(
+    def _new_broadcast(
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float | None, wait: bool
-    ) -> tuple[Answers[Any], Callable[[], Wait | None]]:
+    ) -> tuple[Answers[Any], Broadcast]:
         if wait:
             raise TypeError("broadcast(wait=True): a broadcast does not wait for room; send it again to who had none")
         timeout = self._timeout_of(method) if timeout is None else timeout
@@ -263,8 +264,17 @@ class AsyncActorPool(Generic[T]):
             owner=self,
             trace=announce(self.name, method),
         )
+        return answers, broadcast
+
+    def _submit_broadcast(self, *call: Any) -> AsyncBroadcastResult[Any]:
+        answers, broadcast = self._new_broadcast(*call)
         self._caller.submit(broadcast)
-        return answers, functools.partial(self._caller.carried.take_over, broadcast)
+        return AsyncBroadcastResult(answers)
+
+    def _offer_broadcast(self, *call: Any) -> tuple[Answers[Any], BroadcastOffer]:
+        """Send to every member, for a thread that may wait for the answers next, and read them itself."""
+        answers, broadcast = self._new_broadcast(*call)
+        return answers, self._caller.carried.offer(broadcast)
 
     def _timeout_of(self, method: str) -> float | None:
         info = self._methods.get(method) if self._methods is not None else None

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import pytest
@@ -58,6 +59,12 @@ def press_ctrl_c() -> None:
     main = threading.main_thread().ident
     assert main is not None
     signal.pthread_kill(main, signal.SIGINT)
+
+
+def may_be_offered(pool: ActorPool[Any]) -> bool:
+    """Whether a broadcast may wait for the thread that submitted it."""
+    caller = pool.asynchronous._caller
+    return caller._arrivals._alarm is not None and caller.carried._free_lane() is not None
 
 
 def wait_until_out(pool: ActorPool[Any], count: int) -> None:
@@ -354,6 +361,34 @@ def test_broadcasts_stay_in_order_whoever_waits_for_them(shared: Env) -> None:
         last.results()
         assert [future.result(TIMEOUT_S) for future in futures] == [None, None]
     assert pool.broadcast().notes().results() == [list(range(500))] * 2
+
+
+def test_a_broadcast_that_is_not_waited_for_is_sent_also_when_its_client_leaves_at_once(shared: Env) -> None:
+    actor = Calculator()
+    shared.serve("last-word", actor)
+    for number in range(10):
+        with Cluster(shared.server.credentials(Role.OPERATOR)) as cluster:
+            pool = ActorPool[Any](cluster, "last-word")
+            assert pool.call().add(1) == 2
+            wait_until(partial(may_be_offered, pool))
+            pool.broadcast().note(number)
+    wait_until(lambda: actor.seen == list(range(10)))
+
+
+def test_an_answer_is_sent_while_the_call_after_it_takes_long(shared: Env) -> None:
+    actor = Both()
+    shared.serve("short-and-long", actor)
+    pool = shared.pool("short-and-long")
+    for _ in range(3):
+        for _ in range(200):  # so that the keeper of the actor's lane, which has to send it, takes long naps
+            pool.call().add(1)
+        short, long = pool.submit().add(1), pool.submit().wait()
+        assert short.result(TIMEOUT_S) == 2
+        actor.is_entered()
+        assert not long.done()
+        actor.opened.set()
+        assert long.result(TIMEOUT_S) == "went through"
+        actor.opened.clear()
 
 
 def test_a_lost_lane_ends_a_broadcast_that_is_out(env: Env) -> None:

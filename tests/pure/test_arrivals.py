@@ -43,6 +43,11 @@ class Loop:
             await self.arrivals.wait()
             self.taken.put(methods(self.arrivals.take()))
 
+    def sync(self) -> None:
+        """Return when the loop has done all that it was told before."""
+        for _ in range(3):
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self.loop).result()
+
     async def _cancel(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
@@ -109,3 +114,70 @@ def test_more_than_may_wait_is_refused_and_so_is_all_that_comes_after_the_end(
     assert loop.dropped == [(first, closed), (second, closed)]
     with pytest.raises(ClosedError):
         loop.arrivals.put(call(4))
+
+
+def broadcast(number: int) -> Broadcast:
+    return Broadcast("pool", str(number), b"", lambda _members: [], lambda _error: None)
+
+
+def test_a_loop_is_not_woken_for_what_is_taken_back_at_once(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals_module, "_UNTIL_TAKEN_BACK_S", 30.0)
+    loop.begin()
+    loop.loop.call_soon_threadsafe(loop.arrivals.use_alarm)
+    loop.sync()
+    for number in range(100):
+        item = broadcast(number)
+        loop.arrivals.put(item, may_be_taken_back=True)
+        assert loop.arrivals.take_back(item)
+    loop.sync()
+    assert loop.taken.empty()
+    loop.arrivals.put(broadcast(1), may_be_taken_back=True)
+    loop.sync()
+    assert loop.taken.empty()
+    loop.arrivals.put(broadcast(2), may_be_taken_back=True)  # nobody waits for two at once
+    assert loop.taken.get(timeout=20) == [1, 2]
+    loop.arrivals.put(broadcast(3), may_be_taken_back=True)
+    loop.arrivals.put(call(4))
+    assert loop.taken.get(timeout=20) == [3, 4]
+    loop.arrivals.put(broadcast(5), may_be_taken_back=True)
+    loop.arrivals.hurry()
+    assert loop.taken.get(timeout=20) == [5]
+
+
+def test_what_is_not_taken_back_is_come_to_soon(loop: Loop) -> None:
+    loop.begin()
+    loop.loop.call_soon_threadsafe(loop.arrivals.use_alarm)
+    loop.sync()
+    for number in range(20):
+        item = broadcast(number)
+        loop.arrivals.put(item, may_be_taken_back=True)
+        assert loop.taken.get(timeout=20) == [number]
+        assert not loop.arrivals.take_back(item)
+
+
+def test_what_another_thread_puts_while_something_is_taken_back_is_come_to(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals_module, "_UNTIL_TAKEN_BACK_S", 0.001)
+    loop.begin()
+    loop.loop.call_soon_threadsafe(loop.arrivals.use_alarm)
+    loop.sync()
+    left: list[int] = []
+
+    def put(start: int) -> None:
+        for number in range(start, start + 1_000):
+            item = broadcast(number)
+            loop.arrivals.put(item, may_be_taken_back=True)
+            if not loop.arrivals.take_back(item):
+                left.append(number)  # by one instruction of Python's: threads may
+                loop.arrivals.hurry()
+
+    threads = [threading.Thread(target=put, args=(start,)) for start in (0, 1_000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    taken: list[int] = []
+    while len(taken) < len(left):
+        taken += loop.taken.get(timeout=20)
+    assert sorted(taken) == sorted(left)
