@@ -336,7 +336,7 @@ async def test_a_lost_worker_whose_task_is_being_stopped(
         await lost.vanish()
 
         async def stop_later(job_id: JobId, after_s: float) -> None:
-            await asyncio.sleep(after_s)
+            await asyncio.sleep(after_s)  # moments around that of the verdict are what is tried
             await cluster.terminate(job_id)
 
         pauses = [IMPATIENT.worker_timeout_s - 0.2 + 0.4 * each / len(jobs) for each in range(len(jobs))]

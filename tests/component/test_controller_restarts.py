@@ -137,7 +137,7 @@ async def test_controllers_come_and_go_while_jobs_run_through(
             )
         )
         for _ in range(6):
-            await asyncio.sleep(dice.uniform(0, 0.25))
+            await asyncio.sleep(dice.uniform(0, 0.25))  # any moment is meant
             await controller.stop()
             controller = await start_controller()
         jobs = await submitting

@@ -502,7 +502,7 @@ def test_ctrl_c_at_any_moment_leaves_a_client_that_works(shared: Env, ctrl_c: Ct
 
     def interrupts() -> None:
         for _ in range(30):
-            time.sleep(0.003)
+            time.sleep(0.003)  # any moment of a call is meant
             press_ctrl_c()
         stop.set()
 

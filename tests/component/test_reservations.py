@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import itertools
 
@@ -125,7 +124,7 @@ async def test_a_gang_that_came_later_does_not_take_the_worker_that_is_kept_free
             assert not any(gang in key for key in worker.held), "it overtook as well"
             if worker.held:
                 await _end_one(worker)
-            await asyncio.sleep(0.1)
+            await wait_until_async(lambda: worker.held)
         await _end_one(worker)
         await wait_until_async(lambda: any(gang in key for key in worker.held))
 

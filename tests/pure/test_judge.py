@@ -27,6 +27,7 @@ from fluster_services.controller.judge import Judge
 from fluster_services.controller.liveness import Liveness
 from fluster_services.controller.roster import Roster
 from tests.pure.recorded import recorded_job, registered_worker
+from tests.waiting import wait_until_async
 
 W = WorkerId("w")
 TIMING = Timing(heartbeat_s=0.02, fence_after_s=90, worker_timeout_s=120)
@@ -96,9 +97,8 @@ class Judging:
         """Let it look so many times."""
         judging = asyncio.create_task(self.judge.run())
         until = self.looks + times
-        while self.looks < until:
-            await asyncio.sleep(TIMING.heartbeat_s / 4)
-            assert not judging.done(), judging
+        await wait_until_async(lambda: self.looks >= until or judging.done())
+        assert not judging.done(), judging
         await asyncio.sleep(0)
         judging.cancel()
 

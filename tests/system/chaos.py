@@ -45,7 +45,7 @@ print("ready", flush=True)
 while True:
     try:
         pool.submit(time.sleep, 0.05).result()
-    except Exception:
+    except Exception:  # whatever the faults do to its calls: it is there to be killed, and goes on until then
         time.sleep(0.05)
 """
 
@@ -169,7 +169,7 @@ class Chaos:
     def stop_controller(self) -> None:
         name = self._controller()
         self._nursery.kill(name, signal.SIGSTOP)
-        time.sleep(2 * self._daemons.timing.leader_lease_s)  # the other follows it
+        time.sleep(2 * self._daemons.timing.leader_lease_s)  # for longer than a leader may be silent
         self._nursery.kill(name, signal.SIGCONT)
 
     def _controller(self) -> str:
@@ -259,7 +259,7 @@ class Waits:
                 with contextlib.suppress(FlusterError):
                     self._waits[name](timeout)
                 self._late.append((name, time.monotonic() - began - timeout))
-        except BaseException as error:
+        except BaseException as error:  # of a thread: raised where that is joined
             self._error = error
 
     @contextmanager

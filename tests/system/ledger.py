@@ -107,7 +107,7 @@ class Load:
                 begun = sum(word == "begin" for word, _, _ in self._ledger.lines())
                 while len(self.acknowledged) * 1.5 - begun > self._at_once and not self._enough.wait(0.05):
                     begun = sum(word == "begin" for word, _, _ in self._ledger.lines())
-        except BaseException as error:
+        except BaseException as error:  # of a thread: raised where that is joined
             self._error = error
 
     @contextmanager

@@ -67,7 +67,7 @@ for number in range(1, 21):
     for fd, stream in ((1, "o"), (2, "e")):
         os.write(fd, f"{stream}{number}\\n".encode())
         while any(fcntl.ioctl(fd, termios.FIONREAD, bytes(4))):
-            time.sleep(0.001)
+            time.sleep(0.001)  # no event tells that a pipe was emptied
 """
     job = cluster.launch(command("python", "-c", script))
     expected = [f"{stream}{number}" for number in range(1, 21) for stream in "oe"]

@@ -78,7 +78,7 @@ def test_a_job_is_watched_to_its_end(cluster: LocalCluster) -> None:
 
         for number in range(1, 4):
             current_task().progress(number / 4)
-            time.sleep(0.4)
+            time.sleep(0.4)  # so long a progress stays: what comes sooner after another is left out
 
     job_id = cluster.launch(call(work))
     seen: list[JobInfo] = list(cluster.watch(job_id))

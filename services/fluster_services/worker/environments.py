@@ -115,7 +115,7 @@ class Environments:
             listen(output)
             try:
                 await _make(path, recipe, workspace, output)
-            except Exception:
+            except Exception:  # and not a cancellation, which says nothing of this machine
                 self._is_suspect = True
                 raise
 
