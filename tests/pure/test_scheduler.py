@@ -639,8 +639,8 @@ def test_a_task_that_comes_to_an_overtaken_line_has_waited_for_as_long_as_it_is_
     assert [each.place for each in scheduler.starving(now=65, reserve_after_s=30)] == [_place(1)]
 
 
-@pytest.mark.parametrize("helped", [True, False])
-def test_one_that_was_helped_to_its_room_tells_nothing_about_the_next_of_its_kind(helped: bool) -> None:
+@pytest.mark.parametrize(("helped", "released"), [(True, False), (True, True), (False, False)])
+def test_one_that_was_helped_to_its_room_tells_nothing_about_the_next_of_its_kind(helped: bool, released: bool) -> None:
     first, second = _place(0), _place(1)
     scheduler = _overtaken(first, second)
     if helped:
@@ -648,6 +648,8 @@ def test_one_that_was_helped_to_its_room_tells_nothing_about_the_next_of_its_kin
     scheduler.on_room()
     ((place, need),) = scheduler.take(1)
     assert place == first
+    if released:  # while the offer is on its way
+        scheduler.release()
     scheduler.on_accepted(need, place, now=50)
     scheduler.remove(first.job, first.task)
     for place, need in scheduler.take(1):
