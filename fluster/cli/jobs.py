@@ -197,16 +197,22 @@ def result(
     pickled: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write it there as it was pickled, and do not unpickle it.")
     ] = None,
+    unpickle: Annotated[
+        bool,
+        typer.Option(
+            "--unpickle", help="Also what is not plain data. It runs code of the job's choice, with your rights."
+        ),
+    ] = False,
 ) -> None:
     """Print what a job's callable returned, once the job has finished.
 
-    It is shown as Python does it, with --output json as JSON where that is possible.
-    Its modules must be importable here; --pickled does without.
+    Numbers, texts, lists and dicts of them are shown as Python does it (tuples as lists), with --output json as JSON. What is something else,
+    or has more than 1 MiB, has to be unpickled: --unpickle does, where its modules can be imported; --pickled writes it to a file.
 
     Try:
       fluster result train-3f2a
     """
-    from fluster.cluster.job_results import pickled_result_of
+    from fluster.cluster.job_results import pickled_result_of, plain_results_of
 
     options = Options.of(context)
     with options.connect() as cluster:
@@ -217,7 +223,8 @@ def result(
             data = cluster.portal.run(pickled_result_of, cluster.asynchronous.bus, info, task)
             pickled.write_bytes(pickle.dumps(None) if data is None else data)
             return
-        value = cluster.result(job_id, task=task)
+        bus = cluster.asynchronous.bus
+        value = cluster.result(job_id, task=task) if unpickle else cluster.portal.run(plain_results_of, bus, info, task)
     if options.json:
         write_json({"job_id": job_id, "result": jsonable(value)})
     else:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fluster.cli.exit_codes import one_line
+from fluster.terminal_text import shown
 
 _WIDE = 10_000  # columns, where nobody looks: a table in a file or a pipe is not cut
 _STYLES = {
@@ -24,7 +25,7 @@ _STYLES = {
 
 def write(text: str) -> None:
     """A line of the result, at once: whoever follows wants to see it now."""
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(shown(text, sys.stdout) + "\n")
     sys.stdout.flush()
 
 

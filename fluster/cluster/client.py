@@ -390,6 +390,7 @@ class AsyncCluster:
     async def result(self, job_id: JobId, *, task: int | None = None, timeout: float | None = None) -> Any:
         """What the job's callable returned, once the job has finished; of a job of several tasks a list, by their ranks.
 
+        It is unpickled, which runs code of the job's choice in this program: of jobs of this namespace, so of all who may submit there.
         `task` asks for one of them, which may have succeeded though the job did not. Raises what the callable raised,
         with its traceback as a note; JobFailedError when the job ended badly in another way; JobResultError when it
         succeeded and its result was too large, could not be pickled, or is not kept any more; JobTimeoutError after

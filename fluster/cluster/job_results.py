@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from fluster.errors import JobFailedError, JobResultError
@@ -9,7 +10,7 @@ from fluster.restored_errors import restored
 from fluster_bus import codec
 from fluster_bus.bus import Bus
 from fluster_bus.errors import ObjectCorruptError, ObjectNotFoundError
-from fluster_bus.messages import JobInfo, JobStatus, TaskStatus
+from fluster_bus.messages import JobInfo, JobStatus, TaskResult, TaskStatus
 from fluster_bus.object_kinds import PAYLOADS
 from fluster_bus.objects import ObjectStore
 from fluster_bus.results import ResultStore
@@ -20,8 +21,16 @@ async def results_of(bus: Bus, info: JobInfo, task: int | None) -> Any:
 
     Raises what it raised, else JobFailedError; JobResultError, and ValueError for a task that it does not have.
     """
-    wanted = _wanted(info, task)
-    values = [_decoded(info, each, await _pickled(bus, info, each)) for each in wanted]
+    values = [_decoded(info, each, await _pickled(bus, info, each)) for each in _wanted(info, task)]
+    return values if task is None and len(info.tasks) > 1 else values[0]
+
+
+async def plain_results_of(bus: Bus, info: JobInfo, task: int | None) -> Any:
+    """The same where it is plain data, as JSON has it: no code of the job's runs here.
+
+    Raises JobResultError for what has no such form, and as `results_of` does.
+    """
+    values = [await _plain(bus, info, each) for each in _wanted(info, task)]
     return values if task is None and len(info.tasks) > 1 else values[0]
 
 
@@ -51,9 +60,27 @@ def _failure(info: JobInfo) -> Exception:
 
 
 async def _pickled(bus: Bus, info: JobInfo, status: TaskStatus) -> bytes | None:
+    if status.result is None:
+        return None
+    data = await _stored(bus, info, status, status.result)
+    return data[: len(data) - status.result.json_size]
+
+
+async def _plain(bus: Bus, info: JobInfo, status: TaskStatus) -> Any:
     result = status.result
     if result is None:
         return None
+    data = await _stored(bus, info, status, result) if result.json_size or result.error else b""
+    try:
+        return json.loads(data[len(data) - result.json_size :])
+    except (ValueError, RecursionError) as error:
+        raise JobResultError(
+            f"what {_name(info, status)} returned is not plain data of 1 MiB at most, so that it has to be unpickled: that runs code "
+            "of the job's choice with your rights (`fluster result --unpickle`); --pickled FILE writes it without"
+        ) from error
+
+
+async def _stored(bus: Bus, info: JobInfo, status: TaskStatus, result: TaskResult) -> bytes:
     if result.error:
         raise JobResultError(f"{_name(info, status)} succeeded, and its result is not kept: {result.error}")
     try:

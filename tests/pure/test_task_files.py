@@ -9,7 +9,7 @@ import pytest
 
 from fluster_services.worker.attempt_directory import (
     ERROR_FILE,
-    RESULT_ERROR_FILE,
+    RESULT_WORD_FILE,
     TaskError,
     read_task_error,
     read_task_json,
@@ -60,5 +60,5 @@ def _link(path: Path) -> None:
 def test_only_plain_files_are_read(tmp_path: Path, leave: Any) -> None:
     leave(tmp_path / ERROR_FILE)
     assert read_task_json(tmp_path / ERROR_FILE) is None
-    (tmp_path / RESULT_ERROR_FILE).symlink_to(tmp_path / ERROR_FILE)
+    (tmp_path / RESULT_WORD_FILE).symlink_to(tmp_path / ERROR_FILE)
     assert find_result(tmp_path)[0] is None

@@ -425,6 +425,16 @@ def test_up_that_cannot_start_says_why_in_one_line(cluster: LocalCluster) -> Non
 # ---- results --------------------------------------------------------------------------------------------------
 
 
+class Trap:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._mark.touch, ()
+
+
 def test_a_result_is_shown_and_written(cli: Cli, tmp_path: Path) -> None:
     job_id = cli.cluster.launch(call(dict, [("one", 1)]))
     assert cli.ok("result", job_id).strip() == "{'one': 1}"
@@ -432,6 +442,18 @@ def test_a_result_is_shown_and_written(cli: Cli, tmp_path: Path) -> None:
     cli.ok("result", "--pickled", str(tmp_path / "file"), job_id)
     assert pickle.loads((tmp_path / "file").read_bytes()) == {"one": 1}
     assert cli.run("result", "--task", "1", job_id).returncode == 2
+
+
+def test_a_result_runs_no_code_of_the_jobs_unless_that_is_asked_for(cli: Cli, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    job_id = cli.cluster.launch(call(lambda: Trap(mark)))
+    refused = cli.run("result", job_id)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert f"what job {job_id} returned is not plain data" in refused.stderr
+    cli.ok("result", "--pickled", str(tmp_path / "file"), job_id)
+    assert not mark.exists()
+    assert cli.ok("result", "--unpickle", job_id).strip() == "None"
+    assert mark.exists()
 
 
 def test_a_job_that_failed_has_no_result_to_show(cli: Cli) -> None:

@@ -253,9 +253,10 @@ class TaskError(Message):
 
 
 class TaskResult(Message):
-    """What a task's callable returned, other than None: how large its pickle is, or why it could not be kept."""
+    """What a task's callable returned, other than None: how large it is, or why it could not be kept."""
 
-    size: int = Field(default=0, ge=0)
+    size: int = Field(default=0, ge=0)  # of the pickle, and of the JSON behind it
+    json_size: int = Field(default=0, ge=0)  # 0 when it has no JSON form, or one of more than 1 MiB
     error: str = ""
     object: str = ""  # the SHA-256 under which it lies among the payloads, when it is too large for the results
 

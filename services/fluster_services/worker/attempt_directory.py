@@ -10,7 +10,7 @@
     keeper.log                complaints of the keeper itself
     error.json                the exception that ended a callable
     result.pickle             what a callable returned, if that was not None, or it has to return
-    result.json               why it could not be kept
+    result.json               why it could not be kept, or how much of it is JSON
     progress, progress.pipe   how far the task is by its own word (fluster/progress_file.py)
     work/                     the working directory, unless the spec names another
     disk.img                  the file system that is mounted at work/, or at task/, of a task that asked for disk (scratch.py)
@@ -45,7 +45,7 @@ LOG_FILE = "log"
 KEEPER_LOG_FILE = "keeper.log"
 ERROR_FILE = "error.json"
 RESULT_FILE = "result.pickle"
-RESULT_ERROR_FILE = "result.json"
+RESULT_WORD_FILE = "result.json"
 WORK_FOLDER = "work"
 TASK_FOLDER = "task"
 CONTAINER_FILE = "container.json"
@@ -140,7 +140,10 @@ class ExitRecord:
     disk_limit: int | None = None  # bytes; set when it failed and its own file system was full
     dropped_bytes: int = 0  # output that did not fit into the log's cap
     surviving_pids: list[int] = field(default_factory=list)  # could not be killed
-    result_bytes: int | None = None  # the size of what the callable returned, pickled; None if that was None
+    result_bytes: int | None = (
+        None  # the size of what the callable returned, pickled, with its JSON; None if that was None
+    )
+    result_json_bytes: int = 0  # of the JSON at the end
     result_error: str | None = None  # why that could not be kept
     left_early: bool = False  # its callable was to return, and had not when the process left with exit code 0
 

@@ -26,7 +26,7 @@ from fluster_services.worker.attempt_directory import (
     ERROR_FILE,
     KEEPER_FILE,
     KEEPER_LOG_FILE,
-    RESULT_ERROR_FILE,
+    RESULT_WORD_FILE,
     ExitReason,
     ExitRecord,
     LaunchSpec,
@@ -53,7 +53,7 @@ from fluster_services.worker.processes import (
 )
 from fluster_services.worker.progress_watch import ProgressWatch
 from fluster_services.worker.task_output import TaskOutput
-from fluster_services.worker.task_result import find_result
+from fluster_services.worker.task_result import FoundResult, find_result
 from fluster_services.worker.task_start import note_start, start_task, take_draft
 from fluster_services.worker.timers import Timers
 from fluster_services.worker.worker_link import Standing, WorkerLink
@@ -313,9 +313,7 @@ class _Keeper:
         number = -code if code < 0 else None
         error = read_task_error(Path()) or read_task_error(self._task_folder) or task_error(self._told(ERROR_FILE))
         has_returned = code == 0 and self._reason == "exited" and self._spec.command is None
-        result_bytes, result_error = (None, None)
-        if has_returned:
-            result_bytes, result_error = find_result(self._task_folder, self._told(RESULT_ERROR_FILE))
+        result = find_result(self._task_folder, self._told(RESULT_WORD_FILE)) if has_returned else FoundResult()
         self._end(
             exit_code=code if code >= 0 else None,
             signal=number,
@@ -324,9 +322,10 @@ class _Keeper:
             memory_limit=self._spec.limits.memory if container.get("oom") else self._exceeded_memory_limit(),
             disk_limit=self._disk.full_limit() if code else None,
             surviving_pids=survivors,
-            result_bytes=result_bytes,
-            result_error=result_error,
-            left_early=self._spec.must_return and has_returned and result_bytes is None and result_error is None,
+            result_bytes=result.size,
+            result_json_bytes=result.json_size,
+            result_error=result.problem,
+            left_early=self._spec.must_return and has_returned and result.size is None and result.problem is None,
         )
 
     def _fail(self, what: str) -> None:

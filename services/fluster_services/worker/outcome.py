@@ -123,7 +123,9 @@ def _failed(reason: str, record: ExitRecord, error: TaskError | None) -> Outcome
 def _result(record: ExitRecord) -> TaskResult | None:
     if record.result_error is not None:
         return TaskResult(error=record.result_error)
-    return TaskResult(size=record.result_bytes) if record.result_bytes is not None else None
+    if record.result_bytes is None:
+        return None
+    return TaskResult(size=record.result_bytes, json_size=record.result_json_bytes)
 
 
 def _failure(record: ExitRecord) -> str:

@@ -36,7 +36,9 @@ async def publish_result(
             if result.size > MAX_RESULT_BYTES:
                 file = _ResultFile(running, result.size)
                 payloads = ObjectStore(bus, record.namespace, PAYLOADS)
-                return TaskResult(size=result.size, object=await payloads.put_file(cast("BinaryIO", file)))
+                return TaskResult(
+                    size=result.size, json_size=result.json_size, object=await payloads.put_file(cast("BinaryIO", file))
+                )
             store = ResultStore(bus, record.namespace)
             await store.put(record.job_id, record.task, record.attempt, _chunks(running, result.size))
         except BusError as error:

@@ -1,8 +1,12 @@
-"""What a callable returned, on its way from the task to whoever stores it: written by the one, found by its keeper."""
+"""What a callable returned, on its way from the task to the store: written by the task, found by its keeper.
+
+It is a pickle and, where it has such a form, the same as JSON behind it, for readers who run no code of others.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import pickle
 import stat
@@ -10,18 +14,19 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle  # type: ignore[import-untyped, unused-ignore]
 
 from fluster_bus.codec import mentions_own_modules
 from fluster_bus.object_kinds import PAYLOADS
 from fluster_bus.objects import MAX_OBJECT_BYTES
-from fluster_services.worker.attempt_directory import RESULT_ERROR_FILE, RESULT_FILE, read_task_json
+from fluster_services.worker.attempt_directory import RESULT_FILE, RESULT_WORD_FILE, read_task_json
 from fluster_services.worker.pipe_words import leave_word
 
 MAX_RESULT_BYTES = 64 << 20  # beyond, it goes where payloads are, for less long
 MAX_LARGE_RESULT_BYTES = MAX_OBJECT_BYTES
+MAX_JSON_BYTES = 1 << 20
 _MAX_REASON_CHARACTERS = 1_000
 
 
@@ -33,6 +38,10 @@ def keep_result(value: Any, directory: Path) -> None:
         with os.fdopen(fd, "wb") as file:
             pickled = _pickled(value)
             file.write(pickled)
+            text = _as_json(value) if pickled.nbytes <= MAX_JSON_BYTES else b""
+            file.write(text)
+        if text:
+            leave_word(directory / RESULT_WORD_FILE, {"json_bytes": len(text)})
         draft.replace(directory / RESULT_FILE)
         if pickled.nbytes > MAX_RESULT_BYTES:
             sys.stderr.write(
@@ -57,23 +66,42 @@ def keep_result(value: Any, directory: Path) -> None:
     sys.stderr.write(f"fluster: {reason}\n")
     with suppress(OSError):
         draft.unlink(missing_ok=True)  # what it has of a full disk is enough for the reason
-    leave_word(directory / RESULT_ERROR_FILE, {"reason": reason})
+    leave_word(directory / RESULT_WORD_FILE, {"reason": reason})
 
 
-def find_result(directory: Path = Path(), told: Mapping[str, Any] | None = None) -> tuple[int | None, str | None]:
-    """The size of what the task that has `directory` returned, and why it was not kept; `told` is what there was no room for."""
-    if told is not None:
-        return None, str(told.get("reason"))[:_MAX_REASON_CHARACTERS]
-    if os.path.lexists(directory / RESULT_ERROR_FILE):
-        problem = read_task_json(directory / RESULT_ERROR_FILE) or {}
-        return None, str(problem.get("reason"))[:_MAX_REASON_CHARACTERS]
+class FoundResult(NamedTuple):
+    """What a task has left of what it returned."""
+
+    size: int | None = None  # bytes, of the pickle and its JSON; None when there is nothing
+    json_size: int = 0  # of the JSON at the end
+    problem: str | None = None  # why it was not kept
+
+
+def find_result(directory: Path = Path(), told: Mapping[str, Any] | None = None) -> FoundResult:
+    """What the task that has `directory` returned; `told` is what the disk had no room for. Both may be of the task's own making."""
+    word: Mapping[str, Any] = told or {}
+    if not word and os.path.lexists(directory / RESULT_WORD_FILE):
+        word = read_task_json(directory / RESULT_WORD_FILE) or {"reason": None}
+    if "reason" in word:
+        return FoundResult(problem=str(word["reason"])[:_MAX_REASON_CHARACTERS])
     try:
         found = os.lstat(directory / RESULT_FILE)
     except FileNotFoundError:
-        return None, None
+        return FoundResult()
     if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_LARGE_RESULT_BYTES:
-        return None, f"{RESULT_FILE} is not what Fluster wrote there"
-    return found.st_size, None
+        return FoundResult(problem=f"{RESULT_FILE} is not what Fluster wrote there")
+    told_size = word.get("json_bytes")
+    json_size = told_size if type(told_size) is int else 0
+    return FoundResult(found.st_size, json_size if 0 < json_size <= min(found.st_size, MAX_JSON_BYTES) else 0)
+
+
+def _as_json(value: Any) -> bytes:
+    """The value as JSON, tuples as lists; empty where it has no such form, or a long one."""
+    try:
+        text = json.dumps(value).encode()
+    except (TypeError, ValueError, RecursionError):
+        return b""
+    return text if len(text) <= MAX_JSON_BYTES else b""
 
 
 class _TooLargeError(Exception):
