@@ -21,8 +21,13 @@ from fluster.cli.shortened_ids import find_job
 if TYPE_CHECKING:
     from fluster.cluster import Cluster
     from fluster_bus.messages import JobId, JobInfo
+    from fluster_bus.messages.arrays import TaskArray
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The job's id, or its beginning; or `last`, the newest.")]
+
+TaskNumber = Annotated[
+    int | None, typer.Option(min=0, help="Only of this task, by its number in `fluster status`, of an array there.")
+]
 
 
 def ps(
@@ -107,7 +112,7 @@ def status(context: typer.Context, job: Id) -> None:
         ["TASK", "STATE", "ATTEMPT", "WORKER", "EXIT", "DURATION", "PROGRESS", "FAILURES", "PREEMPTIONS", "ERROR"],
         [
             [
-                str(task.task),
+                str(task.number),
                 task.status,
                 str(task.attempt),
                 task.worker_id or "-",
@@ -145,7 +150,7 @@ def logs(
     job: Id,
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has finished.")] = False,
-    task: Annotated[int | None, typer.Option(min=0, help="Only of this task.")] = None,
+    task: TaskNumber = None,
     attempt: Annotated[int | None, typer.Option(min=1, help="Only of this attempt.")] = None,
     tail: Annotated[int | None, typer.Option(min=0, help="Only the last lines of those that are there.")] = None,
     since: Since = None,
@@ -153,7 +158,7 @@ def logs(
 ) -> None:
     """Print what a job's tasks wrote; what went to stderr goes to stderr.
 
-    Lines of a job of several tasks begin with the task's number.
+    Lines of a job of several tasks begin with the task's number, which --task takes: of an array its FLUSTER_ARRAY_ID.
     With --output json each line is an object.
 
     Try:
@@ -163,15 +168,16 @@ def logs(
     options = Options.of(context)
     with options.connect() as cluster:
         job_id = find_job(cluster, job)
-        numbered = task is None and len(cluster.poll(job_id).tasks) > 1
+        info = cluster.poll(job_id)
+        numbered = task is None and len(info.tasks) > 1
         wanted = {
-            "task": task,
+            "task": task_of(info, task),
             "attempt": attempt,
             "tail": tail,
             "grep": grep,
             "since": None if since is None else timedelta(seconds=since),
         }
-        print_logs(cluster, job_id, options, follow=follow, numbered=numbered, wanted=wanted)
+        print_logs(cluster, job_id, options, follow=follow, numbered=numbered, array=info.array, wanted=wanted)
 
 
 def print_logs(
@@ -181,19 +187,20 @@ def print_logs(
     *,
     follow: bool,
     numbered: bool,
+    array: TaskArray | None,
     wanted: Mapping[str, Any] | None = None,
 ) -> None:
     from fluster.cluster.job_logs import LogQuery
 
     query = LogQuery(job_id, follow=follow, **(wanted or {}))
-    print_chunks(cluster.log_chunks(query), as_json=options.json, numbered=numbered)
+    print_chunks(cluster.log_chunks(query), as_json=options.json, numbered=numbered, array=array)
 
 
 def result(
     context: typer.Context,
     job: Id,
     *,
-    task: Annotated[int | None, typer.Option(min=0, help="Only of this task.")] = None,
+    task: TaskNumber = None,
     pickled: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write it there as it was pickled, and do not unpickle it.")
     ] = None,
@@ -218,6 +225,7 @@ def result(
     with options.connect() as cluster:
         job_id = find_job(cluster, job)
         info = cluster.wait(job_id)
+        task = task_of(info, task)
         _check_succeeded(info, task)
         if pickled is not None:
             data = cluster.portal.run(pickled_result_of, cluster.asynchronous.bus, info, task)
@@ -231,11 +239,20 @@ def result(
         write(repr(value))
 
 
+def task_of(info: JobInfo, number: int | None) -> int | None:
+    """The rank of the task that --task names, as it is shown. Raises CommandError when there is none."""
+    try:
+        task = None if number is None else info.task_of(number)
+    except ValueError as error:
+        raise CommandError(f"--task={number}: {error}", ExitCode.USAGE) from error
+    if task is not None and info.tasks and task >= len(info.tasks):
+        raise CommandError(f"--task={task}: job {info.job_id} has {len(info.tasks)}, from 0 on", ExitCode.USAGE)
+    return task
+
+
 def _check_succeeded(info: JobInfo, task: int | None) -> None:
     from fluster_bus.messages import JobStatus
 
-    if task is not None and task >= len(info.tasks):
-        raise CommandError(f"--task {task}: job {info.job_id} has {len(info.tasks)}, from 0 on", ExitCode.USAGE)
     if not (succeeded(info) if task is None else info.tasks[task].status is JobStatus.SUCCEEDED):
         raise CommandError(outcome(info), ExitCode.FAILED)
 

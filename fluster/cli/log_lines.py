@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TextIO
 
 from fluster.terminal_text import shown
 
 if TYPE_CHECKING:
     from fluster.cluster.log_chunks import LogChunk
+    from fluster_bus.messages import LogLine
+    from fluster_bus.messages.arrays import TaskArray
 
 
-def print_chunks(lists: Iterable[Iterable[LogChunk]], *, as_json: bool, numbered: bool) -> None:
-    """What went to stderr goes to stderr. The pieces of a line are put together again, each as it comes."""
-    printer = _Printer(numbered=numbered)
+def print_chunks(
+    lists: Iterable[Iterable[LogChunk]], *, as_json: bool, numbered: bool, array: TaskArray | None = None
+) -> None:
+    """Print lines, each after its task's number if they are `numbered`; of an array that which it has there. What went to stderr goes to stderr. The pieces of a line are put together again, each as it comes."""
+    from fluster_bus.messages.arrays import number_in
+
+    number = functools.partial(number_in, array)
+    printer = _Printer(number if numbered else None)
     for chunks in lists:
         for chunk in chunks:
             if as_json:
-                sys.stdout.write("".join(f"{line.model_dump_json()}\n" for line in chunk.messages()))
+                more = None if array is None else {"array_id": number(chunk.task)}
+                sys.stdout.write("".join(f"{_as_json(line, more)}\n" for line in chunk.messages()))
             else:
                 printer.print(chunk)
         sys.stdout.flush()  # whoever follows wants to see it now
@@ -26,9 +36,15 @@ def print_chunks(lists: Iterable[Iterable[LogChunk]], *, as_json: bool, numbered
     printer.end_line()
 
 
+def _as_json(line: LogLine, more: dict[str, int] | None) -> str:
+    if more is None:
+        return line.model_dump_json()
+    return json.dumps({**line.model_dump(mode="json"), **more}, ensure_ascii=False)
+
+
 class _Printer:
-    def __init__(self, *, numbered: bool) -> None:
-        self._numbered = numbered
+    def __init__(self, number: Callable[[int], int] | None) -> None:
+        self._number = number  # of a task, before each of its lines
         self._stream: TextIO = sys.stdout  # which was written to last
         self._unfinished: tuple[int, int, str] | None = None  # whose piece was written last, if its line goes on
 
@@ -41,7 +57,7 @@ class _Printer:
         if stream is not self._stream:  # both may be one file, or one terminal
             self._stream.flush()
             self._stream = stream
-        label = f"{chunk.task}| " if self._numbered else ""
+        label = f"{self._number(chunk.task)}| " if self._number is not None else ""
         between = f"\n{label}"
         text = "".join([text if goes_on else text + between for _time, text, goes_on in chunk.lines])
         goes_on = chunk.lines[-1][2]

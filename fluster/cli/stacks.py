@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from fluster.cli.exit_codes import CommandError, ExitCode, one_line, say
-from fluster.cli.jobs import Id
+from fluster.cli.jobs import Id, TaskNumber, task_of
 from fluster.cli.options import Options
 from fluster.cli.output import write, write_json
 from fluster.cli.shortened_ids import find_job
 
 if TYPE_CHECKING:
+    from fluster_bus.messages import JobInfo
     from fluster_bus.messages.stacks import TaskStack
 
 
@@ -20,7 +21,7 @@ def stack(
     context: typer.Context,
     job: Id,
     *,
-    task: Annotated[int | None, typer.Option(min=0, help="Only of this task.")] = None,
+    task: TaskNumber = None,
 ) -> None:
     """Show in which Python functions a job's tasks are: where they hang.
 
@@ -34,23 +35,21 @@ def stack(
     options = Options.of(context)
     with options.connect() as cluster:
         job_id = find_job(cluster, job)
-        try:
-            found = cluster.stack(job_id, task=task)
-        except ValueError as error:  # the other options are what typer let through
-            raise CommandError(f"--{error}", ExitCode.USAGE) from error
+        info = cluster.poll(job_id)
+        found = cluster.stack(job_id, task=task_of(info, task))
     if options.json:
         write_json([each.model_dump(mode="json") for each in found.tasks])
     else:
         for each in found.tasks:
-            _show(each)
+            _show(each, info)
     if found.running > len(found.tasks) and task is None:
         say(f"{len(found.tasks)} of the {found.running} tasks that run are shown; --task shows another")
     if not any(process.threads for each in found.tasks for process in each.processes):
         raise CommandError(f"job {job_id}: no stack of its processes could be read", ExitCode.FAILED)
 
 
-def _show(found: TaskStack) -> None:
-    write(f"task {found.task}, attempt {found.attempt}, on {found.worker_id}")
+def _show(found: TaskStack, info: JobInfo) -> None:
+    write(f"task {info.number_of(found.task)}, attempt {found.attempt}, on {found.worker_id}")
     if found.problem:
         write(f"  {one_line(found.problem)}")
     for process in found.processes:

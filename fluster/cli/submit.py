@@ -261,7 +261,7 @@ def submit(
             write(launched)
         try:
             if follow:
-                print_logs(cluster, launched, options, follow=True, numbered=request.replicas > 1)
+                print_logs(cluster, launched, options, follow=True, numbered=request.replicas > 1, array=request.array)
             info = cluster.wait(launched) if follow or options.json else wait_shown(cluster, launched)
         except KeyboardInterrupt:
             say(f"job {launched} goes on: `fluster logs -f {launched}` shows it, `fluster cancel {launched}` ends it")

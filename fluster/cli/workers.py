@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     Reply = TypeVar("Reply", bound=Message)
 
 Job = Annotated[str, typer.Argument(metavar="ID", help="The job's id, or its beginning.")]
-Task = Annotated[int, typer.Option(min=0, help="Which of its tasks.")]
+Task = Annotated[
+    int, typer.Option(min=0, help="Which of its tasks, counted from 0 also in an array, as `fluster worker list` does.")
+]
 Attempt = Annotated[int | None, typer.Option(min=1, help="Else the newest at this worker.")]
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="The worker's name, as `fluster workers` shows it, or its beginning.")

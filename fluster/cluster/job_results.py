@@ -105,4 +105,4 @@ def _decoded(info: JobInfo, status: TaskStatus, pickled: bytes | None) -> Any:
 
 
 def _name(info: JobInfo, status: TaskStatus) -> str:
-    return f"task {status.task} of job {info.job_id}" if len(info.tasks) > 1 else f"job {info.job_id}"
+    return f"task {status.number} of job {info.job_id}" if len(info.tasks) > 1 else f"job {info.job_id}"

@@ -57,7 +57,7 @@ def _running(info: JobInfo, task: int | None) -> Sequence[TaskStatus]:
     asked = info.tasks if task is None else info.tasks[task : task + 1]
     running = [each for each in asked if each.status is JobStatus.RUNNING]
     if not running:
-        what = f"job {info.job_id}" if task is None else f"task {task} of job {info.job_id}"
+        what = f"job {info.job_id}" if task is None else f"task {info.number_of(task)} of job {info.job_id}"
         state = info.status if task is None else info.tasks[task].status
         hint = "" if state.finished() else f"; `fluster explain {info.job_id}` says why"
         raise StackError(f"{what} does not run, so it has no stack: it is {state}{hint}")

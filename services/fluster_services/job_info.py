@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from fluster_bus.messages import JobInfo, JobRecord, JobStatus, Progress, TaskRecord, TaskStatus
+from fluster_bus.messages.arrays import TaskArray, number_in
 from fluster_services.lifecycle import is_final
 
 _UNHAPPY = (JobStatus.FAILED, JobStatus.KILLED, JobStatus.WORKER_FAILED, JobStatus.UNSCHEDULABLE)
@@ -17,6 +18,7 @@ def job_info(
     """The job as users see it. Before its end its tasks tell how it stands; `progress` is what those that run have said."""
     tasks = sorted(tasks, key=lambda task: task.task)
     started = [task.started_at for task in tasks if task.started_at is not None]
+    array = job.request.array
     return JobInfo(
         job_id=job.job_id,
         name=job.request.name,
@@ -31,7 +33,8 @@ def job_info(
         after=job.request.after,
         priority=job.request.priority,
         first_attempt=job.first_attempt,
-        tasks=tuple(_task_status(task, progress.get(task.task)) for task in tasks),
+        tasks=tuple(_task_status(task, array, progress.get(task.task)) for task in tasks),
+        array=array,
     )
 
 
@@ -48,7 +51,7 @@ def _present_state(tasks: list[TaskRecord]) -> JobStatus:
     return JobStatus.BUILDING if any(task.state is JobStatus.BUILDING for task in tasks) else JobStatus.PENDING
 
 
-def _task_status(task: TaskRecord, progress: Progress | None) -> TaskStatus:
+def _task_status(task: TaskRecord, array: TaskArray | None, progress: Progress | None) -> TaskStatus:
     return TaskStatus(
         task=task.task,
         status=task.state,
@@ -64,4 +67,5 @@ def _task_status(task: TaskRecord, progress: Progress | None) -> TaskStatus:
         last_failure=task.last_failure if task.failures or task.preemptions else "",
         result=task.result,
         progress=progress or task.progress,
+        array_id=None if array is None else number_in(array, task.task),
     )

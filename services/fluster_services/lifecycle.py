@@ -41,6 +41,7 @@ from fluster_bus.messages import (
     Transition,
     WorkerId,
 )
+from fluster_bus.messages.arrays import number_in
 from fluster_bus.messages.records import KEPT_TRANSITIONS
 
 Record = TypeVar("Record", TaskRecord, JobRecord)
@@ -411,7 +412,7 @@ def finish_job(job: JobRecord, tasks: Iterable[TaskRecord], *, now: float) -> Jo
     if culprit is not None:
         message = culprit.transitions[-1].reason if culprit.transitions else ""
         if len(tasks) > 1 and not _is_of_all(job, state):
-            message = f"task {culprit.task}: {message}"
+            message = f"task {number_in(job.request.array, culprit.task)}: {message}"
         # What could not be started says the same there.
         if culprit.last_words and culprit.last_words.removeprefix("fluster: ") not in message:
             message = f"{message}; its last words:\n{culprit.last_words}"

@@ -5,7 +5,7 @@ import random
 import pytest
 from pydantic import ValidationError
 
-from fluster_bus.messages import Entrypoint, JobId, JobRequest, Namespace
+from fluster_bus.messages import Entrypoint, JobId, JobInfo, JobRequest, JobStatus, Namespace
 from fluster_bus.messages.arrays import TaskArray
 from fluster_services.controller.books import JobKey
 from fluster_services.controller.turns import Turns
@@ -77,3 +77,19 @@ def test_a_task_that_is_cancelled_while_it_waits_gets_no_turn() -> None:
     assert turns.leave(JOB, 1) is None
     assert turns.waits(JOB, 2)
     assert turns.leave(JOB, 0) == 2
+
+
+def test_a_task_is_known_by_its_number_in_the_array() -> None:
+    info = JobInfo(
+        job_id=JobId("job"),
+        name="job",
+        namespace=Namespace("default"),
+        status=JobStatus.PENDING,
+        array=TaskArray.model_validate("10-90:10"),
+    )
+    assert [info.task_of(number) for number in (10, 90)] == [0, 8]
+    assert [info.number_of(task) for task in (0, 8)] == [10, 90]
+    with pytest.raises(ValueError, match="job job has no task 5: its array is 10-90:10"):
+        info.task_of(5)
+    none = info.model_copy(update={"array": None})
+    assert (none.task_of(3), none.number_of(3)) == (3, 3)

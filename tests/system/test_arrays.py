@@ -1,12 +1,16 @@
 """Arrays as a user submits them."""
 
 import itertools
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 from fluster.cluster import LocalCluster
 from fluster_bus.messages import JobStatus
 from tests.system.job_requests import command, texts
 
+_FLUSTER = [sys.executable, "-c", "from fluster.cli import main; main()"]
 _STEP = {"+": 1, "-": -1}
 
 
@@ -34,3 +38,28 @@ def test_an_array_says_why_its_tasks_wait(cluster: LocalCluster) -> None:
     cluster.terminate(job_id)
     info = cluster.wait(job_id, timeout=60)
     assert {task.status for task in info.tasks} == {JobStatus.KILLED}
+
+
+def test_a_task_of_an_array_is_shown_and_named_by_its_number(cluster: LocalCluster) -> None:
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [*_FLUSTER, "--address", cluster.address, *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    script = "echo I am $FLUSTER_ARRAY_ID; test $FLUSTER_ARRAY_ID != 20"
+    submitted = run("submit", "--array", "10-30:10", "--follow", "--", "sh", "-c", script)
+    job_id = submitted.stderr.split()[2]
+    assert sorted(submitted.stdout.splitlines()) == [f"{number}| I am {number}" for number in (10, 20, 30)]
+    assert f"job {job_id} ended as FAILED: task 20: " in submitted.stderr
+    tasks = run("status", job_id).stdout.rpartition("\n\n")[2].splitlines()[1:]
+    assert [line.split()[:2] for line in tasks] == [["10", "SUCCEEDED"], ["20", "FAILED"], ["30", "SUCCEEDED"]]
+    assert [task["array_id"] for task in json.loads(run("--output", "json", "status", job_id).stdout)["tasks"]] == [
+        10,
+        20,
+        30,
+    ]
+    assert run("logs", job_id, "--task", "20").stdout == "I am 20\n"
+    line = json.loads(run("--output", "json", "logs", job_id, "--task", "30").stdout)
+    assert (line["array_id"], line["task"]) == (30, 2)
+    refused = run("logs", job_id, "--task", "1")
+    assert refused.returncode == 2
+    assert f"--task=1: job {job_id} has no task 1: its array is 10-30:10" in refused.stderr

@@ -55,3 +55,8 @@ class TaskArray(Message):
     def __str__(self) -> str:
         step = f":{self.step}" if self.step != 1 else ""
         return f"{self.first}-{self.last}{step}" + (f"%{self.at_once}" if self.at_once is not None else "")
+
+
+def number_in(array: TaskArray | None, task: int) -> int:
+    """The number by which the task of that rank is shown: that of the array, if the job is one, else its rank."""
+    return array.ids[task] if array is not None and task < len(array.ids) else task

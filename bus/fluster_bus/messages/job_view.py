@@ -34,7 +34,7 @@ _COLUMNS = ("task", "status", "attempt", "worker", "exit code", "ran for", "erro
 
 def _row(task: TaskStatus) -> tuple[object, ...]:
     return (
-        task.task,
+        task.number,
         task.status,
         task.attempt,
         task.worker_id,

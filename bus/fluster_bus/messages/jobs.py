@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fluster_bus import codec
 from fluster_bus.callables import is_generator
-from fluster_bus.messages.arrays import TaskArray
+from fluster_bus.messages.arrays import TaskArray, number_in
 from fluster_bus.messages.environments import EnvironmentConfig
 from fluster_bus.messages.model import Message, is_carried
 from fluster_bus.messages.origin import Origin
@@ -285,6 +285,12 @@ class TaskStatus(Message):
     last_failure: str = ""  # why the newest of the attempts that failed or were lost did
     result: TaskResult | None = None  # None: it returned None, or has not returned
     progress: Progress | None = None  # None: it has said nothing
+    array_id: int | None = None  # FLUSTER_ARRAY_ID, of a task of an array
+
+    @property
+    def number(self) -> int:
+        """By which the task is shown, and named in commands: its number in the job's array, else `task`."""
+        return self.task if self.array_id is None else self.array_id
 
 
 class JobDetails(Message):
@@ -323,7 +329,20 @@ class JobInfo(Message):
     priority: int = 0
     first_attempt: int = 1  # lower ones, in logs and events, belong to jobs that had the id before
     tasks: tuple[TaskStatus, ...] = ()  # none while it waits for other jobs to end
+    array: TaskArray | None = None
     details: JobDetails | None = None  # where they were asked for
+
+    def task_of(self, number: int) -> int:
+        """The rank of the task that is shown as `number`: of an array by its number there. Raises ValueError."""
+        if self.array is None:
+            return number
+        if number not in self.array.ids:
+            raise ValueError(f"job {self.job_id} has no task {number}: its array is {self.array}")
+        return self.array.ids.index(number)
+
+    def number_of(self, task: int) -> int:
+        """The number by which the task of that rank is shown."""
+        return number_in(self.array, task)
 
     @property
     def worker_id(self) -> WorkerId | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from fluster_bus.messages import Capacity, JobRecord, JobStatus, TaskRecord, WorkerId
+from fluster_bus.messages.arrays import number_in
 from fluster_bus.messages.counted import number_text
 from fluster_services import capacity, gangs, lifecycle
 
@@ -99,7 +100,9 @@ def _why_paused(job: JobRecord, waiting: Sequence[TaskRecord], pauses_s: Mapping
     # A gang begins when the last of its tasks may, others with the first of theirs.
     decides = max if job.request.gang else min
     task = decides(paused, key=lambda task: pauses_s[task.task])
-    before = f"attempt {task.attempt}" if job.request.replicas == 1 else f"attempt {task.attempt} of task {task.task}"
+    before = f"attempt {task.attempt}"
+    if job.request.replicas > 1:
+        before += f" of task {number_in(job.request.array, task.task)}"
     ends = [each.reason for each in task.transitions if each.attempt == task.attempt - 1 and each.state.finished()]
     return f"waits {pauses_s[task.task]:.1f} s before {before}" + (f", after: {ends[-1]}" if ends else "")
 

@@ -230,8 +230,8 @@ class ControllerService:
         return ExplainReply(job_id=request.job_id, reason=reason)
 
     async def _stack(self, namespace: Namespace, request: TaskStackRequest) -> TaskStack:
-        _, tasks = self._known(JobKey(namespace, request.job_id))
-        return await stack_of(self._controller.bus, tasks, request)
+        job, tasks = self._known(JobKey(namespace, request.job_id))
+        return await stack_of(self._controller.bus, job, tasks, request)
 
     async def _flush(self, namespace: Namespace, request: FlushRequest) -> Done:
         _, tasks = self._known(JobKey(namespace, request.job_id))

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
 from fluster_bus.errors import NoRespondersError, RequestTimeoutError, ServiceError
-from fluster_bus.messages import AttemptQuery, JobStatus, TaskRecord
+from fluster_bus.messages import AttemptQuery, JobRecord, JobStatus, TaskRecord
+from fluster_bus.messages.arrays import number_in
 from fluster_bus.messages.stacks import TaskStack, TaskStackRequest
 
 _TIMEOUT_S = 15.0  # above the time that a worker takes at most, and below that of the client
 
 
-async def stack_of(bus: Bus, tasks: Sequence[TaskRecord], request: TaskStackRequest) -> TaskStack:
+async def stack_of(bus: Bus, job: JobRecord, tasks: Sequence[TaskRecord], request: TaskStackRequest) -> TaskStack:
     """The stacks of one of the tasks of a job. Raises ServiceError when it does not run, or its worker cannot tell them."""
     task = next((each for each in tasks if each.task == request.task), None)
-    which = f"task {request.task} of job {request.job_id!r}"
+    which = f"task {number_in(job.request.array, request.task)} of job {request.job_id!r}"
     if task is None:
         raise ServiceError("StackError", f"{which} does not exist: the job has {len(tasks)} tasks, from 0 on")
     if task.worker_id is None or task.state is not JobStatus.RUNNING:
