@@ -50,7 +50,7 @@ class BusAddress:
         if len({server.partition("://")[0] for server in self.servers}) > 1:
             raise AddressError(f"{self.url!r} mixes nats:// and tls://: name all servers with one of them")
         if (self.token is None) != (self.seed is None):
-            raise AddressError(f"the address {self.url} has only one of token and seed: give both, or none")
+            raise AddressError(f"the address {self.url} has only one of token and seed: give both or neither")
         if self.token is not None:
             object.__setattr__(self, "user", read_user_token(self.token).name)
         elif (self.user is None) != (self.password is None):
@@ -156,7 +156,7 @@ class BusAddress:
             return replace(self, user=None, password=None, token=values["token"], seed=values["seed"])
         if {"user", "password"} <= values.keys():
             return replace(self, user=values["user"], password=values["password"], token=None, seed=None)
-        raise AddressError(f"the file {path} has no user or no password: it needs both, or a token and a seed")
+        raise AddressError(f"the file {path} lacks the user or the password: give both, or a token and a seed")
 
     def save(self, path: Path) -> None:
         """Write a file that `parse` takes and only its owner can read. Raises AddressError."""

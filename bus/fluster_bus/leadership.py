@@ -40,7 +40,7 @@ class Leadership:
         self._succeeds = succeeds
         self._revision: int | None = None  # of the seat as it was seen last, 0 when it is free; None before it was seen
         self._seen_at = 0.0
-        self._seen_lease_s = lease_s  # of whoever was seen there last
+        self._seen_lease_s = lease_s  # of the holder that was seen last
         self._is_open = False  # nobody's right is hurt when it is taken
         self._sent_at: float | None = None  # when what made it leader was sent
         self._deposed = False

@@ -315,7 +315,7 @@ async def _ensure_all(
 ) -> None:
     """All at once, in half the time: a cluster's start waits for it. Raises what the first raised that failed.
 
-    `given` is {stream: {field: what it shall be also in a stream that is there}}.
+    `given` is {stream: {field: value}}, which is also set in a stream that exists.
     """
     ensured = (_ensure(bus, config, (given or {}).get(str(config.name), {}), namespace_bytes) for config in configs)
     for outcome in await asyncio.gather(*ensured, return_exceptions=True):

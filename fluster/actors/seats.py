@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LONGEST_LEASE_S = 3_600.0  # whatever somebody writes
+_LONGEST_LEASE_S = 3_600.0  # also where a tenant wrote more
 _PAUSE_AFTER_ERROR_S = 0.2
 _RELEASE_TIMEOUT_S = 1.0
 

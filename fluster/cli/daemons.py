@@ -64,9 +64,7 @@ CONTROLLER_SETTINGS = (
     Setting(
         "FLUSTER_OWNER_LEASE_S", "SECONDS", "What a program owns ends when it is silent for so long. Default: 600."
     ),
-    Setting(
-        "FLUSTER_ENDPOINT_LEASE_S", "SECONDS", "Of endpoints of programs that are no jobs, 1 or more. Default: 10."
-    ),
+    Setting("FLUSTER_ENDPOINT_LEASE_S", "SECONDS", "Of endpoints of programs outside of jobs, 1 or more. Default: 10."),
     Setting("FLUSTER_SEAT_LEASE_S", "SECONDS", "Of singletons and durable actors, 1 to 3600. Default: 10."),
     *_FENCES,
     Setting("FLUSTER_UNSCHEDULABLE_AFTER_S", "SECONDS", "Until a job that fits no worker is given up. Default: 60."),

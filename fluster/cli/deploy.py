@@ -137,7 +137,7 @@ def _resources(
 
 @contextmanager
 def _of_the_class(target: str) -> Iterator[None]:
-    """What is wrong with the class, or its constructor raised, is no error in fluster."""
+    """Turn what the class, or its constructor, raises into a CommandError: it is not a fault of fluster."""
     from pydantic import ValidationError
 
     from fluster.errors import FlusterError
@@ -146,7 +146,7 @@ def _of_the_class(target: str) -> Iterator[None]:
         yield
     except (FlusterError, CommandError, ValidationError):
         raise
-    except Exception as error:
+    except Exception as error:  # of the class: its constructor may raise anything
         raise CommandError(f"{target}: {type(error).__name__}: {error}", ExitCode.FAILED) from error
 
 
@@ -173,7 +173,7 @@ def _load(target: str, *, travels: bool) -> type:
             text = f"{target}: {module_name} cannot be imported: {_described(error)}"
             raise CommandError(text, ExitCode.FAILED) from error
         raise CommandError(f"{target}: no module {module_name!r} is found from {folder}", ExitCode.USAGE) from error
-    except Exception as error:
+    except Exception as error:  # of the module: what it does at its import may raise anything
         raise CommandError(
             f"{target}: {module_name} cannot be imported: {_described(error)}", ExitCode.FAILED
         ) from error

@@ -31,7 +31,7 @@ def print_chunks(
                 sys.stdout.write("".join(f"{_as_json(line, more)}\n" for line in chunk.messages()))
             else:
                 printer.print(chunk)
-        sys.stdout.flush()  # whoever follows wants to see it now
+        sys.stdout.flush()  # a reader that follows is to see it now
         sys.stderr.flush()
     printer.end_line()
 

@@ -111,7 +111,7 @@ class HelperProcess:
             process = _Process(
                 [sys.executable, "-m", HELPER_MODULE],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,  # else whoever reads the program's output waits for this process too
+                stdout=subprocess.DEVNULL,  # else a reader of the program's output waits for this process too
                 stderr=subprocess.DEVNULL,
                 pass_fds=() if pidfd is None else (pidfd,),
                 start_new_session=True,  # Ctrl-C at the terminal is for the program

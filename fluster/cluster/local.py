@@ -73,8 +73,8 @@ class LocalCluster(Cluster):
 
     A worker that gets SIGTERM waits `drain_timeout` seconds (60) for its tasks before it hands them back.
 
-    `timing` has seconds for times that shall be others than on one machine, such as {"fence_after_s": 30, "worker_timeout_s": 40}
-    or {"seat_lease_s": 3}: those that the settings FLUSTER_…_S of a deployed cluster have, with the same rules between them.
+    `timing` replaces some of the times of a cluster on one machine, in seconds: {"fence_after_s": 30, "worker_timeout_s": 40}
+    or {"seat_lease_s": 3}. Names and rules are those of the settings FLUSTER_…_S of a deployed cluster.
 
     With a `backend`, a VMBackend such as `fluster_services.vm.DockerBackend()`, each worker is one of its VMs, which
     has its usual size unless `cpu` or `memory` say what all have together. It is copied: one object may serve several clusters.

@@ -230,7 +230,7 @@ def misfit(need: Capacity, totals: list[tuple[str, Capacity]]) -> str:
     worker = worker_named(need.labels)
     if worker is not None and worker not in (name for name, _ in totals):
         names = ", ".join(sorted(name for name, _ in totals)[:_NAMED]) + (" does" if len(totals) == 1 else " do")
-        return f"needs {describe(need)}; there is no worker {worker} now that takes work ({names})"
+        return f"needs {describe(need)}; no worker {worker} takes work now ({names})"
     if not labelled:
         known = sorted({label for _, total in totals for label in given_labels(total.labels)})
         wanted = given_labels(need.labels)

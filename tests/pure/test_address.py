@@ -124,7 +124,7 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> No
         ("[]", "holds no credentials"),
         ('{"url": 3}', "holds no credentials"),
         ('{"user": "u", "password": "s3cret"}', "names no server"),
-        ('{"url": "nats://h", "user": "u"}', "no user or no password"),
+        ('{"url": "nats://h", "user": "u"}', "lacks the user or the password"),
         ('{"url": "ftp://u:s3cret@h"}', "no address of a bus"),
     ],
 )

@@ -75,7 +75,7 @@ def test_a_worker_has_its_own_name_as_a_label_that_is_not_shown() -> None:
     assert fits(need, there)
     assert not fits(need, A)
     assert misfit(need, [("w1", A)]) == (
-        f"needs 1 CPU, 1 GiB memory, zone=a, worker {long}; there is no worker {long} now that takes work (w1 does)"
+        f"needs 1 CPU, 1 GiB memory, zone=a, worker {long}; no worker {long} takes work now (w1 does)"
     )
     without = there.model_copy(update={"labels": with_own_name((), long)})
     assert misfit(need, [(long, without)]).endswith(f"worker {long} has no zone=a (it has no labels)")

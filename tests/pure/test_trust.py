@@ -85,13 +85,13 @@ def test_an_authority_is_the_same_again_in_its_folder(authority: Authority, tmp_
 
 def test_a_name_is_given_once_until_it_is_revoked(authority: Authority) -> None:
     first = authority.issue(Role.CLIENT, "alice", ["default"])
-    with pytest.raises(CredentialsError, match="'alice' already"):
+    with pytest.raises(CredentialsError, match="'alice' exists already"):
         authority.issue(Role.CLIENT, "alice", ["default"])
     (revoked,) = authority.revoke("alice")
     assert revoked.public == Key(first.seed).public
     second = authority.issue(Role.CLIENT, "alice", ["default"])
     assert second.seed != first.seed
-    with pytest.raises(CredentialsError, match=r"no user 'bob' to revoke: there are alice"):
+    with pytest.raises(CredentialsError, match=r"unknown user 'bob': the users are alice"):
         authority.revoke("bob")
 
 

@@ -62,7 +62,7 @@ class Authority:
     """The authority whose keys lie in a folder. Two processes may use it at once."""
 
     def __init__(self, folder: Path, permissions: Mapping[Role, Permissions], flows: Sequence[Export]) -> None:
-        """The authority in `folder`, its keys made where there are none yet.
+        """The authority in `folder`; keys that are missing there are made.
 
         `permissions` are those of each role, with `{{tag(ns)}}` for a namespace and `{{name()}}` for the user's name;
         `flows` are the subjects of the account with the streams that users may use. Raises CredentialsError.
@@ -97,7 +97,7 @@ class Authority:
             register = self._read()
             if any(each.name == name and each.is_good(now) for each in register):
                 raise CredentialsError(
-                    f"there is a user {name!r} already: choose another name, or revoke that one first"
+                    f"the user {name!r} exists already: choose another name, or revoke that one first"
                 )
             self._write([*register, issued])
         return Credentials(token, key.seed)
@@ -108,17 +108,19 @@ class Authority:
             return self._read()
 
     def revoke(self, name: str) -> list[Issued]:
-        """Take the credentials of that name back; the servers know once they got `account_tokens` anew.
+        """Revoke the credentials of that name; servers learn it from the new `account_tokens`.
 
-        Raises CredentialsError when there are none.
+        Returns the users that were revoked. Raises CredentialsError when no user has that name.
         """
         now = int(time.time())
         with _explained(self._folder), self._locked():
             register = self._read()
             known = sorted({each.name for each in register if each.is_good(now)})
             if name not in known:
-                listed = ", ".join(known[:20]) or "none"
-                raise CredentialsError(f"there is no user {name!r} to revoke: there are {listed}")
+                listed = (
+                    f"the users are {', '.join(known[:20])}" if known else "no user was issued yet, or all have expired"
+                )
+                raise CredentialsError(f"unknown user {name!r}: {listed}")
             changed = [
                 replace(each, revoked_at=now) if each.name == name and each.is_good(now) else each for each in register
             ]

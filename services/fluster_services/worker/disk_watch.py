@@ -37,7 +37,7 @@ class DiskWatch:
             self._wait()
 
     def full_limit(self) -> int | None:
-        """What the attempt asked for, if it has a file system of its own, in which there is no room left."""
+        """The bytes that the attempt asked for, if it has a file system of its own and that is full."""
         return self._limit if self._scratch is not None and is_full(self._folder / self._scratch) else None
 
     def close(self) -> None:

@@ -130,7 +130,7 @@ class Runtime(Protocol):
         """The same, with all asked that it depends on. Blocks meanwhile; to be called in a thread."""
 
     async def wait_broken(self) -> WorkerFaultError:
-        """Return, with the reason, once nothing can be started here any more, and only a new worker process can."""
+        """Wait until nothing can be started here until the worker process is replaced; returns the reason."""
 
     def limits(self) -> str:
         """What tasks are held to."""

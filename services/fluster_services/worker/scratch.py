@@ -64,7 +64,7 @@ def _why_not(folder: Path) -> str | None:
         return "only root may mount them"
     for name in _PROGRAMS:
         if shutil.which(name, path=_SEARCHED) is None:
-            return f"there is no {name} here"
+            return f"the program {name} is not installed"
     try:
         with tempfile.TemporaryDirectory(prefix="probe-", dir=folder) as probe:
             place = Path(probe) / "mounted"

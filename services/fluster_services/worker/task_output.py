@@ -95,7 +95,7 @@ class TaskOutput:
         cutter = self._cutters[stream]
         self._spool_pieces(stream, cutter.feed(data))
         if cutter.overwrites and self._timers.at(stream) is None:
-            # Not at once, as it may be but the end of a line on Windows, nor more often than anybody reads.
+            # Not at once, as it may be the end of a line on Windows, nor more often than people read.
             at = time.monotonic() + _OVERWRITTEN_S
             self._timers.set(stream, at, partial(self._spool_unfinished, stream))
 

@@ -188,7 +188,7 @@ class Wellness:
         return dataclasses.replace(outcome, state=JobStatus.WORKER_FAILED, reason=told, filled_disk=True)
 
     async def _on_fault(self, what: str) -> None:
-        """The worker could not do its part: it takes no offers any more by the time this returns."""
+        """The worker could not do its part: when this returns, it takes no more offers."""
         self._health.on_fault(what, now=time.monotonic())
         self._again.set()
         await self._tell()
