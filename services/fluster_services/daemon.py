@@ -10,7 +10,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from fluster_bus.errors import (
     StorageTimeoutError,
 )
 from fluster_bus.event_loops import loop_factory
+from fluster_services.private_files import open_private
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +80,7 @@ def run_daemon(
     _set_up_logging(log_file)
     status = 1
     try:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        with _told_in(log_file, name), asyncio.Runner(loop_factory=loop_factory()) as runner:
             status = runner.run(_main(serve, address, name, ready_fd=ready_fd, owner_fd=owner_fd, on_leave=on_leave))
     except* FlusterError as errors:
         for error in _single(errors):
@@ -90,9 +92,31 @@ def run_daemon(
 def _set_up_logging(log_file: Path | None) -> None:
     handler: logging.Handler = logging.StreamHandler()
     if log_file is not None:
-        handler = RotatingFileHandler(log_file, maxBytes=_LOG_BYTES, backupCount=1)
+        handler = _PrivateLog(log_file, maxBytes=_LOG_BYTES, backupCount=1)
     text = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=logging.INFO, format=text, handlers=[handler], force=True)
+
+
+class _PrivateLog(RotatingFileHandler):
+    """Only its owner can read it: it has what tenants' requests said."""
+
+    def _open(self) -> TextIOWrapper:
+        file = open(self.baseFilename, "ab", opener=open_private)  # noqa: SIM115 - the handler closes it
+        # Written whatever is in it: a request's text need not be text.
+        return TextIOWrapper(file, encoding="utf-8", errors="backslashreplace")
+
+
+@contextmanager
+def _told_in(log_file: Path | None, name: str) -> Iterator[None]:
+    """Have the log say which error ends this process, if it is one that was not foreseen; stderr has it in any case."""
+    try:
+        yield
+    except Exception as error:
+        group = error if isinstance(error, ExceptionGroup) else ExceptionGroup(name, [error])
+        _, unforeseen = group.split(FlusterError)
+        if log_file is not None and unforeseen is not None:
+            log.critical("%s ends because of an error", name, exc_info=error)
+        raise
 
 
 def _single(errors: BaseExceptionGroup[FlusterError]) -> Iterator[FlusterError]:

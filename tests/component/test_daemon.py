@@ -154,6 +154,25 @@ def test_what_ends_it_is_named(own_server: EmbeddedServer) -> None:
         assert "the disk is full" in said
 
 
+@pytest.mark.parametrize(
+    ("error", "noted"),
+    [('KeyError("worker-7")', "Traceback"), ('StorageError("the disk is full")', "the disk is full")],
+)
+def test_its_log_says_what_ends_it_and_is_its_owners_alone(
+    own_server: EmbeddedServer, tmp_path: Path, error: str, noted: str
+) -> None:
+    log_file = tmp_path / "daemon.log"
+    script = _FAILING.replace('StorageError("the disk is full")', error).replace(
+        'name="failing"', f'name="failing", log_file=Path({str(log_file)!r})'
+    )
+    environment = {**os.environ, ADDRESS_VARIABLE: own_server.credentials(Role.SERVICE).to_url()}
+    script = f"import os\nfrom pathlib import Path\nos.umask(0)\n{script}"
+    done = subprocess.run([sys.executable, "-c", script], env=environment, check=False, capture_output=True, timeout=60)
+    assert done.returncode == 1
+    assert noted in log_file.read_text()
+    assert log_file.stat().st_mode & 0o777 == 0o600
+
+
 def test_it_starts_over_when_the_connection_is_lost_while_it_starts(own_server: EmbeddedServer) -> None:
     with _controller(own_server.credentials(Role.SERVICE), _CUT_OFF) as (process, ready, _owner):
         assert process.stderr is not None

@@ -6,6 +6,8 @@ import threading
 from pathlib import Path
 from typing import BinaryIO
 
+from fluster_services.private_files import open_private
+
 _TAIL_BYTES = 4_000
 _WORDS_LINES, _WORDS_CHARS = 3, 600
 _FILE_BYTES = 10 << 20  # then it is set aside, and the one before it dropped
@@ -28,7 +30,7 @@ class Output:
             if self._path is None or self._is_closed:
                 return
             if self._file is None:
-                self._file = self._path.open("ab")
+                self._file = open(self._path, "ab", opener=open_private)  # noqa: SIM115 - Path.open takes no opener; closed by `close`
             self._file.write(data)
             self._file.flush()
             if self._file.tell() >= _FILE_BYTES:
