@@ -248,4 +248,6 @@ def misfit(need: Capacity, totals: list[tuple[str, Capacity]]) -> str:
             lacking = f"no worker has {name}: {number_text(count)} (the most any has is {number_text(largest_count)})"
             return f"needs {describe(need)}; {lacking}"
     largest_name, largest = max(labelled, key=lambda each: (each[1].devices, each[1].cpu, each[1].memory))
-    return f"needs {describe(need)}; the largest worker, {largest_name}, has {describe(largest)}"
+    has = describe(largest.model_copy(update={"labels": given_labels(largest.labels)}))
+    no_disk = ", no disk" if need.disk and not largest.disk else ""
+    return f"needs {describe(need)}; the largest worker, {largest_name}, has {has}{no_disk}"

@@ -37,6 +37,9 @@ def test_who_lacks_it_is_told() -> None:
     assert misfit(IN_A, [("w2", NONE)]).endswith("no worker has zone=a (none has labels)")
     large = IN_A.model_copy(update={"cpu": 8.0})
     assert "the largest worker, w1, has 4 CPUs" in misfit(large, [("w1", A), ("w2", NONE)])
+    named = NONE.model_copy(update={"labels": (f"{WORKER_LABEL}=w1",)})
+    much = needed(ResourceConfig(cpu=1, memory=GIB, disk=GIB))
+    assert misfit(much, [("w1", named)]).endswith("the largest worker, w1, has 4 CPUs, 8 GiB memory, no disk")
 
 
 def test_a_worker_tells_its_labels() -> None:
