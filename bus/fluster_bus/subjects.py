@@ -181,6 +181,11 @@ def capacity() -> str:
     return f"{_SYS}.capacity"  # fluster.sys.capacity
 
 
+def vm_trouble() -> str:
+    """Where whoever keeps VMs says why one of them is not there."""
+    return f"{_SYS}.vms.trouble"  # fluster.sys.vms.trouble
+
+
 # ---- actors ---------------------------------------------------------------------------------------------
 
 

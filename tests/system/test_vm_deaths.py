@@ -20,7 +20,8 @@ from fluster import (
     LocalCluster,
     ResourceConfig,
 )
-from fluster_services.vm import DockerBackend, LocalBackend
+from fluster_bus.messages import Capacity, WorkerId
+from fluster_services.vm import DockerBackend, LocalBackend, VMError, VMInfo
 from fluster_services.vm.container import OWN_MEMORY, VM_LABEL
 from tests.docker_engine import Engine, OwnEngine
 from tests.system.job_requests import call, command, wait_ready
@@ -157,6 +158,35 @@ def test_what_does_not_come_up_says_why_and_leaves_nothing(engine: Engine, tmp_p
         with pytest.raises(ClusterStartError, match=re.escape(reason)):
             LocalCluster(workers=2, backend=docker_backend(engine, **fields))
     assert ids(engine) == others
+
+
+class Rationed(LocalBackend):
+    """Gives no VM while a file is there."""
+
+    def __init__(self, refusal: Path) -> None:
+        super().__init__()
+        self._refusal = refusal
+
+    async def allocate(self, resources: Capacity | None = None, *, vm_id: WorkerId | None = None) -> VMInfo:
+        if self._refusal.exists():
+            raise VMError("no machine is left")
+        return await super().allocate(resources, vm_id=vm_id)
+
+
+def test_a_job_that_waits_for_a_vm_that_cannot_be_replaced_is_told_why(family: Family, tmp_path: Path) -> None:
+    refusal = tmp_path / "refusal"
+    with LocalCluster(backend=Rationed(refusal)) as cluster:
+        job_id = cluster.launch(command("sh", "-c", SECOND_TIME_LUCKY))
+        wait_ready(cluster, job_id)
+        refusal.touch()
+        worker = next(each for each in family.named("fluster-worker"))
+        parent = worker.parent()
+        assert parent is not None
+        parent.kill()
+        why = "worker worker-0 takes no work: its VM is gone and could not be replaced: no machine is left"
+        wait_until(lambda: why in cluster.explain(job_id), PATIENCE_S, lambda: cluster.explain(job_id))
+        refusal.unlink()
+        assert cluster.wait(job_id, timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
 
 
 def test_a_cluster_may_have_vms_that_are_processes(family: Family) -> None:

@@ -56,6 +56,14 @@ class WorkerInfo(Message):
         return from_words(self.total.labels)
 
 
+class VMTrouble(Message):
+    """Why a VM is not there that should be; nothing when it is there again."""
+
+    vm_id: WorkerId  # its worker's id, too
+    trouble: str = Field(default="", max_length=2_000)
+    counts_for_s: float = Field(default=60.0, gt=0, le=3_600)  # unless it is told again
+
+
 class Offer(Message):
     """Asks a worker to look at a task's record; `revision` is the one in which the task was free."""
 

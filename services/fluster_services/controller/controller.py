@@ -49,6 +49,7 @@ from fluster_services.controller.secret_sweep import SecretSweep
 from fluster_services.controller.service import ControllerService
 from fluster_services.controller.slim_records import is_slim_end, is_slim_request, whole_end
 from fluster_services.controller.verdicts import RecordUpdate, Verdicts
+from fluster_services.controller.vm_troubles import VMTroubles
 from fluster_services.controller.waits import Waits, waited_s
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class Controller:
         timing = config.timing
         beats = int(timing.worker_timeout_s / timing.heartbeat_s)
         self.roster = Roster(self.books, Liveness(timing.worker_timeout_s, beats=beats))
+        self.vm_troubles = VMTroubles()
         self.waits = Waits()
         self.records = {namespace: records_table(bus, namespace) for namespace in config.namespaces}
         self.workers_table = workers_table(bus)

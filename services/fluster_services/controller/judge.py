@@ -33,6 +33,7 @@ class Judge:
         # Nobody was heard by this controller while another led, or none did.
         self._roster.liveness.on_interruption(now=time.monotonic())
         await bus.serve(subjects.heartbeats(), Heartbeat, self._on_heartbeat, concurrency=256)
+        await self._controller.vm_troubles.listen(bus)
         await bus.subscribe(subjects.capacity(), lambda _delivery: self._controller.dispatch.on_room())
         while True:
             started = time.monotonic()

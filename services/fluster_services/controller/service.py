@@ -36,6 +36,7 @@ from fluster_bus.messages import (
     TerminateRequest,
     TrimCalls,
     UnregisterRequest,
+    WorkerId,
     WorkerList,
 )
 from fluster_bus.messages.model import Message
@@ -224,10 +225,16 @@ class ControllerService:
             reservation=self._reservation(job),
             pauses_s=self._pauses_s(job, tasks),
             children=self._controller.books.unfinished_children(JobKey(namespace, request.job_id), tasks),
-            troubles=self._controller.roster.troubles(),
+            troubles=self._troubles(),
             unfit=self._controller.dispatch.unfit(JobKey(namespace, request.job_id)),
         )
         return ExplainReply(job_id=request.job_id, reason=reason)
+
+    def _troubles(self) -> list[tuple[WorkerId, str]]:
+        roster = self._controller.roster
+        troubles = dict(roster.troubles())
+        working = {worker_id for worker_id in roster.workers if roster.takes_work(worker_id)}
+        return sorted((dict(self._controller.vm_troubles.told(working)) | troubles).items())
 
     async def _stack(self, namespace: Namespace, request: TaskStackRequest) -> TaskStack:
         job, tasks = self._known(JobKey(namespace, request.job_id))

@@ -11,16 +11,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fluster_bus import subjects
 from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
-from fluster_bus.errors import FlusterError
-from fluster_bus.messages import Capacity, WorkerId
+from fluster_bus.errors import BusError, FlusterError
+from fluster_bus.messages import Capacity, VMTrouble, WorkerId
 from fluster_services.daemon import run_daemon
 from fluster_services.vm.backend import ClusterToJoin, VMBackend, VMError, VMInfo, VMStatus
 
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 10.0  # before a VM that died is replaced
+_MAX_TROUBLE = 1_000  # characters
 _SETTLED_S = 30.0  # one that was ready for so long may be replaced at once
 
 
@@ -82,9 +84,11 @@ class _Keeping:
         self._wanted = wanted
         self._tell = tell
         self._ready: set[WorkerId] = set()  # those that were so once
+        self._bus: Bus | None = None
 
     async def run(self, cluster: ClusterToJoin, all_ready: Callable[[], None]) -> None:
         backend = self._wanted.backend
+        self._bus = cluster.bus
         await backend.open(cluster)
         try:
             self._tell_ready()
@@ -107,12 +111,24 @@ class _Keeping:
                 if vm_id not in self._ready:
                     raise
                 log.warning("VM %s could not be replaced: %s", vm_id, error)
+                await self._tell_trouble(vm_id, f"its VM is gone and could not be replaced: {error}")
             else:
                 log.warning("VM %s is over (%s): %s", vm_id, end.status, end.message or "its worker has left")
                 if end.status is VMStatus.STOPPED:  # as its worker was told to
                     return
+                await self._tell_trouble(vm_id, "its VM is gone, and is being replaced")
             pause_s = _FIRST_PAUSE_S if time.monotonic() - began >= _SETTLED_S else min(2 * pause_s, _LAST_PAUSE_S)
             await asyncio.sleep(pause_s)
+
+    async def _tell_trouble(self, vm_id: WorkerId, trouble: str) -> None:
+        """Have `explain` say why there is no such worker."""
+        assert self._bus is not None  # noqa: S101 - it runs
+        counts_for_s = self._wanted.boot_timeout_s + _LAST_PAUSE_S
+        told = VMTrouble(vm_id=vm_id, trouble=trouble[:_MAX_TROUBLE], counts_for_s=min(counts_for_s, 3_600))
+        try:
+            await self._bus.publish(subjects.vm_trouble(), told.to_json())
+        except BusError as error:
+            log.info("what is wrong with VM %s is not told: %s", vm_id, error)
 
     async def _live(self, vm_id: WorkerId, all_ready: Callable[[], None]) -> VMInfo:
         """How one VM of that name ends that begins here."""
@@ -121,6 +137,7 @@ class _Keeping:
             await backend.release(vm_id)
         await backend.allocate(self._wanted.resources[vm_id], vm_id=vm_id)
         await backend.wait_ready(vm_id, self._wanted.boot_timeout_s)
+        await self._tell_trouble(vm_id, "")
         if vm_id not in self._ready:
             self._ready.add(vm_id)
             self._tell_ready()
