@@ -97,8 +97,8 @@ class Owners:
             ended = []
             for key in self._jobs.get(owner, ()):
                 entry = books.get(key)
-                if entry is None or entry.job is None:
-                    continue
+                if entry is None or entry.job is None or entry.job.value.replacement is not None:
+                    continue  # one that is replaced is being stopped, and the job that takes its place is another's
                 killed = lifecycle.request_job_kill(entry.job.value, reason=reason)
                 if killed is not None:
                     ended.append((killed, entry.job.revision))

@@ -1,0 +1,55 @@
+"""A program that owns jobs ends, in the middle of what else becomes of them: a real server, a real controller, toy workers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fluster.cluster.client import AsyncCluster
+from fluster_bus import subjects
+from fluster_bus.bus import Bus
+from fluster_bus.messages import JobId, OwnerReply, OwnerRequest
+from tests.component.controllers import NS, K, RunningController, S, StartWorker, job_request
+from tests.component.toy_worker import STAY_RUNNING, ToyWorker
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.anyio
+
+MINE = JobId("mine")
+
+
+def _key(attempt: int, job_id: JobId = MINE) -> str:
+    return subjects.attempt_key(NS, job_id, 0, attempt)
+
+
+async def _tell_end(bus: Bus, owner: str) -> int:
+    """How many jobs of it have not ended, as its helper is told."""
+    request = OwnerRequest(owner=owner, ended=True)
+    return (await bus.ask(subjects.jobs_verb(NS, "own"), request, OwnerReply)).unfinished
+
+
+async def _replace(cluster: AsyncCluster, worker: ToyWorker, controller: RunningController) -> asyncio.Task[JobId]:
+    """Have a job of the owner "old" run, and one of the owner "new" wait to take its place."""
+    worker.obeys = False
+    await cluster.launch(job_request("old", job_id=MINE, owner="old"))
+    await wait_until_async(lambda: len(worker.held) == 1)
+    new = job_request("new", job_id=MINE, on_conflict="replace", owner="new")
+    replacing = asyncio.create_task(cluster.launch(new))
+    await wait_until_async(lambda: worker.to_stop)
+    assert controller.controller.intake.has_parked
+    return replacing
+
+
+async def test_what_replaces_a_job_of_it_is_not_its_own(
+    cluster: AsyncCluster, start_worker: StartWorker, controller: RunningController
+) -> None:
+    worker = await start_worker(plan=STAY_RUNNING)
+    replacing = await _replace(cluster, worker, controller)
+    assert await _tell_end(cluster.bus, "old")
+    await worker.end(_key(1), K, "stopped")
+    await replacing
+    await wait_until_async(lambda: worker.now_held() == [_key(2)])
+    assert await _tell_end(cluster.bus, "old") == 0
+    await worker.end(_key(2))
+    assert (await cluster.wait(MINE, timeout=60)).status is S
