@@ -80,12 +80,26 @@ async def submissions(bus: Bus) -> AsyncGenerator[Submission]:
         await subscription.unsubscribe()  # what is on its way comes again, to whoever reads next
 
 
-async def first_unsettled(bus: Bus) -> int:
-    """A place in the order of submission before which everything was recorded or refused. Raises StorageError."""
+@dataclass(frozen=True)
+class Places:
+    """How far the order of submission has come: everything before `settled` was recorded or refused, `last` is the newest."""
+
+    settled: int
+    last: int
+
+
+async def places(bus: Bus) -> Places:
+    """What the stream tells now. Raises StorageError."""
     try:
-        return int((await bus.jetstream.stream_info(subjects.SUBMIT_STREAM)).state.first_seq)
+        state = (await bus.jetstream.stream_info(subjects.SUBMIT_STREAM)).state
     except (nats.errors.Error, TimeoutError) as error:
         raise store_error("the stream of submitted jobs could not be asked", error) from error
+    return Places(settled=int(state.first_seq), last=int(state.last_seq))
+
+
+async def first_unsettled(bus: Bus) -> int:
+    """A place in the order of submission before which everything was recorded or refused. Raises StorageError."""
+    return (await places(bus)).settled
 
 
 async def _make_consumer(bus: Bus, where: str) -> None:

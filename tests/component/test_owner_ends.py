@@ -10,7 +10,9 @@ from fluster.cluster.client import AsyncCluster
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
 from fluster_bus.messages import JobId, OwnerReply, OwnerRequest
-from tests.component.controllers import NS, K, RunningController, S, StartWorker, job_request
+from fluster_bus.roles import Role
+from fluster_bus.server import EmbeddedServer
+from tests.component.controllers import NS, K, RunningController, S, StartController, StartWorker, job_request
 from tests.component.toy_worker import STAY_RUNNING, ToyWorker
 from tests.waiting import wait_until_async
 
@@ -24,7 +26,7 @@ def _key(attempt: int, job_id: JobId = MINE) -> str:
 
 
 async def _tell_end(bus: Bus, owner: str) -> int:
-    """How many jobs of it have not ended, as its helper is told."""
+    """How many jobs of it have not ended, or may still come, as its helper is told."""
     request = OwnerRequest(owner=owner, ended=True)
     return (await bus.ask(subjects.jobs_verb(NS, "own"), request, OwnerReply)).unfinished
 
@@ -53,3 +55,23 @@ async def test_what_replaces_a_job_of_it_is_not_its_own(
     assert await _tell_end(cluster.bus, "old") == 0
     await worker.end(_key(2))
     assert (await cluster.wait(MINE, timeout=60)).status is S
+
+
+async def test_its_end_is_told_on_until_all_that_it_submitted_is_recorded(
+    own_server: EmbeddedServer, start_controller: StartController, start_worker: StartWorker
+) -> None:
+    first = await start_controller()
+    worker = await start_worker(plan=STAY_RUNNING)
+    async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+        replacing = await _replace(cluster, worker, first)
+        assert await _tell_end(cluster.bus, "new") == 1, "it waits for the other to be gone"
+        await first.stop()  # which alone has noted that the program has ended
+        await start_controller()
+        await worker.end(_key(1), K, "stopped")
+        told = [await _tell_end(cluster.bus, "new")]
+        await replacing
+        while told[-1]:
+            told.append(await _tell_end(cluster.bus, "new"))
+        info = await cluster.wait(MINE, timeout=60)
+        assert (info.status, info.name) == (K, "new")
+        assert "new, has ended" in info.error_message

@@ -38,6 +38,17 @@ def test_its_end_counts_at_once_and_for_what_comes_after_it() -> None:
     assert not leases.has_ended(B)
 
 
+def test_what_was_submitted_before_its_end_was_told_may_still_come() -> None:
+    leases = OwnerLeases(LEASE_S)
+    leases.on_order(A, 3)
+    assert not leases.may_come(A, settled=3), "it lives"
+    leases.on_end(A)
+    leases.on_order(A, 7)
+    leases.on_end(A)
+    leases.on_order(A, 9)  # what came since is not its own
+    assert [leases.may_come(A, settled=settled) for settled in (3, 7, 8, 10)] == [True, True, False, False]
+
+
 def test_no_one_is_noted_whom_no_record_names() -> None:
     leases = OwnerLeases(LEASE_S)
     leases.on_heard(A, now=0)

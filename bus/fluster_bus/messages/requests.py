@@ -113,7 +113,7 @@ class OwnerRequest(Message):
 
 
 class OwnerReply(Message):
-    """For how long the word counts, and how many jobs of the owner have not ended."""
+    """For how long the word counts, and how many jobs of the owner have not ended, or may still be recorded after its end."""
 
     lease_s: float
     unfinished: int = 0

@@ -27,7 +27,8 @@ class OwnerLeases:
     def __init__(self, lease_s: float) -> None:
         self.lease_s = lease_s
         self._heard_at: dict[Owner, float] = {}
-        self._ended: OrderedDict[Owner, None] = OrderedDict()
+        # {owner: what was submitted last, by anybody, when its end was told; None until that is known}
+        self._ended: OrderedDict[Owner, int | None] = OrderedDict()
 
     def expect(self, owner: Owner, *, now: float) -> None:
         """A record names it: it has its full time to be heard."""
@@ -40,13 +41,22 @@ class OwnerLeases:
 
     def on_end(self, owner: Owner) -> None:
         """It has ended, which it does once."""
-        self._ended[owner] = None
+        self._ended.setdefault(owner)
         self._ended.move_to_end(owner)
         while len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
 
     def has_ended(self, owner: Owner) -> bool:
         return owner in self._ended
+
+    def on_order(self, owner: Owner, last: int) -> None:
+        """Of all submissions `last` is the newest. The first time that this is said of one that has ended counts."""
+        if owner in self._ended and self._ended[owner] is None:
+            self._ended[owner] = last
+
+    def may_come(self, owner: Owner, *, settled: int) -> bool:
+        """Whether a submission of one that has ended may still be recorded; those before `settled` were, or were refused."""
+        return settled <= (self._ended.get(owner) or 0)
 
     def on_interruption(self, *, now: float) -> None:
         """The bus or the controller was away, so nothing could be heard: all have their full time again."""

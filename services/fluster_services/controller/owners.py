@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from fluster_bus.messages import JobRecord, Namespace, OwnerReply, OwnerRequest, TaskRecord
+from fluster_bus.submissions import places
 from fluster_services import lifecycle
 from fluster_services.controller.books import JobKey
 from fluster_services.controller.owner_leases import Owner, OwnerLeases
@@ -61,13 +62,18 @@ class Owners:
 
     async def on_told(self, namespace: Namespace, request: OwnerRequest) -> OwnerReply:
         """An owner lives, or has ended."""
-        owner = Owner(namespace, request.owner)
+        owner, is_any_coming = Owner(namespace, request.owner), False
         if request.ended:
             self._leases.on_end(owner)
             await self._end_jobs()
+            # A controller that leads later does not know of this end: so it is told again until all is recorded.
+            order = await places(self._controller.bus)
+            self._leases.on_order(owner, order.last)
+            is_any_coming = self._leases.may_come(owner, settled=order.settled)
         else:
             self._leases.on_heard(owner, now=time.monotonic())
-        return OwnerReply(lease_s=self._leases.lease_s, unfinished=len(self._jobs.get(owner, ())))
+        unfinished = len(self._jobs.get(owner, ())) + is_any_coming
+        return OwnerReply(lease_s=self._leases.lease_s, unfinished=unfinished)
 
     async def run(self) -> None:
         """Look who was silent for too long, until cancelled."""
