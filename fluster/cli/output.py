@@ -24,7 +24,7 @@ _STYLES = {
 
 
 def write(text: str) -> None:
-    """A line of the result, at once: whoever follows wants to see it now."""
+    """A line of the result, at once: a reader that follows is to see it now."""
     sys.stdout.write(shown(text, sys.stdout) + "\n")
     sys.stdout.flush()
 

@@ -203,9 +203,9 @@ class AsyncCluster:
     async def run_on_worker(self, worker_id: WorkerId, request: JobRequest) -> JobId:
         """The id of a job that the worker runs now, before all that waits; it stays on that worker, also when it is retried.
 
-        For operators. When no controller answers it returns all the same: the worker keeps the room for some seconds, then
-        the job waits like others. Raises JobRefusedError when the worker cannot run it now, WorkerNotFoundError,
-        CredentialsError for anybody but operators, and else what `launch` raises.
+        For operators. It returns also when no controller answers: the worker keeps the room for some seconds, then the job
+        waits like others. Raises JobRefusedError when the worker cannot run it now, WorkerNotFoundError, CredentialsError
+        to those who are not operators, and what `launch` raises.
         """
         from fluster.cluster.worker_calls import run_on_worker
 
