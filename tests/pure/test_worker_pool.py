@@ -335,6 +335,36 @@ def test_suspects_wait_for_a_worker_of_their_own_and_hold_up_all_others_until_th
     assert world.assign() == {}, "it is alone there"
 
 
+def test_it_is_known_what_waits_what_is_out_and_who_is_supplied(world: World) -> None:
+    assert (world.dispatch.waiting, world.dispatch.outstanding("a"), world.dispatch.is_supplied) == (0, 0, False)
+    world.pace.observe(100, 100 * AHEAD_S / 20)
+    world.join("a")
+    for _ in range(60):
+        world.task()
+    assert world.dispatch.waiting == 60
+    given = world.assign()["a"]
+    assert world.dispatch.outstanding("a") == len(given) > 1
+    assert world.dispatch.out + world.dispatch.waiting == 60
+    assert world.dispatch.is_supplied
+    world.dispatch.on_unfinished(given[0])
+    assert world.dispatch.waiting == 60 - world.dispatch.out + given[0].size
+
+
+def test_what_a_worker_answers_that_takes_no_more_work_supplies_nobody(world: World) -> None:
+    world.pace.observe(100, 100 * AHEAD_S / 20)
+    world.join("a", "b")
+    for _ in range(60):
+        world.task()
+    world.assign()
+    assert world.dispatch.is_supplied
+    world.workers.remove("a")
+    world.dispatch.on_workers(world.workers)
+    while world.out["a"]:
+        world.answer("a")
+        world.dispatch.sanity_check()
+    assert world.dispatch.is_supplied, "the other has as much as before"
+
+
 def test_a_lost_connection_blames_nobody(world: World) -> None:
     world.pace.observe(1_000, 0.0)
     tasks = [world.task() for _ in range(16)]
@@ -430,9 +460,18 @@ def test_chunks_cover_all_items_and_get_small_towards_the_end() -> None:
     assert [stop - first for first, stop in found[-3:-1]] == [100, 100], "1 ms of work: less is not worth a call"
 
 
+def test_what_is_left_is_shared_in_two_slices_for_each_worker() -> None:
+    batch = batch_of(8)
+    batch.pace.observe(1_000, 1_000 * AHEAD_S / 100)
+    assert [batch.next_size(workers) for workers in (1, 2)] == [4, 2]
+
+
 def test_large_items_travel_in_smaller_blocks() -> None:
     blocks = list(blocks_of([(bytes(50_000),) for _ in range(20)], 0, None))
     assert sum(block.size for block in blocks) == 20
+    assert [block.start for block in blocks] == [
+        sum(each.size for each in blocks[:place]) for place in range(len(blocks))
+    ]
     assert max(len(block.payload) for block in blocks) <= 128 << 10
     assert [len(codec.decode(block.payload)) for block in blocks] == [block.size for block in blocks]
 
@@ -486,3 +525,19 @@ def test_what_is_dropped_is_told() -> None:
     batch.cancel()
     assert [(each.start, each.stop, each.cancelled) for each in told] == [(4, 8, True), (8, 10, True)]
     assert batch.next_size(1) == batch.items == 0
+
+
+@pytest.mark.parametrize(
+    ("outcome", "failed", "is_whole", "is_ok"),
+    [
+        (Outcome(3, 8), 0, True, (True, True)),
+        (Outcome(3, 8, failures={4: b""}), 1, False, (False, True)),
+        (Outcome(3, 8, error=ValueError()), 5, False, (False, False)),
+        (Outcome(3, 8, cancelled=True), 5, False, (True, True)),
+    ],
+)
+def test_an_outcome_tells_how_many_items_gave_no_value(
+    outcome: Outcome, failed: int, is_whole: bool, is_ok: tuple[bool, bool]
+) -> None:
+    assert (outcome.failed, outcome.is_whole) == (failed, is_whole)
+    assert (outcome.is_ok(4), outcome.is_ok(5)) == is_ok
