@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 
 HELPER_MODULE = "fluster.owner_helper"
 _RELEASED = b"released\n"
+_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)  # by it: they are for the program
 _RESTARTS_IN_A_ROW = 5
 _FIRST_PAUSE_S = 0.2
 _WELL_AFTER_S = 60.0  # a helper that ran for so long ends a row
@@ -107,6 +109,8 @@ class HelperProcess:
 
     def _start(self) -> _Process:
         pidfd = _own_pidfd()
+        # It inherits them blocked: one that came before it ignores them would end it, perhaps together with the program.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
         try:
             process = _Process(
                 [sys.executable, "-m", HELPER_MODULE],
@@ -118,6 +122,7 @@ class HelperProcess:
                 bufsize=0,
             )
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             if pidfd is not None:
                 os.close(pidfd)
         assert process.stdin is not None  # noqa: S101 - it is a pipe
