@@ -171,6 +171,50 @@ class OwnEngine(Engine):
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
+class SmallEngine(OwnEngine):
+    """One whose disk can be filled."""
+
+    @property
+    def _filler(self) -> Path:
+        return self._data / "filler"
+
+    def fill(self) -> None:
+        """Leave no room on its disk."""
+        free = shutil.disk_usage(self._data).free
+        with self._filler.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, free)
+
+    def make_room(self) -> None:
+        """Take that back."""
+        self._filler.unlink()
+
+    def remove(self) -> None:
+        self._filler.unlink(missing_ok=True)
+        super().remove()
+
+
+@contextmanager
+def small_engine() -> Iterator[SmallEngine]:
+    """An engine with a disk of its own, of memory; as `engine` has it where there can be none."""
+    folder = Path(tempfile.mkdtemp(prefix="fluster-engine-"))
+    data = folder / "data"
+    data.mkdir()
+    if os.geteuid() != 0 or any(shutil.which(name) is None for name in _PROGRAMS):
+        folder.rmdir()
+        optional.skip("docker", "A FULL DISK OF AN ENGINE IS NOT TESTED: an engine of our own needs root and dockerd")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=400m", "fluster", data], check=False, capture_output=True, text=True
+    )
+    if mounted.returncode:
+        shutil.rmtree(folder)
+        optional.skip("mounts", f"A FULL DISK OF AN ENGINE IS NOT TESTED: {mounted.stderr.strip()}")
+    engine = SmallEngine(folder, data)
+    try:
+        yield engine
+    finally:
+        engine.remove()
+
+
 def find_engine(
     own: type[OwnEngine] = OwnEngine, *, data: str = "docker-data", programs: Sequence[str] = _PROGRAMS
 ) -> Engine:

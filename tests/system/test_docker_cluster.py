@@ -24,7 +24,7 @@ from fluster_bus.messages import (
 )
 from fluster_services.worker.container import OWN_MINOR, STATE_LABEL, ContainerSettings
 from tests import optional
-from tests.docker_engine import Engine, OwnEngine
+from tests.docker_engine import Engine, OwnEngine, small_engine
 from tests.system.built_images import left_of_builds, no_built_images
 from tests.system.daemons import PATIENT, QUICK, Daemons
 from tests.system.job_requests import call, command, texts
@@ -351,6 +351,29 @@ def test_a_worker_whose_engine_is_away_charges_nobody_and_returns_with_it(
             own_engine.start()
         (task,) = cluster.wait(job, timeout=PATIENCE_S).tasks
         assert (task.status, task.failures, task.preemptions) == (JobStatus.SUCCEEDED, 0, 0)
+
+
+def test_an_engine_whose_disk_is_full_costs_no_task_anything(tmp_path: Path) -> None:
+    # A family of the daemons alone, as the engine has processes too.
+    with small_engine() as engine, Daemons(tmp_path, Family()) as daemons:
+        daemons.start_controller()
+        daemons.start_worker(
+            "w1", working_dir=None, containers=ContainerSettings(engine=engine.host, image=engine.image)
+        )
+        with daemons.connect() as cluster:
+            assert cluster.wait(cluster.launch(command("true")), timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+            engine.fill()
+            jobs = [cluster.launch(command("true")) for _ in range(3)]
+            wait_until(
+                lambda: (
+                    f"w1 takes no work: the disk of the Docker engine at {engine.host} has no room"
+                    in cluster.explain(jobs[0])
+                )
+            )
+            engine.make_room()
+            for each in cluster.wait(jobs, timeout=PATIENCE_S):
+                (task,) = each.tasks
+                assert (task.status, task.failures, task.preemptions) == (JobStatus.SUCCEEDED, 0, 0)
 
 
 def test_a_task_in_a_container_has_the_disk_that_it_asked_for(engine: Engine, tmp_path: Path, family: Family) -> None:

@@ -28,7 +28,7 @@ from fluster_services.worker.attempt_directory import (
     write_json,
 )
 from fluster_services.worker.container import NO_GPUS, Container
-from fluster_services.worker.engine import EngineAwayError, EngineError, NotThereError, connect, told
+from fluster_services.worker.engine import EngineAwayError, EngineError, EngineFullError, NotThereError, connect, told
 from fluster_services.worker.init_words import InitWords
 from fluster_services.worker.killing import BY_FORCE
 from fluster_services.worker.log_position import LogPosition
@@ -67,7 +67,7 @@ def run_container(
 ) -> NoReturn:
     """Attend the container of the attempt in `directory`, in a child that its keeper has just forked; never returns.
 
-    That the engine did not answer when it was to start the container is written to `faults_fd`.
+    That the engine did not answer, or its disk was full, when it was to start the container is written to `faults_fd`.
     """
     del umask  # of this machine's tasks
     exit_code = EXIT_NO_CONTAINER
@@ -159,7 +159,7 @@ class _Attendant:
         except CannotStartError as error:
             self._complain(error)
             self._exit_code = error.exit_code
-        except EngineAwayError as error:  # when it was to start it: from then on it is waited for
+        except (EngineAwayError, EngineFullError) as error:  # when it was to start it: from then on it is waited for
             os.write(self._faults_fd, str(error).encode(errors="replace"))
         except EngineError as error:
             self._complain(CannotStartError("EngineError", str(error), EXIT_NO_CONTAINER))

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -31,6 +32,7 @@ from fluster_services.worker.container import (
     own_libraries,
 )
 from fluster_services.worker.engine import EngineError, NotThereError, asked, connect, told
+from fluster_services.worker.health import WELL_FREE_BYTES
 from fluster_services.worker.interpreters import without_interpreters_own
 from fluster_services.worker.limits import Limits, group_name
 from fluster_services.worker.mounts import checked_mounts, secret_places
@@ -68,6 +70,7 @@ class DockerRuntime:
         self._enforces_limits = enforces_limits
         self._own = own_libraries(sys.path)
         self._sweep: asyncio.Task[None] | None = None
+        self._root = ""  # where the engine keeps its files, once that is known
 
     async def start(self, spec: LaunchSpec, payload: bytes | None = None) -> ProcessTask:
         return await self._processes.start(self._in_container(spec), payload)
@@ -92,11 +95,25 @@ class DockerRuntime:
                 try:
                     with told(self._settings.engine):
                         client.ping()
+                        self._root = self._root or str(client.info().get("DockerRootDir") or "")
                 finally:
                     client.close()
             except EngineError as error:
                 return str(error)
+            return self._why_full()
         return trouble
+
+    def _why_full(self) -> str | None:
+        try:
+            free_bytes = shutil.disk_usage(self._root).free if self._root else None
+        except OSError:  # it is not to be seen from here: what the engine says at the next start has to do
+            return None
+        if free_bytes is None or free_bytes >= WELL_FREE_BYTES:
+            return None
+        return (
+            f"the disk of the Docker engine at {self._settings.engine} has no room: less than {WELL_FREE_BYTES >> 20} MiB are left at "
+            f"{self._root}: `docker system prune` frees what it does not need"
+        )
 
     async def wait_broken(self) -> WorkerFaultError:
         return await self._processes.wait_broken()

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from fluster_services.worker.container import Container
+from fluster_services.worker.health import says_no_room
 from fluster_services.worker.runtime import LaunchError, WorkerFaultError
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ class EngineError(LaunchError):
 
 class EngineAwayError(EngineError, WorkerFaultError):
     """It does not answer."""
+
+
+class EngineFullError(EngineError, WorkerFaultError):
+    """Its disk has no room."""
 
 
 class NotThereError(EngineError):
@@ -128,7 +133,8 @@ def told(url: str) -> Iterator[None]:
     except errors.NotFound as cause:
         raise NotThereError(f"the Docker engine at {url}: {cause.explanation}") from cause
     except errors.APIError as cause:
-        raise EngineError(f"the Docker engine at {url}: {cause.explanation or cause}") from cause
+        kind = EngineFullError if says_no_room(str(cause)) else EngineError
+        raise kind(f"the Docker engine at {url}: {cause.explanation or cause}") from cause
     except (requests.Timeout, TimeoutError, urllib3.exceptions.TimeoutError) as cause:
         raise EngineAwayError(f"the Docker engine at {url} did not answer in time") from cause
     except (errors.DockerException, requests.RequestException, urllib3.exceptions.HTTPError, OSError) as cause:

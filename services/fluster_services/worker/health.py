@@ -15,7 +15,7 @@ from errno import EAGAIN, EIO, EMFILE, ENFILE, ENOBUFS, ENODEV, ENOMEM, EROFS, E
 from fluster_services.worker.runtime import NO_ROOM, WorkerFaultError
 
 LEAST_FREE_BYTES = 32 << 20  # with less, a worker can neither start tasks nor note how they end
-_WELL_FREE_BYTES = 2 * LEAST_FREE_BYTES  # so that it does not come and go
+WELL_FREE_BYTES = 2 * LEAST_FREE_BYTES  # so that it does not come and go
 _UNWELL_INTERVAL_S = 1.0  # between two looks
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _LAPSE_S = 120.0  # a fault that comes later than this after the return is another one
@@ -36,7 +36,7 @@ class Look:
     @property
     def has_no_room(self) -> bool:
         """Whether what is wrong is that the disk is full."""
-        return self.free_bytes < _WELL_FREE_BYTES
+        return self.free_bytes < WELL_FREE_BYTES
 
 
 class Health:
@@ -83,8 +83,8 @@ class Health:
 
 def _problem(look: Look, *, was_well: bool) -> str | None:
     """What is wrong, in words that stay the same as long as it does."""
-    if look.free_bytes < (LEAST_FREE_BYTES if was_well else _WELL_FREE_BYTES):
-        return f"its disk has no room: less than {_WELL_FREE_BYTES >> 20} MiB are left at {look.folder}"
+    if look.free_bytes < (LEAST_FREE_BYTES if was_well else WELL_FREE_BYTES):
+        return f"its disk has no room: less than {WELL_FREE_BYTES >> 20} MiB are left at {look.folder}"
     if look.unwritable is not None:
         return f"its disk cannot be written to at {look.folder}: {look.unwritable}"
     return look.trouble
@@ -110,8 +110,11 @@ def is_no_room(error: BaseException) -> bool:
 
 
 def says_no_room(text: str) -> bool:
-    """Whether a program's words tell that a disk had no room: so says the system, in all languages that programs keep."""
-    return any(os.strerror(number) in text for number in NO_ROOM)
+    """Whether a program's words tell that a disk had no room: so says the system, in all languages that programs keep; Go's in
+    small letters.
+    """
+    words = text.lower()
+    return any(os.strerror(number).lower() in words for number in NO_ROOM)
 
 
 def _chain(error: BaseException) -> list[BaseException]:
