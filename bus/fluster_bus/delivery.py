@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 _ERROR_HEADER = "Nats-Service-Error"  # of the services API, ADR-32
 _ERROR_CODE_HEADER = "Nats-Service-Error-Code"
-STATUS_HEADER = "Status"
+STATUS_HEADER, DESCRIPTION_HEADER = "Status", "Description"
+# The server adds them to each message of a stream that it hands out, behind the headers that its writer gave it.
+SEQUENCE_HEADER, SUBJECT_HEADER, TIME_HEADER = "Nats-Sequence", "Nats-Subject", "Nats-Time-Stamp"
 _MAX_ERROR = 1_000  # characters; the whole text is in the data
 
 
@@ -32,14 +34,19 @@ class Delivery:
         return cls(msg.subject, msg.data, msg.reply, headers)
 
     @property
+    def is_stored(self) -> bool:
+        """Whether it is a message of a stream: what its headers say is its writer's word then, and no answer to a request."""
+        return bool(self.headers) and SEQUENCE_HEADER in self.headers  # type: ignore[operator]
+
+    @property
     def status(self) -> str | None:
         """The server's own word on a reply: `503` nobody listens, `404` not found, `204` end of a batch."""
-        return self.headers.get(STATUS_HEADER) if self.headers else None
+        return self.headers.get(STATUS_HEADER) if self.headers and not self.is_stored else None
 
     @property
     def error(self) -> tuple[str, str] | None:
         """Code and text of a reply that is a service's error."""
-        if not self.headers or _ERROR_HEADER not in self.headers:
+        if not self.headers or _ERROR_HEADER not in self.headers or self.is_stored:
             return None
         return self.headers.get(_ERROR_CODE_HEADER, "unknown"), self.headers[_ERROR_HEADER]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -17,17 +18,22 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
+from fluster_bus.delivery import SEQUENCE_HEADER, SUBJECT_HEADER, TIME_HEADER
 from fluster_bus.errors import (
     DisconnectedError,
+    InvalidMessageError,
     NoRespondersError,
     RequestTimeoutError,
     StorageError,
     StreamNotFoundError,
 )
+from fluster_bus.fault_log import FaultLog
 
 if TYPE_CHECKING:
     from fluster_bus.bus import Bus
     from fluster_bus.delivery import Delivery
+
+log = logging.getLogger(__name__)
 
 _BATCH = 256
 _BATCH_BYTES = 4 << 20  # as much is held at once, but for the last message: a busy log has 256 of some hundred KiB
@@ -48,14 +54,17 @@ class Entry:
 
     @staticmethod
     def of(delivery: Delivery) -> Entry:
-        """A stored message and a republished one say in the same headers where they belong."""
+        """A stored message and a republished one say in the same headers where they belong. Raises InvalidMessageError."""
         headers = delivery.headers or {}
-        return Entry(int(headers["Nats-Sequence"]), headers["Nats-Subject"], delivery.data, headers)
+        try:
+            return Entry(int(headers[SEQUENCE_HEADER]), headers[SUBJECT_HEADER], delivery.data, headers)
+        except (KeyError, ValueError) as error:
+            raise InvalidMessageError(f"a message of a stream does not say where it belongs: {error}") from error
 
     @property
     def time(self) -> datetime:
         """When the server stored it."""
-        return datetime.fromisoformat(self.headers["Nats-Time-Stamp"])
+        return datetime.fromisoformat(self.headers[TIME_HEADER])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,7 @@ class Feed:
         self._stream = stream
         self._subject = subject
         self._watch = watch
+        self._faults = FaultLog(log)
         self._batch = batch  # messages that are read at once
 
     async def stored(self, start: int = 1, *, since: datetime | None = None) -> AsyncGenerator[Entry]:
@@ -89,11 +99,18 @@ class Feed:
                 text = (end.headers or {}).get("Description", "")
                 raise StorageError(f"stream {self._stream} could not be read: {end.status} {text}")
             for answer in answers:
-                entry = Entry.of(answer)
-                start = entry.sequence + 1
-                yield entry
+                entry = self._entry(answer)
+                if entry is not None:
+                    start = entry.sequence + 1
+                    yield entry
+            start = max(start, int((end.headers or {}).get("Nats-Last-Sequence", "0")) + 1)
             if end.status == _NOT_FOUND or int((end.headers or {}).get("Nats-Num-Pending", "0")) == 0:
                 return
+
+    def _entry(self, delivery: Delivery) -> Entry | None:
+        with self._faults.contained("a message of stream %s is passed over", self._stream):
+            return Entry.of(delivery)
+        return None
 
     async def last(self) -> Entry | None:
         """The newest message, None when there is none."""
@@ -131,10 +148,10 @@ class Feed:
                 patience_s = math.inf  # it was there: from now on it is waited for
                 yield CaughtUp()
                 while (delivery := await arrivals.next()) is not None:
-                    entry = Entry.of(delivery)
-                    if entry.sequence >= start:
-                        start = entry.sequence + 1
-                        yield entry
+                    new = self._entry(delivery)
+                    if new is not None and new.sequence >= start:
+                        start = new.sequence + 1
+                        yield new
         finally:
             self._bus.off(arrivals.reread)
             await subscription.unsubscribe()

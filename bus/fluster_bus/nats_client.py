@@ -8,14 +8,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from fluster_bus.pulse import PingTiming, Pulse
 from fluster_bus.tcp_stream import TcpStream
-from fluster_bus.wire import parse_headers
+from fluster_bus.wire import header_block
 
 if TYPE_CHECKING:
     from nats.aio.client import Srv
-    from nats.aio.msg import Msg
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +35,18 @@ class QuickClient(Client):
         super().__init__()
         self.stream = TcpStream()
 
-    @staticmethod
-    def _parse_header_lines(raw: bytes) -> dict[str, str]:
-        """As nats-py reads them, at one go: it looks at each character of each name."""
-        return parse_headers(raw)
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        """At one go: nats-py looks at each character of each name. Whatever their writer sent is read, since an error
+        would end the loop that reads this connection.
+        """
+        return header_block(bytes(headers)) or None if headers else None
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Msg:
+        """The same, also where a sender chose a subject that is no text."""
+        where, answer_to = subject.decode("utf-8", "replace"), reply.decode("utf-8", "replace")
+        return Msg(self, where, answer_to, data, headers, _sid=sid)
 
     async def request(
         self,

@@ -12,8 +12,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fluster_bus import subjects
+from fluster_bus.delivery import SEQUENCE_HEADER
 from fluster_bus.errors import (
     InvalidMessageError,
+    InvalidNameError,
     KeyExistsError,
     NoRespondersError,
     RequestTimeoutError,
@@ -22,6 +24,7 @@ from fluster_bus.errors import (
     StorageTimeoutError,
     StreamNotFoundError,
 )
+from fluster_bus.fault_log import FaultLog
 from fluster_bus.feeds import CaughtUp, Entry, Feed
 from fluster_bus.messages.model import Message
 
@@ -103,6 +106,7 @@ class Table(Generic[Record]):
         self._read = read
         self._watch_subject = watch
         self._has = has
+        self._faults = FaultLog(log)
 
     async def get(self, key: str) -> Row[Record] | None:
         """The record under `key` with its revision, None when there is none."""
@@ -189,7 +193,7 @@ class Table(Generic[Record]):
         subject = subjects.bucket_key(self._bucket, key)
         answer = await self._bus.request(f"{subjects.direct_get(self._stream)}.{subject}")
         deleted = answer.status is None and _operation(answer.headers) in _DELETED
-        return int((answer.headers or {})["Nats-Sequence"]) if deleted else None
+        return int((answer.headers or {})[SEQUENCE_HEADER]) if deleted else None
 
     async def rows(self, keys: str = subjects.ANY_TAIL) -> list[Row[Record]]:
         """All records whose keys match; one that cannot be read is left out, with a line in the log."""
@@ -237,9 +241,9 @@ class Table(Generic[Record]):
             return Deleted(key, entry.sequence, _header_text(entry.headers.get(_REASON_HEADER, "")))
         try:
             return Row(key, self._read(key, entry.data), entry.sequence, entry.time)
-        except InvalidMessageError as error:
+        except (InvalidMessageError, InvalidNameError) as error:
             # Whoever may write one key of a bucket must not stop everybody who reads it.
-            log.warning("%r in bucket %s cannot be read: %s", key, self._bucket, error)
+            self._faults.warning("%s in bucket %s cannot be read: %s", key, self._bucket, error)
             return None
 
     async def time(self) -> datetime:

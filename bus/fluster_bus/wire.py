@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fluster_bus.delivery import STATUS_HEADER, Delivery
+from fluster_bus.delivery import DESCRIPTION_HEADER, STATUS_HEADER, Delivery
 
 END = b"\r\n"
 PING, PONG = b"PING\r\n", b"PONG\r\n"
@@ -115,10 +115,12 @@ def _message(parts: list[bytes], data: bytes, start: int, end: int) -> Message:
     try:
         if parts[0] != b"MSG":
             body = start + int(parts[words])
-            headers = _headers(data[start:body])
+            headers = header_block(data[start:body])
             start = body
-        reply = parts[3].decode() if words == 4 else ""
-        return Message(int(parts[2]), Delivery(parts[1].decode(), data[start:end], reply, headers))
+        # A reply subject is whatever its sender wrote: one that is no text is nobody's inbox.
+        reply = parts[3].decode("utf-8", "replace") if words == 4 else ""
+        subject = parts[1].decode("utf-8", "replace")
+        return Message(int(parts[2]), Delivery(subject, data[start:end], reply, headers))
     except ValueError as error:
         raise _unknown(b" ".join(parts)) from error
 
@@ -147,14 +149,16 @@ def _unknown(line: bytes) -> ProtocolError:
     return ProtocolError(f"the server said {line[:100]!r}")
 
 
-def _headers(raw: bytes) -> dict[str, str]:
+def header_block(raw: bytes) -> dict[str, str]:
+    """The headers of a message, and the server's status among them. Its writer may have sent anything as such: all is read."""
     first, _, rest = raw.partition(END)
-    if not first.startswith(_VERSION):
-        raise _unknown(first)
     headers = parse_headers(rest)
-    status = first[len(_VERSION) :].strip()
+    status = first[len(_VERSION) :].strip() if first.startswith(_VERSION) else b""
     if status:
-        headers[STATUS_HEADER] = status[:3].decode()
+        headers[STATUS_HEADER] = status[:3].decode("ascii", "replace")
+        description = status[3:].strip().decode("utf-8", "replace")
+        if description:
+            headers.setdefault(DESCRIPTION_HEADER, description)
     return headers
 
 

@@ -66,7 +66,6 @@ def test_it_does_not_matter_where_the_pieces_begin(parts: list[tuple[bytes, Said
         b"MSG a b\r\n",
         b"MSG a b 3\r\nabc\r\n",
         b"MSG a 1 3\r\nabcdef\r\n",
-        b"HMSG a 1 2 2\r\nxx\r\n",
         b"INFO {\r\n",
         b"x" * (2 << 20),
     ],
