@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 # A server outside of any job keeps its endpoint alive by writing it again; the controller removes it otherwise.
 LEASE_S = 10.0
-NO_JOB = "-"
 
 
 def new_endpoint_id() -> EndpointId:
@@ -38,7 +37,7 @@ def new_endpoint_id() -> EndpointId:
 def key_of(endpoint: Endpoint) -> str:
     """Where an endpoint stands in its namespace's registry."""
     return subjects.endpoint_key(
-        endpoint.name, endpoint.job_id or NO_JOB, endpoint.task, endpoint.attempt, endpoint.endpoint_id
+        endpoint.name, endpoint.job_id or subjects.NO_JOB, endpoint.task, endpoint.attempt, endpoint.endpoint_id
     )
 
 

@@ -18,7 +18,13 @@ from nats.js.api import (
 )
 
 from fluster_bus import subjects
-from fluster_bus.errors import NoRespondersError, RequestTimeoutError, StorageError, StorageTimeoutError
+from fluster_bus.errors import (
+    InvalidMessageError,
+    NoRespondersError,
+    RequestTimeoutError,
+    StorageError,
+    StorageTimeoutError,
+)
 from fluster_bus.messages.actors import ActorSeat, HandledCalls, SavedState
 from fluster_bus.messages.endpoints import Endpoint
 from fluster_bus.messages.leaders import Fence, Leader
@@ -86,7 +92,18 @@ def records_table(bus: Bus, namespace: str) -> Table[JobRecord | TaskRecord]:
 def endpoints_table(bus: Bus, namespace: str) -> Table[Endpoint]:
     """The registry of a namespace."""
     watch = functools.partial(subjects.watch_endpoints, namespace)
-    return Table(bus, subjects.endpoints_bucket(namespace), lambda _key, data: Endpoint.from_json(data), watch=watch)
+
+    def read(key: str, data: bytes) -> Endpoint:
+        # Jobs write here what they like: a record is believed where it belongs, so none speaks for another name or namespace.
+        endpoint = Endpoint.from_json(data)
+        place = subjects.endpoint_key(
+            endpoint.name, endpoint.job_id or subjects.NO_JOB, endpoint.task, endpoint.attempt, endpoint.endpoint_id
+        )
+        if (place, endpoint.namespace) != (key, namespace):
+            raise InvalidMessageError(f"it is of {endpoint.namespace} and belongs under {place}")
+        return endpoint
+
+    return Table(bus, subjects.endpoints_bucket(namespace), read, watch=watch)
 
 
 def leaders_table(bus: Bus) -> Table[Leader]:

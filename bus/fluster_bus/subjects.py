@@ -6,11 +6,13 @@ widen a subject (`*`, `>`) or reach into another namespace (`.`).
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from fluster_bus.names import check_name, check_namespace
 
 _ROOT = "fluster"
+_PLAIN_TOKEN = re.compile(r"[!-)+-=?-~]+")  # ASCII without white space and wildcards
 _SYS = f"{_ROOT}.sys"
 
 ANY_TOKEN = "*"
@@ -203,6 +205,16 @@ def actor_member(namespace: str, name: str, endpoint: str) -> str:
     return f"{_ROOT}.{_ns(namespace)}.actors.{_name('actor', name)}.one.{_name('endpoint', endpoint)}"
 
 
+def is_actor_address(address: str, namespace: str) -> bool:
+    """True for what is below the subjects of that namespace's actors: calls to a member go nowhere else."""
+    parts = address.split(".")
+    return (
+        parts[:3] == [_ROOT, _ns(namespace), "actors"]
+        and len(parts) > 3
+        and all(_PLAIN_TOKEN.fullmatch(each) for each in parts)
+    )
+
+
 def method_of_member(address: str, method: str) -> str:
     """The subject of a method of the member at `address` (which came from `actor_member`)."""
     return f"{address}.{_name('method', method)}"
@@ -383,6 +395,9 @@ def attempt_key(namespace: str, job: str, task: int, attempt: int) -> str:
 def endpoints_of_attempt(job: str, task: int, attempt: int) -> str:
     """The keys of all endpoints that an attempt registered, whatever their names."""
     return f"{ANY_TOKEN}.{task_key(job, task)}.{attempt}.{ANY_TOKEN}"
+
+
+NO_JOB = "-"  # in a key, for a server outside of any job
 
 
 def endpoint_key(name: str, job: str, task: int, attempt: int, endpoint: str) -> str:

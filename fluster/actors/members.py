@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
+from typing import Any, Self
 
 from fluster.actors.codecs import JSON, PICKLE
 from fluster.actors.frames import Moment
 from fluster_bus import subjects
+from fluster_bus.errors import InvalidMessageError
 from fluster_bus.messages import Endpoint, EndpointId, JobId, WorkerId
 
 # What an actor's server tells pools in its endpoint's metadata, beside what the user put there.
@@ -65,7 +67,21 @@ class Member:
 
     @classmethod
     def of(cls, endpoint: Endpoint) -> Self:
-        """The member that an endpoint of the registry tells of."""
+        """The member that an endpoint of the registry tells of.
+
+        Whoever runs jobs in its namespace may have written it. Raises InvalidMessageError when it is no actor's of that namespace.
+        """
+        if not subjects.is_actor_address(endpoint.address, endpoint.namespace):
+            raise InvalidMessageError(
+                f"invalid address {endpoint.address!r}: expected one of an actor of its namespace"
+            )
+        try:
+            return cls._of(endpoint)
+        except (ValueError, TypeError, RecursionError, AttributeError) as error:
+            raise InvalidMessageError(f"its metadata cannot be read: {error}") from error
+
+    @classmethod
+    def _of(cls, endpoint: Endpoint) -> Self:
         metadata = dict(endpoint.metadata)
         disconnected_at, reconnected_at = metadata.pop(DISCONNECTED_AT, None), metadata.pop(RECONNECTED_AT, None)
         timeouts = metadata.pop(TIMEOUTS, None)
@@ -86,13 +102,15 @@ class Member:
             restarts=int(metadata.pop(RESTARTS, "0")),
             last_error=metadata.pop(LAST_ERROR, ""),
             leaving=leaving,
-            disconnected_at=None if disconnected_at is None else Moment(*json.loads(disconnected_at)),
-            reconnected_at=None if reconnected_at is None else Moment(*json.loads(reconnected_at)),
+            disconnected_at=None if disconnected_at is None else _moment(disconnected_at),
+            reconnected_at=None if reconnected_at is None else _moment(reconnected_at),
             codec=metadata.pop(CODEC, PICKLE),
             is_durable=metadata.pop(DURABLE, None) is not None,
-            timeouts=None if timeouts is None else json.loads(timeouts),
+            timeouts=None if timeouts is None else _numbers(json.loads(timeouts)),
             place=place,
-            retries=None if retries is None else json.loads(retries),
+            retries=None
+            if retries is None
+            else {name: int(each) for name, each in _numbers(json.loads(retries)).items()},
             metadata=metadata,
         )
 
@@ -109,6 +127,21 @@ class Member:
     def at(cls, name: str, address: str) -> Self:
         """The member that listens at a fixed address."""
         return cls(endpoint_id=EndpointId(subjects.last_token(address)), name=name, address=address)
+
+
+def _moment(text: str) -> Moment:
+    moment = Moment(*json.loads(text))
+    if not isinstance(moment[0], str) or not all(isinstance(each, int | float) for each in moment[1:]):
+        raise ValueError(f"invalid time {text[:100]!r}")
+    return moment
+
+
+def _numbers(told: Any) -> dict[str, float]:
+    if not isinstance(told, dict) or not all(
+        type(each) in (int, float) and 0 <= each < math.inf for each in told.values()
+    ):
+        raise ValueError(f"expected numbers by method, not {str(told)[:100]!r}")
+    return told
 
 
 def share_memory(members: Iterable[Member]) -> bool:

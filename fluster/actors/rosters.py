@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from fluster.actors.members import Member
 from fluster.errors import ActorNotFoundError
 from fluster_bus import subjects
-from fluster_bus.errors import BusError, ClosedError
+from fluster_bus.errors import BusError, ClosedError, InvalidMessageError
+from fluster_bus.fault_log import FaultLog
 from fluster_bus.feeds import CaughtUp
-from fluster_bus.messages import JobId
+from fluster_bus.messages import Endpoint, JobId
 from fluster_bus.registry import Registry
-from fluster_bus.tables import Deleted
+from fluster_bus.tables import Deleted, Row
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class Roster:
     closed: Exception | None = None  # why nothing changes any more
     _last_jobs: set[JobId] = field(default_factory=set)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _faults: FaultLog = field(default_factory=lambda: FaultLog(log))
 
     @property
     def jobs(self) -> set[JobId]:
@@ -144,7 +146,14 @@ class Roster:
                 elif isinstance(change, Deleted):
                     self.tell(Left(subjects.last_token(change.key), change.reason))
                 else:
-                    self.tell(Joined(Member.of(change.value)))
+                    self._learn(change)
+
+    def _learn(self, row: Row[Endpoint]) -> None:
+        try:
+            self.tell(Joined(Member.of(row.value)))
+        except InvalidMessageError as error:
+            self._faults.warning("%s is no member of %s: %s", row.key, self.name, error)
+            self.tell(Left(subjects.last_token(row.key)))
 
 
 class Rosters:

@@ -71,6 +71,7 @@ class RegistrySweep:
 
     def _learn(self, namespace: Namespace, state: _Namespace, row: Row[Endpoint]) -> None:
         endpoint = row.value
+        self._forget(state, row.key)  # it may have been another job's before
         state.endpoints[row.key] = (row, time.monotonic())
         if endpoint.job_id is not None:
             state.by_job.setdefault(endpoint.job_id, set()).add(row.key)
@@ -89,7 +90,8 @@ class RegistrySweep:
         """A job's records changed: those of its endpoints that have no living attempt go."""
         state = self._namespaces[key.namespace]
         for endpoint_key in state.by_job.get(key.job_id, ()):
-            if is_stale(state.endpoints[endpoint_key][0].value, self._controller.books.get(key)):
+            known = state.endpoints.get(endpoint_key)
+            if known is not None and is_stale(known[0].value, self._controller.books.get(key)):
                 state.stale.put_nowait(endpoint_key)
 
     async def _remove_stale(self, state: _Namespace) -> None:
