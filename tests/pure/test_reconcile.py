@@ -9,6 +9,7 @@ from fluster_bus.tables import Row
 from fluster_services import lifecycle
 from fluster_services.controller.books import Books, JobEntry, JobKey, record_key
 from fluster_services.controller.reconcile import is_stale, next_records
+from tests.pure.recorded import recorded_job
 from tests.pure.test_books import NS, job_record, row
 
 KEY = JobKey(NS, JobId("a"))
@@ -157,6 +158,17 @@ def test_a_job_whose_tasks_are_still_being_written_does_not_end() -> None:
     assert isinstance(wanted, TaskRecord)
     assert wanted.state is JobStatus.KILLED
     assert next_records(_entry(killed, wanted), now=9, parent=None) == []
+
+
+def test_a_job_is_released_when_what_it_runs_after_has_ended() -> None:
+    first = recorded_job("a")
+    entry = _entry(recorded_job("b", after=("a",)))
+    assert next_records(entry, now=9, parent=None, after={first.job_id: first}) == []
+    done = first.model_copy(update={"state": JobStatus.SUCCEEDED})
+    for known in ({done.job_id: done}, None):  # what has no record is over
+        (released,) = next_records(entry, now=9, parent=None, after=known)
+        assert isinstance(released, JobRecord)
+        assert (released.state, released.released) == (JobStatus.PENDING, True)
 
 
 def test_a_job_ends_when_its_parent_does() -> None:
