@@ -14,6 +14,9 @@ ProfileName = Literal["default", "gpu", "trusted"]  # what tasks in containers m
 
 SUPERVISOR_MODULE = "fluster_services.supervisor"  # started by name: the services build on this package
 ADDRESS_FILE = "address.json"  # in the store folder, of a cluster whose owner has one written; gone when the cluster is
+OPTIONS_VARIABLE = (
+    "FLUSTER_OPTIONS"  # {variable: the option by which it was given}, told to a daemon by the command that becomes it
+)
 START_TIMEOUT_S = 45.0
 VM_START_TIMEOUT_S = 900.0  # an image may have to be pulled
 MAX_LOCAL_WORKERS, MAX_LOCAL_CONTROLLERS, MAX_PORT = 256, 16, 65_535

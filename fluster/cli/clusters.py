@@ -16,11 +16,12 @@ from typing import Annotated, Literal
 import typer
 
 from fluster.cli.exit_codes import CommandError, ExitCode, say
-from fluster.cli.options import Options, resources_option
+from fluster.cli.options import Options, refuse_empty, resources_option, wrong_option
 from fluster.cli.output import age, size, write, write_json, write_table
 from fluster.local_setup import ADDRESS_FILE
 from fluster_bus.blocked_waits import wait_for_item
 
+_OPTIONS = {"labels": "label", "resources": "resource"}  # where they are not called as the arguments of LocalCluster
 _BACKENDS = "fluster_services.vm"  # by name: the services build on this package
 
 
@@ -128,6 +129,16 @@ def up(
         raise CommandError("--backend has no use for --runtime and --enforce-limits: leave these out", ExitCode.USAGE)
     if folder and backend is None:
         raise CommandError("--folder is for --backend docker: other workers see the machine's folders", ExitCode.USAGE)
+    for option, given in {
+        "--disk": disk,
+        "--gpus": gpus,
+        "--label": label,
+        "--resource": resource,
+        "--namespace": namespace,
+    }.items():
+        refuse_empty(option, given)
+    for each in namespace or ():
+        _check_namespace(each)
     namespaces = _namespaces(context, namespace)
     first = namespaces[0] if namespaces else None
     with (
@@ -230,7 +241,9 @@ def _usage() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise CommandError(str(error), ExitCode.USAGE) from error
+        name, equals, rest = str(error).partition("=")  # the names of its arguments
+        option = f"--{_OPTIONS.get(name, name).replace('_', '-')}" if equals and name.isidentifier() else ""
+        raise CommandError(f"{option}={rest}" if option else str(error), ExitCode.USAGE) from error
 
 
 class Ends:
@@ -262,6 +275,16 @@ def end_wanted() -> Iterator[Ends]:
             signal.signal(number, handler)
 
 
+def _check_namespace(name: str) -> None:
+    from fluster_bus.errors import InvalidNameError
+    from fluster_bus.names import check_namespace
+
+    try:
+        check_namespace(name)
+    except InvalidNameError as error:
+        raise wrong_option("--namespace", name, str(error)) from error
+
+
 def _namespaces(context: typer.Context, given: list[str] | None) -> list[str]:
     return list(dict.fromkeys([*filter(None, [Options.of(context).namespace]), *(given or [])]))
 
@@ -283,7 +306,7 @@ def _labels(given: Sequence[str] | None) -> dict[str, str] | None:
     try:
         return parse_labels(",".join(given)) if given else None
     except ValueError as error:
-        raise CommandError(f"--label: {error}", ExitCode.USAGE) from error
+        raise wrong_option("--label", ",".join(given or ()), str(error)) from error
 
 
 def _size(text: str | None) -> int | None:
@@ -292,7 +315,7 @@ def _size(text: str | None) -> int | None:
     try:
         return None if text is None else parse_size(text)
     except ValueError as error:
-        raise CommandError(f"--memory: {error}", ExitCode.USAGE) from error
+        raise wrong_option("--memory", text, str(error)) from error
 
 
 def credentials(

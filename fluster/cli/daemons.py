@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import re
 import sys
@@ -13,7 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from fluster.cli.exit_codes import CommandError, ExitCode
-from fluster.cli.options import Options, resources_option
+from fluster.cli.options import Options, refuse_empty, resources_option
+from fluster.local_setup import OPTIONS_VARIABLE
 
 _JOB_CREDENTIALS = "job_credentials"
 
@@ -151,7 +153,7 @@ def start_worker(
         if match is None:
             raise CommandError(f"--job-credentials {text}: write NAMESPACE=FILE", ExitCode.USAGE)
         files[User(Role.JOB, match[1]).credentials_variable] = match[2]
-    resources_option(_as_text(values["resources"]) or "")
+    resources_option(_as_text(values["resources"]) or "", "--resources")
     _become("fluster_services.worker", context, WORKER_SETTINGS, values, files)
 
 
@@ -167,10 +169,19 @@ def _become(
 
     address = Options.of(context).address
     given = {setting.variable: _as_text(values[setting.name]) for setting in settings}
-    given |= {ADDRESS_VARIABLE: address, **(more or {})}
+    options = {setting.variable: setting.options[0] for setting in settings if _is_option(context, setting)}
+    for setting in settings:
+        if setting.variable in options:
+            refuse_empty(options[setting.variable], values[setting.name])
+    given |= {ADDRESS_VARIABLE: address, OPTIONS_VARIABLE: json.dumps(options), **(more or {})}
     environment = {**os.environ, **{name: value for name, value in given.items() if value is not None}}
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-m", module], environment)
+
+
+def _is_option(context: typer.Context, setting: Setting) -> bool:
+    source = context.get_parameter_source(setting.name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _as_text(value: str | Sequence[str] | None) -> str | None:

@@ -14,7 +14,7 @@ def split_assignment(option: str, text: str) -> tuple[str, str]:
     """The name and the value in NAME=VALUE. Raises CommandError."""
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise CommandError(f"{option} {text}: write NAME=VALUE", ExitCode.USAGE)
+        raise CommandError(f"{option}={text!r}: write NAME=VALUE", ExitCode.USAGE)
     return name, value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -9,15 +10,18 @@ from enum import IntEnum
 from typing import Any
 
 DEBUG_VARIABLE = "FLUSTER_DEBUG"
-_QUOTED = 200  # characters of a wrong value
+MAX_QUOTED = 200  # characters of a wrong value
 _NO_NAMESPACE = "NamespaceNotFound"  # the controller's word
+
+
+_UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class ExitCode(IntEnum):
     """What the command returns to the shell. Stable: scripts rely on it."""
 
     OK = 0
-    FAILED = 1  # a job, an actor's method or the demo's check failed
+    FAILED = 1  # a job, an actor's method or the demo's check failed, or the output could not be written
     USAGE = 2
     NO_CLUSTER = 3  # no address, nobody there, credentials refused, no answer, lost for too long, or it did not start
     NOT_FOUND = 4  # no such job, actor, worker or namespace
@@ -27,7 +31,7 @@ class ExitCode(IntEnum):
 
 
 EXIT_CODES_HELP = (
-    "Exit codes: 0 it went well; 1 the job or the actor's method failed; 2 wrong usage; 3 no cluster (no address, nobody "
+    "Exit codes: 0 it went well; 1 the job or the actor's method failed, or the output could not be written; 2 wrong usage; 3 no cluster (no address, nobody "
     "answers, credentials refused, lost for too long, it did not start); 4 no such job, actor, worker or namespace; 70 an error in fluster itself; 130 "
     f"interrupted; 141 whoever read the output left. {DEBUG_VARIABLE}=1 shows the traceback of an error."
 )
@@ -86,7 +90,7 @@ def _of_typer(error: Any) -> str:
     message = in_our_words(error.message)
     if isinstance(error.__cause__, ValidationError):
         given = error.__cause__.errors()[0]["input"]
-        if repr(given) not in message and len(repr(given)) <= _QUOTED:
+        if repr(given) not in message and len(repr(given)) <= MAX_QUOTED:
             return f"{option}={given!r}: {message}"
     return f"{option}: {message}"
 
@@ -123,6 +127,9 @@ def _judge(error: BaseException) -> tuple[ExitCode, str]:
         return ExitCode.NO_CLUSTER, str(error)
     if isinstance(error, bus.InvalidNameError):
         return ExitCode.USAGE, str(error)
+    if isinstance(error, OSError) and error.errno in _UNWRITTEN and error.filename is None:
+        _forget_stdout()
+        return ExitCode.FAILED, f"the output could not be written: {error.strerror}"
     if isinstance(error, errors.FlusterError):
         return ExitCode.FAILED, str(error)
     return (
@@ -140,12 +147,12 @@ def _told(place: tuple[int | str, ...], given: Any, message: str) -> str:
     if not where:
         return message
     # Of a larger part most is right, and it may hold what nobody else shall read, such as environment variables.
-    is_short = isinstance(given, str | int | float) and len(repr(given)) <= _QUOTED
+    is_short = isinstance(given, str | int | float) and len(repr(given)) <= MAX_QUOTED
     return f"{where}={given!r}: {message}" if is_short else f"{where}: {message}"
 
 
 def _forget_stdout() -> None:
-    """Whoever read it has left: what is still buffered would fail once more when the interpreter ends."""
+    """It takes no more, or whoever read it has left: what is still buffered would fail once more when the interpreter ends."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

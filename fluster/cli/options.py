@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fluster.cli.exit_codes import CommandError, ExitCode, say
+from fluster.cli.exit_codes import MAX_QUOTED, CommandError, ExitCode, say
 
 if TYPE_CHECKING:
     from fluster.cluster import Cluster
@@ -46,14 +46,28 @@ Grep = Annotated[
 ]
 
 
-def resources_option(given: str | Sequence[str]) -> dict[str, float]:
+def wrong_option(option: str, given: object, message: str) -> CommandError:
+    """The error of an option whose value cannot be used: it names the option and quotes the value, once."""
+    quoted = repr(given)
+    named = option if quoted in message or len(quoted) > MAX_QUOTED else f"{option}={quoted}"
+    return CommandError(f"{named}: {message}", ExitCode.USAGE)
+
+
+def refuse_empty(option: str, given: str | Sequence[str] | None) -> None:
+    """Raise CommandError for an option that was given without a value, as by a variable of the shell that is not set."""
+    values = [given] if isinstance(given, str) else given or ()
+    if not all(value.strip() for value in values):
+        raise wrong_option(option, "", "it has no value: give one, or leave the option out")
+
+
+def resources_option(given: str | Sequence[str], option: str = "--resource") -> dict[str, float]:
     """{name: count} of `--resource`, in one text or given several times. Raises CommandError."""
     from fluster_bus.messages.counted import parse_counts
 
     try:
         return parse_counts(given if isinstance(given, str) else ",".join(given))
     except ValueError as error:
-        raise CommandError(f"--resource: {error}", ExitCode.USAGE) from error
+        raise wrong_option(option, given if isinstance(given, str) else ",".join(given), str(error)) from error
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,15 @@ from fluster.cli.env_files import read_env_file, split_assignment
 from fluster.cli.exit_codes import CommandError, ExitCode, say
 from fluster.cli.job_progress import wait_shown
 from fluster.cli.jobs import dumped, outcome, print_logs, succeeded
-from fluster.cli.options import Options, resources_option
+from fluster.cli.options import MAX_SECONDS, Options, refuse_empty, resources_option, wrong_option
 from fluster.cli.output import write, write_json
 from fluster.cli.shortened_ids import at_worker, find_job
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
+
     from fluster_bus.messages import JobRequest, ResourceConfig
+    from fluster_bus.messages.arrays import TaskArray
 
 _MAX_NAME = 40
 
@@ -146,12 +149,16 @@ def submit(
     ] = 0,
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Stop an attempt that runs for longer. Example: --timeout 3600"),
+        typer.Option(
+            metavar="SECONDS", max=MAX_SECONDS, help="Stop an attempt that runs for longer. Example: --timeout 3600"
+        ),
     ] = None,
     scheduling_timeout: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS", help="Give up when no worker has room for so long. Example: --scheduling-timeout 600"
+            metavar="SECONDS",
+            max=MAX_SECONDS,
+            help="Give up when no worker has room for so long. Example: --scheduling-timeout 600",
         ),
     ] = None,
     priority: Annotated[
@@ -211,6 +218,21 @@ def submit(
       fluster submit --on worker-1 --now --follow -- df -h
     """
     options = Options.of(context)
+    for option, given in {
+        "--name": name,
+        "--label": label,
+        "--resource": resource,
+        "--on": on,
+        "--cwd": cwd,
+        "--pip": pip,
+        "--python": python,
+        "--secret": secret,
+        "--ports": ports,
+        "--image": image,
+        "--job-id": job_id,
+        "--after": after,
+    }.items():
+        refuse_empty(option, given)
     if now and on is None:
         raise CommandError("--now: name the worker too, such as --on worker-1", ExitCode.USAGE)
     request = make_request(
@@ -231,7 +253,7 @@ def submit(
         },
         ports=tuple(ports or ()),
         replicas=replicas,
-        array=array,
+        array=_array(array),
         gang=gang,
         max_retries_failure=retries,
         max_task_failures=max_task_failures,
@@ -294,18 +316,44 @@ def make_request(
             **fields,
         )
     except ValidationError as error:
-        raise CommandError("; ".join(map(_problem, error.errors())), ExitCode.USAGE) from error
+        raise _wrong(error) from error
 
 
 # Where an option has another name than what it sets.
-_OPTIONS = {"pip_packages": "pip", "max_retries_failure": "retries", "env_vars": "env"}
+_OPTIONS = {
+    "pip_packages": "pip",
+    "max_retries_failure": "retries",
+    "env_vars": "env",
+    "secrets": "secret",
+    "count": "gpu",
+    "variant": "gpu",
+}
 
 
-def _problem(error: Any) -> str:
-    text = str(error["msg"]).removeprefix("Value error, ")
-    field = str(error["loc"][0]).removesuffix("_s") if error["loc"] else ""
-    option = _OPTIONS.get(field, field).replace("_", "-")
-    return f"--{option}: {text}" if option else text
+def _wrong(error: ValidationError, **given: object) -> CommandError:
+    """The first of what is wrong; `given` is {field: what was typed}, where that is not the field's own value."""
+    from fluster_bus.messages import JobRequest
+    from fluster_bus.messages.model import in_our_words
+
+    problem = error.errors()[0]
+    text = in_our_words(problem["msg"])
+    field = str(problem["loc"][0]) if problem["loc"] else ""
+    if not field:  # it is about the whole: what begins with the name of a field speaks of that
+        names_option = text.partition(" ")[0] in JobRequest.model_fields
+        return CommandError(f"--{text}" if names_option else text, ExitCode.USAGE)
+    option = _OPTIONS.get(field, field.removesuffix("_s")).replace("_", "-")
+    return wrong_option(f"--{option}", given.get(option, problem["input"]), text.removeprefix(f"{field}: "))
+
+
+def _array(text: str | None) -> TaskArray | None:
+    from pydantic import ValidationError
+
+    from fluster_bus.messages.arrays import TaskArray
+
+    try:
+        return None if text is None else TaskArray.model_validate(text)
+    except ValidationError as error:
+        raise wrong_option("--array", text, _wrong(error).args[0]) from error
 
 
 def name_of(command: list[str]) -> str:
@@ -324,28 +372,43 @@ def make_resources(
     resources: Sequence[str] = (),
 ) -> ResourceConfig:
     """What one task needs. Raises CommandError for a value that is invalid."""
+    from pydantic import ValidationError
+
     from fluster_bus.messages import ResourceConfig
     from fluster_bus.messages.labels import parse_labels
 
     try:
         wanted = parse_labels(",".join(labels))
     except ValueError as error:
-        raise CommandError(f"--label: {error}", ExitCode.USAGE) from error
+        raise wrong_option("--label", ",".join(labels), str(error)) from error
     asked = {"labels": wanted, "resources": resources_option(resources)}
     sizes: Any = {"memory": _size("--memory", memory), "disk": _size("--disk", disk) if disk is not None else 0}
-    if gpu is None:
-        return ResourceConfig.with_cpu(cpu, **sizes).model_copy(update=asked)
+    try:
+        if gpu is None:
+            return ResourceConfig.with_cpu(cpu, **sizes).model_copy(update=asked)
+        return ResourceConfig.with_gpu(*_gpus(gpu), cpu=cpu, **sizes).model_copy(update=asked)
+    except ValidationError as error:
+        raise _wrong(error, memory=memory, disk=disk, gpu=gpu) from error
+
+
+def _gpus(gpu: str) -> tuple[str, int]:
+    """The model, which may be any, and how many."""
     match = re.fullmatch(r"(?:(?P<count>\d+)|(?P<model>[A-Za-z0-9][A-Za-z0-9_-]*?)(?::(?P<of_model>\d+))?)", gpu)
     if match is None:
-        raise CommandError(f"--gpu {gpu}: write a model, a count or both, such as h100:8", ExitCode.USAGE)
-    count = int(match["count"] or match["of_model"] or 1)
-    return ResourceConfig.with_gpu(match["model"] or "any", count, cpu=cpu, **sizes).model_copy(update=asked)
+        raise wrong_option("--gpu", gpu, "expected a model, a count or both, such as h100:8")
+    return match["model"] or "any", int(match["count"] or match["of_model"] or 1)
 
 
 def _only_on(worker: str | None) -> list[str]:
-    from fluster_bus.messages.labels import WORKER_LABEL
+    from fluster_bus.messages.labels import WORKER_LABEL, parse_labels
 
-    return [] if worker is None else [f"{WORKER_LABEL}={worker}"]
+    if worker is None:
+        return []
+    try:
+        parse_labels(label := f"{WORKER_LABEL}={worker}")
+    except ValueError as error:
+        raise wrong_option("--on", worker, "expected a worker's name, as `fluster workers` shows it") from error
+    return [label]
 
 
 def _check_secrets(request: JobRequest) -> None:
@@ -354,7 +417,7 @@ def _check_secrets(request: JobRequest) -> None:
     try:
         check_secrets([request])
     except ValueError as error:
-        raise CommandError(str(error), ExitCode.USAGE) from error
+        raise CommandError(f"--secret: {str(error).removeprefix('secrets: ')}", ExitCode.USAGE) from error
 
 
 def _size(option: str, text: str) -> int:
@@ -363,7 +426,7 @@ def _size(option: str, text: str) -> int:
     try:
         return parse_size(text)
     except ValueError as error:
-        raise CommandError(f"{option}: {error}", ExitCode.USAGE) from error
+        raise wrong_option(option, text, str(error)) from error
 
 
 def _variables(files: Sequence[Path], assignments: Sequence[str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from fluster_bus.devices import VISIBLE_DEVICES, as_json, parse_gpus
 
 T = TypeVar("T")
 
+_MOST_BYTES = 1 << 60
 DISK, GPUS, LABELS, RESOURCES = "FLUSTER_DISK", "FLUSTER_GPUS", "FLUSTER_LABELS", "FLUSTER_RESOURCES"
 
 
@@ -19,7 +20,10 @@ def offered_disk(given: int | str | None) -> int | None:
     def read(value: int | str) -> int:
         from fluster_bus.messages import parse_size
 
-        return parse_size(value)
+        size = parse_size(value)
+        if size > _MOST_BYTES:
+            raise ValueError("it is more than any disk has: give a size such as '1TB'")
+        return size
 
     return _read("disk", given, DISK, read)
 

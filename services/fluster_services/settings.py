@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
+from fluster.local_setup import OPTIONS_VARIABLE
 from fluster_bus.errors import FlusterError
 from fluster_bus.messages import parse_size
 from fluster_bus.stream_bounds import NamespaceBounds
 from fluster_services.config import CacheLimits, LogLimits, RecordLimits, Timing
 
 Group = TypeVar("Group", Timing, RecordLimits, NamespaceBounds, CacheLimits, LogLimits)
+
+
+_USAGE = 2  # the exit code of `fluster` for what was typed wrong
 
 
 class SettingError(FlusterError):
@@ -68,6 +75,20 @@ SETTINGS: Mapping[type[Any], Sequence[Setting]] = {
         Setting("FLUSTER_MAX_LOG_LINE", "line_bytes", parse_size),
     ],
 }
+
+
+@contextmanager
+def refusing(environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
+    """End the process with one line for a SettingError: of an option, if the setting was given as one of `fluster`."""
+    options: dict[str, str] = json.loads(environment.pop(OPTIONS_VARIABLE, "{}"))
+    try:
+        yield
+    except SettingError as error:
+        text = re.sub(r"\w+", lambda word: options.get(word[0], word[0]), str(error))
+        if text == str(error):
+            sys.exit(text)
+        sys.stderr.write(f"fluster: {text}\n")
+        sys.exit(_USAGE)
 
 
 def read_settings(group: type[Group], environment: Mapping[str, str] = os.environ) -> Group:

@@ -96,7 +96,7 @@ def test_a_secret_that_is_not_set_is_wrong_usage(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert "fluster: secrets: FLUSTER_NOT_SET not set" in capsys.readouterr().err
+    assert "fluster: --secret: FLUSTER_NOT_SET not set" in capsys.readouterr().err
 
 
 def test_what_never_ran_has_written_nothing() -> None:
@@ -115,7 +115,7 @@ def test_what_never_ran_has_written_nothing() -> None:
     ("arguments", "why"),
     [
         (["up", "--cpu", "0"], "cpu=0.0: give a number of CPUs above 0"),
-        (["submit", "--gpu", "-1", "--", "x"], "--gpu -1: write a model, a count or both"),
+        (["submit", "--gpu", "-1", "--", "x"], "--gpu='-1': expected a model, a count or both"),
     ],
 )
 def test_numbers_that_make_no_sense_are_wrong_usage(arguments: list[str], why: str) -> None:

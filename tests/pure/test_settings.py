@@ -135,7 +135,7 @@ def test_a_worker_is_told_how_many_tasks_it_may_have(monkeypatch: pytest.MonkeyP
     assert _given().tasks is None
     for nonsense in ("0", "-1", "some"):
         monkeypatch.setenv("FLUSTER_MAX_CONCURRENT_JOBS", nonsense)
-        with pytest.raises(SystemExit, match=f"FLUSTER_MAX_CONCURRENT_JOBS: '{nonsense}' is not a number of tasks"):
+        with pytest.raises(SettingError, match=f"FLUSTER_MAX_CONCURRENT_JOBS: '{nonsense}' is not a number of tasks"):
             _given()
 
 

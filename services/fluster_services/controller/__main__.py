@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-import sys
 from pathlib import Path
 
 from fluster_bus.messages import Namespace
@@ -13,14 +12,12 @@ from fluster_bus.stream_bounds import NamespaceBounds
 from fluster_services.config import RecordLimits, Timing
 from fluster_services.controller.controller import Controller, ControllerConfig
 from fluster_services.daemon import address_from_environment, run_daemon
-from fluster_services.settings import SettingError, read_settings
+from fluster_services.settings import read_settings, refusing
 
 
 def main() -> None:
-    try:
+    with refusing():
         config = _config_from_environment()
-    except SettingError as error:
-        sys.exit(str(error))
     run_controller(config)
 
 

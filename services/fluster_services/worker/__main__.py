@@ -21,7 +21,7 @@ from fluster_bus.messages.labels import parse_labels
 from fluster_bus.roles import Role, User
 from fluster_services.config import CacheLimits, LogLimits, Timing
 from fluster_services.daemon import address_from_environment, run_daemon
-from fluster_services.settings import SettingError, read_settings
+from fluster_services.settings import SettingError, read_settings, refusing
 from fluster_services.worker.cgroups import Enforcement, LimitsError, find_enforcer
 from fluster_services.worker.chosen_containers import choose_containers
 from fluster_services.worker.config import WorkerConfig
@@ -35,19 +35,24 @@ from fluster_services.worker.scratch import Disks, find_disks
 from fluster_services.worker.template import start_template
 from fluster_services.worker.threads import ready_threads
 
+_MOST_CPUS, _MOST_BYTES = 1e6, 1 << 60
+
 
 def main() -> None:
+    with refusing():
+        config = _config_from_environment()
+    run_worker(config)
+
+
+def _config_from_environment() -> WorkerConfig:
     state_dir = Path(os.environ.get("FLUSTER_STATE_DIR", Path.home() / ".fluster" / "worker"))
     namespaces = [Namespace(name.strip()) for name in os.environ.get("FLUSTER_NAMESPACES", "default").split(",")]
     address = address_from_environment()
     credentials = {namespace: _job_address(address, User(Role.JOB, namespace)) for namespace in namespaces}
-    try:
-        timing, caches, logs = (read_settings(Timing), read_settings(CacheLimits), read_settings(LogLimits))
-    except SettingError as error:
-        sys.exit(str(error))
+    timing, caches, logs = (read_settings(Timing), read_settings(CacheLimits), read_settings(LogLimits))
     _make_state_folder(state_dir)
     total, device_ids = detect(_given(), state_dir, caches)
-    config = WorkerConfig(
+    return WorkerConfig(
         address=address,
         worker_id=WorkerId(os.environ.get("FLUSTER_WORKER_ID", socket.gethostname().replace(".", "-"))),
         state_dir=state_dir,
@@ -62,7 +67,6 @@ def main() -> None:
         drain_timeout_s=_seconds("FLUSTER_DRAIN_TIMEOUT_S", WorkerConfig.drain_timeout_s),
         advertised_host=os.environ.get("FLUSTER_ADVERTISED_HOST") or detect_host(address),
     )
-    run_worker(config)
 
 
 def _given() -> Given:
@@ -70,8 +74,8 @@ def _given() -> Given:
     return Given(
         **_parsed(
             ("FLUSTER_CPUS", "cpu", _cpus),
-            ("FLUSTER_MEMORY", "memory", parse_size),
-            ("FLUSTER_DISK", "disk", parse_size),
+            ("FLUSTER_MEMORY", "memory", _memory),
+            ("FLUSTER_DISK", "disk", _disk),
             ("FLUSTER_GPUS", "devices", lambda text: parse_gpus(text, os.environ.get(VISIBLE_DEVICES["gpu"]))),
             ("FLUSTER_LABELS", "labels", parse_labels),
             ("FLUSTER_RESOURCES", "resources", parse_counts),
@@ -89,15 +93,32 @@ def _parsed(*settings: tuple[str, str, Callable[[str], Any]]) -> dict[str, Any]:
             try:
                 known[name] = parse(text)
             except ValueError as error:
-                sys.exit(f"{variable}: {error}")
+                raise SettingError(f"{variable}: {error}") from error
     return known
 
 
 def _cpus(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= _MOST_CPUS:
         raise ValueError(f"{text!r} are no CPUs: give a number, such as 8")
     return value
+
+
+def _disk(text: str) -> int:
+    size = parse_size(text)
+    if size > _MOST_BYTES:
+        raise ValueError(f"{text!r} is more than any disk has: give a size such as 1TB")
+    return size
+
+
+def _memory(text: str) -> int:
+    size = parse_size(text)
+    if not 0 < size <= _MOST_BYTES:
+        raise ValueError(f"{text!r} is no memory to offer: give a size above 0, such as 32GB")
+    return size
 
 
 def _tasks(text: str) -> int:
@@ -131,7 +152,7 @@ def _containers() -> ContainerSettings:
 def _one_of(variable: str, default: str, known: Sequence[str]) -> Any:
     text = os.environ.get(variable) or default
     if text not in known:
-        sys.exit(f"{variable}={text!r} is not known: choose {', '.join(known)}")
+        raise SettingError(f"{variable}={text!r} is not known: choose {', '.join(known)}")
     return text
 
 
@@ -142,21 +163,21 @@ def _seconds(variable: str, default: float) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        sys.exit(f"{variable}={text!r} is no time: give seconds, such as 60")
+        raise SettingError(f"{variable}={text!r} is no time: give seconds, such as 60")
     return value
 
 
 def _file(variable: str) -> str | None:
     path = os.environ.get(variable) or None
     if path is not None and not os.access(path, os.R_OK):
-        sys.exit(f"{variable}={path!r} cannot be read: give the path of a file")
+        raise SettingError(f"{variable}={path!r} cannot be read: give the path of a file")
     return path
 
 
 def _count(variable: str, default: int) -> int:
     text = os.environ.get(variable) or str(default)
     if not text.isdecimal():
-        sys.exit(f"{variable}={text!r} is no number: give one such as {default}")
+        raise SettingError(f"{variable}={text!r} is no number: give one such as {default}")
     return int(text)
 
 
@@ -167,12 +188,14 @@ def _job_address(address: BusAddress, user: User) -> BusAddress:
         try:
             found = address.with_credentials(Path(file))
         except AddressError as error:
-            sys.exit(f"{user.credentials_variable}: {error}")
+            raise SettingError(f"{user.credentials_variable}: {error}") from error
         if found.user != user.name:
-            sys.exit(f"{user.credentials_variable}: the file {file} is of {found.user!r}, and jobs are {user.name!r}")
+            raise SettingError(
+                f"{user.credentials_variable}: the file {file} is of {found.user!r}, and jobs are {user.name!r}"
+            )
         return found
     if not password:
-        sys.exit(
+        raise SettingError(
             f"neither {user.credentials_variable} nor {user.password_variable} is set: "
             f"the worker hands the credentials to the jobs of {user.namespace!r}"
         )
