@@ -27,6 +27,7 @@ NOT_RUN = {
     "docs/how-to/joblib.md": {"pip install": "the environment of the tests has the extra already"},
     "docs/how-to/virtual-machines.md": {
         "from fluster import Entrypoint": "needs a Docker engine with images of a registry",
+        "from fluster_services.vm import DockerBackend": "needs GPUs",
         "LocalCluster(backend=": "needs a Docker engine with images of a registry",
     },
     "docs/how-to/zephyr.md": {
