@@ -27,7 +27,7 @@ def member(
     endpoint = Endpoint(
         endpoint_id=EndpointId(f"e{number}"),
         name="pool",
-        address=f"to.e{number}",
+        address=f"fluster.default.actors.e{number}",
         namespace=Namespace("default"),
         job_id=job_id,
         task=number,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fluster.local_setup import ProfileName
+from fluster_services.settings import SettingError
 from fluster_services.worker.__main__ import _containers
 from fluster_services.worker.container import (
     ContainerSettings,
@@ -202,7 +203,7 @@ def test_what_the_worker_is_told_of_containers(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(("name", "text"), [("PROFILE", "root"), ("SHM_SIZE", "much"), ("ULIMITS", "nofile")])
 def test_what_it_is_told_wrong_ends_it_with_the_name(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"FLUSTER_CONTAINER_{name}", text)
-    with pytest.raises(SystemExit, match=rf"^FLUSTER_CONTAINER_{name}.*'{text}'"):
+    with pytest.raises(SettingError, match=rf"^FLUSTER_CONTAINER_{name}.*'{text}'"):
         _containers()
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from fluster_services.settings import SettingError
 from fluster_services.worker.__main__ import _containers
 from fluster_services.worker.container import ContainerSettings
 
@@ -47,5 +48,5 @@ def test_a_worker_that_is_told_nonsense_quotes_it(
     monkeypatch: pytest.MonkeyPatch, name: str, text: str, remedy: str
 ) -> None:
     monkeypatch.setenv(name, text)
-    with pytest.raises(SystemExit, match=f"{name}='{text}'.*{remedy}"):
+    with pytest.raises(SettingError, match=f"{name}='{text}'.*{remedy}"):
         _containers()

@@ -9,6 +9,7 @@ from fluster_bus.credentials import PASSWORDS_FILE, write_credentials
 from fluster_bus.errors import AddressError, InvalidNameError
 from fluster_bus.roles import Role, User
 from fluster_services.daemon import address_from_environment
+from fluster_services.settings import SettingError
 from fluster_services.worker.__main__ import _job_address
 
 NAMES = ["service", "operator", "client_default", "job_default"]
@@ -115,7 +116,7 @@ def test_jobs_never_get_the_rights_of_another(
     write_credentials(tmp_path)
     monkeypatch.setenv("FLUSTER_JOB_DEFAULT_CREDENTIALS", str(tmp_path / name) if name else "")
     monkeypatch.delenv("FLUSTER_JOB_DEFAULT_PASSWORD", raising=False)
-    with pytest.raises(SystemExit, match=why):
+    with pytest.raises(SettingError, match=why):
         _job_address(SERVICE, JOB)
 
 

@@ -26,6 +26,7 @@ from fluster_services.controller.dispatch import Dispatch
 from fluster_services.controller.judge import Judge
 from fluster_services.controller.liveness import Liveness
 from fluster_services.controller.roster import Roster
+from fluster_services.controller.vm_troubles import VMTroubles
 from tests.pure.recorded import recorded_job, registered_worker
 from tests.waiting import wait_until_async
 
@@ -60,6 +61,7 @@ class Judging:
             seat=SimpleNamespace(wait_sure=self._wait_sure, wait_led_since=self.sure.wait),
             dispatch=self.dispatch,
             gangs=SimpleNamespace(give_up_misfits=self._async),
+            vm_troubles=VMTroubles(),
             workers_table=SimpleNamespace(delete=self._delete),
             write_verdicts=self._write,
         )
