@@ -469,7 +469,8 @@ def test_who_hears_that_an_actor_lost_its_connection_finds_it_back(env: Env, mon
         env.portal.run(proxy.cut)
         assert reconnected.wait(TIMEOUT_S)
         # All that its process has told of it by now reaches the pool before this, of one that is not called.
-        other = cut_off.asynchronous.new_endpoint("back", "nowhere", metadata={LEAVING: "yes"})
+        nowhere = f"fluster.{cut_off.namespace}.actors.nowhere"
+        other = cut_off.asynchronous.new_endpoint("back", nowhere, metadata={LEAVING: "yes"})
         cut_off.portal.run(cut_off.asynchronous.registry.register, other)
         wait_until(lambda: len(pool.members()) == 2)
         may_dial.set()

@@ -157,8 +157,10 @@ def test_at_the_command_line(cluster: Cluster, daemons: Daemons) -> None:
     missing = fluster("submit", "--on", "w", "--now", "--", "true")
     assert (missing.returncode, "no worker 'w'" in missing.stderr) == (4, True), missing.stderr
     elsewhere = JobId(fluster("submit", "--on", "w2", "--", "true").stdout.strip())
-    wait_until(lambda: "no worker w2 now" in cluster.explain(elsewhere) or cluster.poll(elsewhere).status.finished())
-    assert "no worker w2 now" in cluster.explain(elsewhere)
+    wait_until(
+        lambda: "no worker w2 takes work now" in cluster.explain(elsewhere) or cluster.poll(elsewhere).status.finished()
+    )
+    assert "no worker w2 takes work now" in cluster.explain(elsewhere)
     (worker,) = json.loads(fluster("--output", "json", "workers").stdout)
     assert "fluster.worker=w1" in worker["info"]["total"]["labels"]
     assert "fluster.worker" not in fluster("workers").stdout
