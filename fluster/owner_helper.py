@@ -47,6 +47,7 @@ class Voice:
 
     def __init__(self, address: BusAddress, namespace: str, owner: str) -> None:
         self._address = address
+        self._namespace = namespace
         self._subject = subjects.jobs_verb(namespace, "own")
         self._owner = owner
 
@@ -60,7 +61,7 @@ class Voice:
         return None
 
     def _ask(self, line: Line, *, ended: bool) -> Answer | None:
-        inbox = f"{self._address.inbox_prefix}.{secrets.token_hex(8)}"
+        inbox = f"{self._address.inbox_prefix(self._namespace)}.{secrets.token_hex(8)}"
         data = json.dumps({"owner": self._owner, "ended": ended}).encode()
         line.add(wire.subscribe(1, inbox) + wire.publish(self._subject, data, inbox))
         line.flush()

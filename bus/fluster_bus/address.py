@@ -16,6 +16,7 @@ from urllib.parse import quote, unquote
 
 from fluster_bus import subjects
 from fluster_bus.errors import AddressError, NoAddressError
+from fluster_bus.names import SYSTEM_NAMESPACE
 from fluster_bus.trust.claims import read_user_token
 
 ADDRESS_VARIABLE = "FLUSTER_CLUSTER_ADDRESS"
@@ -28,6 +29,7 @@ _FORM = 'write {"url": …, "user": …, "password": …}, or {"url": …, "toke
 _HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+")
 # A user becomes one token of the subjects on which its replies arrive.
 _USER = re.compile(r"[^\s.*>\x00-\x1f]{1,256}")
+_ANYBODY = "anybody"  # stands for the user of a server that asks for none
 _PRIVATE = 0o600
 _MAX_FILE_BYTES = 1 << 16
 _PROOFS = ("user", "password", "token", "seed")
@@ -68,9 +70,17 @@ class BusAddress:
         return self.url.split(",")
 
     @property
-    def inbox_prefix(self) -> str:
-        """Below this the user's replies arrive, and nobody else's."""
-        return subjects.inbox_prefix(self.user)
+    def namespaces(self) -> tuple[str, ...]:
+        """Those that the user is confined to; none for users of the whole cluster."""
+        if self.token is not None:
+            return read_user_token(self.token).tagged("ns")
+        _role, _, namespace = (self.user or "").partition("_")  # as in roles.User.name
+        return (namespace,) if namespace else ()
+
+    def inbox_prefix(self, namespace: str | None = None) -> str:
+        """Below this the user hears replies from `namespace`; by default from its own, or from the cluster's services."""
+        home = next(iter(self.namespaces), SYSTEM_NAMESPACE)
+        return subjects.inbox_prefix(self.user or _ANYBODY, namespace or home)
 
     def proof(self, nonce: str | None) -> dict[str, str]:
         """Fields of the CONNECT message for a server that greeted with `nonce`; without one there is nothing to sign.

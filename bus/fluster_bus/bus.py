@@ -14,6 +14,7 @@ import nats
 import nats.errors
 from nats.js import JetStreamContext
 
+from fluster_bus import subjects
 from fluster_bus.connect_errors import connect_error, is_refusal
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import (
@@ -78,7 +79,9 @@ class Bus:
         self._nats = QuickClient()
         self._replies = Replies()
         # A secret of this connection: who sees one reply subject can neither guess nor hear another's.
-        self._inbox = f"{address.inbox_prefix}.{secrets.token_urlsafe(16)}"
+        self._inbox = f"{address.inbox_prefix()}.{secrets.token_urlsafe(16)}"
+        self._home = next(iter(address.namespaces), None)
+        self._inboxes: dict[str, str] = {}  # {namespace: the same, for the answers of its jobs}
         self._opened = False
         self._connected = False
         self._closed = False
@@ -119,7 +122,7 @@ class Bus:
             servers=self.address.servers,
             **_nats_options(self.address),
             name=self.name,
-            inbox_prefix=self.address.inbox_prefix,
+            inbox_prefix=self.address.inbox_prefix(),
             allow_reconnect=True,
             max_reconnect_attempts=-1,
             reconnect_time_wait=0.1,  # type: ignore[arg-type]  # annotated int, used as seconds of a sleep
@@ -134,15 +137,18 @@ class Bus:
             reconnected_cb=self._on_reconnected,
             closed_cb=self._on_closed,
         )
+        await self._hear(self._inbox)
+        self._opened = True
+        self._on_standing()
+        self.spawn(self._nats.watch_pulse(self._pings), "the watch over the connection")
+
+    async def _hear(self, inbox: str) -> None:
         await self._nats.subscribe(
-            f"{self._inbox}.*",
+            f"{inbox}.*",
             cb=self._on_reply,
             pending_msgs_limit=_PENDING_MESSAGES,
             pending_bytes_limit=_PENDING_BYTES,
         )
-        self._opened = True
-        self._on_standing()
-        self.spawn(self._nats.watch_pulse(self._pings), "the watch over the connection")
 
     def _on_standing(self) -> None:
         if self._over is None:
@@ -339,9 +345,9 @@ class Bus:
         finally:
             self._replies.close(token)
 
-    def inbox(self) -> str:
-        """A fresh subject that only this connection's user may listen on."""
-        return f"{self.address.inbox_prefix}.{secrets.token_urlsafe(16)}"
+    def inbox(self, namespace: str | None = None) -> str:
+        """A fresh subject that only this connection's user may listen on, and to which `namespace` may answer."""
+        return f"{self.address.inbox_prefix(namespace)}.{secrets.token_urlsafe(16)}"
 
     async def request(
         self,
@@ -350,16 +356,18 @@ class Bus:
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         headers: dict[str, str] | None = None,
+        asked: str | None = None,
     ) -> Delivery:
-        """The answer to a request.
+        """The answer to a request; `asked` is the namespace whose jobs are to answer, where `subject` does not name it.
 
         Raises NoRespondersError, DisconnectedError (at once, also when the connection is lost while waiting),
         CredentialsError when the server forbids the subject, RequestTimeoutError, and ServiceError when the
         answer is an error.
         """
+        inbox = await self._inbox_for(asked or subjects.asked_namespace(subject))
         token, coming = self._replies.expect(subject)
         try:
-            await self.publish(subject, data, reply=f"{self._inbox}.{token}", headers=headers)
+            await self.publish(subject, data, reply=f"{inbox}.{token}", headers=headers)
             async with asyncio.timeout(timeout_s):
                 answer = await coming
         except TimeoutError as error:
@@ -367,6 +375,16 @@ class Bus:
         finally:
             self._replies.close(token)
         return self._checked(subject, answer)
+
+    async def _inbox_for(self, namespace: str | None) -> str:
+        """Where answers are heard of a namespace's jobs, which may answer nowhere else, or of the cluster's services."""
+        if namespace is None or namespace == self._home:
+            return self._inbox
+        if namespace not in self._inboxes:
+            inbox = self.inbox(namespace)
+            await self._hear(inbox)
+            self._inboxes.setdefault(namespace, inbox)
+        return self._inboxes[namespace]
 
     def _checked(self, subject: str, answer: Delivery | BusError) -> Delivery:
         if isinstance(answer, BusError):

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from fluster_bus import subjects
 from fluster_bus.errors import InvalidNameError
-from fluster_bus.names import check_namespace
+from fluster_bus.names import SYSTEM_NAMESPACE, check_namespace
 from fluster_bus.object_kinds import BUNDLES, PAYLOADS
 from fluster_bus.pulse import SERVER_PINGS
 
@@ -60,7 +60,8 @@ class User:
     @property
     def inbox(self) -> str:
         """All subjects on which replies to this user arrive."""
-        return subjects.below(subjects.inbox_prefix(self.name))
+        home = SYSTEM_NAMESPACE if self.namespace is None else self.namespace
+        return subjects.below(subjects.inbox_prefix(self.name, home))
 
     @property
     def password_variable(self) -> str:
@@ -94,17 +95,12 @@ def users(namespaces: Sequence[str]) -> tuple[User, ...]:
     )
 
 
-# Where the plain `nats` command hears replies; no user but the operator may listen there.
-_COMMAND_INBOX = subjects.below(subjects.inbox_prefix(None))
-
-
-def permissions(user: User, namespaces: Sequence[str]) -> Permissions:
-    """What `user` may do in a cluster with these namespaces."""
+def permissions(user: User) -> Permissions:
+    """What `user` may do."""
     match user.role:
         case Role.OPERATOR:
             return Permissions(publish=(subjects.ANY_TAIL,), subscribe=(subjects.ANY_TAIL,))
         case Role.SERVICE:
-            inboxes = (_COMMAND_INBOX, *(each.inbox for each in users(namespaces)))
             everything = (
                 subjects.ALL_MESSAGES,
                 subjects.ALL_BUCKETS,
@@ -113,7 +109,7 @@ def permissions(user: User, namespaces: Sequence[str]) -> Permissions:
                 subjects.JETSTREAM_REQUESTS,
             )
             flow = (subjects.JETSTREAM_ACKS, subjects.JETSTREAM_FLOW)
-            return Permissions(publish=(*everything, *flow, *inboxes), subscribe=(*everything, user.inbox))
+            return Permissions(publish=(*everything, *flow, subjects.ALL_INBOXES), subscribe=(*everything, user.inbox))
         case Role.CLIENT:
             return Permissions(publish=_asks(_namespace(user)), subscribe=(user.inbox, _watch(user)))
         case Role.JOB:
@@ -150,8 +146,6 @@ def _asks(namespace: str) -> tuple[str, ...]:
         *(subjects.objects_stream(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
         subjects.results_stream(namespace),
     )
-    # Never the inbox of `service`: a forged reply there could pass for another service's word.
-    repliers = (User(Role.OPERATOR), User(Role.CLIENT, namespace), User(Role.JOB, namespace))
     return (
         subjects.jobs_verb(namespace, subjects.ANY_TOKEN),
         subjects.ensure_namespace(namespace),
@@ -163,8 +157,9 @@ def _asks(namespace: str) -> tuple[str, ...]:
         subjects.secrets(namespace),  # to be written; what is there only services read
         *(subjects.objects_of_all(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
         *(subject for stream in streams for subject in _with_below(subjects.direct_get(stream))),
-        _COMMAND_INBOX,
-        *(user.inbox for user in repliers),
+        # Never those of the cluster's own: a forged reply there could pass for a service's word.
+        subjects.inboxes_of(namespace),
+        *subjects.PLAIN_INBOXES,
     )
 
 
@@ -207,9 +202,8 @@ def accounts_configuration(namespaces: Sequence[str], password: Callable[[User],
         subjects.ALL_OBJECTS,
         *subjects.STREAM_INPUTS,
     )
-    # Whoever may make consumers has them deliver to his inbox, in the account of the streams.
-    inboxes = (_COMMAND_INBOX, User(Role.OPERATOR).inbox, User(Role.SERVICE).inbox)
-    outputs = (subjects.STREAM_OUTPUT, subjects.JETSTREAM_EVENTS, *inboxes)
+    # Those who may make consumers have them deliver to their inboxes, in the account of the streams.
+    outputs = (subjects.STREAM_OUTPUT, subjects.JETSTREAM_EVENTS, subjects.ALL_INBOXES)
     lines = [
         "accounts {",
         f"  {_STORE_ACCOUNT} {{",
@@ -226,7 +220,7 @@ def accounts_configuration(namespaces: Sequence[str], password: Callable[[User],
         *(_import("stream", subject) for subject in outputs),
         "    ]",
         "    users: [",
-        *(_user_block(user, permissions(user, namespaces), password(user)) for user in users(namespaces)),
+        *(_user_block(user, permissions(user), password(user)) for user in users(namespaces)),
         "    ]",
         "  }",
         "}",

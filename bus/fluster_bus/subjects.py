@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from fluster_bus.names import check_name, check_namespace
+from fluster_bus.names import SYSTEM_NAMESPACE, check_name, check_namespace
 
 _ROOT = "fluster"
 _PLAIN_TOKEN = re.compile(r"[!-)+-=?-~]+")  # ASCII without white space and wildcards
@@ -242,14 +242,30 @@ def trim_calls(namespace: str) -> str:
 _INBOX = "_INBOX"
 
 
-def inbox_prefix(user: str | None) -> str:
-    """Where replies to `user` go: each user may listen only below its own."""
-    return f"{_INBOX}_{user}" if user else _INBOX
+def inbox_prefix(user: str, namespace: str = SYSTEM_NAMESPACE) -> str:
+    """Where replies to `user` go that come from `namespace`: each user may listen only below its own."""
+    return f"{_INBOX}.{namespace}.{user}"  # _INBOX.default.alice
+
+
+def inboxes_of(namespace: str) -> str:
+    """Where all answers go that come from a namespace, and nothing else."""
+    return f"{_INBOX}.{_ns(namespace)}.{ANY_TAIL}"  # _INBOX.default.>
+
+
+ALL_INBOXES = f"{_INBOX}.{ANY_TAIL}"
+# Where programs hear replies that know nothing of Fluster, such as the plain `nats` command. Ours have more tokens.
+PLAIN_INBOXES = (f"{_INBOX}.*", f"{_INBOX}.*.*")
+
+
+def asked_namespace(subject: str) -> str | None:
+    """The namespace whose jobs answer requests on `subject`; None when the cluster's own services do."""
+    tokens = subject.split(".", 3)
+    return tokens[1] if len(tokens) > 3 and tokens[0] == _ROOT and tokens[2] == "actors" else None
 
 
 def is_inbox(subject: str) -> bool:
     """True for a reply subject. Services refuse any other, else a caller could make them write anywhere."""
-    return subject.startswith(_INBOX)
+    return subject.startswith(f"{_INBOX}.")
 
 
 # ---- the servers' own -----------------------------------------------------------------------------------
@@ -272,9 +288,9 @@ LEADER_KEY = "leader"
 VERDICTS_KEY = f"{LEADER_KEY}.verdicts"
 
 
-def submit_delivery(reader: str) -> str:
-    """Where the stream pushes to one reader of submissions; none but services may listen there."""
-    return f"{inbox_prefix('service')}.submissions.{check_name('reader', reader)}"
+def submit_delivery(inbox: str) -> str:
+    """Where the stream pushes to one reader of submissions, below an inbox of that reader's."""
+    return f"{inbox}.submissions"
 
 
 def jobs_bucket(namespace: str) -> str:

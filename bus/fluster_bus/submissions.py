@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -64,7 +63,7 @@ async def submissions(bus: Bus) -> AsyncGenerator[Submission]:
     stopped and still seems to listen. The stream pushes, so nothing is left asking when a reader goes or the server restarts.
     """
     arrived: asyncio.Queue[Delivery] = asyncio.Queue()  # bounded by _MAX_OUT
-    where = subjects.submit_delivery(secrets.token_urlsafe(16))
+    where = subjects.submit_delivery(bus.inbox())
     subscription = await bus.subscribe(where, arrived.put_nowait)
     try:
         await _make_consumer(bus, where)

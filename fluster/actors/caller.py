@@ -75,6 +75,7 @@ class Caller:
         self._desk = Desk()
         self._inboxes = Inboxes(
             bus,
+            namespace,
             self._desk.recipient,
             on_replies=self._on_replies,
             on_question=self._on_question,

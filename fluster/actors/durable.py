@@ -50,9 +50,7 @@ Record = TypeVar("Record", HandledCalls, SavedState)
 MAX_STATE_BYTES = 4 << 20
 _MAX_KEPT_BYTES = 256 << 10  # of an answer; a larger one is put among the objects first
 _PAUSE_S, _MAX_LAG_S = 0.05, 5.0
-_REPLIES = (
-    f"{subjects.inbox_prefix(None)}.stored."  # stands for the inbox of a stored call's caller; nobody hears there
-)
+_REPLIES = f"{subjects.inbox_prefix('stored')}."  # stands for the inbox of a stored call's caller; nobody hears there
 
 
 class _Running:

@@ -29,6 +29,7 @@ class Inboxes:
     def __init__(
         self,
         bus: Carrier,
+        namespace: str,
         recipient: Callable[[int], Member | None],
         *,
         on_replies: Callable[[int, str, list[WireReply]], object],
@@ -36,11 +37,11 @@ class Inboxes:
         on_no_responders: Callable[[int], object],
         on_refused: Callable[[int, Exception], object],
     ) -> None:
-        self._bus = bus
+        self._bus, self._namespace = bus, namespace
         self._recipient = recipient
         self._on_replies, self._on_question = on_replies, on_question
         self._on_no_responders, self._on_refused = on_no_responders, on_refused
-        self.plain = payloads.inbox_here(bus.inbox())
+        self.plain = payloads.inbox_here(bus.inbox(namespace))
         self.alone = ""  # of calls that were sent alone; their messages have negative numbers
         self.json = ""  # of actors that take JSON only: what comes there is never unpickled
 
@@ -49,13 +50,13 @@ class Inboxes:
 
     def open_alone(self) -> str:
         """The inbox for calls that are sent alone; who sends them reads it."""
-        self.alone = payloads.inbox_here(self._bus.inbox())
+        self.alone = payloads.inbox_here(self._bus.inbox(self._namespace))
         return self.alone
 
     async def open_json(self) -> str:
         """The inbox for actors that take JSON only, which is heard from now on."""
         if not self.json:
-            inbox = self._bus.inbox()
+            inbox = self._bus.inbox(self._namespace)
             await self._bus.subscribe(f"{inbox}.{subjects.ANY_TOKEN}", self._on_json_delivery)
             self.json = inbox
         return self.json

@@ -127,7 +127,7 @@ async def _methods(cluster: AsyncCluster, members: Sequence[Member]) -> list[dic
             continue
         try:
             question = subjects.service_verb("INFO", member.name, member.endpoint_id)
-            answer = await cluster.bus.request(question, b"", timeout_s=_ASK_TIMEOUT_S)
+            answer = await cluster.bus.request(question, timeout_s=_ASK_TIMEOUT_S, asked=cluster.namespace)
         except BusError:
             continue
         told = [each for each in json.loads(answer.data)["endpoints"] if each["subject"]]  # the others are timers

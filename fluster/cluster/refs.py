@@ -107,6 +107,7 @@ class Refs:
 
     def __init__(self, bus: Carrier, namespace: str) -> None:
         self._bus = bus
+        self._namespace = namespace
         self._store = ObjectStore(bus, namespace, PAYLOADS)
         self._put: dict[str, bytes] = {}  # {id: payload}
         self._address = ""
@@ -118,7 +119,7 @@ class Refs:
         payload = await asyncio.to_thread(payloads.encode, value)
         async with self._listening:
             if not self._address:
-                address = self._bus.inbox()
+                address = self._bus.inbox(self._namespace)
                 await self._bus.subscribe(f"{address}.{subjects.ANY_TOKEN}", self._on_request)
                 await self._bus.flush()  # whoever has a Ref, by whatever way, shall find somebody there
                 self._address = address

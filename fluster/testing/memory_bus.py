@@ -14,12 +14,14 @@ from fluster_bus import subjects
 from fluster_bus.address import BusAddress
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import ClosedError, NoRespondersError, RequestTimeoutError, ServiceError
+from fluster_bus.names import SYSTEM_NAMESPACE
 from fluster_bus.spawned import SpawnedTasks
 
 log = logging.getLogger(__name__)
 
 _NO_RESPONDERS = {"Status": "503"}
 _NAME = "the bus in memory"
+_USER = "tester"
 
 
 class MemoryBus:
@@ -103,8 +105,8 @@ class MemoryBus:
     async def wait_connected(self, timeout_s: float | None = None) -> None:  # noqa: ARG002
         self._check_open()
 
-    def inbox(self) -> str:
-        return f"{subjects.inbox_prefix(None)}.{secrets.token_urlsafe(16)}"
+    def inbox(self, namespace: str | None = None) -> str:
+        return f"{subjects.inbox_prefix(_USER, namespace or SYSTEM_NAMESPACE)}.{secrets.token_urlsafe(16)}"
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
         """Nothing to do: there is no connection that could be lost."""

@@ -65,7 +65,8 @@ async def _connect(address: BusAddress) -> Peer:
             servers=address.servers,
             user=address.user,
             password=address.password,
-            inbox_prefix=address.inbox_prefix.encode(),
+            # The operator's as the plain `nats` command: it names no namespace, so any may answer.
+            inbox_prefix=b"_INBOX" if address.user == "operator" else address.inbox_prefix().encode(),
             error_cb=on_error,
             connect_timeout=TIMEOUT_S,
             allow_reconnect=False,

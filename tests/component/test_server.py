@@ -91,7 +91,7 @@ def test_each_cluster_has_its_own_credentials(server: EmbeddedServer) -> None:
     with EmbeddedServer() as other:
         passwords = [each.credentials(*user).password for each in (server, other) for user in users]
     assert len(set(passwords)) == 2 * len(users)
-    assert server.credentials(Role.JOB, "default").inbox_prefix == "_INBOX_job_default"
+    assert server.credentials(Role.JOB, "default").inbox_prefix() == "_INBOX.default.job_default"
 
 
 def test_a_namespace_that_it_was_not_told_has_no_credentials(server: EmbeddedServer) -> None:

@@ -27,7 +27,8 @@ pytestmark = pytest.mark.anyio
 
 EVERYTHING = Permissions((">",), (">",))
 OF_A_NAMESPACE = Permissions(
-    ("fluster.{{tag(ns)}}.>", "_INBOX_{{name()}}.>"), ("fluster.{{tag(ns)}}.>", "_INBOX_{{name()}}.>")
+    ("fluster.{{tag(ns)}}.>", "_INBOX.{{tag(ns)}}.{{name()}}.>"),
+    ("fluster.{{tag(ns)}}.>", "_INBOX.{{tag(ns)}}.{{name()}}.>"),
 )
 FLOWS = (Export("$JS.API.>", many_answers=True), Export("$KV.>"))
 

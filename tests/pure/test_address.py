@@ -11,7 +11,7 @@ from fluster_bus.errors import AddressError, NoAddressError
 def test_a_url_with_credentials_is_taken_apart_and_put_together() -> None:
     address = BusAddress.parse("nats://job_default:s3cret@10.0.0.7:4333")
     assert (address.servers, address.user, address.password) == (["nats://10.0.0.7:4333"], "job_default", "s3cret")
-    assert address.inbox_prefix == "_INBOX_job_default"
+    assert address.inbox_prefix() == "_INBOX.default.job_default"
     assert BusAddress.parse(address.to_url()) == address
 
 
@@ -28,7 +28,7 @@ def test_a_url_with_credentials_is_taken_apart_and_put_together() -> None:
 def test_servers(text: str, servers: list[str]) -> None:
     address = BusAddress.parse(text)
     assert address.servers == servers
-    assert (address.user, address.inbox_prefix) == (None, "_INBOX")
+    assert (address.user, address.inbox_prefix()) == (None, "_INBOX.sys.anybody")
     assert BusAddress.parse(address.to_url()) == address
 
 

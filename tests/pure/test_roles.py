@@ -35,7 +35,7 @@ def test_a_user_that_cannot_be_is_refused(role: Role, namespace: str | None) -> 
 
 @pytest.mark.parametrize("user", TENANTS, ids=lambda user: user.name)
 def test_tenants_reach_their_own_namespace_only(user: User) -> None:
-    allowed = roles.permissions(user, NAMESPACES)
+    allowed = roles.permissions(user)
     others = set(NAMESPACES) - {user.namespace}
     for subject in (*allowed.publish, *allowed.subscribe):
         first, _, rest = subject.partition(".")
@@ -46,22 +46,22 @@ def test_tenants_reach_their_own_namespace_only(user: User) -> None:
 
 @pytest.mark.parametrize("user", TENANTS, ids=lambda user: user.name)
 def test_tenants_hear_their_own_inbox_only_and_never_send_to_the_services(user: User) -> None:
-    allowed = roles.permissions(user, NAMESPACES)
+    allowed = roles.permissions(user)
     assert [subject for subject in allowed.subscribe if subjects.is_inbox(subject)] == [user.inbox]
-    assert User(Role.SERVICE).inbox not in allowed.publish
-    assert User(Role.OPERATOR).inbox in allowed.publish
+    answered = [subject for subject in allowed.publish if subjects.is_inbox(subject)]
+    assert answered == [subjects.inboxes_of(user.namespace or ""), *subjects.PLAIN_INBOXES]
 
 
 @pytest.mark.parametrize("user", TENANTS, ids=lambda user: user.name)
 def test_tenants_ask_jetstream_for_nothing_but_direct_reads(user: User) -> None:
-    asked = [subject for subject in roles.permissions(user, NAMESPACES).publish if subject.startswith("$JS.")]
+    asked = [subject for subject in roles.permissions(user).publish if subject.startswith("$JS.")]
     assert asked
     assert all(subject.startswith(subjects.direct_get("")) for subject in asked)
 
 
 def test_a_client_serves_nothing_and_writes_no_registry() -> None:
-    client = roles.permissions(User(Role.CLIENT, "default"), NAMESPACES)
-    job = roles.permissions(User(Role.JOB, "default"), NAMESPACES)
+    client = roles.permissions(User(Role.CLIENT, "default"))
+    job = roles.permissions(User(Role.JOB, "default"))
     assert set(job.publish) - set(client.publish) == {
         "$KV.fluster_endpoints_default.>",
         # for actors that are one of their kind, and for those whose calls are stored
@@ -72,13 +72,13 @@ def test_a_client_serves_nothing_and_writes_no_registry() -> None:
         "$JS.API.DIRECT.GET.FLUSTER_CALLS_default.>",
         "fluster.default.trim-calls",
     }
-    assert set(client.subscribe) == {"_INBOX_client_default.>", "fluster.default.watch.>"}
+    assert set(client.subscribe) == {"_INBOX.default.client_default.>", "fluster.default.watch.>"}
     assert "fluster.default.actors.>" in job.subscribe
 
 
 def test_services_answer_every_user() -> None:
-    publish = roles.permissions(User(Role.SERVICE), NAMESPACES).publish
-    assert {user.inbox for user in roles.users(NAMESPACES)} < set(publish)
+    publish = roles.permissions(User(Role.SERVICE)).publish
+    assert subjects.ALL_INBOXES in publish
 
 
 @pytest.mark.parametrize(

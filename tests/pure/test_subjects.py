@@ -105,8 +105,8 @@ def test_unique_names_are_names(prefix: str) -> None:
         ),
         (subjects.actor_all("default", "calc", "add"), "fluster.default.actors.calc.all.add"),
         (subjects.actors_of("default"), "fluster.default.actors.>"),
-        (subjects.inbox_prefix("operator"), "_INBOX_operator"),
-        (subjects.inbox_prefix(None), "_INBOX"),
+        (subjects.inbox_prefix("operator"), "_INBOX.sys.operator"),
+        (subjects.inbox_prefix("alice", "default"), "_INBOX.default.alice"),
         (subjects.jobs_bucket("default"), "fluster_jobs_default"),
         (subjects.endpoints_bucket("default"), "fluster_endpoints_default"),
         (subjects.events_stream("default"), "FLUSTER_EVENTS_default"),
@@ -227,7 +227,7 @@ def test_keys_of_tasks_and_of_jobs_are_told_apart(job: str, task: int) -> None:
 
 def test_inboxes() -> None:
     assert subjects.is_inbox(f"{subjects.inbox_prefix('operator')}.abc.1")
-    assert subjects.is_inbox(f"{subjects.inbox_prefix(None)}.abc.1")
+    assert subjects.is_inbox("_INBOX.abc.1")
     for subject in ("", "fluster.sys.workers.w1.look", "$JS.API.INFO", "$KV.fluster_jobs_default.a", "x._INBOX.a"):
         assert not subjects.is_inbox(subject)
     assert subjects.last_token("_INBOX_operator.secret.1f") == "1f"

@@ -470,7 +470,13 @@ async def test_a_jobs_credentials_reach_no_record_and_no_other_namespace(
         for subject in stolen:
             with pytest.raises((nats.errors.TimeoutError, nats.errors.NoRespondersError)):
                 await job.request(subject, b"{}", timeout=0.05)
-        for subject in (subjects.watch_jobs("other"), subjects.watch_any("other"), "$KV.>", ">", "_INBOX_operator.>"):
+        for subject in (
+            subjects.watch_jobs("other"),
+            subjects.watch_any("other"),
+            "$KV.>",
+            ">",
+            "_INBOX.sys.operator.>",
+        ):
             await job.subscribe(subject)
         await job.flush()
         await wait_until_async(lambda: len(denied) >= len(stolen) + 5, describe=lambda: denied)

@@ -20,7 +20,7 @@ PATIENCE_S = 60
 FINAL = {"SUCCEEDED", "FAILED", "KILLED", "WORKER_FAILED", "UNSCHEDULABLE"}
 
 
-@pytest.fixture(params=["_INBOX", "_INBOX_operator"])
+@pytest.fixture(params=["_INBOX", "_INBOX.default.operator"])
 async def client(cluster: LocalCluster, request: pytest.FixtureRequest) -> AsyncIterator[Client]:
     """As the address says; the inbox prefix is what the client has by itself, or the operator's own."""
     url = urlsplit(cluster.address)
