@@ -10,7 +10,8 @@ from pathlib import Path
 
 from fluster_bus.address import DEFAULT_PORT, BusAddress, write_private
 from fluster_bus.errors import AddressError
-from fluster_bus.roles import DEFAULT_NAMESPACE, User, password_variables
+from fluster_bus.roles import DEFAULT_NAMESPACE, User
+from fluster_bus.server_configuration import password_variables
 
 PASSWORDS_FILE = "passwords.env"
 _DEFAULT_URL = f"nats://127.0.0.1:{DEFAULT_PORT}"

@@ -29,10 +29,9 @@ from fluster_bus.roles import (
     MAX_PAYLOAD_BYTES,
     Role,
     User,
-    accounts_configuration,
-    quoted,
     users,
 )
+from fluster_bus.server_configuration import accounts_configuration, quoted
 from fluster_bus.stream_bounds import set_aside_bytes
 
 if TYPE_CHECKING:

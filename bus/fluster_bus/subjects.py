@@ -17,15 +17,21 @@ _SYS = f"{_ROOT}.sys"
 
 ANY_TOKEN = "*"
 ANY_TAIL = ">"
+# In the permissions of a role: nats-server puts there what a user's token says.
+OWN_NAMESPACE, OWN_NAME = "{{tag(ns)}}", "{{name()}}"
 
 
 def _name(kind: str, value: str) -> str:
     """`value`, checked, or a wildcard for one token when it is `*`."""
-    return value if value == ANY_TOKEN else check_name(kind, value)
+    return value if value in (ANY_TOKEN, OWN_NAME, OWN_NAMESPACE) else check_name(kind, value)
 
 
 def _ns(namespace: str) -> str:
-    return namespace if namespace == ANY_TOKEN else check_namespace(namespace)
+    return namespace if namespace in (ANY_TOKEN, OWN_NAMESPACE) else check_namespace(namespace)
+
+
+def _one_ns(namespace: str) -> str:
+    return namespace if namespace == OWN_NAMESPACE else check_namespace(namespace)
 
 
 # ---- jobs -----------------------------------------------------------------------------------------------
@@ -157,6 +163,10 @@ def dispatch(device: str, variant: str, count: int, cpu: str, memory: str) -> st
     return f"{_SYS}.dispatch.{_name('device', device)}.{_name('variant', variant)}.{count}.{cpu}.{memory}"
 
 
+def dispatch_any() -> str:
+    return f"{_SYS}.dispatch.{ANY_TAIL}"  # fluster.sys.dispatch.>
+
+
 DISPATCH_QUEUE = "workers"
 
 
@@ -249,7 +259,7 @@ def inbox_prefix(user: str, namespace: str = SYSTEM_NAMESPACE) -> str:
 
 def inboxes_of(namespace: str) -> str:
     """Where all answers go that come from a namespace, and nothing else."""
-    return f"{_INBOX}.{_ns(namespace)}.{ANY_TAIL}"  # _INBOX.default.>
+    return f"{_INBOX}.{_name('namespace', namespace)}.{ANY_TAIL}"  # _INBOX.default.>
 
 
 ALL_INBOXES = f"{_INBOX}.{ANY_TAIL}"
@@ -285,7 +295,7 @@ CONTROLLERS_BUCKET = "fluster_controllers"
 # Who leads, in CONTROLLERS_BUCKET and in every bucket of jobs. No job can have that id.
 LEADER_KEY = "leader"
 # In every bucket of jobs: a message under it stands before each batch of verdicts, and voids it when another leads.
-VERDICTS_KEY = f"{LEADER_KEY}.verdicts"
+VERDICTS_KEY = f"{LEADER_KEY}.verdicts.batch"  # three tokens: no key of a task, so workers may not write it
 
 
 def submit_delivery(inbox: str) -> str:
@@ -294,15 +304,15 @@ def submit_delivery(inbox: str) -> str:
 
 
 def jobs_bucket(namespace: str) -> str:
-    return f"fluster_jobs_{check_namespace(namespace)}"
+    return f"fluster_jobs_{_one_ns(namespace)}"
 
 
 def endpoints_bucket(namespace: str) -> str:
-    return f"fluster_endpoints_{check_namespace(namespace)}"
+    return f"fluster_endpoints_{_one_ns(namespace)}"
 
 
 def actors_bucket(namespace: str) -> str:
-    return f"fluster_actors_{check_namespace(namespace)}"
+    return f"fluster_actors_{_one_ns(namespace)}"
 
 
 def seat_key(name: str) -> str:
@@ -325,27 +335,27 @@ def state_key(name: str) -> str:
 
 
 def calls_stream(namespace: str) -> str:
-    return f"FLUSTER_CALLS_{check_namespace(namespace)}"
+    return f"FLUSTER_CALLS_{_one_ns(namespace)}"
 
 
 def events_stream(namespace: str) -> str:
-    return f"FLUSTER_EVENTS_{check_namespace(namespace)}"
+    return f"FLUSTER_EVENTS_{_one_ns(namespace)}"
 
 
 def logs_stream(namespace: str) -> str:
-    return f"FLUSTER_LOGS_{check_namespace(namespace)}"
+    return f"FLUSTER_LOGS_{_one_ns(namespace)}"
 
 
 def objects_stream(kind: str, namespace: str) -> str:
-    return f"FLUSTER_{check_name('kind', kind).upper()}_{check_namespace(namespace)}"  # FLUSTER_BUNDLES_default
+    return f"FLUSTER_{check_name('kind', kind).upper()}_{_one_ns(namespace)}"  # FLUSTER_BUNDLES_default
 
 
 def results_stream(namespace: str) -> str:
-    return f"FLUSTER_RESULTS_{check_namespace(namespace)}"
+    return f"FLUSTER_RESULTS_{_one_ns(namespace)}"
 
 
 def secrets_stream(namespace: str) -> str:
-    return f"FLUSTER_SECRETS_{check_namespace(namespace)}"
+    return f"FLUSTER_SECRETS_{_one_ns(namespace)}"
 
 
 def bucket_stream(bucket: str) -> str:

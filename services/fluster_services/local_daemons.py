@@ -113,7 +113,7 @@ class LocalDaemons:
 
             state_dir = self._store_dir / name
             config = WorkerConfig(
-                address=self._server.credentials(Role.SERVICE),
+                address=self._server.credentials(Role.WORKER),
                 worker_id=WorkerId(name),
                 state_dir=state_dir,
                 total=self._total(number, state_dir),

@@ -343,7 +343,7 @@ async def _fill(bucket: KeyValue, keys: list[str]) -> None:
 
 @pytest.mark.parametrize("namespaces", [("default",), ("default", "team-a")])
 def test_the_server_accepts_the_production_configuration(tmp_path: Path, namespaces: tuple[str, ...]) -> None:
-    program = [sys.executable, "-m", "fluster_bus.roles", *(namespaces if len(namespaces) > 1 else ())]
+    program = [sys.executable, "-m", "fluster_bus.server_configuration", *(namespaces if len(namespaces) > 1 else ())]
     made = subprocess.run(program, env={"PYTHONPATH": str(BUS)}, capture_output=True, check=True)
     (tmp_path / "nats-server.conf").write_bytes(made.stdout)
     passwords = {user.password_variable: f"p{user.name}" for user in roles.users(namespaces)}

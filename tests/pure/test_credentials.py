@@ -12,7 +12,7 @@ from fluster_services.daemon import address_from_environment
 from fluster_services.settings import SettingError
 from fluster_services.worker.__main__ import _job_address
 
-NAMES = ["service", "operator", "client_default", "job_default"]
+NAMES = ["service", "worker", "operator", "client_default", "job_default"]
 
 
 def test_each_user_has_a_file_and_the_server_has_all_passwords(tmp_path: Path) -> None:
@@ -31,11 +31,12 @@ def test_each_user_has_a_file_and_the_server_has_all_passwords(tmp_path: Path) -
 
 
 def test_the_servers_configuration_has_the_same_variables(tmp_path: Path) -> None:
-    from fluster_bus.roles import production_configuration
 
     lines = write_credentials(tmp_path, ["team-a", "b"])[0].read_text().splitlines()
+    from fluster_bus.server_configuration import production_configuration
+
     text = production_configuration(["team-a", "b"])
-    assert len(lines) == 6
+    assert len(lines) == 7
     assert all(f"password: ${line.split('=')[0]}\n" in text for line in lines)
 
 

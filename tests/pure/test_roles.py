@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fluster_bus import roles, subjects
+from fluster_bus import roles, server_configuration, subjects
 from fluster_bus.errors import InvalidNameError
 from fluster_bus.roles import Role, User
 
@@ -16,6 +16,7 @@ TENANTS = [user for user in roles.users(NAMESPACES) if user.role.is_tenant]
 def test_each_namespace_has_a_client_and_a_job() -> None:
     assert [user.name for user in roles.users(NAMESPACES)] == [
         "service",
+        "worker",
         "operator",
         "client_default",
         "job_default",
@@ -35,7 +36,7 @@ def test_a_user_that_cannot_be_is_refused(role: Role, namespace: str | None) -> 
 
 @pytest.mark.parametrize("user", TENANTS, ids=lambda user: user.name)
 def test_tenants_reach_their_own_namespace_only(user: User) -> None:
-    allowed = roles.permissions(user)
+    allowed = server_configuration.permissions(user, NAMESPACES)
     others = set(NAMESPACES) - {user.namespace}
     for subject in (*allowed.publish, *allowed.subscribe):
         first, _, rest = subject.partition(".")
@@ -46,7 +47,7 @@ def test_tenants_reach_their_own_namespace_only(user: User) -> None:
 
 @pytest.mark.parametrize("user", TENANTS, ids=lambda user: user.name)
 def test_tenants_hear_their_own_inbox_only_and_never_send_to_the_services(user: User) -> None:
-    allowed = roles.permissions(user)
+    allowed = server_configuration.permissions(user, NAMESPACES)
     assert [subject for subject in allowed.subscribe if subjects.is_inbox(subject)] == [user.inbox]
     answered = [subject for subject in allowed.publish if subjects.is_inbox(subject)]
     assert answered == [subjects.inboxes_of(user.namespace or ""), *subjects.PLAIN_INBOXES]
@@ -54,14 +55,16 @@ def test_tenants_hear_their_own_inbox_only_and_never_send_to_the_services(user: 
 
 @pytest.mark.parametrize("user", TENANTS, ids=lambda user: user.name)
 def test_tenants_ask_jetstream_for_nothing_but_direct_reads(user: User) -> None:
-    asked = [subject for subject in roles.permissions(user).publish if subject.startswith("$JS.")]
+    asked = [
+        subject for subject in server_configuration.permissions(user, NAMESPACES).publish if subject.startswith("$JS.")
+    ]
     assert asked
     assert all(subject.startswith(subjects.direct_get("")) for subject in asked)
 
 
 def test_a_client_serves_nothing_and_writes_no_registry() -> None:
-    client = roles.permissions(User(Role.CLIENT, "default"))
-    job = roles.permissions(User(Role.JOB, "default"))
+    client = server_configuration.permissions(User(Role.CLIENT, "default"), NAMESPACES)
+    job = server_configuration.permissions(User(Role.JOB, "default"), NAMESPACES)
     assert set(job.publish) - set(client.publish) == {
         "$KV.fluster_endpoints_default.>",
         # for actors that are one of their kind, and for those whose calls are stored
@@ -77,7 +80,7 @@ def test_a_client_serves_nothing_and_writes_no_registry() -> None:
 
 
 def test_services_answer_every_user() -> None:
-    publish = roles.permissions(User(Role.SERVICE)).publish
+    publish = server_configuration.permissions(User(Role.SERVICE), NAMESPACES).publish
     assert subjects.ALL_INBOXES in publish
 
 
@@ -85,17 +88,17 @@ def test_services_answer_every_user() -> None:
     ("text", "expected"), [("plain", '"plain"'), ('a"b\\c', '"a\\"b\\\\c"'), ("$HOME", '"$HOME"'), ("a\nb", '"a\\nb"')]
 )
 def test_quoting(text: str, expected: str) -> None:
-    assert roles.quoted(text) == expected
+    assert server_configuration.quoted(text) == expected
 
 
 def test_the_production_configuration_is_what_the_roles_make() -> None:
     file = ROOT / "bus/nats-server.conf"
-    remedy = "run `python -m fluster_bus.roles > bus/nats-server.conf`"
-    assert file.read_text(encoding="utf-8") == roles.production_configuration(), remedy
+    remedy = "run `python -m fluster_bus.server_configuration > bus/nats-server.conf`"
+    assert file.read_text(encoding="utf-8") == server_configuration.production_configuration(), remedy
 
 
 def test_the_production_configuration_holds_no_password() -> None:
-    text = roles.production_configuration(NAMESPACES)
+    text = server_configuration.production_configuration(NAMESPACES)
     passwords = [line.split(": ")[1] for line in text.splitlines() if line.strip().startswith("password:")]
     assert passwords == [f"${user.password_variable}" for user in roles.users(NAMESPACES)]
     assert "FLUSTER_JOB_TEAM_A_PASSWORD" in text
@@ -103,4 +106,4 @@ def test_the_production_configuration_holds_no_password() -> None:
 
 def test_namespaces_that_would_share_a_password_are_refused() -> None:
     with pytest.raises(InvalidNameError, match="a-b, a_b share the variable FLUSTER_CLIENT_A_B_PASSWORD"):
-        roles.production_configuration(("a-b", "a_b"))
+        server_configuration.production_configuration(("a-b", "a_b"))

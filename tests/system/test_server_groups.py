@@ -16,8 +16,9 @@ from fluster.cluster import Cluster
 from fluster_bus.address import BusAddress
 from fluster_bus.messages import JobStatus
 from fluster_bus.pulse import SERVER_PINGS
-from fluster_bus.roles import DEFAULT_NAMESPACE, Role, User, accounts_configuration
+from fluster_bus.roles import DEFAULT_NAMESPACE, Role, User
 from fluster_bus.server import find_binary
+from fluster_bus.server_configuration import accounts_configuration
 from fluster_services.config import Timing
 from tests.system.daemons import DEFAULT, Daemons
 from tests.system.job_requests import command, wait_ready

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fluster_bus.roles import quoted
+from fluster_bus.server_configuration import quoted
 from fluster_bus.trust.authority import Authority
 
 

@@ -1,0 +1,161 @@
+"""The users of a cluster as configuration of nats-server.
+
+`python -m fluster_bus.server_configuration [NAMESPACE…]` prints that of a production server.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from fluster_bus import grants, subjects
+from fluster_bus.errors import InvalidNameError
+from fluster_bus.pulse import SERVER_PINGS
+from fluster_bus.roles import DEFAULT_NAMESPACE, MAX_PAYLOAD_BYTES, Permissions, User, users
+
+
+def permissions(user: User, namespaces: Sequence[str]) -> Permissions:
+    """What `user` may do in a cluster with these namespaces."""
+    own = namespaces if user.namespace is None else (user.namespace,)
+    return grants.granted(user.role, own, user.name, workers=subjects.ANY_TOKEN)
+
+
+# JetStream lives in an account of its own, without users, and everybody uses it through imports. This closes what
+# permissions leave open: the server checks neither the reply subject of a message nor its own answer to it. In one
+# account, whoever may write anything to any stream has the acknowledgement put where no permission lets him write: onto
+# a job's record (tried: `{"stream": …, "seq": …}` replaced it) or a request of JetStream's own. An answer that comes
+# in from another account reaches subscribers only, no stream and no import. It costs the server some 10 µs for each read
+# and write of state, and nothing for calls.
+_STORE_ACCOUNT = "STORE"
+_ACCOUNT = "FLUSTER"
+
+
+def accounts_configuration(namespaces: Sequence[str], password: Callable[[User], str]) -> str:
+    """The `accounts` block of a server; `password` gives each user's, quoted or as a variable."""
+    # The server keeps a note of each such request for two minutes, since it cannot know which answer is the last.
+    many_answers = subjects.JETSTREAM_READS
+    one_answer = (
+        *subjects.JETSTREAM_ASKS,
+        subjects.JETSTREAM_ACKS,
+        subjects.JETSTREAM_FLOW,
+        subjects.ALL_BUCKETS,
+        subjects.ALL_OBJECTS,
+        *subjects.STREAM_INPUTS,
+    )
+    # Those who may make consumers have them deliver to their inboxes, in the account of the streams.
+    outputs = (subjects.STREAM_OUTPUT, subjects.JETSTREAM_EVENTS, subjects.ALL_INBOXES)
+    lines = [
+        "accounts {",
+        f"  {_STORE_ACCOUNT} {{",
+        "    jetstream: enabled",
+        "    exports: [",
+        *(f"      {{ service: {quoted(subject)}, response_type: stream }}" for subject in many_answers),
+        *(f"      {{ service: {quoted(subject)} }}" for subject in one_answer),
+        *(f"      {{ stream: {quoted(subject)} }}" for subject in outputs),
+        "    ]",
+        "  }",
+        f"  {_ACCOUNT} {{",
+        "    imports: [",
+        *(_import("service", subject) for subject in (*many_answers, *one_answer)),
+        *(_import("stream", subject) for subject in outputs),
+        "    ]",
+        "    users: [",
+        *(_user_block(user, permissions(user, namespaces), password(user)) for user in users(namespaces)),
+        "    ]",
+        "  }",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _import(kind: str, subject: str) -> str:
+    return f"      {{ {kind}: {{ account: {_STORE_ACCOUNT}, subject: {quoted(subject)} }} }}"
+
+
+def _user_block(user: User, allowed: Permissions, password: str) -> str:
+    return "\n".join(
+        [
+            "      {",
+            f"        user: {quoted(user.name)}",
+            f"        password: {password}",
+            "        permissions: {",
+            *_allow("publish", allowed.publish),
+            *_allow("subscribe", allowed.subscribe),
+            "        }",
+            "      }",
+        ]
+    )
+
+
+def _allow(verb: str, allowed: tuple[str, ...]) -> list[str]:
+    return [
+        f"          {verb}: {{ allow: [",
+        *(f"            {quoted(subject)}" for subject in allowed),
+        "          ] }",
+    ]
+
+
+def quoted(text: str) -> str:
+    """`text` as a string of the server's configuration language."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
+def password_variables(namespaces: Sequence[str]) -> dict[User, str]:
+    """{user: the variable from which a production server takes the password}, for all users of the cluster.
+
+    Raises InvalidNameError when two namespaces would share one.
+    """
+    variables = {user: user.password_variable for user in users(namespaces)}
+    names = list(variables.values())
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidNameError(
+            f"the namespaces {', '.join(namespaces)} share the variable {twice[0]}: "
+            "choose names that differ in more than case, '-' and '_'"
+        )
+    return variables
+
+
+def production_configuration(namespaces: Sequence[str] = (DEFAULT_NAMESPACE,)) -> str:
+    """The configuration of a server that other machines reach, with passwords from its environment.
+
+    Raises InvalidNameError when two namespaces would take their passwords from the same variable.
+    """
+    variables = password_variables(namespaces)
+    return _PRODUCTION.format(
+        arguments="" if tuple(namespaces) == (DEFAULT_NAMESPACE,) else f" {' '.join(namespaces)}",
+        variables="\n".join(f"#   {variable}" for variable in variables.values()),
+        max_payload=MAX_PAYLOAD_BYTES,
+        pings=SERVER_PINGS,
+    ) + accounts_configuration(namespaces, lambda user: f"${user.password_variable}")
+
+
+_PRODUCTION = """\
+# A production server. Made by `python -m fluster_bus.server_configuration{arguments}`: change it there, or name your own namespaces.
+#
+# Passwords come from the environment of nats-server; `fluster credentials` makes them, in the file passwords.env:
+{variables}
+# Each a long random string that begins with a letter (`echo p$(openssl rand -hex 24)`): the server reads a value of
+# digits alone as a number, and takes an empty one for a password.
+
+server_name: fluster
+# Other machines come in here; whoever has a password can run code. Beyond a private network add a `tls` block with
+# `cert_file` and `key_file`.
+listen: "0.0.0.0:4222"
+# For health checks of its own machine: it asks nobody who he is.
+http: "127.0.0.1:8222"
+max_payload: {max_payload}
+# Of clients that are silent. A dead connection's own client has long made another; one that is stopped is let live.
+{pings}
+jetstream {{
+  store_dir: "/data"
+  # Without this the newest acknowledged records are lost when power fails: the default is to write them out every
+  # two minutes.
+  sync_interval: always
+}}
+
+"""
+
+
+if __name__ == "__main__":
+    sys.stdout.write(production_configuration(sys.argv[1:] or (DEFAULT_NAMESPACE,)))
