@@ -102,6 +102,7 @@ def _keeps_tasks(namespace: str) -> tuple[str, ...]:
             jobs, f"{subjects.ANY_TOKEN}.{subjects.ANY_TOKEN}"
         ),  # of tasks; those of jobs have one token
         subjects.bucket_key(registry),
+        subjects.jobs_submit(namespace),  # of what an operator has it run now
         subjects.logs_of_all(namespace),
         subjects.results_of_all(namespace),
         subjects.watch_progress(namespace),
