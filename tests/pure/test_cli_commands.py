@@ -184,7 +184,7 @@ def test_seconds_and_patterns_are_checked_before_anybody_is_asked(arguments: lis
 def test_credentials_are_written_and_their_files_told(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["credentials", str(tmp_path), "--namespace", "a", "--url", "tls://bus"])
     assert done.exit_code == 0
-    names = ["passwords.env", "service.json", "operator.json", "client_a.json", "job_a.json"]
+    names = ["passwords.env", "service.json", "worker.json", "operator.json", "client_a.json", "job_a.json"]
     assert done.output.splitlines() == [str(tmp_path / name) for name in names]
     assert BusAddress.parse(str(tmp_path / "client_a.json")).url == "tls://bus:4222"
 
