@@ -41,7 +41,7 @@ class ComposeProject:
 
     def __post_init__(self) -> None:
         write_credentials(self.credentials, url=f"nats://127.0.0.1:{self.port}")
-        for name in ("service.json", "job_default.json"):
+        for name in ("service.json", "worker.json", "job_default.json"):
             os.chown(self.credentials / name, _DAEMON_USER, _DAEMON_USER)
 
     def compose(self, *words: str, status: int = 0, **variables: str) -> str:

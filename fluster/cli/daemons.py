@@ -143,7 +143,7 @@ def start_worker(
     credentials of --job-credentials to the jobs of their namespace.
 
     Try:
-      fluster --address credentials/service.json worker start --cpus 8 --job-credentials default=credentials/job_default.json
+      fluster --address credentials/worker.json worker start --cpus 8 --job-credentials default=credentials/job_default.json
     """
     from fluster_bus.roles import Role, User
 

@@ -44,10 +44,10 @@ def test_passwords_are_in_files_of_their_own_and_each_has_those_that_it_needs() 
     assert {name: service.get("secrets") for name, service in SERVICES.items()} == {
         "nats": ["passwords"],
         "controller": ["service"],
-        "worker": ["service", "job_default"],
+        "worker": ["worker", "job_default"],
     }
     files = [secret["file"].rpartition("/")[2] for secret in COMPOSE["secrets"].values()]
-    assert files == [PASSWORDS_FILE, "service.json", "job_default.json"]
+    assert files == [PASSWORDS_FILE, "service.json", "worker.json", "job_default.json"]
 
 
 def test_every_image_is_a_setting() -> None:

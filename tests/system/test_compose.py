@@ -158,7 +158,7 @@ def test_a_worker_beside_it_has_its_containers_in_the_network_that_it_is_told(
     address = nats["NetworkSettings"]["Networks"][network]["IPAddress"]
     variables = {
         "FLUSTER_CLUSTER_ADDRESS": f"nats://{address}:4222",
-        "FLUSTER_CREDENTIALS": str(project.credentials / "service.json"),
+        "FLUSTER_CREDENTIALS": str(project.credentials / "worker.json"),
         "FLUSTER_JOB_DEFAULT_CREDENTIALS": str(project.credentials / "job_default.json"),
         "FLUSTER_WORKER_ID": "beside",
         "FLUSTER_STATE_DIR": str(tmp_path / "state"),

@@ -42,15 +42,16 @@ def test_controller_and_worker_are_started_with_options(family: Family, tmp_path
     server = EmbeddedServer(tmp_path / "nats", namespaces=("default",))
     server.start()
     try:
-        service, job = tmp_path / "service.json", tmp_path / "job.json"
+        service, worker, job = (tmp_path / name for name in ("service.json", "worker.json", "job.json"))
         server.credentials(Role.SERVICE).save(service)
+        server.credentials(Role.WORKER).save(worker)
         server.credentials(Role.JOB, "default").save(job)
         options = ["--cpus", "3", "--worker-id", "w9", "--state-dir", str(tmp_path / "w9"), "--gpus", "0"]
         options += ["--resource", "license=4", "--resource", "slot=1", "--label", "zone=a"]
         with (
             _daemon(family, service, "controller", "start", "--controller-id", "c9"),
             _daemon(
-                family, service, "worker", "start", *options, "--job-credentials", f"default={job}", FLUSTER_CPUS="5"
+                family, worker, "worker", "start", *options, "--job-credentials", f"default={job}", FLUSTER_CPUS="5"
             ),
             Cluster(server.credentials(Role.OPERATOR).to_url()) as cluster,
         ):
