@@ -107,6 +107,7 @@ def _keeps_tasks(namespace: str) -> tuple[str, ...]:
         subjects.logs_of_all(namespace),
         subjects.results_of_all(namespace),
         subjects.watch_progress(namespace),
+        subjects.inboxes_of(namespace),  # of its clients, and of operators who ask there
         *(subjects.objects_of_all(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
         *(subject for stream in streams for subject in _with_below(subjects.direct_get(stream))),
     )

@@ -268,9 +268,12 @@ PLAIN_INBOXES = (f"{_INBOX}.*", f"{_INBOX}.*.*")
 
 
 def asked_namespace(subject: str) -> str | None:
-    """The namespace whose jobs answer requests on `subject`; None when the cluster's own services do."""
+    """The namespace whose users answer requests on `subject`, as its actors or at their inboxes; None when the cluster's services do."""
     tokens = subject.split(".", 3)
-    return tokens[1] if len(tokens) > 3 and tokens[0] == _ROOT and tokens[2] == "actors" else None
+    if len(tokens) <= 3 or tokens[1] == SYSTEM_NAMESPACE:
+        return None
+    is_tenants = tokens[0] == _INBOX or (tokens[0] == _ROOT and tokens[2] == "actors")
+    return tokens[1] if is_tenants else None
 
 
 def is_inbox(subject: str) -> bool:

@@ -232,3 +232,18 @@ def test_inboxes() -> None:
         assert not subjects.is_inbox(subject)
     assert subjects.last_token("_INBOX_operator.secret.1f") == "1f"
     assert subjects.last_token("alone") == "alone"
+
+
+@pytest.mark.parametrize(
+    ("subject", "namespace"),
+    [
+        ("fluster.a.actors.x.y", "a"),
+        ("_INBOX.a.job_a.xyz.ref", "a"),  # of a Ref, or of one who reads a stream of results
+        ("_INBOX.sys.operator.xyz.1", None),
+        ("fluster.a.jobs.list", None),
+        ("fluster.sys.workers.w.kill", None),
+        ("$JS.API.INFO", None),
+    ],
+)
+def test_who_answers_a_request_is_known_by_its_subject(subject: str, namespace: str | None) -> None:
+    assert subjects.asked_namespace(subject) == namespace

@@ -444,7 +444,7 @@ async def test_a_jobs_credentials_reach_no_record_and_no_other_namespace(
         job_address.url,
         user=user,
         password=job_address.password,
-        inbox_prefix=job_address.inbox_prefix,
+        inbox_prefix=job_address.inbox_prefix(),
         error_cb=on_error,
     )
     try:
