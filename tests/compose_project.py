@@ -125,7 +125,7 @@ def make_images(engine: Engine) -> None:
     lines += [f"ENV {name}={value}" for name, value in variables.items()]
     authorities = ssl.get_default_verify_paths().cafile or _CA_FILE
     _build(engine, f"{engine.image}-with-packages", lines, {"ca.crt": Path(authorities)})
-    # As the official one that is built on Alpine: a shell and wget of busybox, and the server.
+    # As the official one that is built on Alpine: a shell and nc of busybox, and the server.
     binaries = {"busybox": Path(shutil.which("busybox") or "busybox"), "nats-server": find_binary()}
     lines = ["FROM scratch", "COPY busybox /bin/", "COPY nats-server /bin/"]
     lines += ['RUN ["/bin/busybox", "--install", "-s", "/bin"]', "ENV PATH=/bin"]

@@ -142,8 +142,7 @@ server_name: fluster
 # Other machines come in here; whoever has a password can run code. Beyond a private network add a `tls` block with
 # `cert_file` and `key_file`.
 listen: "0.0.0.0:4222"
-# For health checks of its own machine: it asks nobody who he is.
-http: "127.0.0.1:8222"
+# There is no `http` port for monitoring: it asks for no credentials, and shows every connection's subjects, by which replies can be forged.
 max_payload: {max_payload}
 # Of clients that are silent. A dead connection's own client has long made another; one that is stopped is let live.
 {pings}

@@ -97,6 +97,12 @@ def test_the_production_configuration_is_what_the_roles_make() -> None:
     assert file.read_text(encoding="utf-8") == server_configuration.production_configuration(), remedy
 
 
+def test_the_production_configuration_opens_no_port_for_monitoring() -> None:
+    """It would show inboxes to all who reach it."""
+    settings = [line.strip().partition(":")[0] for line in server_configuration.production_configuration().splitlines()]
+    assert {"http", "https", "http_port", "https_port", "monitor_port"}.isdisjoint(settings)
+
+
 def test_the_production_configuration_holds_no_password() -> None:
     text = server_configuration.production_configuration(NAMESPACES)
     passwords = [line.split(": ")[1] for line in text.splitlines() if line.strip().startswith("password:")]
