@@ -11,10 +11,10 @@ from fluster_services.worker.attempt_directory import (
     ERROR_FILE,
     RESULT_WORD_FILE,
     TaskError,
-    read_task_error,
     read_task_json,
     write_json,
 )
+from fluster_services.worker.task_errors import read_task_error
 from fluster_services.worker.task_result import find_result
 
 WRONG: list[dict[str, object]] = [

@@ -30,6 +30,7 @@ import shutil
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -51,6 +52,7 @@ TASK_FOLDER = "task"
 CONTAINER_FILE = "container.json"
 
 _MAX_TASK_JSON_BYTES = 4 << 20
+_MAX_NOTES_BYTES = 8 << 20
 
 NEW_SUFFIX = ".new"
 GONE_SUFFIX = ".gone"
@@ -172,7 +174,7 @@ def to_json(data: LaunchSpec | TaskError | ExitRecord) -> dict[str, Any]:
 def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
     """Write `data` so that a reader sees all of it or nothing. Raises OSError."""
     draft = Path(f"{path}.draft")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    fd = open_task_fd(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     with os.fdopen(fd, "wb") as file:  # buffered: it writes all, or raises
         file.write(json.dumps(data).encode())
     draft.replace(path)
@@ -181,8 +183,9 @@ def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
 def read_json(path: str | Path) -> dict[str, Any] | None:
     """Return what `write_json` wrote there; None if there is nothing, or a power cut left it empty or torn."""
     try:
-        data = json.loads(Path(path).read_bytes())
-    except (FileNotFoundError, ValueError):
+        with open_task_file(path) as file:
+            data = json.loads(file.readall())
+    except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
 
@@ -190,44 +193,34 @@ def read_json(path: str | Path) -> dict[str, Any] | None:
 def read_task_json(path: Path) -> dict[str, Any] | None:
     """Return what a task has written there with `write_json`; it could also have put anything else there."""
     try:
-        # No link, which might lead to what the task must not read, and no pipe, which might never end.
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
-        data = json.loads(os.read(fd, _MAX_TASK_JSON_BYTES)) if is_file else None
+        with open_task_file(path) as file:
+            data = json.loads(file.read(_MAX_TASK_JSON_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
-    finally:
-        os.close(fd)
     return data if isinstance(data, dict) else None
 
 
-def read_task_error(directory: Path) -> TaskError | None:
-    """Return what ended the task that has `directory`, if it has left that there."""
-    return task_error(read_task_json(directory / ERROR_FILE))
+def open_task_file(path: str | Path) -> FileIO:
+    """Open for reading, unbuffered, as `open_task_fd` does."""
+    return FileIO(open_task_fd(path, os.O_RDONLY), "rb")
 
 
-def task_error(data: Mapping[str, Any] | None) -> TaskError | None:
-    """Return the error that `data` describes, which a task may have made up."""
-    try:
-        error = None if data is None else from_json(TaskError, data)
-    except TypeError:  # something is missing
-        return None
-    return error if error is not None and _is_sound(error) else None
+def open_task_fd(path: str | Path, flags: int) -> int:
+    """Open what lies where a task can write. Raises OSError, also for what is no file.
 
-
-def _is_sound(error: TaskError) -> bool:
-    texts = (error.type, error.message, error.traceback, error.pickled or "")
-    marks = (error.is_final, error.is_unstarted)
-    return all(isinstance(text, str) for text in texts) and all(isinstance(mark, bool) for mark in marks)
+    No link is followed, which might lead to what the task must not reach, and no pipe is waited for, which might never end.
+    """
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no file", str(path))
+    return fd
 
 
 def append_json(path: str | Path, data: Mapping[str, Any]) -> None:
     """Add a line to a file of lines, all of it or nothing. Raises OSError."""
     line = json.dumps(data).encode() + b"\n"
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    fd = open_task_fd(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         size = os.fstat(fd).st_size
         try:
@@ -244,14 +237,15 @@ def append_json(path: str | Path, data: Mapping[str, Any]) -> None:
 def read_json_lines(path: str | Path) -> dict[str, Any]:
     """Return what `append_json` added there, as one dictionary; nothing of a line that a power cut left torn."""
     try:
-        lines = Path(path).read_bytes().splitlines(keepends=True)
-    except FileNotFoundError:
+        with open_task_file(path) as file:
+            lines = file.read(_MAX_NOTES_BYTES).splitlines(keepends=True)
+    except OSError:
         return {}
     found: dict[str, Any] = {}
     for line in lines:
         try:
             data = json.loads(line) if line.endswith(b"\n") else None
-        except ValueError:
+        except (ValueError, RecursionError):
             data = None
         found.update(data if isinstance(data, dict) else {})
     return found

@@ -33,8 +33,6 @@ from fluster_services.worker.attempt_directory import (
     append_json,
     discard,
     read_json,
-    read_task_error,
-    task_error,
     task_folder,
     to_json,
 )
@@ -52,6 +50,7 @@ from fluster_services.worker.processes import (
     set_process_name,
 )
 from fluster_services.worker.progress_watch import ProgressWatch
+from fluster_services.worker.task_errors import read_task_error, task_error
 from fluster_services.worker.task_output import TaskOutput
 from fluster_services.worker.task_result import FoundResult, find_result
 from fluster_services.worker.task_start import note_start, start_task, take_draft

@@ -10,7 +10,8 @@ from typing import Any
 
 from fluster.progress_file import DIRECTORY_VARIABLE
 from fluster_services.worker import cgroups
-from fluster_services.worker.attempt_directory import KEEPER_FILE, LaunchSpec, read_json_lines
+from fluster_services.worker.attempt_directory import LaunchSpec
+from fluster_services.worker.keeper_notes import start_note
 from fluster_services.worker.killing import BY_FORCE
 from fluster_services.worker.processes import boot_id, descendants, leftovers, process_state
 
@@ -43,7 +44,7 @@ def kill_leftovers(directory: Path, spec: LaunchSpec) -> list[int]:
 
 def started(directory: Path) -> dict[str, Any] | None:
     """What the keeper in `directory` wrote when it started its task; None if it did not, or before the machine's last start."""
-    known: dict[str, Any] | None = read_json_lines(directory / KEEPER_FILE).get("started")
+    known = start_note(directory)
     return known if known is not None and known["boot_id"] == boot_id() else None
 
 

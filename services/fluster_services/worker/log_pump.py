@@ -7,23 +7,23 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self, TypeVar
 
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
 from fluster_bus.errors import BusError
+from fluster_bus.fault_log import FaultLog
 from fluster_bus.feeds import Feed
 from fluster_bus.messages import LogBatch, TaskRecord
 from fluster_bus.streams import append
 from fluster_services.worker.build_output import BuildOutput
 from fluster_services.worker.runtime import RunningTask
-
-if TYPE_CHECKING:
-    from fluster_services.worker.spool import SpoolRecord
+from fluster_services.worker.spool import SpoolError, SpoolRecord
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+_faults = FaultLog(log)
 
 _STREAMS = ("stderr", "stdout")
 _CHUNK_BYTES = 256 << 10  # well below the server's message limit, also after JSON has escaped it
@@ -62,7 +62,11 @@ class LogPump:
         """Publish what the spool has by now. Waits for the bus when it is away: nothing is lost or doubled."""
         while True:
             start = min(self._published.values())
-            records, following = self._running.read_log(start, max_bytes=_CHUNK_BYTES)
+            try:
+                records, following = self._running.read_log(start, max_bytes=_CHUNK_BYTES)
+            except SpoolError as error:  # its task can write there as well
+                _faults.warning("the output of %s is not read any further: %s", self._running.key, error)
+                return
             if not records:
                 return
             for stream, batch in self._batches(records, start, following):

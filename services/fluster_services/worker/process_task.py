@@ -26,13 +26,13 @@ from fluster_services.worker.attempt_directory import (
     LaunchSpec,
     TaskError,
     discard,
-    from_json,
     read_json_lines,
     task_folder,
 )
 from fluster_services.worker.container import Container
 from fluster_services.worker.engine import EngineError, asked, remove_container
 from fluster_services.worker.idle_keepers import IdleKeepers
+from fluster_services.worker.keeper_notes import exit_note, exit_record, start_note
 from fluster_services.worker.leftovers import kill_leftovers
 from fluster_services.worker.runtime import (
     NO_ROOM,
@@ -108,7 +108,7 @@ class ProcessTask:
                 if not await self.connect():
                     self._record = await self._record_without_keeper()
             elif "exited" in message:
-                self._record = from_json(ExitRecord, message["exited"])
+                self._record = exit_record(message["exited"])
                 if self._idle is not None and not self._is_coming:
                     self._is_coming = True
                     self._idle.expect(self.key)
@@ -256,9 +256,9 @@ class ProcessTask:
 
     def look_up(self) -> None:
         """Learn from the directory what is known without a keeper."""
-        known = read_json_lines(self._directory / KEEPER_FILE).get("started", {})
-        self.pid = known.get("task_pid")
-        self.started_at = known.get("started_at")
+        known = start_note(self._directory)
+        if known is not None:
+            self.pid, self.started_at = known["task_pid"], known["started_at"]
 
     def _send(self, message: dict[str, Any]) -> None:
         # With the keeper gone there is nobody to tell, and events() says so.
@@ -296,9 +296,9 @@ class ProcessTask:
             ) from cause
 
     async def _record_without_keeper(self) -> ExitRecord:
-        data = read_json_lines(self._directory / KEEPER_FILE).get("exited")
-        if data is not None:
-            return from_json(ExitRecord, data)
+        noted = exit_note(self._directory)
+        if noted is not None:
+            return noted
         survivors: list[int] = []
         if self.spec.container is not None:
             await asked(_remove_container, self.spec.container)

@@ -14,10 +14,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
+
+from fluster_services.worker.attempt_directory import open_task_fd, open_task_file
 
 Stream = Literal["stdout", "stderr"]
+_MAX_RECORD_BYTES = 1 << 20  # a line has less
+_STREAMS: dict[bytes, Stream] = {b"stdout": "stdout", b"stderr": "stderr"}
 
 _DEFAULT_READ_BYTES = 1024 * 1024
 
@@ -157,7 +162,7 @@ class SpoolWriter:
         view = memoryview(block)
         try:
             if self._fd is None:
-                self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+                self._fd = open_task_fd(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
                 self.end = os.fstat(self._fd).st_size
             while view:
                 view = view[os.write(self._fd, view) :]
@@ -180,9 +185,18 @@ def _encode(stream: Stream, pieces: Sequence[tuple[bytes, bool]], now: float) ->
     return [(partial if is_partial else full) + text + b"\n" for text, is_partial in pieces]
 
 
+def _opened(path: str | Path) -> FileIO:
+    try:
+        return open_task_file(path)
+    except FileNotFoundError:
+        raise
+    except OSError as cause:
+        raise SpoolError(f"{path} cannot be read: {cause}") from cause
+
+
 def read_spool_end(path: str | Path, *, max_bytes: int) -> tuple[list[SpoolRecord], bool]:
-    """Return the records in about the last `max_bytes`, and whether those are all. Raises FileNotFoundError."""
-    with Path(path).open("rb", buffering=0) as file:
+    """Return the records in about the last `max_bytes`, and whether those are all. Raises as `read_spool` does."""
+    with _opened(path) as file:
         start = max(0, os.fstat(file.fileno()).st_size - max_bytes)
         if start > 0:  # to the end of the record that it lies in
             file.seek(start - 1)
@@ -207,9 +221,10 @@ def read_spool(
     """Return records from `start_offset` on and the offset to go on from; nothing new is an empty list and the same offset.
 
     About `max_bytes` are read, at least one whole record if there is one. A record that is still being written is left for the
-    next time. Raises SpoolError if `start_offset` is not one that was returned earlier, FileNotFoundError if there is no spool.
+    next time. Raises SpoolError if `start_offset` is not one that was returned earlier, and for what no keeper wrote; FileNotFoundError if
+    there is no spool.
     """
-    with Path(path).open("rb", buffering=0) as file:
+    with _opened(path) as file:
         if start_offset > 0:
             file.seek(start_offset - 1)
             if file.read(1) != b"\n":
@@ -222,6 +237,8 @@ def read_spool(
             if not more:
                 return [], start_offset
             block += more
+            if len(block) > max_bytes + _MAX_RECORD_BYTES:
+                raise SpoolError(f"{path}: what begins at offset {start_offset} is no record: it does not end")
     records: list[SpoolRecord] = []
     offset = start_offset
     stream: Stream = "stdout"
@@ -231,8 +248,8 @@ def read_spool(
             try:
                 stamp, name, tag, text = line.split(b" ", 3)
                 moment = datetime.fromisoformat(stamp.decode()).timestamp()
-                stream = cast("Stream", name.decode("ascii"))
-            except ValueError as cause:
+                stream = _STREAMS[name]
+            except (ValueError, KeyError, OverflowError, OSError) as cause:  # of a time that is none, too
                 raise SpoolError(f"{path}: {line[:80]!r} at offset {offset} is no record") from cause
             head, is_partial = line[: len(line) - len(text)], tag == b"P"
         records.append(SpoolRecord(offset, moment, stream, line[len(head) :].decode("utf-8", "replace"), is_partial))
