@@ -100,6 +100,8 @@ class Caller:
         )
         self._finish = self._outcomes.finish
         self._held = HeldCalls(loop, self._finish)
+        # What the loop has yet to open: the name of a pool, the members if they are fixed, whether they are durable.
+        self._openings: deque[tuple[str, Sequence[Member] | None, bool]] = deque()
         self.carried = CarriedCalls(
             loop,
             clock,
@@ -109,6 +111,7 @@ class Caller:
             held=self._held,
             deadlines=self._deadlines,
             rosters=self._rosters,
+            openings=self._openings,
             finish=self._finish,
             on_timeout=self._on_timeout,
             end_calls=self._end_calls,
@@ -116,9 +119,6 @@ class Caller:
         self._waiting = WaitingPools(self._desk, loop, self._arrivals.wake)
         self._publisher = Publisher(bus, namespace, store, self._inboxes)
         self._stored = StoredCalls(cast("Bus", bus), namespace, self._finish, prepare=self._prepare_stored)
-        self._openings: deque[tuple[str, Sequence[Member] | None, bool]] = (
-            deque()
-        )  # for which the loop is to open pools
         tell(loop, self._start)
 
     @classmethod

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 
 from fluster.actors.arrivals import Arrivals
 from fluster.actors.calls import Broadcast, Call, Done
@@ -34,7 +34,8 @@ from fluster_bus.errors import ClosedError
 class CarriedCalls:
     """Those of one client; none until `open`.
 
-    `on_timeout` is given calls that the desk has by then, `end_calls` what became of a member while it was sent to.
+    `openings` are the pools that the loop has yet to open. `on_timeout` is given calls that the desk has by then,
+    `end_calls` what became of a member while it was sent to.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class CarriedCalls:
         held: HeldCalls,
         deadlines: Deadlines,
         rosters: Rosters,
+        openings: Sized,
         finish: Callable[[Iterable[Done]], object],
         on_timeout: Callable[[Call], object],
         end_calls: Callable[[str, Change], object],
@@ -60,6 +62,7 @@ class CarriedCalls:
         self._held = held
         self._deadlines = deadlines
         self._rosters = rosters
+        self._openings = openings
         self._finish, self._on_timeout, self._end_calls = finish, on_timeout, end_calls
         self.lane: LaneCalls | None = None
 
@@ -135,7 +138,8 @@ class CarriedCalls:
         lane = self.lane
         in_hand = self._arrivals.in_hand
         is_free = lane is not None and lane.connected and not (in_hand or self._held or is_running(self._loop))
-        return lane if is_free else None
+        # The members known of a pool that is still to be opened may be those of one before it, which is about to close.
+        return lane if is_free and not self._openings else None
 
     def _carry(self, message: MessageOut, lane: LaneCalls) -> Wait | None:
         """Send a message by this very thread, which waits with what this gives; None when it cannot be."""

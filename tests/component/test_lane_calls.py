@@ -152,6 +152,28 @@ def test_a_call_ends_at_its_deadline_whoever_reads(shared: Env, via: Via) -> Non
     assert target.call().add(1) == 2
 
 
+def test_a_pool_made_while_the_last_of_its_name_is_being_given_up_keeps_its_calls(shared: Env) -> None:
+    actor = Gate()
+    shared.serve("given-up", actor)
+    cluster = shared.cluster()
+    first: ActorPool[Any] = ActorPool(cluster, "given-up")
+    first.wait_for_size(1, TIMEOUT_S)
+    caller = first.asynchronous._caller
+    wait_until(lambda: caller.carried.lane.connected)  # type: ignore[union-attr]
+    is_held, let_go = threading.Event(), threading.Event()
+    cluster.portal.loop.call_soon_threadsafe(lambda: (is_held.set(), let_go.wait()))
+    assert is_held.wait(TIMEOUT_S)  # a loop that is busy comes to what follows in one go
+    del first
+    gc.collect()
+    second: ActorPool[Any] = ActorPool(cluster, "given-up")
+    found = in_thread(second.call().wait)
+    wait_until(lambda: carried(second) or caller.is_sending)
+    let_go.set()
+    actor.is_entered()
+    actor.opened.set()
+    assert only(found) == "went through"
+
+
 @each_way
 def test_calls_end_with_their_actor_their_pool_and_their_client(shared: Env, via: Via) -> None:
     for end, error in (("actor", ActorDiedError), ("pool", ActorNotFoundError), ("client", ClosedError)):
