@@ -161,7 +161,12 @@ def test_a_pool_made_while_the_last_of_its_name_is_being_given_up_keeps_its_call
     caller = first.asynchronous._caller
     wait_until(lambda: caller.carried.lane.connected)  # type: ignore[union-attr]
     is_held, let_go = threading.Event(), threading.Event()
-    cluster.portal.loop.call_soon_threadsafe(lambda: (is_held.set(), let_go.wait()))
+
+    def hold() -> None:
+        is_held.set()
+        let_go.wait(TIMEOUT_S)
+
+    cluster.portal.loop.call_soon_threadsafe(hold)
     assert is_held.wait(TIMEOUT_S)  # a loop that is busy comes to what follows in one go
     del first
     gc.collect()
