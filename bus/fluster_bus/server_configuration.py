@@ -12,6 +12,7 @@ from fluster_bus import grants, subjects
 from fluster_bus.errors import InvalidNameError
 from fluster_bus.pulse import SERVER_PINGS
 from fluster_bus.roles import DEFAULT_NAMESPACE, MAX_PAYLOAD_BYTES, Permissions, User, users
+from fluster_bus.store_exports import STORE_EXPORTS, Export
 
 
 def permissions(user: User, namespaces: Sequence[str]) -> Permissions:
@@ -32,32 +33,17 @@ _ACCOUNT = "FLUSTER"
 
 def accounts_configuration(namespaces: Sequence[str], password: Callable[[User], str]) -> str:
     """The `accounts` block of a server; `password` gives each user's, quoted or as a variable."""
-    # The server keeps a note of each such request for two minutes, since it cannot know which answer is the last.
-    many_answers = subjects.JETSTREAM_READS
-    one_answer = (
-        *subjects.JETSTREAM_ASKS,
-        subjects.JETSTREAM_ACKS,
-        subjects.JETSTREAM_FLOW,
-        subjects.ALL_BUCKETS,
-        subjects.ALL_OBJECTS,
-        *subjects.STREAM_INPUTS,
-    )
-    # Those who may make consumers have them deliver to their inboxes, in the account of the streams.
-    outputs = (subjects.STREAM_OUTPUT, subjects.JETSTREAM_EVENTS, subjects.ALL_INBOXES)
     lines = [
         "accounts {",
         f"  {_STORE_ACCOUNT} {{",
         "    jetstream: enabled",
         "    exports: [",
-        *(f"      {{ service: {quoted(subject)}, response_type: stream }}" for subject in many_answers),
-        *(f"      {{ service: {quoted(subject)} }}" for subject in one_answer),
-        *(f"      {{ stream: {quoted(subject)} }}" for subject in outputs),
+        *map(_export, STORE_EXPORTS),
         "    ]",
         "  }",
         f"  {_ACCOUNT} {{",
         "    imports: [",
-        *(_import("service", subject) for subject in (*many_answers, *one_answer)),
-        *(_import("stream", subject) for subject in outputs),
+        *map(_import, STORE_EXPORTS),
         "    ]",
         "    users: [",
         *(_user_block(user, permissions(user, namespaces), password(user)) for user in users(namespaces)),
@@ -68,8 +54,17 @@ def accounts_configuration(namespaces: Sequence[str], password: Callable[[User],
     return "\n".join(lines) + "\n"
 
 
-def _import(kind: str, subject: str) -> str:
-    return f"      {{ {kind}: {{ account: {_STORE_ACCOUNT}, subject: {quoted(subject)} }} }}"
+def _kind(export: Export) -> str:
+    return "stream" if export.is_stream else "service"
+
+
+def _export(export: Export) -> str:
+    answers = ", response_type: stream" if export.many_answers else ""
+    return f"      {{ {_kind(export)}: {quoted(export.subject)}{answers} }}"
+
+
+def _import(export: Export) -> str:
+    return f"      {{ {_kind(export)}: {{ account: {_STORE_ACCOUNT}, subject: {quoted(export.subject)} }} }}"
 
 
 def _user_block(user: User, allowed: Permissions, password: str) -> str:

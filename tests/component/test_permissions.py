@@ -6,6 +6,8 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
 
 import nats
 import nats.errors
@@ -18,7 +20,7 @@ from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
 from fluster_bus.object_kinds import BUNDLES, PAYLOADS
 from fluster_bus.roles import Role, User
-from fluster_bus.server import EmbeddedServer
+from tests.component.guarded_server import KINDS, WORKER, GuardedServer, guarded_server, plain_options
 
 pytestmark = pytest.mark.anyio
 
@@ -63,8 +65,7 @@ async def _connect(address: BusAddress) -> Peer:
     try:
         await client.connect(
             servers=address.servers,
-            user=address.user,
-            password=address.password,
+            **plain_options(address),
             # The operator's as the plain `nats` command: it names no namespace, so any may answer.
             inbox_prefix=b"_INBOX" if address.user == "operator" else address.inbox_prefix().encode(),
             error_cb=on_error,
@@ -77,15 +78,15 @@ async def _connect(address: BusAddress) -> Peer:
     return Peer(client, refusals)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
+@pytest.fixture(scope="module", params=KINDS)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedServer]:
     """Two namespaces with their buckets and streams, and a record in each bucket."""
-    with EmbeddedServer(namespaces=(OURS, THEIRS)) as server:
+    with guarded_server(request.param, (OURS, THEIRS), tmp_path_factory.mktemp("server")) as server:
         asyncio.run(_furnish(server))
         yield server
 
 
-async def _furnish(server: EmbeddedServer) -> None:
+async def _furnish(server: GuardedServer) -> None:
     bus = await Bus.connect(server.credentials(Role.SERVICE), name="test")
     await streams.ensure_system(bus)
     for namespace in (OURS, THEIRS):
@@ -108,7 +109,7 @@ def _entry(namespace: str, name: str = "calculator") -> str:
 
 
 @pytest.fixture
-async def connect(server: EmbeddedServer) -> AsyncIterator[Connect]:
+async def connect(server: GuardedServer) -> AsyncIterator[Connect]:
     """Makes clients by role, and closes them."""
     async with AsyncExitStack() as stack:
 
@@ -130,17 +131,16 @@ async def _stored(operator: Peer, bucket: str, subject: str) -> bytes:
 @pytest.mark.parametrize(
     ("user", "password"), [(None, None), ("operator", "wrong"), ("nobody", "wrong"), ("operator", ""), ("job_new", "")]
 )
-async def test_who_has_no_credentials_is_refused(
-    server: EmbeddedServer, user: str | None, password: str | None
-) -> None:
+async def test_who_has_no_credentials_is_refused(server: GuardedServer, user: str | None, password: str | None) -> None:
     with pytest.raises(nats.errors.Error, match=r"(?i)authorization"):
-        await _connect(BusAddress(f"nats://127.0.0.1:{server.port}", user, password))
+        await _connect(BusAddress(server.url, user, password))
 
 
-async def test_a_password_is_good_for_one_user_only(server: EmbeddedServer) -> None:
-    job = server.credentials(Role.JOB, OURS)
+async def test_what_proves_one_user_is_good_for_that_one_only(server: GuardedServer) -> None:
+    job, operator = server.credentials(Role.JOB, OURS), server.credentials(Role.OPERATOR)
+    stolen = BusAddress(job.url, "operator", job.password) if job.password else replace(operator, seed=job.seed)
     with pytest.raises(nats.errors.Error, match=r"(?i)authorization"):
-        await _connect(BusAddress(job.url, "operator", job.password))
+        await _connect(stolen)
 
 
 # ---- what is forbidden ----------------------------------------------------------------------------------
@@ -409,7 +409,7 @@ async def test_an_actor_of_a_job_is_called(connect: Connect, role: Role, namespa
 
 
 async def test_the_plain_command_with_the_operators_url_calls_and_watches(
-    server: EmbeddedServer, connect: Connect
+    server: GuardedServer, connect: Connect
 ) -> None:
     actor = await connect(Role.JOB, OURS)
     subject = subjects.actor_any(OURS, "plain", "say")
@@ -419,7 +419,8 @@ async def test_the_plain_command_with_the_operators_url_calls_and_watches(
 
     await actor.client.subscribe(subject, cb=answer)
     assert await actor.refusals() == []
-    client = await nats.connect(server.credentials(Role.OPERATOR).to_url())
+    operator = server.credentials(Role.OPERATOR)
+    client = await nats.connect(operator.to_url(), **(plain_options(operator) if operator.token else {}))
     try:
         assert (await client.request(subject, b"", TIMEOUT_S)).data == b"said"
         bucket = await client.jetstream().key_value(subjects.endpoints_bucket(OURS))
@@ -509,3 +510,26 @@ async def test_what_nobody_stores_is_said_at_once(connect: Connect) -> None:
     ):
         with pytest.raises(nats.errors.NoRespondersError):
             await operator.ask(subject)
+
+
+async def test_a_signed_worker_writes_of_itself_and_of_the_tasks_of_its_namespaces(tmp_path: Path) -> None:
+    def task(namespace: str) -> str:
+        return subjects.bucket_key(subjects.jobs_bucket(namespace), subjects.task_key("train-1", 0))
+
+    def row(worker: str) -> str:
+        return subjects.bucket_key(subjects.WORKERS_BUCKET, worker)
+
+    with guarded_server("tokens", (OURS, THEIRS), tmp_path) as server:
+        worker = await _connect(server.credentials(Role.WORKER, serves=(OURS,)))
+        try:
+            for subject in (row(WORKER), subjects.heartbeats(WORKER), task(OURS), subjects.logs(OURS, "train-1", "0")):
+                await worker.client.publish(subject, b"{}")
+                assert await worker.refusals() == [], subject
+            for subject in (row("w2"), subjects.heartbeats("w2"), task(THEIRS), _record(OURS), _entry(THEIRS)):
+                await worker.client.publish(subject, b"{}")
+                assert len(await worker.refusals()) == 1, subject
+            for subject in (subjects.worker_verb("w2", "*"), subjects.watch_any(THEIRS), subjects.actors_of(OURS)):
+                await worker.client.subscribe(subject)
+                assert len(await worker.refusals()) == 1, subject
+        finally:
+            await worker.client.close()

@@ -17,10 +17,11 @@ from fluster_bus.errors import BusError, CredentialsError
 from fluster_bus.line import Line
 from fluster_bus.roles import Permissions, Role
 from fluster_bus.server import EmbeddedServer
+from fluster_bus.store_exports import Export
 from fluster_bus.trust.authority import Authority
 from fluster_bus.trust.keys import Key, KeyKind
 from fluster_bus.trust.publishing import publish_accounts
-from fluster_bus.trust.tokens import Export, user_token
+from fluster_bus.trust.tokens import user_token
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio

@@ -14,14 +14,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Self
 
-from fluster_bus import subjects
+from fluster_bus import grants, subjects
 from fluster_bus.address import write_private
 from fluster_bus.errors import AddressError, CredentialsError
 from fluster_bus.roles import Permissions, Role
+from fluster_bus.store_exports import STORE_EXPORTS, Export
 from fluster_bus.trust.keys import Key, KeyKind
 from fluster_bus.trust.signer import Identity, Signer
-from fluster_bus.trust.tokens import Export, Scope, account_token, operator_token, user_token
+from fluster_bus.trust.tokens import Scope, account_token, operator_token, user_token
 
 SYSTEM_ACCOUNT, STORE_ACCOUNT, CLUSTER_ACCOUNT = "system", "store", "cluster"
 _OPERATOR_KEY = "operator"
@@ -78,6 +80,11 @@ class Authority:
                     name: self._key(name, KeyKind.ACCOUNT) for name in (SYSTEM_ACCOUNT, STORE_ACCOUNT, CLUSTER_ACCOUNT)
                 }
                 self._roles = {role: self._key(f"role-{role}", KeyKind.ACCOUNT) for role in self._permissions}
+
+    @classmethod
+    def of_cluster(cls, folder: Path) -> Self:
+        """The authority in `folder` with the roles of Fluster, each with what it may do in this version."""
+        return cls(folder, {role: grants.scoped(role) for role in Role}, STORE_EXPORTS)
 
     # ---- users ------------------------------------------------------------------------------------------
 

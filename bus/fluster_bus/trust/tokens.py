@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fluster_bus.roles import Permissions
+from fluster_bus.store_exports import Export
 from fluster_bus.trust.keys import Key
 
 _VERSION = 2
@@ -30,15 +31,6 @@ _ACCOUNT_LIMITS = {
     "leaf": _NO_LIMIT,
 }
 _STREAM_LIMITS = {"mem_storage": _NO_LIMIT, "disk_storage": _NO_LIMIT, "streams": _NO_LIMIT, "consumer": _NO_LIMIT}
-
-
-@dataclass(frozen=True)
-class Export:
-    """Subjects of one account that others may use: a service takes requests, a stream (`is_stream`) sends messages."""
-
-    subject: str
-    is_stream: bool = False
-    many_answers: bool = False  # of a service: one request may have several
 
 
 @dataclass(frozen=True)
