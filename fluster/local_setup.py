@@ -14,9 +14,8 @@ ProfileName = Literal["default", "gpu", "trusted"]  # what tasks in containers m
 
 SUPERVISOR_MODULE = "fluster_services.supervisor"  # started by name: the services build on this package
 ADDRESS_FILE = "address.json"  # in the store folder, of a cluster whose owner has one written; gone when the cluster is
-OPTIONS_VARIABLE = (
-    "FLUSTER_OPTIONS"  # {variable: the option by which it was given}, told to a daemon by the command that becomes it
-)
+# {variable: the option by which it was given}, for a daemon, from the command that becomes it
+OPTIONS_VARIABLE = "FLUSTER_OPTIONS"
 START_TIMEOUT_S = 45.0
 VM_START_TIMEOUT_S = 900.0  # an image may have to be pulled
 MAX_LOCAL_WORKERS, MAX_LOCAL_CONTROLLERS, MAX_PORT = 256, 16, 65_535
@@ -41,16 +40,14 @@ class LocalSetup:
     working_dir: str
     python_path: tuple[str, ...] = ()
     passes_secrets: bool = True  # tasks get all variables of the owner's environment, else none with names of secrets
-    timing: dict[str, float] = field(
-        default_factory=dict
-    )  # {name of a time, as fence_after_s: seconds}, where not as usual
+    # {name of a time, as fence_after_s: seconds}, where not as usual
+    timing: dict[str, float] = field(default_factory=dict)
     enforce_limits: bool = False
     runtime: RuntimeName = "process"  # "auto": containers where a Docker engine answers
     docker_host: str | None = None  # None: the machine's own
     image: str | None = None  # of jobs that name none
-    containers: dict[str, Any] = field(
-        default_factory=dict
-    )  # {setting of a worker's containers: value}, where not as usual
+    # {setting of a worker's containers: value}, where not as usual
+    containers: dict[str, Any] = field(default_factory=dict)
     drain_timeout_s: float | None = None  # None: as other workers
     backend: str | None = None  # what has VMs for the workers, pickled, in Base64; None: they are processes here
 

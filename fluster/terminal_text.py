@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TextIO
 
-# All that Unicode's C0, C1 and bidirectional controls have, but for what output needs: colours and weights (SGR, `ESC [ … m`), `\t`, `\n`, and
-# `\r`, by which progress bars are written over.
+# All that Unicode's C0, C1 and bidirectional controls have, but for what output needs: colours and weights (SGR,
+# `ESC [ … m`), `\t`, `\n`, and `\r`, by which progress bars are written over.
 _COLOURS = r"\x1b\[[0-9;:]*m"
 _CONTROLS = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 _CONTROL = re.compile(_CONTROLS)

@@ -73,7 +73,7 @@ class BusAddress:
     def namespaces(self) -> tuple[str, ...]:
         """Those that the user is confined to; none for users of the whole cluster."""
         if self.token is not None:
-            return read_user_token(self.token).tagged("ns")
+            return read_user_token(self.token).namespaces
         _role, _, namespace = (self.user or "").partition("_")  # as in roles.User.name
         return (namespace,) if namespace else ()
 

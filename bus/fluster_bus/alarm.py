@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import os
 import sys
 import time
@@ -28,10 +29,10 @@ class Alarm:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, after_s: float, on_ring: Callable[[], object]) -> None:
-        """To be made on the loop. Raises OSError, NotImplementedError where there is no such timer."""
+        """To be made on the loop. Raises OSError, also where there is no such timer."""
         libc = ctypes.PyDLL(None, use_errno=True) if sys.platform == "linux" else None
         if libc is None or not hasattr(libc, "timerfd_create"):
-            raise NotImplementedError("this system has no timerfd")
+            raise OSError(errno.ENOSYS, "this system has no timerfd")
         self._settime = libc.timerfd_settime
         descriptor = libc.timerfd_create(time.CLOCK_MONOTONIC, _FLAGS)
         if descriptor < 0:

@@ -1,4 +1,4 @@
-"""Accelerators as people name them. Imports next to nothing: also a cluster that just starts reads them."""
+"""Accelerators as people name them, and the most that a machine is believed to have. Imports next to nothing: also a cluster that just starts reads them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 VISIBLE_DEVICES = {"gpu": "CUDA_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_CHIPS"}  # how a task is told which are its own
+MAX_CPUS, MAX_BYTES = 1e6, 1 << 60  # of a machine: what is above is a slip of the pen
 ANY_MODEL = "any"  # of devices whose model was not given: they are for tasks that name none
 
 

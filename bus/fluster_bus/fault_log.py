@@ -15,7 +15,7 @@ _PERIOD_S = 60.0
 _MAX_CHARACTERS = 500
 
 
-def shown(text: object) -> str:
+def one_bounded_line(text: object) -> str:
     """`text`, which may be another's, as one bounded line that can be encoded and shown."""
     said = str(text)
     line = "".join(each if each.isprintable() else "?" for each in " ".join(said[: 2 * _MAX_CHARACTERS].split()))
@@ -33,13 +33,15 @@ class FaultLog:
     def warning(self, message: str, *parts: object) -> None:
         """Tell what could not be used, and why; of what is told, each part is cut and made printable."""
         if self._has_room():
-            self._log.warning(message, *(each if isinstance(each, int) else shown(each) for each in parts))
+            self._log.warning(message, *(each if isinstance(each, int) else one_bounded_line(each) for each in parts))
 
     def fault(self, error: BaseException, message: str, *parts: object) -> None:
         """Tell of an error that no reader should have met, with where it was raised."""
         if self._has_room():
-            kept: list[Any] = [each if isinstance(each, int) else shown(each) for each in parts]
-            self._log.error(f"{message}: %s", *kept, shown(f"{type(error).__name__}: {error}"), exc_info=error)
+            kept: list[Any] = [each if isinstance(each, int) else one_bounded_line(each) for each in parts]
+            self._log.error(
+                f"{message}: %s", *kept, one_bounded_line(f"{type(error).__name__}: {error}"), exc_info=error
+            )
 
     @contextmanager
     def contained(self, message: str, *parts: object) -> Iterator[None]:

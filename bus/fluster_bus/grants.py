@@ -99,9 +99,8 @@ def _keeps_tasks(namespace: str) -> tuple[str, ...]:
         *(subjects.objects_stream(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
     )
     return (
-        subjects.bucket_key(
-            jobs, f"{subjects.ANY_TOKEN}.{subjects.ANY_TOKEN}"
-        ),  # of tasks; those of jobs have one token
+        # Of tasks; those of jobs have one token.
+        subjects.bucket_key(jobs, f"{subjects.ANY_TOKEN}.{subjects.ANY_TOKEN}"),
         subjects.bucket_key(registry),
         subjects.jobs_submit(namespace),  # of what an operator has it run now
         subjects.logs_of_all(namespace),

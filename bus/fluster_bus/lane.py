@@ -370,7 +370,7 @@ class Lane:
             self._call(self._on_wake)
 
     def _doze(self) -> None:
-        """Wait a moment; long, when somebody is reading and has been for a while, longer when many take short turns."""
+        """Wait a moment; a long one when one thread has read for a while, a longer one when many take short turns."""
         unchanged_s = self.turns.unchanged_s()
         self._asleep = unchanged_s > _ASLEEP_AFTER_S
         if self._asleep and self.turns.unchanged_s() < unchanged_s:  # it was left before it could be seen that we sleep

@@ -48,7 +48,7 @@ class Leadership:
     # ---- what happened ----------------------------------------------------------------------------------
 
     def on_seat(self, revision: int, *, instance: str, holder: str, now: float, lease_s: float | None = None) -> None:
-        """The seat was seen, as somebody wrote it. `lease_s` is for how long the writer counts on it; None: as this one would."""
+        """The seat was seen as `holder` wrote it, who counts on it for `lease_s` seconds; None: for as long as this one would."""
         if self._is_old(revision):
             return
         self._revision, self._seen_at = revision, now

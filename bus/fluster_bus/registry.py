@@ -18,7 +18,7 @@ from fluster_bus.errors import (
 from fluster_bus.messages.endpoints import Endpoint
 from fluster_bus.messages.requests import Done, NamespaceReply
 from fluster_bus.names import EndpointId, JobId, Namespace, WorkerId
-from fluster_bus.streams import endpoints_table, seats_table
+from fluster_bus.streams import endpoint_key, endpoints_table, seats_table
 
 if TYPE_CHECKING:
     from fluster_bus.bus import Bus
@@ -32,13 +32,6 @@ LEASE_S = 10.0
 def new_endpoint_id() -> EndpointId:
     """An id that no other endpoint has."""
     return EndpointId(secrets.token_hex(8))
-
-
-def key_of(endpoint: Endpoint) -> str:
-    """Where an endpoint stands in its namespace's registry."""
-    return subjects.endpoint_key(
-        endpoint.name, endpoint.job_id or subjects.NO_JOB, endpoint.task, endpoint.attempt, endpoint.endpoint_id
-    )
 
 
 class Registry:
@@ -96,12 +89,12 @@ class Registry:
 
     async def register(self, endpoint: Endpoint) -> Endpoint:
         """Make it known, or renew its lease."""
-        await self.table.put(key_of(endpoint), endpoint)
+        await self.table.put(endpoint_key(endpoint), endpoint)
         return endpoint
 
     async def unregister(self, endpoint: Endpoint) -> None:
         """Take it away."""
-        await self.table.delete(key_of(endpoint))
+        await self.table.delete(endpoint_key(endpoint))
 
     async def lookup(self, name: str) -> list[Endpoint]:
         """Everyone registered under `name`, the oldest first."""

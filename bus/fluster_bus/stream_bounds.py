@@ -12,17 +12,15 @@ NAMESPACE_BYTES = 2 * KEPT_BYTES + MAX_RESULTS_BYTES + MAX_CALLS_BYTES
 HISTORY_KEPT_S = 7 * 86_400.0  # of logs and events
 RESULTS_KEPT_S = CALLS_KEPT_S = 7 * 86_400.0
 _LEAST_BYTES, _MOST_BYTES = 64 << 20, 1 << 50
-_LEAST_S, _MOST_S = (
-    120.0,
-    100 * 366 * 86_400.0,
-)  # a server remembers ids for two minutes, and keeps what it needs for that
+_LEAST_S = 120.0  # a server remembers ids for so long, and keeps what it needs for that
+_MOST_S = 100 * 366 * 86_400.0
 
 
 @dataclass(frozen=True)
 class NamespaceBounds:
-    """How much each namespace keeps of its history, of results, and of calls to durable actors that wait. None: the default, or as its stream is if that is there already.
+    """How much each namespace keeps of its history, of results, and of calls to durable actors that wait.
 
-    Raises ValueError for what no stream can have.
+    None: the default, or as its stream is if that is there already. Raises ValueError for what no stream can have.
     """
 
     logs_bytes: int | None = None

@@ -89,6 +89,13 @@ def records_table(bus: Bus, namespace: str) -> Table[JobRecord | TaskRecord]:
     return _records(bus, namespace, read)
 
 
+def endpoint_key(endpoint: Endpoint) -> str:
+    """Where an endpoint stands in its namespace's registry."""
+    return subjects.endpoint_key(
+        endpoint.name, endpoint.job_id or subjects.NO_JOB, endpoint.task, endpoint.attempt, endpoint.endpoint_id
+    )
+
+
 def endpoints_table(bus: Bus, namespace: str) -> Table[Endpoint]:
     """The registry of a namespace."""
     watch = functools.partial(subjects.watch_endpoints, namespace)
@@ -96,9 +103,7 @@ def endpoints_table(bus: Bus, namespace: str) -> Table[Endpoint]:
     def read(key: str, data: bytes) -> Endpoint:
         # Jobs write here what they like: a record is believed where it belongs, so none speaks for another name or namespace.
         endpoint = Endpoint.from_json(data)
-        place = subjects.endpoint_key(
-            endpoint.name, endpoint.job_id or subjects.NO_JOB, endpoint.task, endpoint.attempt, endpoint.endpoint_id
-        )
+        place = endpoint_key(endpoint)
         if (place, endpoint.namespace) != (key, namespace):
             raise InvalidMessageError(f"it is of {endpoint.namespace} and belongs under {place}")
         return endpoint

@@ -114,7 +114,7 @@ class Arrivals:
     def use_alarm(self) -> None:
         """Let the loop be told late of what may be taken back, where the system has alarms."""
         if self._alarm is None and self.closed is None:
-            with contextlib.suppress(NotImplementedError, OSError):
+            with contextlib.suppress(OSError):
                 self._alarm = Alarm(self._loop, _UNTIL_TAKEN_BACK_S, self._ring)
 
     def _ring(self) -> None:

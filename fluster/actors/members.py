@@ -108,9 +108,7 @@ class Member:
             is_durable=metadata.pop(DURABLE, None) is not None,
             timeouts=None if timeouts is None else _numbers(json.loads(timeouts)),
             place=place,
-            retries=None
-            if retries is None
-            else {name: int(each) for name, each in _numbers(json.loads(retries)).items()},
+            retries=None if retries is None else _counts(json.loads(retries)),
             metadata=metadata,
         )
 
@@ -142,6 +140,10 @@ def _numbers(told: Any) -> dict[str, float]:
     ):
         raise ValueError(f"expected numbers by method, not {str(told)[:100]!r}")
     return told
+
+
+def _counts(told: Any) -> dict[str, int]:
+    return {name: int(each) for name, each in _numbers(told).items()}
 
 
 def share_memory(members: Iterable[Member]) -> bool:

@@ -55,9 +55,8 @@ class StoredCalls:
         self._namespace = namespace
         self._finish = finish
         self._prepare = prepare
-        self._inbox = bus.inbox(
-            namespace
-        )  # tells nobody with whom memory could be shared: an answer outlives its sender
+        # Without this process's place in it, by which memory could be shared: an answer outlives its sender.
+        self._inbox = bus.inbox(namespace)
         self._names: set[str] = set()  # of durable actors
         self._numbers = itertools.count(1)
         self._waiting: deque[Call] = deque()

@@ -31,9 +31,10 @@ class ExitCode(IntEnum):
 
 
 EXIT_CODES_HELP = (
-    "Exit codes: 0 it went well; 1 the job or the actor's method failed, or the output could not be written; 2 wrong usage; 3 no cluster (no address, nobody "
-    "answers, credentials refused, lost for too long, it did not start); 4 no such job, actor, worker or namespace; 70 an error in fluster itself; 130 "
-    f"interrupted; 141 whoever read the output left. {DEBUG_VARIABLE}=1 shows the traceback of an error."
+    "Exit codes: 0 it went well; 1 the job or the actor's method failed, or the output could not be written; "
+    "2 wrong usage; 3 no cluster (no address, nobody answers, credentials refused, lost for too long, it did not start); "
+    "4 no such job, actor, worker or namespace; 70 an error in fluster itself; 130 interrupted; "
+    f"141 whoever read the output left. {DEBUG_VARIABLE}=1 shows the traceback of an error."
 )
 
 

@@ -213,8 +213,9 @@ def result(
 ) -> None:
     """Print what a job's callable returned, once the job has finished.
 
-    Numbers, texts, lists and dicts of them are shown as Python does it (tuples as lists), with --output json as JSON. What is something else,
-    or has more than 1 MiB, has to be unpickled: --unpickle does, where its modules can be imported; --pickled writes it to a file.
+    Numbers, texts, lists and dicts of them are shown as Python does it (tuples as lists), with --output json as JSON.
+    What is something else, or has more than 1 MiB, has to be unpickled: --unpickle does, where its modules can be
+    imported; --pickled writes it to a file.
 
     Try:
       fluster result train-3f2a

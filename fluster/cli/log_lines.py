@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 def print_chunks(
     lists: Iterable[Iterable[LogChunk]], *, as_json: bool, numbered: bool, array: TaskArray | None = None
 ) -> None:
-    """Print lines, each after its task's number if they are `numbered`; of an array that which it has there. What went to stderr goes to stderr. The pieces of a line are put together again, each as it comes."""
+    """Print lines, each after the number of its task if they are `numbered`: of a task of an array, its number there.
+
+    What went to stderr goes to stderr. The pieces of a line are put together again, each as it comes.
+    """
     from fluster_bus.messages.arrays import number_in
 
     number = functools.partial(number_in, array)

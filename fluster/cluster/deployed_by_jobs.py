@@ -13,6 +13,7 @@ from fluster_bus import subjects
 from fluster_bus.bus import Bus
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import FlusterError
+from fluster_bus.fault_log import FaultLog
 from fluster_bus.messages import Endpoint, JobId, Namespace
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class DeployedByJobs:
         self._namespace = namespace
         self._states = states
         self._found = found
+        self._faults = FaultLog(log)
         self._seen: OrderedDict[JobId, None] = OrderedDict()
         self._new: asyncio.Queue[tuple[JobId, str]] = asyncio.Queue(_MAX_WAITING)
         self._looking: asyncio.Task[None] | None = None
@@ -72,9 +74,11 @@ class DeployedByJobs:
                 self._new.task_done()
 
     def _on_endpoint(self, delivery: Delivery) -> None:
-        if not delivery.data:
-            return  # it is gone
-        endpoint = Endpoint.from_json(delivery.data)
+        with self._faults.contained("what %s registers is not shown", delivery.subject):
+            if delivery.data:  # else it is gone
+                self._hear(Endpoint.from_json(delivery.data))
+
+    def _hear(self, endpoint: Endpoint) -> None:
         if endpoint.job_id is None or endpoint.job_id in self._seen:
             return
         with contextlib.suppress(asyncio.QueueFull):  # then it is looked at when it registers again

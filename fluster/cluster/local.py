@@ -33,6 +33,7 @@ from fluster.local_setup import (
     ProfileName,
     RuntimeName,
 )
+from fluster_bus.devices import MAX_BYTES, MAX_CPUS
 from fluster_bus.names import check_namespace
 
 _log = logging.getLogger(__name__)
@@ -42,7 +43,6 @@ _STOP_TIMEOUT_S = 30.0
 _REMOVE_TIMEOUT_S, _REMOVE_PAUSE_S = 10.0, 0.05
 # {setting of a worker's containers: the argument of LocalCluster, where that is called otherwise}
 _OPTIONS = {"shm_bytes": "shm_size", "build_authorities": "build_ca", "build_timeout_s": "build_timeout"}
-_MOST_CPUS, _MOST_BYTES = 1e6, 1 << 60
 _LOGICAL_CPUS, _LOGICAL_CPUS_PER_CORE = 16, 4  # tasks on a laptop mostly wait; nothing is enforced there
 
 
@@ -127,9 +127,9 @@ class LocalCluster(Cluster):
         check_count("workers", workers, 1, "the number of workers", most=MAX_LOCAL_WORKERS)
         check_count("controllers", controllers, 1, "the number of controllers", most=MAX_LOCAL_CONTROLLERS)
         check_count("port", port, 0, "a port, or 0 for a free one", most=MAX_PORT)
-        if cpu is not None and (isinstance(cpu, bool) or not isinstance(cpu, int | float) or not 0 < cpu <= _MOST_CPUS):
+        if cpu is not None and (isinstance(cpu, bool) or not isinstance(cpu, int | float) or not 0 < cpu <= MAX_CPUS):
             raise ValueError(f"cpu={cpu!r}: give a number of CPUs above 0, which all workers have together")
-        if memory is not None and not 0 < _bytes(memory) <= _MOST_BYTES:
+        if memory is not None and not 0 < _bytes(memory) <= MAX_BYTES:
             raise ValueError(f"memory={memory!r}: give a size above 0, such as '8GB', which all workers have together")
         if runtime not in get_args(RuntimeName):
             raise ValueError(f"runtime={runtime!r} is not known: choose {', '.join(get_args(RuntimeName))}")

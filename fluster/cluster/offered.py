@@ -10,7 +10,6 @@ from fluster_bus.devices import VISIBLE_DEVICES, as_json, parse_gpus
 
 T = TypeVar("T")
 
-_MOST_BYTES = 1 << 60
 DISK, GPUS, LABELS, RESOURCES = "FLUSTER_DISK", "FLUSTER_GPUS", "FLUSTER_LABELS", "FLUSTER_RESOURCES"
 
 
@@ -18,12 +17,9 @@ def offered_disk(given: int | str | None) -> int | None:
     """In bytes; None when neither the owner nor FLUSTER_DISK says it. Raises ValueError."""
 
     def read(value: int | str) -> int:
-        from fluster_bus.messages import parse_size
+        from fluster_bus.messages.resources import parse_disk
 
-        size = parse_size(value)
-        if size > _MOST_BYTES:
-            raise ValueError("it is more than any disk has: give a size such as '1TB'")
-        return size
+        return parse_disk(value)
 
     return _read("disk", given, DISK, read)
 

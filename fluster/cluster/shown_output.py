@@ -97,7 +97,8 @@ class ShownOutput:
             return
         if len(self._deployed) >= _MAX_DEPLOYED:
             self._screen.show(
-                f"[fluster: what {name} writes is not shown, as {_MAX_DEPLOYED} jobs that jobs deployed are shown: `fluster logs {job_id}` has it]"
+                f"[fluster: what {name} writes is not shown, as {_MAX_DEPLOYED} jobs that jobs deployed are shown: "
+                f"`fluster logs {job_id}` has it]"
             )
             return
         self._deployed.add(job_id)

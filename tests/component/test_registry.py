@@ -9,10 +9,10 @@ import pytest
 from fluster_bus.bus import Bus
 from fluster_bus.errors import InvalidNameError
 from fluster_bus.messages import JobId, Namespace, WorkerId
-from fluster_bus.registry import LEASE_S, Registry, key_of
+from fluster_bus.registry import LEASE_S, Registry
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import ensure_namespace
+from fluster_bus.streams import endpoint_key, ensure_namespace
 from fluster_bus.tables import Deleted, Row
 from tests.component.conftest import ConnectBus
 
@@ -50,11 +50,11 @@ async def test_renewing_keeps_one(registry: Registry) -> None:
 async def test_who_has_a_lease(registry: Registry, namespace: Namespace) -> None:
     outside = registry.endpoint("calc", "here")
     assert outside.lease_s == LEASE_S
-    assert key_of(outside) == f"calc.-.0.0.{outside.endpoint_id}"
+    assert endpoint_key(outside) == f"calc.-.0.0.{outside.endpoint_id}"
     inside = registry.endpoint("calc", "here", job_id=JobId("train-1"), task=2, attempt=3, worker_id=WorkerId("w1"))
     assert inside.lease_s is None
     assert inside.namespace == namespace
-    assert key_of(inside) == f"calc.train-1.2.3.{inside.endpoint_id}"
+    assert endpoint_key(inside) == f"calc.train-1.2.3.{inside.endpoint_id}"
     assert inside.endpoint_id != outside.endpoint_id
 
 
@@ -74,7 +74,7 @@ async def test_a_watcher_sees_them_come_and_go(registry: Registry) -> None:
         await registry.unregister(endpoint)
         change = await anext(watch)
         assert isinstance(change, Deleted)
-        assert change.key == key_of(endpoint)
+        assert change.key == endpoint_key(endpoint)
 
 
 async def test_a_job_registers_with_its_own_credentials(

@@ -13,9 +13,10 @@ from fluster.cluster.client import AsyncCluster
 from fluster_bus import subjects
 from fluster_bus.errors import InvalidMessageError
 from fluster_bus.messages import Endpoint
-from fluster_bus.registry import Registry, key_of
+from fluster_bus.registry import Registry
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
+from fluster_bus.streams import endpoint_key
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, RunningController, StartWorker, job_request
 
@@ -43,7 +44,7 @@ async def test_a_key_that_is_written_for_other_jobs_and_taken_away_ends_nothing(
     job = await connect_bus(own_server, Role.JOB, NS)
     registry = Registry(job, NS)
     first, second = [await cluster.launch(job_request("held", cpu=1_000)) for _ in range(2)]
-    key = key_of(endpoint(job_id=str(first)))
+    key = endpoint_key(endpoint(job_id=str(first)))
     where = subjects.bucket_key(subjects.endpoints_bucket(NS), key)
     for written in (
         endpoint(job_id=str(first), attempt=9),

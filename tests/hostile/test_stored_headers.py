@@ -14,10 +14,11 @@ from fluster_bus import subjects, wire
 from fluster_bus.address import BusAddress
 from fluster_bus.delivery import Delivery
 from fluster_bus.messages import Endpoint, EndpointId, JobId
-from fluster_bus.registry import Registry, key_of
+from fluster_bus.registry import Registry
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.stored_calls import calls_feed
+from fluster_bus.streams import endpoint_key
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, StartController, job_request
 
@@ -63,14 +64,14 @@ async def test_records_with_any_headers_are_read_as_records(
     job = own_server.credentials(Role.JOB, NS)
     names = [f"odd{number}" for number in range(len(BLOCKS))]
     for name, block in zip(names, BLOCKS, strict=True):
-        key = subjects.bucket_key(subjects.endpoints_bucket(NS), key_of(endpoint(name)))
+        key = subjects.bucket_key(subjects.endpoints_bucket(NS), endpoint_key(endpoint(name)))
         await send_raw(job, key.encode(), endpoint(name).to_json(), block=block)
         await send_raw(job, subjects.durable_calls(NS, "ledger").encode(), b"call", block=block)
     reader = await connect_bus(own_server, Role.JOB, NS)
     registry = Registry(reader, NS)
     await registry.register(endpoint("last"))
     for name in (*names, "last"):
-        row = await registry.table.get(key_of(endpoint(name)))
+        row = await registry.table.get(endpoint_key(endpoint(name)))
         assert row is not None and row.value.name == name  # noqa: PT018
     assert [each.name for each in await registry.list()] == [*names, "last"]
     calls = [entry.data async for entry in calls_feed(reader, NS, "ledger").stored()]

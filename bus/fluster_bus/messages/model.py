@@ -18,7 +18,7 @@ _MAX_PROBLEM_CHARACTERS = 200  # of each: names of fields and values are as long
 
 
 class _Arrived(dict[str, Any]):
-    """The unknown fields of a message that was read: a newer sender gave them, so they are no mistake of this program's."""
+    """The unknown fields of a message that was read: a newer sender gave them, so this program made no mistake."""
 
 
 @functools.cache

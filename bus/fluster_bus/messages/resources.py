@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
+from fluster_bus.devices import MAX_BYTES
 from fluster_bus.messages.counted import check_counts
 from fluster_bus.messages.labels import check_labels
 from fluster_bus.messages.model import Message
@@ -37,6 +38,14 @@ _UNITS = {
     "gb": 1000**3,
     "tb": 1000**4,
 }
+
+
+def parse_disk(value: int | str) -> int:
+    """Bytes of a disk, which may be none. Raises ValueError."""
+    size = parse_size(value)
+    if size > MAX_BYTES:
+        raise ValueError(f"{value!r} is more than any disk has: give a size such as 1TB")
+    return size
 
 
 def parse_size(value: Any) -> int:

@@ -11,6 +11,7 @@ from fluster_bus.errors import CredentialsError
 
 _MAX_TOKEN_BYTES = 1 << 20
 _USER_LETTER = "U"
+NAMESPACE_TAG = "ns"
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,11 @@ class UserClaims:
     tags: tuple[str, ...]
     issued_at: int
     expires_at: int | None
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """Those that the user is confined to; none for users of the whole cluster."""
+        return self.tagged(NAMESPACE_TAG)
 
     def tagged(self, name: str) -> tuple[str, ...]:
         """The values of all tags `name:value`."""

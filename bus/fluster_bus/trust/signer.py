@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from fluster_bus.names import check_name, check_namespace
 from fluster_bus.roles import Role
-from fluster_bus.trust.claims import read_user_token
+from fluster_bus.trust.claims import NAMESPACE_TAG, read_user_token
 from fluster_bus.trust.keys import Key
 from fluster_bus.trust.tokens import user_token
 
-_NAMESPACE_TAG = "ns"
 _ROLE_TAG = "role"
 
 
@@ -33,7 +32,7 @@ class Identity:
         """Whose token this is. Raises CredentialsError."""
         claims = read_user_token(token)
         roles = claims.tagged(_ROLE_TAG)
-        return cls(Role(roles[0]) if roles else Role.OPERATOR, claims.name, claims.tagged(_NAMESPACE_TAG))
+        return cls(Role(roles[0]) if roles else Role.OPERATOR, claims.name, claims.namespaces)
 
 
 @dataclass(frozen=True)
@@ -47,5 +46,5 @@ class Signer:
     def sign(self, user: str, name: str, namespaces: Sequence[str], *, expires_at: int | None = None) -> str:
         """The token of the user with the public key `user`. Raises InvalidNameError."""
         identity = Identity(self.role, name, tuple(dict.fromkeys(namespaces)))
-        tags = [f"{_ROLE_TAG}:{self.role}", *(f"{_NAMESPACE_TAG}:{each}" for each in identity.namespaces)]
+        tags = [f"{_ROLE_TAG}:{self.role}", *(f"{NAMESPACE_TAG}:{each}" for each in identity.namespaces)]
         return user_token(self.key, user, name=name, account=self.account, tags=tags, expires_at=expires_at)

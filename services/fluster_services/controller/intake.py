@@ -23,7 +23,7 @@ from fluster_bus.errors import (
     RevisionConflictError,
     StorageError,
 )
-from fluster_bus.fault_log import FaultLog, shown
+from fluster_bus.fault_log import FaultLog, one_bounded_line
 from fluster_bus.messages import JobId, JobRecord, JobRequest, Namespace, RefusedJob, TaskRecord
 from fluster_bus.messages.jobs import MAX_REQUEST_BYTES
 from fluster_bus.names import MAX_NAME_LENGTH, check_name
@@ -313,7 +313,7 @@ class Intake:
         self._controller.apply(Row(key, record, revision))
 
     def _refused(self, submission: Submission, reason: str) -> RefusedJob:
-        reason = shown(reason)
+        reason = one_bounded_line(reason)
         self._faults.warning("submission %d to %s is refused: %s", submission.sequence, submission.subject, reason)
         job_id = _claimed_id(submission.data)
         for namespace in self._controller.records:

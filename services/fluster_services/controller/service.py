@@ -290,10 +290,9 @@ class ControllerService:
     # ---- the rest ---------------------------------------------------------------------------------------
 
     async def _ensure(self, _namespace: Namespace, _request: Done) -> NamespaceReply:
+        # Every namespace that is known has its buckets and streams.
         timing = self._controller.config.timing
-        return NamespaceReply(
-            endpoint_lease_s=timing.endpoint_lease_s, seat_lease_s=timing.seat_lease_s
-        )  # every namespace that is known has its buckets and streams
+        return NamespaceReply(endpoint_lease_s=timing.endpoint_lease_s, seat_lease_s=timing.seat_lease_s)
 
     async def _trim_calls(self, namespace: Namespace, request: TrimCalls) -> Done:
         await drop_calls(self._controller.bus, namespace, request.name, request.before)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
+from fluster_bus.fault_log import FaultLog
 from fluster_bus.messages import VMTrouble, WorkerId
 
 if TYPE_CHECKING:
     from fluster_bus.bus import Bus
     from fluster_bus.delivery import Delivery
+
+log = logging.getLogger(__name__)
 
 _MAX_VMS = 10_000
 
@@ -21,6 +25,7 @@ class VMTroubles:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
+        self._faults = FaultLog(log)
         self._known: dict[WorkerId, tuple[str, float]] = {}  # {VM: (why it is not there, until when that counts)}
 
     async def listen(self, bus: Bus) -> None:
@@ -28,7 +33,8 @@ class VMTroubles:
         await bus.subscribe(subjects.vm_trouble(), self._on_message)
 
     def _on_message(self, delivery: Delivery) -> None:
-        self.hear(VMTrouble.from_json(delivery.data))
+        with self._faults.contained("what is said of a VM cannot be used"):
+            self.hear(VMTrouble.from_json(delivery.data))
 
     def hear(self, told: VMTrouble) -> None:
         """A VM is in trouble, or no longer."""

@@ -13,11 +13,12 @@ from typing import Any, get_args
 from fluster.local_setup import ProfileName, RuntimeName
 from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
-from fluster_bus.devices import VISIBLE_DEVICES, parse_gpus
+from fluster_bus.devices import MAX_BYTES, MAX_CPUS, VISIBLE_DEVICES, parse_gpus
 from fluster_bus.errors import AddressError
 from fluster_bus.messages import Namespace, WorkerId, parse_size
 from fluster_bus.messages.counted import parse_counts
 from fluster_bus.messages.labels import parse_labels
+from fluster_bus.messages.resources import parse_disk
 from fluster_bus.roles import Role, User
 from fluster_services.config import CacheLimits, LogLimits, Timing
 from fluster_services.daemon import address_from_environment, run_daemon
@@ -34,8 +35,6 @@ from fluster_services.worker.processes import raise_descriptor_limit
 from fluster_services.worker.scratch import Disks, find_disks
 from fluster_services.worker.template import start_template
 from fluster_services.worker.threads import ready_threads
-
-_MOST_CPUS, _MOST_BYTES = 1e6, 1 << 60
 
 
 def main() -> None:
@@ -75,7 +74,7 @@ def _given() -> Given:
         **_parsed(
             ("FLUSTER_CPUS", "cpu", _cpus),
             ("FLUSTER_MEMORY", "memory", _memory),
-            ("FLUSTER_DISK", "disk", _disk),
+            ("FLUSTER_DISK", "disk", parse_disk),
             ("FLUSTER_GPUS", "devices", lambda text: parse_gpus(text, os.environ.get(VISIBLE_DEVICES["gpu"]))),
             ("FLUSTER_LABELS", "labels", parse_labels),
             ("FLUSTER_RESOURCES", "resources", parse_counts),
@@ -102,21 +101,14 @@ def _cpus(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value <= _MOST_CPUS:
+    if not 0 < value <= MAX_CPUS:
         raise ValueError(f"{text!r} are no CPUs: give a number, such as 8")
     return value
 
 
-def _disk(text: str) -> int:
-    size = parse_size(text)
-    if size > _MOST_BYTES:
-        raise ValueError(f"{text!r} is more than any disk has: give a size such as 1TB")
-    return size
-
-
 def _memory(text: str) -> int:
     size = parse_size(text)
-    if not 0 < size <= _MOST_BYTES:
+    if not 0 < size <= MAX_BYTES:
         raise ValueError(f"{text!r} is no memory to offer: give a size above 0, such as 32GB")
     return size
 

@@ -142,9 +142,8 @@ class ExitRecord:
     disk_limit: int | None = None  # bytes; set when it failed and its own file system was full
     dropped_bytes: int = 0  # output that did not fit into the log's cap
     surviving_pids: list[int] = field(default_factory=list)  # could not be killed
-    result_bytes: int | None = (
-        None  # the size of what the callable returned, pickled, with its JSON; None if that was None
-    )
+    # The size of what the callable returned, pickled, with its JSON; None if that was None.
+    result_bytes: int | None = None
     result_json_bytes: int = 0  # of the JSON at the end
     result_error: str | None = None  # why that could not be kept
     left_early: bool = False  # its callable was to return, and had not when the process left with exit code 0
@@ -180,11 +179,14 @@ def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
     draft.replace(path)
 
 
-def read_json(path: str | Path) -> dict[str, Any] | None:
-    """Return what `write_json` wrote there; None if there is nothing, or a power cut left it empty or torn."""
+def read_json(path: str | Path, max_bytes: int = -1) -> dict[str, Any] | None:
+    """Return what `write_json` wrote there; None if there is nothing, or it is no JSON object, as a power cut may leave it.
+
+    No more than `max_bytes` are read, unless that is -1.
+    """
     try:
         with open_task_file(path) as file:
-            data = json.loads(file.readall())
+            data = json.loads(file.read(max_bytes))
     except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
@@ -192,12 +194,7 @@ def read_json(path: str | Path) -> dict[str, Any] | None:
 
 def read_task_json(path: Path) -> dict[str, Any] | None:
     """Return what a task has written there with `write_json`; it could also have put anything else there."""
-    try:
-        with open_task_file(path) as file:
-            data = json.loads(file.read(_MAX_TASK_JSON_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return data if isinstance(data, dict) else None
+    return read_json(path, _MAX_TASK_JSON_BYTES)
 
 
 def open_task_file(path: str | Path) -> FileIO:
@@ -206,14 +203,14 @@ def open_task_file(path: str | Path) -> FileIO:
 
 
 def open_task_fd(path: str | Path, flags: int) -> int:
-    """Open what lies where a task can write. Raises OSError, also for what is no file.
+    """Open what lies where a task can write. Raises OSError, also for what is not a regular file.
 
     No link is followed, which might lead to what the task must not reach, and no pipe is waited for, which might never end.
     """
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "it is no file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return fd
 
 
