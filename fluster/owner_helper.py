@@ -151,7 +151,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     setup = read_line()
     os.chdir("/")
-    address = BusAddress(setup["url"], setup["user"], setup["password"])
+    address = BusAddress(**setup["address"])
     serve(Voice(address, setup["namespace"], setup["owner"]), Watch(setup["pidfd"]))
 
 

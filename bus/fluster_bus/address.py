@@ -11,12 +11,13 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from urllib.parse import quote, unquote
 
 from fluster_bus import subjects
-from fluster_bus.errors import AddressError, NoAddressError
+from fluster_bus.errors import AddressError, CredentialsError, NoAddressError
 from fluster_bus.names import SYSTEM_NAMESPACE
+from fluster_bus.signed_file import is_signed_file, signed_file_text, signed_file_values
 from fluster_bus.trust.claims import read_user_token
 
 ADDRESS_VARIABLE = "FLUSTER_CLUSTER_ADDRESS"
@@ -25,7 +26,7 @@ CREDENTIALS_VARIABLE = "FLUSTER_CREDENTIALS"
 DEFAULT_PORT = 4222
 _SCHEMES = ("nats", "tls")
 _EXAMPLE = "nats://user:password@host:4222"
-_FORM = 'write {"url": …, "user": …, "password": …}, or {"url": …, "token": …, "seed": …}'
+_FORM = 'write {"url": …, "user": …, "password": …}, or take the file that `fluster credentials add` wrote'
 _HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+")
 # A user becomes one token of the subjects on which its replies arrive.
 _USER = re.compile(r"[^\s.*>\x00-\x1f]{1,256}")
@@ -154,7 +155,9 @@ class BusAddress:
     def _from_file(cls, path: Path) -> Self:
         values = _read(path)
         if "url" not in values:
-            raise AddressError(f'the file {path} names no server: add "url", or set {ADDRESS_VARIABLE} to a URL')
+            raise AddressError(
+                f'the file {path} names no server: add "url", or set {ADDRESS_VARIABLE} to a URL and {CREDENTIALS_VARIABLE} to the file'
+            )
         address = cls._from_url(values["url"])
         address = replace(address, file=path)
         return address if values.keys() == {"url"} else address.with_credentials(path)
@@ -163,16 +166,27 @@ class BusAddress:
         """This address with the user and password, or the token and seed, of the file at `path`. Raises AddressError."""
         values = _read(path)
         if {"token", "seed"} <= values.keys():
-            return replace(self, user=None, password=None, token=values["token"], seed=values["seed"])
+            try:
+                return replace(self, user=None, password=None, token=values["token"], seed=values["seed"])
+            except CredentialsError as error:
+                raise AddressError(f"the file {path}: {error}") from error
         if {"user", "password"} <= values.keys():
             return replace(self, user=values["user"], password=values["password"], token=None, seed=None)
         raise AddressError(f"the file {path} lacks the user or the password: give both, or a token and a seed")
 
     def save(self, path: Path) -> None:
-        """Write a file that `parse` takes and only its owner can read. Raises AddressError."""
+        """Write a file that `parse` takes and only its owner can read; for signed credentials `nats --creds` takes it, too.
+
+        Raises AddressError.
+        """
+        if self.token is not None and self.seed is not None:
+            return write_private(path, signed_file_text(self.url, self.token, self.seed))
+        return write_private(path, json.dumps(self.values(), indent=2) + "\n")
+
+    def values(self) -> dict[str, Any]:
+        """All that this says, secrets too, for another process: `BusAddress(**values)` is the same."""
         values = {name: getattr(self, name) for name in ("url", *_PROOFS)}
-        text = json.dumps({key: value for key, value in values.items() if value is not None}, indent=2)
-        write_private(path, text + "\n")
+        return {key: value for key, value in values.items() if value is not None}
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:
@@ -243,7 +257,7 @@ def _read(path: Path) -> dict[str, str]:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             data = file.read(_MAX_FILE_BYTES)
     except FileNotFoundError as error:
-        if path.suffix == ".json":
+        if path.suffix in {".json", ".creds"}:
             raise AddressError(
                 f"the file {path} does not exist: what wrote it, such as a `fluster up`, has ended or is elsewhere; start "
                 "one, and set the address to what it prints"
@@ -259,7 +273,7 @@ def _read(path: Path) -> dict[str, str]:
             "and change the password if others use this machine"
         )
     try:
-        values = json.loads(data)
+        values = signed_file_values(data) if is_signed_file(data) else json.loads(data)
     except ValueError as error:
         raise AddressError(f"the file {path} holds no credentials: {_FORM}") from error
     if not isinstance(values, dict) or not all(isinstance(values.get(key, ""), str) for key in _KEYS):

@@ -46,16 +46,7 @@ class Ownership:
                 self._helper = None
 
     def _new_helper(self) -> HelperProcess:
-        address = self._address
-        return HelperProcess(
-            {
-                "url": address.url,
-                "user": address.user,
-                "password": address.password,
-                "namespace": self._namespace,
-                "owner": self.owner,
-            }
-        )
+        return HelperProcess({"address": self._address.values(), "namespace": self._namespace, "owner": self.owner})
 
 
 _lock = threading.Lock()

@@ -30,9 +30,8 @@ async def test_what_ends_a_session_does_not_end_a_helper_that_has_just_begun(
         return OwnerReply(lease_s=600)
 
     await bus.serve(subjects.jobs_verb(namespace, "own"), OwnerRequest, answer)
-    address = shared_server.credentials(Role.OPERATOR)
-    login = {"url": address.url, "user": address.user, "password": address.password}
-    helper = HelperProcess({**login, "namespace": namespace, "owner": "program"})
+    login = shared_server.credentials(Role.OPERATOR).values()
+    helper = HelperProcess({"address": login, "namespace": namespace, "owner": "program"})
     begun = helper._process.pid
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         os.kill(begun, number)

@@ -1,16 +1,19 @@
 """The passwords of a cluster as files: made once, kept, and of no use to others."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nats.aio.client import Client
 
 from fluster_bus.address import BusAddress
 from fluster_bus.credentials import PASSWORDS_FILE, write_credentials
 from fluster_bus.errors import AddressError, InvalidNameError
 from fluster_bus.roles import Role, User
+from fluster_bus.trust.authority import Authority
 from fluster_services.daemon import address_from_environment
 from fluster_services.settings import SettingError
-from fluster_services.worker.__main__ import _job_address
+from fluster_services.worker.identity import job_address, served_namespaces, worker_id
 
 NAMES = ["service", "worker", "operator", "client_default", "job_default"]
 
@@ -93,14 +96,14 @@ SERVICE = BusAddress("nats://bus", "service", "p1")
 def test_a_worker_takes_its_jobs_credentials_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_credentials(tmp_path)
     monkeypatch.setenv("FLUSTER_JOB_DEFAULT_CREDENTIALS", str(tmp_path / "job_default.json"))
-    found = _job_address(SERVICE, JOB)
+    found = job_address(SERVICE, JOB)
     assert (found.url, found.user) == (SERVICE.url, "job_default")
     assert f"FLUSTER_JOB_DEFAULT_PASSWORD={found.password}\n" in (tmp_path / PASSWORDS_FILE).read_text()
 
 
 def test_or_from_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLUSTER_JOB_DEFAULT_PASSWORD", "p2")
-    assert _job_address(SERVICE, JOB) == BusAddress(SERVICE.url, "job_default", "p2")
+    assert job_address(SERVICE, JOB) == BusAddress(SERVICE.url, "job_default", "p2")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +121,74 @@ def test_jobs_never_get_the_rights_of_another(
     monkeypatch.setenv("FLUSTER_JOB_DEFAULT_CREDENTIALS", str(tmp_path / name) if name else "")
     monkeypatch.delenv("FLUSTER_JOB_DEFAULT_PASSWORD", raising=False)
     with pytest.raises(SettingError, match=why):
-        _job_address(SERVICE, JOB)
+        job_address(SERVICE, JOB)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority.of_cluster(tmp_path / "authority")
+
+
+def _issued(authority: Authority, role: Role, name: str, *namespaces: str) -> BusAddress:
+    made = authority.issue(role, name, namespaces)
+    return BusAddress("nats://bus", token=made.token, seed=made.seed)
+
+
+def test_signed_credentials_are_a_file_of_their_owner_which_other_clients_read(
+    tmp_path: Path, authority: Authority
+) -> None:
+    address, file = _issued(authority, Role.CLIENT, "alice", "a"), tmp_path / "alice.creds"
+    address.save(file)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert BusAddress.parse(str(file)) == address
+    assert SERVICE.with_credentials(file) == replace(address, url=SERVICE.url)
+    client = Client()
+    assert bytes(client._read_creds_user_jwt(str(file))).decode().strip() == address.token
+    assert bytes(client._read_creds_user_nkey(str(file))).decode().strip() == address.seed
+    assert BusAddress(**address.values()) == address
+    file.write_text(file.read_text().replace("# fluster: ", "# "))
+    with pytest.raises(AddressError, match=r"alice.creds names no server: .*set FLUSTER_CLUSTER_ADDRESS to a URL"):
+        BusAddress.parse(str(file))
+    for damaged in (file.read_text().replace("SEED", "SOIL"), file.read_text().replace("ey", "no")):
+        file.write_text(damaged)
+        with pytest.raises(AddressError, match=r"alice.creds"):
+            SERVICE.with_credentials(file)
+
+
+def test_signed_credentials_say_which_worker_it_is_and_of_which_namespaces(
+    monkeypatch: pytest.MonkeyPatch, authority: Authority
+) -> None:
+    for variable in ("FLUSTER_WORKER_ID", "FLUSTER_NAMESPACES"):
+        monkeypatch.delenv(variable, raising=False)
+    address = _issued(authority, Role.WORKER, "w1", "a", "b")
+    assert (worker_id(address), served_namespaces(address)) == ("w1", ["a", "b"])
+    assert served_namespaces(SERVICE) == ["default"]
+    monkeypatch.setenv("FLUSTER_NAMESPACES", "b")
+    assert served_namespaces(address) == ["b"]
+    monkeypatch.setenv("FLUSTER_NAMESPACES", "b,c")
+    with pytest.raises(SettingError, match=r"FLUSTER_NAMESPACES='b,c', but .* good for a, b: leave c out"):
+        served_namespaces(address)
+    monkeypatch.setenv("FLUSTER_WORKER_ID", "w2")
+    with pytest.raises(SettingError, match=r"FLUSTER_WORKER_ID='w2', but .* of the worker 'w1'"):
+        worker_id(address)
+
+
+def test_jobs_get_signed_credentials_of_their_role_and_namespace_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, authority: Authority
+) -> None:
+    file = tmp_path / "job.creds"
+    monkeypatch.setenv("FLUSTER_JOB_DEFAULT_CREDENTIALS", str(file))
+    good = _issued(authority, Role.JOB, "job-default", "default")
+    good.save(file)
+    assert job_address(SERVICE, JOB) == replace(good, url=SERVICE.url)
+    for role, name, namespaces in (
+        (Role.WORKER, "w1", ("default",)),
+        (Role.JOB, "job-both", ("default", "other")),
+        (Role.JOB, "job-other", ("other",)),
+    ):
+        _issued(authority, role, name, *namespaces).save(file)
+        with pytest.raises(SettingError, match=f"is of '{name}', role {role} in .*role job in 'default' alone"):
+            job_address(SERVICE, JOB)
 
 
 def test_a_daemon_without_an_address_ends_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from fluster.local_setup import ProfileName, RuntimeName
-from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
 from fluster_bus.devices import MAX_BYTES, MAX_CPUS, VISIBLE_DEVICES, parse_gpus
-from fluster_bus.errors import AddressError
-from fluster_bus.messages import Namespace, WorkerId, parse_size
+from fluster_bus.messages import parse_size
 from fluster_bus.messages.counted import parse_counts
 from fluster_bus.messages.labels import parse_labels
 from fluster_bus.messages.resources import parse_disk
@@ -30,6 +27,7 @@ from fluster_services.worker.container import ContainerSettings, parse_ulimits
 from fluster_services.worker.detection import Given, detect, detect_host
 from fluster_services.worker.draining import Draining
 from fluster_services.worker.engine import EngineError, find_api_version
+from fluster_services.worker.identity import job_address, served_namespaces, worker_id
 from fluster_services.worker.probing import StateFolderError, make_state_folder
 from fluster_services.worker.processes import raise_descriptor_limit
 from fluster_services.worker.scratch import Disks, find_disks
@@ -45,15 +43,14 @@ def main() -> None:
 
 def _config_from_environment() -> WorkerConfig:
     state_dir = Path(os.environ.get("FLUSTER_STATE_DIR", Path.home() / ".fluster" / "worker"))
-    namespaces = [Namespace(name.strip()) for name in os.environ.get("FLUSTER_NAMESPACES", "default").split(",")]
     address = address_from_environment()
-    credentials = {namespace: _job_address(address, User(Role.JOB, namespace)) for namespace in namespaces}
+    credentials = {each: job_address(address, User(Role.JOB, each)) for each in served_namespaces(address)}
     timing, caches, logs = (read_settings(Timing), read_settings(CacheLimits), read_settings(LogLimits))
     _make_state_folder(state_dir)
     total, device_ids = detect(_given(), state_dir, caches)
     return WorkerConfig(
         address=address,
-        worker_id=WorkerId(os.environ.get("FLUSTER_WORKER_ID", socket.gethostname().replace(".", "-"))),
+        worker_id=worker_id(address),
         state_dir=state_dir,
         total=total,
         device_ids=device_ids,
@@ -171,27 +168,6 @@ def _count(variable: str, default: int) -> int:
     if not text.isdecimal():
         raise SettingError(f"{variable}={text!r} is no number: give one such as {default}")
     return int(text)
-
-
-def _job_address(address: BusAddress, user: User) -> BusAddress:
-    """What the worker hands to the jobs of a namespace: far less than it may do itself."""
-    password, file = os.environ.get(user.password_variable), os.environ.get(user.credentials_variable)
-    if file:
-        try:
-            found = address.with_credentials(Path(file))
-        except AddressError as error:
-            raise SettingError(f"{user.credentials_variable}: {error}") from error
-        if found.user != user.name:
-            raise SettingError(
-                f"{user.credentials_variable}: the file {file} is of {found.user!r}, and jobs are {user.name!r}"
-            )
-        return found
-    if not password:
-        raise SettingError(
-            f"neither {user.credentials_variable} nor {user.password_variable} is set: "
-            f"the worker hands the credentials to the jobs of {user.namespace!r}"
-        )
-    return BusAddress(address.url, user.name, password)
 
 
 def _make_state_folder(folder: Path) -> None:

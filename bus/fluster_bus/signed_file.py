@@ -1,0 +1,45 @@
+"""A file with a user's signed token and seed, in the form of NATS (`.creds`), which `nats --creds` and other clients take.
+
+Before both stands a line that only Fluster reads: the servers where they are good.
+"""
+
+from __future__ import annotations
+
+import re
+
+_SERVERS = "# fluster: "
+_MARK = "BEGIN NATS USER JWT"
+_PARTS = re.compile(r"^-{3,}BEGIN (NATS USER JWT|USER NKEY SEED)-{3,}\s*\n\s*([\w.=-]+)\s*\n-{3,}END", re.MULTILINE)
+_NAMES = {"NATS USER JWT": "token", "USER NKEY SEED": "seed"}
+
+
+def is_signed_file(data: bytes) -> bool:
+    """Whether a file of credentials is one of these."""
+    return _MARK.encode() in data
+
+
+def signed_file_values(data: bytes) -> dict[str, str]:
+    """Token and seed, and the URL if there is one. Raises ValueError."""
+    text = data.decode("utf-8").replace("\r\n", "\n")
+    values = {_NAMES[kind]: value for kind, value in _PARTS.findall(text)}
+    if values.keys() != {"token", "seed"}:
+        raise ValueError("no token, or no seed")
+    for line in text.splitlines():
+        if line.startswith(_SERVERS):
+            values["url"] = line.removeprefix(_SERVERS).strip()
+    return values
+
+
+def signed_file_text(url: str | None, token: str, seed: str) -> str:
+    """What such a file says."""
+    return f"""\
+{f"{_SERVERS}{url}" if url is not None else ""}
+-----BEGIN NATS USER JWT-----
+{token}
+------END NATS USER JWT------
+
+Whoever has what follows is this user: keep the file to yourself.
+-----BEGIN USER NKEY SEED-----
+{seed}
+------END USER NKEY SEED------
+""".lstrip("\n")

@@ -1,0 +1,83 @@
+"""Which worker this is, of which namespaces, and what it hands to their jobs: settings, and what its credentials say."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from fluster_bus.address import BusAddress
+from fluster_bus.errors import AddressError
+from fluster_bus.messages import Namespace, WorkerId
+from fluster_bus.roles import DEFAULT_NAMESPACE, Role, User
+from fluster_bus.trust.claims import read_user_token
+from fluster_services.settings import SettingError
+
+_WORKER_ID, _NAMESPACES = "FLUSTER_WORKER_ID", "FLUSTER_NAMESPACES"
+
+
+def worker_id(address: BusAddress) -> WorkerId:
+    """FLUSTER_WORKER_ID, or the name in signed credentials of a worker, or the host's. Raises SettingError."""
+    given, signed = os.environ.get(_WORKER_ID), _signed_worker(address)
+    if given and signed is not None and given != signed:
+        raise SettingError(
+            f"{_WORKER_ID}={given!r}, but its credentials are of the worker {signed!r}: leave the setting out, or run "
+            f"`fluster credentials add worker {given}`"
+        )
+    return WorkerId(given or signed or socket.gethostname().replace(".", "-"))
+
+
+def served_namespaces(address: BusAddress) -> list[Namespace]:
+    """FLUSTER_NAMESPACES, or those in signed credentials of a worker. Raises SettingError."""
+    text, signed = os.environ.get(_NAMESPACES), address.namespaces if _signed_worker(address) is not None else None
+    if not text:
+        return [Namespace(name) for name in (signed if signed is not None else (DEFAULT_NAMESPACE,))]
+    names = [Namespace(name.strip()) for name in text.split(",")]
+    strange = [name for name in names if signed is not None and name not in signed]
+    if strange:
+        raise SettingError(
+            f"{_NAMESPACES}={text!r}, but its credentials are good for {', '.join(signed or ()) or 'none'}: leave "
+            f"{', '.join(strange)} out, or issue credentials of a worker for all of them"
+        )
+    return names
+
+
+def job_address(address: BusAddress, user: User) -> BusAddress:
+    """What the worker hands to the jobs of a namespace: far less than it may do itself. Raises SettingError."""
+    password, file = os.environ.get(user.password_variable), os.environ.get(user.credentials_variable)
+    if file:
+        try:
+            found = address.with_credentials(Path(file))
+        except AddressError as error:
+            raise SettingError(f"{user.credentials_variable}: {error}") from error
+        _check_job(found, user, file)
+        return found
+    if not password:
+        raise SettingError(
+            f"neither {user.credentials_variable} nor {user.password_variable} is set: "
+            f"the worker hands the credentials to the jobs of {user.namespace!r}"
+        )
+    return BusAddress(address.url, user.name, password)
+
+
+def _check_job(found: BusAddress, user: User, file: str) -> None:
+    if found.token is None:
+        if found.user != user.name:
+            raise SettingError(
+                f"{user.credentials_variable}: the file {file} is of {found.user!r}, and jobs are {user.name!r}"
+            )
+        return
+    roles = read_user_token(found.token).tagged("role")
+    if roles != (Role.JOB,) or found.namespaces != (user.namespace,):
+        raise SettingError(
+            f"{user.credentials_variable}: the file {file} is of {found.user!r}, role {'/'.join(roles) or 'unknown'} in "
+            f"{', '.join(found.namespaces) or 'no namespace'}: jobs need the role job in {user.namespace!r} alone, as "
+            f"`fluster credentials add job NAME --namespace {user.namespace}` makes it"
+        )
+
+
+def _signed_worker(address: BusAddress) -> str | None:
+    """The worker that signed credentials are of."""
+    if address.token is None or read_user_token(address.token).tagged("role") != (Role.WORKER,):
+        return None
+    return address.user
