@@ -16,7 +16,7 @@ from fluster_bus import wire
 from fluster_bus.address import BusAddress
 from fluster_bus.eagerness import Eagerness
 from fluster_bus.waker import Waker
-from fluster_bus.wire import Info, Parser, Pong, ProtocolError, Refusal, Said
+from fluster_bus.wire import Info, Message, Parser, Pong, ProtocolError, Refusal, Said
 
 S = TypeVar("S", Info, Pong)
 
@@ -97,7 +97,7 @@ class Line:
     def __init__(self, sock: socket.socket, info: Mapping[str, Any]) -> None:
         self._sock = sock
         self._stream: _Stream = _Tls(sock) if isinstance(sock, ssl.SSLSocket) else _Plain(sock)
-        self._parser = Parser()
+        self._parser = Parser(wire.message)
         self.info = info  # what the server said about itself
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
@@ -125,7 +125,7 @@ class Line:
         sock = socket.create_connection((host, parts.port or 0), timeout_s)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            parser = Parser()
+            parser = Parser(wire.message)
             info = _expect(sock, parser, deadline, Info)
             if parts.scheme == "tls" or info.values.get("tls_required"):
                 sock.settimeout(max(deadline - time.monotonic(), 0.01))
@@ -231,7 +231,7 @@ class Line:
             return
 
 
-def _expect(sock: socket.socket, parser: Parser, deadline: float, wanted: type[S]) -> S:
+def _expect(sock: socket.socket, parser: Parser[Message], deadline: float, wanted: type[S]) -> S:
     while True:
         sock.settimeout(max(deadline - time.monotonic(), 0.01))
         data = sock.recv(_READ_BYTES)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fluster_bus.delivery import DESCRIPTION_HEADER, STATUS_HEADER, Delivery
 
@@ -56,17 +56,25 @@ class Pong:
     """The server has dealt with all that was sent before our PING."""
 
 
-Said = Message | Info | Refusal | Ping | Pong
+Control = Info | Refusal | Ping | Pong
+Said = Message | Control
+RawMessage = tuple[
+    int, bytes, bytes, bytes, bytes
+]  # the same as it travels: subscription, subject, reply, body, headers
+M = TypeVar("M")
+# Of the words of a message's first line, of all that was read, and of where in it the message begins and ends.
+Make = Callable[[list[bytes], bytes, int, int], M]
 
 
-class Parser:
-    """Cuts what arrives into what the server said, wherever the pieces begin and end."""
+class Parser(Generic[M]):
+    """Cuts what arrives into what the server said, wherever the pieces begin and end; `make` makes the messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Make[M]) -> None:
+        self._make = make
         self._rest = bytearray()  # of something that is not complete yet
         self._needed = 0  # bytes until it is, as far as that is known
 
-    def feed(self, data: bytes) -> list[Said]:
+    def feed(self, data: bytes) -> list[M | Control]:
         """What is complete now. Raises ProtocolError."""
         if self._rest:
             self._rest += data
@@ -74,7 +82,7 @@ class Parser:
                 return []
             data = bytes(self._rest)
             self._rest.clear()
-        said: list[Said] = []
+        said: list[M | Control] = []
         self._needed = 0
         start, size = 0, len(data)
         while start < size:
@@ -85,7 +93,8 @@ class Parser:
                 break
             after = line_end + 2
             if data.startswith((b"MSG ", b"HMSG "), start):
-                parts = data[start:line_end].split()
+                # By blanks alone: a subject may have any other byte, also what Python takes for white space.
+                parts = data[start:line_end].split(b" ")
                 try:
                     end = after + int(parts[-1])
                 except ValueError as error:
@@ -95,7 +104,10 @@ class Parser:
                     break
                 if data[end : end + 2] != END:
                     raise _unknown(data[start:line_end])
-                said.append(_message(parts, data, after, end))
+                try:
+                    said.append(self._make(parts, data, after, end))
+                except ValueError as error:
+                    raise _unknown(data[start:line_end]) from error
                 start = end + 2
             else:
                 answer = _control(data[start:line_end])
@@ -107,25 +119,37 @@ class Parser:
         return said
 
 
-def _message(parts: list[bytes], data: bytes, start: int, end: int) -> Message:
-    headers: dict[str, str] | None = None
-    words = len(parts) - 1 if parts[0] == b"MSG" else len(parts) - 2  # before the sizes
-    if not 3 <= words <= 4:
-        raise _unknown(b" ".join(parts))
-    try:
-        if parts[0] != b"MSG":
-            body = start + int(parts[words])
-            headers = header_block(data[start:body])
-            start = body
-        # A reply subject is whatever its sender wrote: one that is no text is nobody's inbox.
-        reply = parts[3].decode("utf-8", "replace") if words == 4 else ""
-        subject = parts[1].decode("utf-8", "replace")
-        return Message(int(parts[2]), Delivery(subject, data[start:end], reply, headers))
-    except ValueError as error:
-        raise _unknown(b" ".join(parts)) from error
+def message(parts: list[bytes], data: bytes, start: int, end: int) -> Message:
+    """For a Parser: a message that can be read. Raises ValueError."""
+    reply, body = _reply_and_body(parts, start)
+    headers = header_block(data[start:body]) if body > start else None
+    # A reply subject is whatever its sender wrote: one that is no text is nobody's inbox.
+    delivery = Delivery(parts[1].decode("utf-8", "replace"), data[body:end], reply.decode("utf-8", "replace"), headers)
+    return Message(int(parts[2]), delivery)
 
 
-def _control(line: bytes) -> Said | None:
+def raw_message(parts: list[bytes], data: bytes, start: int, end: int) -> RawMessage:
+    """For a Parser: a message that others read. Raises ValueError."""
+    reply, body = _reply_and_body(parts, start)
+    return int(parts[2]), parts[1], reply, data[body:end], data[start:body]
+
+
+def _reply_and_body(parts: list[bytes], start: int) -> tuple[bytes, int]:
+    """The reply subject, and where the body begins, behind headers if there are any. Raises ValueError."""
+    words = len(parts)
+    if parts[0] == b"MSG":
+        body = start
+    else:
+        words -= 1  # the size of the headers stands before that of all
+        body = start + int(parts[-2])
+    if words == 4:
+        return b"", body
+    if words == 5:
+        return parts[3], body
+    raise ValueError("it has too few or too many words")
+
+
+def _control(line: bytes) -> Control | None:
     word, _, rest = line.partition(b" ")
     match word.upper():
         case b"PING":
@@ -170,7 +194,7 @@ def parse_headers(raw: bytes) -> dict[str, str]:
         name = name.strip()
         # A name is a token: ASCII, without white space.
         if separator and name.isascii() and len(name.split(None, 1)) < 2:
-            headers[name] = value.strip()
+            headers[name] = value.strip(" \t")  # all else is a part of it, as of a subject
     return headers
 
 

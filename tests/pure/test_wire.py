@@ -52,7 +52,7 @@ CONTROL: list[tuple[bytes, Said | None]] = [
 def test_it_does_not_matter_where_the_pieces_begin(parts: list[tuple[bytes, Said | None]], data: st.DataObject) -> None:
     stream = b"".join(part for part, _said in parts)
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=10)) if stream else []
-    parser, found, start = Parser(), [], 0
+    parser, found, start = Parser(wire.message), [], 0
     for end in [*sorted(cuts), len(stream)]:
         found += parser.feed(stream[start:end])
         start = end
@@ -72,7 +72,7 @@ def test_it_does_not_matter_where_the_pieces_begin(parts: list[tuple[bytes, Said
 )
 def test_what_is_not_nats_is_refused(nonsense: bytes) -> None:
     with pytest.raises(ProtocolError):
-        Parser().feed(nonsense)
+        Parser(wire.message).feed(nonsense)
 
 
 def test_a_header_cannot_end_its_line() -> None:
