@@ -470,8 +470,16 @@ def parse_logs(subject: str) -> LogSubject:
 
 
 def last_token(subject: str) -> str:
-    """The method of a call, the worker of a heartbeat, the number of a reply."""
+    """The method of a call, the worker of a heartbeat, the token of a reply."""
     return subject.rpartition(".")[2]
+
+
+def reply_number(subject: str) -> int:
+    """The number at the end of a reply's subject, which is its sender's word: 0, which no message has, where there is none."""
+    try:
+        return int(subject.rpartition(".")[2])
+    except ValueError:
+        return 0
 
 
 # ---- what the permissions of a role are made of ----------------------------------------------------------

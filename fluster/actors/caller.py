@@ -77,6 +77,7 @@ class Caller:
             bus,
             namespace,
             self._desk.recipient,
+            expects=self._desk.expects,
             on_replies=self._on_replies,
             on_question=self._on_question,
             on_no_responders=self._on_no_responders,

@@ -199,6 +199,10 @@ class Desk:
 
     # ---- on their way back ------------------------------------------------------------------------------
 
+    def expects(self, number: int) -> bool:
+        """True for a message that was sent and may be answered: what comes for others is read by nobody."""
+        return self._messages.expects(number)
+
     def recipient(self, number: int) -> Member | None:
         """To whom a message went that is out; None for a broadcast."""
         message = self._messages.get(number)

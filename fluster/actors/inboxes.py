@@ -22,7 +22,8 @@ _NO_RESPONDERS = "503"
 class Inboxes:
     """Those of one client. An answer is told by the number of the message that it is for.
 
-    `recipient` says to whom a message went. `on_replies` and `on_question` are given the endpoint that answers and what it says;
+    Nothing is read of what comes with another number: jobs of the namespace may send it here, and to unpickle is to run code.
+    `recipient` says to whom a message went, `expects` whether it was sent and may be answered yet. `on_replies` and `on_question` are given the endpoint that answers and what it says;
     the latter, first, where to answer whether anybody reads on.
     """
 
@@ -32,13 +33,14 @@ class Inboxes:
         namespace: str,
         recipient: Callable[[int], Member | None],
         *,
+        expects: Callable[[int], bool],
         on_replies: Callable[[int, str, list[WireReply]], object],
         on_question: Callable[[str, int, str, list[WireReply]], object],
         on_no_responders: Callable[[int], object],
         on_refused: Callable[[int, Exception], object],
     ) -> None:
         self._bus, self._namespace = bus, namespace
-        self._recipient = recipient
+        self._recipient, self._expects = recipient, expects
         self._on_replies, self._on_question = on_replies, on_question
         self._on_no_responders, self._on_refused = on_no_responders, on_refused
         self.plain = payloads.inbox_here(bus.inbox(namespace))
@@ -63,9 +65,14 @@ class Inboxes:
 
     def on_delivery(self, delivery: Delivery) -> None:
         """Something that came to the plain inbox, or to that of calls that were sent alone."""
-        number = int(subjects.last_token(delivery.subject))
+        number = subjects.reply_number(delivery.subject)
         if delivery.headers is not None and delivery.status == _NO_RESPONDERS:
             self._on_no_responders(number)
+            return
+        member = self._recipient(number)
+        if not self._expects(number) or (member is not None and member.takes_json_only):
+            if delivery.reply:  # an actor asks whether anybody reads on
+                self._on_question(delivery.reply, number, "", [])
             return
         try:
             endpoint_id, replies = frames.decode_replies(delivery.data)
@@ -86,7 +93,7 @@ class Inboxes:
         self._on_replies(number, endpoint_id, replies)
 
     def _on_json_delivery(self, delivery: Delivery) -> None:
-        number = int(subjects.last_token(delivery.subject))
+        number = subjects.reply_number(delivery.subject)
         if delivery.headers is not None and delivery.status == _NO_RESPONDERS:
             self._on_no_responders(number)
             return

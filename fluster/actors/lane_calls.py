@@ -138,7 +138,7 @@ class LaneCalls:
             self._lane.attend()  # who else would read the answers that come yet
 
     def _on_delivery(self, delivery: Delivery) -> None:
-        number = int(subjects.last_token(delivery.subject))
+        number = subjects.reply_number(delivery.subject)
         message = self._out.get(number)
         if delivery.headers is None and message is not None:
             try:

@@ -33,11 +33,15 @@ class MessageOut:
         return next(key for key, each in self.calls.items() if each is call)
 
 
+_MAX_LATE = 1_000
+
+
 class MessagesOut:
     """They are numbered, and their calls counted with their pools by the member that has them."""
 
     def __init__(self) -> None:
         self._out: dict[int, MessageOut] = {}
+        self._late: dict[int, None] = {}  # the last numbers that were given up, which may be answered yet
         self._last = 0
         self.bytes = 0  # payloads of the calls
 
@@ -78,7 +82,15 @@ class MessagesOut:
         call = message.calls.pop(key, None) if message is not None else None
         if message is not None and call is not None:
             self.strike(number, message, message.endpoint_id(key), [call])
+            if not message.calls:
+                self._late[number] = None
+                if len(self._late) > _MAX_LATE:
+                    del self._late[next(iter(self._late))]
         return call
+
+    def expects(self, number: int) -> bool:
+        """True for a message that may be answered yet, also where nobody waits for that any more."""
+        return number in self._out or number in self._late
 
     def strike(self, number: int, message: MessageOut, endpoint_id: str, calls: Sequence[Call]) -> None:
         """Calls that one member had were taken from a message: strike them from the books."""

@@ -171,7 +171,7 @@ class StoredCalls:
         return None
 
     def _on_delivery(self, delivery: Delivery) -> None:
-        call = self._out.pop(int(subjects.last_token(delivery.subject)), None)
+        call = self._out.pop(subjects.reply_number(delivery.subject), None)
         if call is None:
             return
         try:
