@@ -10,9 +10,10 @@ from fluster.cluster.client import AsyncCluster
 from fluster_bus import subjects, wire
 from fluster_bus.delivery import Delivery
 from fluster_bus.lane import Lane
-from fluster_bus.registry import Registry, key_of
+from fluster_bus.registry import Registry
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
+from fluster_bus.streams import endpoint_key
 from fluster_bus.tables import Row
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, RunningController, job_request
@@ -44,7 +45,7 @@ async def test_who_hears_an_odd_subject_stays_connected(
     try:
         await anext(watched)
         await send_raw(job, subjects.jobs_verb(NS, "list").encode(), b"{}", reply=b"_INBOX.default.x." + odd)
-        for key in (odd, key_of(endpoint("misled")).encode() + odd):
+        for key in (odd, endpoint_key(endpoint("misled")).encode() + odd):
             await send_raw(job, bucket + key, endpoint("misled").to_json(), reply=b"_INBOX.default.x." + odd)
         await reader.flush()
         writer = await connect_bus(own_server, Role.JOB, NS)
