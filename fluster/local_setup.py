@@ -42,6 +42,7 @@ class LocalSetup:
     passes_secrets: bool = True  # tasks get all variables of the owner's environment, else none with names of secrets
     # {name of a time, as fence_after_s: seconds}, where not as usual
     timing: dict[str, float] = field(default_factory=dict)
+    limits: dict[str, str] = field(default_factory=dict)  # {name of a limit, as max_log: its value}, where not as usual
     enforce_limits: bool = False
     runtime: RuntimeName = "process"  # "auto": containers where a Docker engine answers
     docker_host: str | None = None  # None: the machine's own
@@ -49,6 +50,7 @@ class LocalSetup:
     # {setting of a worker's containers: value}, where not as usual
     containers: dict[str, Any] = field(default_factory=dict)
     drain_timeout_s: float | None = None  # None: as other workers
+    build_timeout_s: float | None = None  # the same
     backend: str | None = None  # what has VMs for the workers, pickled, in Base64; None: they are processes here
 
     @property

@@ -32,7 +32,7 @@ from fluster_bus.roles import (
     users,
 )
 from fluster_bus.server_configuration import accounts_configuration, quoted
-from fluster_bus.stream_bounds import set_aside_bytes
+from fluster_bus.stream_bounds import NamespaceBounds, set_aside_bytes
 
 if TYPE_CHECKING:
     from fluster_bus.trust.authority import Authority
@@ -109,11 +109,12 @@ class EmbeddedServer:
         *,
         namespaces: Sequence[str] = (DEFAULT_NAMESPACE,),
         store_limit_bytes: int | None = None,
+        bounds: NamespaceBounds | None = None,
         authority: Authority | None = None,
     ) -> None:
         """Nothing is started or written yet. Without `store_dir` a folder is made, and removed by `close`.
 
-        With an `authority` it takes the users that this issues, else those of `credentials`. The store may grow to 16 GiB, or to what the namespaces set aside in it.
+        With an `authority` it takes the users that this issues, else those of `credentials`. The store may grow to 16 GiB, or to twice what the namespaces set aside in it, each by its `bounds`.
 
         Raises InvalidNameError for a name that is no namespace.
         """
@@ -124,7 +125,9 @@ class EmbeddedServer:
         self._namespaces = tuple(namespaces)
         self._authority = authority
         self._passwords = {user: secrets.token_urlsafe(32) for user in users(self._namespaces)}
-        needed = 2 * set_aside_bytes(len(self._namespaces))  # as much again for workspaces, payloads and records
+        needed = 2 * set_aside_bytes(
+            len(self._namespaces), bounds
+        )  # as much again for workspaces, payloads and records
         self._store_limit_bytes = store_limit_bytes or max(MIN_STORE_LIMIT_BYTES, needed)
         self._process: subprocess.Popen[bytes] | None = None
         self._alive: int | None = None  # the pipe that ends when the process does

@@ -46,9 +46,9 @@ class NamespaceBounds:
         return histories + (self.results_bytes or MAX_RESULTS_BYTES) + (self.calls_bytes or MAX_CALLS_BYTES)
 
 
-def set_aside_bytes(namespaces: int) -> int:
-    """What a cluster with so many namespaces has set aside in all.
+def set_aside_bytes(namespaces: int, bounds: NamespaceBounds | None = None) -> int:
+    """What a cluster with so many namespaces of these bounds has set aside in all.
 
     One byte more: a server has to have that left when it makes a stream without a bound, which may be the last.
     """
-    return KEPT_BYTES + namespaces * NAMESPACE_BYTES + 1
+    return KEPT_BYTES + namespaces * (bounds or NamespaceBounds()).namespace_bytes + 1

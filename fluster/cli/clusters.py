@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import typer
 
@@ -22,6 +22,9 @@ from fluster.local_setup import ADDRESS_FILE
 from fluster_bus.blocked_waits import wait_for_item
 
 _OPTIONS = {"labels": "label", "resources": "resource"}  # where they are not called as the arguments of LocalCluster
+_GROUPS = {"timing": "--timing", "limits": "--limit"}  # the same of what has names and values
+Value = TypeVar("Value")
+
 _BACKENDS = "fluster_services.vm"  # by name: the services build on this package
 
 
@@ -98,6 +101,20 @@ def up(
         str | None,
         typer.Option(metavar="IMAGE", help="For tasks in containers that name none, or for --backend docker."),
     ] = None,
+    timing: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SECONDS",
+            help="A time of the cluster, by the name of its setting FLUSTER_…; repeatable. Example: --timing seat_lease_s=3",
+        ),
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="A limit of its records, histories, caches or logs, the same; repeatable. Example: --limit max_log=1MB",
+        ),
+    ] = None,
     backend: Annotated[
         Literal["docker"] | None,
         typer.Option(help="Have each worker in a container of its own, held to its share of CPUs and memory."),
@@ -135,6 +152,8 @@ def up(
         "--label": label,
         "--resource": resource,
         "--namespace": namespace,
+        "--timing": timing,
+        "--limit": limit,
     }.items():
         refuse_empty(option, given)
     for each in namespace or ():
@@ -160,6 +179,8 @@ def up(
             pass_secrets=False,  # whoever may submit jobs here did not open this shell
             enforce_limits=enforce_limits,
             runtime=runtime,
+            timing=_named("--timing", timing, _seconds),
+            limits=_named("--limit", limit, str),
             docker_host=docker_host if backend is None else None,
             image=image if backend is None else None,
             backend=_docker_backend(image, docker_host, folder or []) if backend is not None else None,
@@ -238,9 +259,16 @@ def _note_capacity(cpu: float | None, memory: int | None) -> None:
 @contextmanager
 def _usage() -> Iterator[None]:
     """What LocalCluster refuses is an option of the command."""
+    from fluster.errors import ClusterStartError
+
     try:
         yield
-    except ValueError as error:
+    except (ValueError, ClusterStartError) as error:
+        group, colon, rest = str(error).partition(": ")
+        if colon and group in _GROUPS:
+            raise CommandError(f"{_GROUPS[group]}: {rest}", ExitCode.USAGE) from error
+        if isinstance(error, ClusterStartError):
+            raise
         name, equals, rest = str(error).partition("=")  # the names of its arguments
         option = f"--{_OPTIONS.get(name, name).replace('_', '-')}" if equals and name.isidentifier() else ""
         raise CommandError(f"{option}={rest}" if option else str(error), ExitCode.USAGE) from error
@@ -298,6 +326,27 @@ def _docker_backend(image: str | None, docker_host: str | None, folders: Sequenc
     except ValueError as error:
         raise CommandError(f"--folder: {error}", ExitCode.USAGE) from error
     return made
+
+
+def _named(option: str, given: Sequence[str] | None, read: Callable[[str], Value]) -> dict[str, Value]:
+    """{name: value} of what was given as NAME=VALUE. Raises CommandError."""
+    found = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        try:
+            if not (name and equals and value):
+                raise ValueError(f"{text!r} has no name or no value: write NAME=VALUE")
+            found[name] = read(value)
+        except ValueError as error:
+            raise wrong_option(option, text, str(error)) from error
+    return found
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a time: give seconds, such as 60") from None
 
 
 def _labels(given: Sequence[str] | None) -> dict[str, str] | None:

@@ -110,7 +110,9 @@ WORKER_SETTINGS = (
     Setting("FLUSTER_CONTAINER_ULIMITS", "NAME=SOFT:HARD,…", "Limits of containers, such as nofile=1024:65536."),
     Setting("FLUSTER_BUILD_NETWORK", "NAME", "For builds of images. Default: that of containers."),
     Setting("FLUSTER_BUILD_CA", "FILE", "Certificates that builds trust."),
-    Setting("FLUSTER_BUILD_TIMEOUT_S", "SECONDS", "For a build. Default: 1800."),
+    Setting(
+        "FLUSTER_BUILD_TIMEOUT_S", "SECONDS", "For an environment of a job, made by uv or as an image. Default: 1800."
+    ),
     Setting("FLUSTER_MAX_IMAGES", "COUNT", "Built images that are kept. Default: 50."),
     Setting("FLUSTER_DRAIN_TIMEOUT_S", "SECONDS", "For its tasks after SIGTERM. Default: 60."),
     *_FENCES,

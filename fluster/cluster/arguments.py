@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import reprlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -99,6 +99,14 @@ def check_seconds(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise ValueError(f"{name}={value!r}: give seconds, such as 60")
     return float(value)
+
+
+def check_limits(given: Mapping[str, int | float | str]) -> dict[str, str]:
+    """{name: value} as the settings have them, in text. Raises ValueError."""
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | float | str) or not str(value).strip():
+            raise ValueError(f"limits: {name}={value!r}: give a number, or a size such as '1GB'")
+    return {str(name): str(value) for name, value in given.items()}
 
 
 def check_reason(reason: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from fluster.cluster.arguments import check_count, check_seconds
+from fluster.cluster.arguments import check_count, check_limits, check_seconds
 from fluster.cluster.blocking import Cluster
 from fluster.cluster.client import DEFAULT_NAMESPACE
 from fluster.cluster.identity import NAMESPACE
@@ -42,7 +42,7 @@ _REPORT_TIMEOUT_S = 15.0  # beyond what the supervisor itself gives to the start
 _STOP_TIMEOUT_S = 30.0
 _REMOVE_TIMEOUT_S, _REMOVE_PAUSE_S = 10.0, 0.05
 # {setting of a worker's containers: the argument of LocalCluster, where that is called otherwise}
-_OPTIONS = {"shm_bytes": "shm_size", "build_authorities": "build_ca", "build_timeout_s": "build_timeout"}
+_OPTIONS = {"shm_bytes": "shm_size", "build_authorities": "build_ca"}
 _LOGICAL_CPUS, _LOGICAL_CPUS_PER_CORE = 16, 4  # tasks on a laptop mostly wait; nothing is enforced there
 
 
@@ -68,13 +68,17 @@ class LocalCluster(Cluster):
 
     `network` and what follows are for tasks in containers, as a worker's settings are: which `profile` they have (default, gpu,
     trusted), the folders below which jobs may have any mounted, how large /dev/shm is, and {name: limit, or soft and hard
-    one}, such as {"nofile": (1024, 65_536)}. `build_network`, `build_ca` (a file of certificates) and `build_timeout` (seconds)
-    are for the images that are built with the packages of jobs.
+    one}, such as {"nofile": (1024, 65_536)}. `build_network` and `build_ca` (a file of certificates) are for the images that
+    are built with the packages of jobs.
 
-    A worker that gets SIGTERM waits `drain_timeout` seconds (60) for its tasks before it hands them back.
+    The environment of a job, or its image, is made within `build_timeout` seconds (1800), or the job fails. A worker that gets SIGTERM
+    waits `drain_timeout` seconds (60) for its tasks before it hands them back.
 
     `timing` replaces some of the times of a cluster on one machine, in seconds: {"fence_after_s": 30, "worker_timeout_s": 40}
     or {"seat_lease_s": 3}. Names and rules are those of the settings FLUSTER_…_S of a deployed cluster.
+
+    `limits` replaces limits of records, histories, caches and logs, by the names of a deployed cluster's settings FLUSTER_… in lower
+    case: {"max_records": 100, "logs_budget": "2GiB", "environments_cache": "5GB", "max_log": "1MB", "results_kept_s": 3_600}.
 
     With a `backend`, a VMBackend such as `fluster_services.vm.DockerBackend()`, each worker is one of its VMs, which
     has its usual size unless `cpu` or `memory` say what all have together. It is copied: one object may serve several clusters.
@@ -117,6 +121,7 @@ class LocalCluster(Cluster):
         build_timeout: float | None = None,
         drain_timeout: float | None = None,
         timing: Mapping[str, float] | None = None,
+        limits: Mapping[str, int | float | str] | None = None,
         backend: object | None = None,
         log_to_driver: bool | None = None,
         on_progress: Callable[[str], object] | None = None,
@@ -140,7 +145,7 @@ class LocalCluster(Cluster):
             )
         containers = {
             **_container_settings(network, profile, mount_roots, shm_size, ulimits),
-            **_build_settings(build_network, build_ca, build_timeout),
+            **_build_settings(build_network, build_ca),
         }
         if containers and runtime == "process":
             given = ", ".join(_OPTIONS.get(name, name) for name in containers)
@@ -165,7 +170,9 @@ class LocalCluster(Cluster):
             image=image,
             containers=containers,
             drain_timeout_s=check_seconds("drain_timeout", drain_timeout) if drain_timeout is not None else None,
+            build_timeout_s=check_seconds("build_timeout", build_timeout) if build_timeout is not None else None,
             timing={name: check_seconds(f"timing: {name}", value) for name, value in (timing or {}).items()},
+            limits=check_limits(limits or {}),
             backend=_pickled(backend) if backend is not None else None,
             working_dir=str(Path.cwd()),
             python_path=tuple(str(Path(entry or ".").absolute()) for entry in sys.path),
@@ -339,14 +346,13 @@ def _container_settings(
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def _build_settings(network: str | None, authorities: str | Path | None, timeout: float | None) -> dict[str, Any]:
+def _build_settings(network: str | None, authorities: str | Path | None) -> dict[str, Any]:
     """The same of builds. Raises ValueError."""
     if authorities is not None and not (Path(authorities).is_file() and os.access(authorities, os.R_OK)):
         raise ValueError(f"build_ca={str(authorities)!r} cannot be read: give the path of a file of certificates")
     settings = {
         "build_network": network,
         "build_authorities": str(Path(authorities).absolute()) if authorities is not None else None,
-        "build_timeout_s": check_seconds("build_timeout", timeout) if timeout is not None else None,
     }
     return {name: value for name, value in settings.items() if value is not None}
 

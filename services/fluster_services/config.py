@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from fluster_bus.stream_bounds import NamespaceBounds
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,8 @@ class Timing:
     owner_lease_s: float = 600.0  # a program from which nothing was heard for so long is gone, and what it owns ends
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            _check(self, field.name, "number of seconds above 0", above=0)
+        for each in dataclasses.fields(self):
+            _check(self, each.name, "number of seconds above 0", above=0)
         _check(self, "endpoint_lease_s", "number of seconds from 1", above=0.999)
         _check(self, "seat_lease_s", "number of seconds from 1 to 3600", above=0.999, most=3_600)
         ended_by_s = self.fence_after_s + self.kill_grace_s + self.heartbeat_s
@@ -73,8 +75,8 @@ class CacheLimits:
     environments_bytes: int = 32 << 30
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            _check(self, field.name, "size, or 0 to keep nothing that is not in use", most=1 << 60)
+        for each in dataclasses.fields(self):
+            _check(self, each.name, "size, or 0 to keep nothing that is not in use", most=1 << 60)
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,23 @@ class LogLimits:
     def __post_init__(self) -> None:
         _check(self, "stream_bytes", "size up to 1 TiB, or 0 to keep nothing", most=1 << 40)
         _check(self, "line_bytes", "size from 1 KiB to 128 KiB", above=1023, most=128 << 10)
+
+
+@dataclass(frozen=True)
+class WorkerLimits:
+    """All of a worker's limits."""
+
+    caches: CacheLimits = field(default_factory=CacheLimits)
+    logs: LogLimits = field(default_factory=LogLimits)
+
+
+@dataclass(frozen=True)
+class LocalLimits:
+    """The limits of a cluster on one machine."""
+
+    records: RecordLimits = field(default_factory=RecordLimits)
+    bounds: NamespaceBounds = field(default_factory=NamespaceBounds)
+    worker: WorkerLimits = field(default_factory=WorkerLimits)
 
 
 def _check(group: object, name: str, wanted: str, *, above: float = -1, most: float = sys.float_info.max) -> None:

@@ -17,8 +17,8 @@ from fluster_bus.devices import Devices, from_json
 from fluster_bus.errors import FlusterError
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_services.config import local_timing
-from fluster_services.own_imports import import_kept
+from fluster_services.config import LocalLimits, local_timing
+from fluster_services.own_imports import import_kept, import_own
 
 if TYPE_CHECKING:
     from fluster_bus.address import BusAddress
@@ -70,10 +70,20 @@ class Daemon:
         self.restart_at = now + self._pause_s
 
 
+def read_limits(setup: LocalSetup) -> LocalLimits:
+    """Return the limits that the owner has asked for. Raises FlusterError."""
+    if not setup.limits:
+        return LocalLimits()  # what reads them takes long to import
+    import_own("fluster_services.settings")
+    from fluster_services.settings import read_local_limits
+
+    return read_local_limits(setup.limits)
+
+
 class LocalDaemons:
     """Makes those of one cluster, as its owner has asked for them. Their bodies run in processes of their own."""
 
-    def __init__(self, setup: LocalSetup, store_dir: Path, server: EmbeddedServer) -> None:
+    def __init__(self, setup: LocalSetup, limits: LocalLimits, store_dir: Path, server: EmbeddedServer) -> None:
         self._setup = setup
         self._store_dir = store_dir
         self._server = server
@@ -81,6 +91,7 @@ class LocalDaemons:
             self._timing = local_timing(setup.timing)
         except ValueError as error:
             raise FlusterError(f"timing: {error}") from error
+        self._limits = limits
 
     def controller(self, number: int) -> Daemon:
         # Started again under the same name, it leads again at once if it did before.
@@ -95,6 +106,8 @@ class LocalDaemons:
                 address=self._server.credentials(Role.SERVICE),
                 namespaces=self._namespaces(),
                 timing=self._timing,
+                records=self._limits.records,
+                bounds=self._limits.bounds,
                 controller_id=name,
             )
             run_controller(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=self._store_dir / f"logs/{name}.log")
@@ -121,7 +134,9 @@ class LocalDaemons:
                 detected_share=(number, self._setup.workers) if self._setup.devices is None else None,
                 job_credentials=self._job_credentials(),
                 timing=self._timing,
+                limits=self._limits.worker,
                 drain_timeout_s=self._drain_timeout_s(),
+                build_timeout_s=self._build_timeout_s(),
                 working_dir=Path(self._setup.working_dir),
                 python_path=self._setup.python_path,
                 # The supervisor's own is what the owner's was when it started the cluster.
@@ -166,11 +181,13 @@ class LocalDaemons:
             job_credentials=self._job_credentials(),
             state_dir=self._store_dir,
             timing=self._timing,
+            limits=self._limits.worker,
             working_dir=Path(self._setup.working_dir),
             python_path=self._setup.python_path,
             device_ids={self._vm_id(number): self._devices(number).ids for number in range(self._setup.workers)},
             log_dir=self._store_dir / "logs",
             drain_timeout_s=self._drain_timeout_s(),
+            build_timeout_s=self._build_timeout_s(),
         )
 
     def _drain_timeout_s(self) -> float:
@@ -178,6 +195,12 @@ class LocalDaemons:
 
         given_s = self._setup.drain_timeout_s
         return WorkerConfig.drain_timeout_s if given_s is None else given_s
+
+    def _build_timeout_s(self) -> float:
+        from fluster_services.worker.config import WorkerConfig
+
+        given_s = self._setup.build_timeout_s
+        return WorkerConfig.build_timeout_s if given_s is None else given_s
 
     def _namespaces(self) -> tuple[Namespace, ...]:
         from fluster_bus.messages import Namespace
@@ -190,7 +213,7 @@ class LocalDaemons:
     def _containers(self) -> ContainerSettings:
         from fluster_services.worker.container import ContainerSettings
 
-        known = dict(self._setup.containers)
+        known = {**self._setup.containers, "build_timeout_s": self._build_timeout_s()}
         if self._setup.docker_host:
             known["engine"] = self._setup.docker_host
         if self._setup.image:
@@ -210,13 +233,13 @@ class LocalDaemons:
 
     def _total(self, number: int, state_dir: Path) -> Capacity:
         """What a worker has from the start."""
-        from fluster_services.config import CacheLimits
         from fluster_services.worker.detection import free_disk
 
         total = self._given(number)
         if self._setup.disk is not None:
             return total
-        return total.model_copy(update={"disk": free_disk(state_dir, CacheLimits()) // self._setup.workers})
+        free = free_disk(state_dir, self._limits.worker.caches)
+        return total.model_copy(update={"disk": free // self._setup.workers})
 
     def _given(self, number: int) -> Capacity:
         """What the owner has said that a worker, or a VM, has."""

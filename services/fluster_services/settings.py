@@ -14,12 +14,14 @@ from typing import Any, NamedTuple, TypeVar
 from fluster.local_setup import OPTIONS_VARIABLE
 from fluster_bus.errors import FlusterError
 from fluster_bus.messages import parse_size
+from fluster_bus.near_names import near
 from fluster_bus.stream_bounds import NamespaceBounds
-from fluster_services.config import CacheLimits, LogLimits, RecordLimits, Timing
+from fluster_services.config import CacheLimits, LocalLimits, LogLimits, RecordLimits, Timing, WorkerLimits
 
 Group = TypeVar("Group", Timing, RecordLimits, NamespaceBounds, CacheLimits, LogLimits)
 
 
+_PREFIX = "FLUSTER_"
 _USAGE = 2  # the exit code of `fluster` for what was typed wrong
 
 
@@ -105,6 +107,39 @@ def read_settings(group: type[Group], environment: Mapping[str, str] = os.enviro
         return group(**known)
     except ValueError as error:
         raise SettingError(_with_variables(str(error), settings)) from error
+
+
+def read_worker_limits(environment: Mapping[str, str] = os.environ) -> WorkerLimits:
+    """Return all limits of a worker. Raises SettingError."""
+    return WorkerLimits(caches=read_settings(CacheLimits, environment), logs=read_settings(LogLimits, environment))
+
+
+def read_local_limits(given: Mapping[str, str]) -> LocalLimits:
+    """Return the limits that are given by the names of their variables, without FLUSTER_ and in lower case. Raises SettingError."""
+    known = {_local_name(each.variable) for group, each in _all_settings() if group is not Timing}
+    for name in given:
+        if name not in known:
+            raise SettingError(f"limits: {name!r} is not known{near(name, sorted(known))}")
+    environment = {f"{_PREFIX}{name.upper()}": text for name, text in given.items()}
+    try:
+        return LocalLimits(
+            read_settings(RecordLimits, environment),
+            read_settings(NamespaceBounds, environment),
+            read_worker_limits(environment),
+        )
+    except SettingError as error:
+        text = re.sub(rf"{_PREFIX}\w+", lambda variable: _local_name(variable[0]), str(error))
+        raise SettingError(f"limits: {text}") from error
+
+
+def _all_settings() -> Iterator[tuple[type[Any], Setting]]:
+    for group, settings in SETTINGS.items():
+        for setting in settings:
+            yield group, setting
+
+
+def _local_name(variable: str) -> str:
+    return variable.removeprefix(_PREFIX).lower()
 
 
 def _with_variables(text: str, settings: Sequence[Setting]) -> str:

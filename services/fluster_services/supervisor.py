@@ -34,8 +34,9 @@ from fluster_bus.errors import FlusterError, InvalidMessageError
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_services import leftovers
+from fluster_services.config import LocalLimits
 from fluster_services.forked_child import run_and_exit
-from fluster_services.local_daemons import FOR_ALL, FOR_VMS, FOR_WORKERS, Daemon, LocalDaemons
+from fluster_services.local_daemons import FOR_ALL, FOR_VMS, FOR_WORKERS, Daemon, LocalDaemons, read_limits
 from fluster_services.own_imports import import_kept
 from fluster_services.store_room import StoreRoom
 from fluster_services.worker.killing import kill_descendants
@@ -52,6 +53,7 @@ class Supervisor:
     """The daemons of one cluster, and the server below them."""
 
     setup: LocalSetup
+    limits: LocalLimits
     store_dir: Path
     server: EmbeddedServer
     daemons: list[Daemon] = field(default_factory=list)
@@ -64,7 +66,7 @@ class Supervisor:
         os.set_blocking(self._wake_end, False)
         os.set_blocking(self._wake, False)
         self._selector = selectors.DefaultSelector()
-        self._kinds = LocalDaemons(self.setup, self.store_dir, self.server)
+        self._kinds = LocalDaemons(self.setup, self.limits, self.store_dir, self.server)
 
     # ---- starting ---------------------------------------------------------------------------------------
 
@@ -358,8 +360,9 @@ def main() -> None:
             _make(store_dir / "logs")
             stack.enter_context(_held(store_dir))
             stack.callback((store_dir / ADDRESS_FILE).unlink, missing_ok=True)  # an owner that was killed left it
-            server = EmbeddedServer(store_dir / "nats", setup.port, namespaces=setup.namespaces)
-            supervisor = Supervisor(setup, store_dir, server)
+            limits = read_limits(setup)
+            server = EmbeddedServer(store_dir / "nats", setup.port, namespaces=setup.namespaces, bounds=limits.bounds)
+            supervisor = Supervisor(setup, limits, store_dir, server)
             stack.callback(supervisor.stop)
             address = supervisor.start(leash)
         except (FlusterError, OSError) as error:

@@ -36,7 +36,7 @@ def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment
     monkeypatch.delenv("PYENV_VERSION", raising=False)
     cache = FolderCache(tmp_path / "environments", 1 << 30)
     cache.open()
-    return Environments(cache)
+    return Environments(cache, build_timeout_s=60)
 
 
 async def test_a_shim_is_told_the_version(environments: Environments) -> None:

@@ -59,6 +59,8 @@ UP = {
     "--namespace": ("a.b", "sys", ""),
     "--port": ("-1", "foo", "99999", ""),
     "--runtime": ("foo", ""),
+    "--timing": ("foo", "hold_s=foo", "hold_s=-1", "fence_after_s=", ""),
+    "--limit": ("foo", "max_log=", "max_log_line=0", ""),
 }
 _SECONDS = ("0", "-1", "foo", "nan", "inf", "")
 CONTROLLER = {

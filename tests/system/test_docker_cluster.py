@@ -324,7 +324,7 @@ def test_builds_are_as_the_cluster_says(engine: Engine) -> None:
         ({"runtime": "docker", "profile": "root"}, "profile='root' is not known: choose default, gpu, trusted"),
         ({"runtime": "docker", "ulimits": {"nofile": -2}}, "ulimits has nofile=-2: give a number"),
         ({"runtime": "docker", "shm_size": "much"}, "much"),
-        ({"build_network": "none", "build_timeout": 60}, "build_network, build_timeout are for tasks in containers"),
+        ({"build_network": "none", "mount_roots": ["/srv"]}, "mount_roots, build_network are for tasks in containers"),
         ({"runtime": "docker", "build_timeout": -1}, "build_timeout=-1: give seconds"),
         ({"runtime": "docker", "build_ca": "/nowhere/ca.pem"}, "build_ca='/nowhere/ca.pem' cannot be read"),
         ({"drain_timeout": float("nan")}, "drain_timeout=nan: give seconds"),

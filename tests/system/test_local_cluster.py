@@ -25,7 +25,7 @@ from fluster.errors import ClusterStartError, JobNotFoundError
 from fluster_bus import subjects
 from fluster_bus.address import BusAddress
 from fluster_bus.errors import CredentialsError, InvalidNameError, ServiceError
-from fluster_bus.messages import JobStatus
+from fluster_bus.messages import EnvironmentConfig, JobStatus
 from tests.system.job_requests import call, command, sleeper, texts, wait_ready
 from tests.system.processes import Family
 from tests.waiting import wait_until, wait_until_async
@@ -384,12 +384,46 @@ def test_timing_is_given_by_the_names_of_the_settings(family: Family) -> None:
     family.wait_gone()
 
 
+def test_limits_are_given_by_the_names_of_the_settings(family: Family) -> None:
+    """And act: on the controller, on the streams and on the worker."""
+    assert "limits: 'max_record' is not known; did you mean 'max_records'" in refused(limits={"max_record": 1})
+    assert "limits: max_log_line=8000000: give a size from 1 KiB to 128 KiB" in refused(limits={"max_log_line": "8MB"})
+    assert "limits: logs_budget: 'much' is no size" in refused(limits={"logs_budget": "much"})
+    limits: dict[str, int | str] = {
+        "max_records": 1,
+        "records_kept_at_least_s": 0,
+        "logs_budget": "20GiB",
+        "max_log": 4_000,
+    }
+    with LocalCluster(cpu=1, limits=limits, build_timeout=0.01) as cluster:
+        first = cluster.launch(command("seq", "10000"))
+        assert cluster.wait(first, timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+        assert 0 < sum(len(text) + 1 for text in texts(cluster, first)) <= 4_000
+        stream = cluster.portal.run(cluster.asynchronous.bus.jetstream.stream_info, subjects.logs_stream("default"))
+        assert stream.config.max_bytes == 20 << 30  # more than the store of a cluster without this limit may hold
+        environment = EnvironmentConfig(pip_packages=("rich",))
+        second = cluster.launch(command("true").model_copy(update={"environment": environment}))
+        told = cluster.wait(second, timeout=PATIENCE_S).error_message
+        assert told is not None
+        assert "its environment was not made within 0.01 s" in told
+        wait_until(lambda: first not in {job.job_id for job in cluster.list_jobs()})
+        assert [job.job_id for job in cluster.list_jobs()] == [second]
+    family.wait_gone()
+
+
 def test_wrong_arguments_are_refused_before_anything_starts(family: Family) -> None:
     for setup in ({"namespace": "a.b"}, {"namespace": "sys"}, {"namespaces": ["ok", "not ok"]}):
         with pytest.raises(InvalidNameError, match=r"is no namespace|namespace of the cluster itself"):
             LocalCluster(**setup)
-    for wrong in ({"workers": 0}, {"cpu": 0}, {"memory": "much"}, {"port": 70_000}, {"timing": {"hold_s": -1}}):
-        with pytest.raises(ValueError, match=r"workers|cpu|much|port|hold_s"):
+    for wrong in (
+        {"workers": 0},
+        {"cpu": 0},
+        {"memory": "much"},
+        {"port": 70_000},
+        {"timing": {"hold_s": -1}},
+        {"limits": {"max_log": ""}},
+    ):
+        with pytest.raises(ValueError, match=r"workers|cpu|much|port|hold_s|max_log=''"):
             LocalCluster(**wrong)
     assert family.members() == []
 

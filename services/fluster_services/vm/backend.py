@@ -12,7 +12,7 @@ from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
 from fluster_bus.errors import FlusterError
 from fluster_bus.messages import Capacity, Namespace, WorkerId
-from fluster_services.config import Timing
+from fluster_services.config import Timing, WorkerLimits
 
 
 class VMError(FlusterError):
@@ -60,7 +60,9 @@ class ClusterToJoin:
     job_credentials: Mapping[Namespace, BusAddress]
     state_dir: Path  # on this machine, for what a backend keeps here
     timing: Timing = field(default_factory=Timing)
+    limits: WorkerLimits = field(default_factory=WorkerLimits)
     drain_timeout_s: float = 60.0  # of the workers after SIGTERM, before what still runs is handed back
+    build_timeout_s: float = 1_800.0  # for the environment of a job
     working_dir: Path | None = None  # of tasks, where VMs see the folders of this machine
     python_path: tuple[str, ...] = ()  # the same
     # {VM: ids of those of this machine's GPUs that are its own}, for backends whose VMs are on this machine

@@ -148,7 +148,9 @@ class DockerBackend(Fleet):
             total=resources,  # its devices are counted from 0 in there
             job_credentials={name: self._reached(address) for name, address in cluster.job_credentials.items()},
             timing=cluster.timing,
+            limits=cluster.limits,
             drain_timeout_s=cluster.drain_timeout_s,
+            build_timeout_s=cluster.build_timeout_s,
             working_dir=Path(WORK_FOLDER),
             python_path=container.python_path,
         )

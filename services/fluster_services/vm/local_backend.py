@@ -54,7 +54,9 @@ class LocalBackend(Fleet):
             device_ids=device_ids,
             job_credentials=dict(cluster.job_credentials),
             timing=cluster.timing,
+            limits=cluster.limits,
             drain_timeout_s=cluster.drain_timeout_s,
+            build_timeout_s=cluster.build_timeout_s,
             working_dir=cluster.working_dir,
             python_path=cluster.python_path,
         )

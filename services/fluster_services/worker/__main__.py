@@ -17,9 +17,9 @@ from fluster_bus.messages.counted import parse_counts
 from fluster_bus.messages.labels import parse_labels
 from fluster_bus.messages.resources import parse_disk
 from fluster_bus.roles import Role, User
-from fluster_services.config import CacheLimits, LogLimits, Timing
+from fluster_services.config import Timing
 from fluster_services.daemon import address_from_environment, run_daemon
-from fluster_services.settings import SettingError, read_settings, refusing
+from fluster_services.settings import SettingError, read_settings, read_worker_limits, refusing
 from fluster_services.worker.cgroups import Enforcement, LimitsError, find_enforcer
 from fluster_services.worker.chosen_containers import choose_containers
 from fluster_services.worker.config import WorkerConfig
@@ -45,9 +45,9 @@ def _config_from_environment() -> WorkerConfig:
     state_dir = Path(os.environ.get("FLUSTER_STATE_DIR", Path.home() / ".fluster" / "worker"))
     address = address_from_environment()
     credentials = {each: job_address(address, User(Role.JOB, each)) for each in served_namespaces(address)}
-    timing, caches, logs = (read_settings(Timing), read_settings(CacheLimits), read_settings(LogLimits))
+    timing, limits = read_settings(Timing), read_worker_limits()
     _make_state_folder(state_dir)
-    total, device_ids = detect(_given(), state_dir, caches)
+    total, device_ids = detect(_given(), state_dir, limits.caches)
     return WorkerConfig(
         address=address,
         worker_id=worker_id(address),
@@ -55,11 +55,11 @@ def _config_from_environment() -> WorkerConfig:
         total=total,
         device_ids=device_ids,
         timing=timing,
-        caches=caches,
-        logs=logs,
+        limits=limits,
         job_credentials=credentials,
         enforce_limits=_one_of("FLUSTER_ENFORCE_LIMITS", "auto", get_args(Enforcement)),
         containers=choose_containers(_one_of("FLUSTER_RUNTIME", "process", get_args(RuntimeName)), _containers()),
+        build_timeout_s=_build_timeout_s(),
         drain_timeout_s=_seconds("FLUSTER_DRAIN_TIMEOUT_S", WorkerConfig.drain_timeout_s),
         advertised_host=os.environ.get("FLUSTER_ADVERTISED_HOST") or detect_host(address),
     )
@@ -132,10 +132,14 @@ def _containers() -> ContainerSettings:
     known |= _parsed(
         ("FLUSTER_CONTAINER_ULIMITS", "ulimits", parse_ulimits), ("FLUSTER_CONTAINER_SHM_SIZE", "shm_bytes", parse_size)
     )
-    known["build_timeout_s"] = _seconds("FLUSTER_BUILD_TIMEOUT_S", ContainerSettings.build_timeout_s)
+    known["build_timeout_s"] = _build_timeout_s()
     known["build_authorities"] = _file("FLUSTER_BUILD_CA")
     known["max_images"] = _count("FLUSTER_MAX_IMAGES", ContainerSettings.max_images)
     return ContainerSettings(profile=_one_of("FLUSTER_CONTAINER_PROFILE", "default", get_args(ProfileName)), **known)
+
+
+def _build_timeout_s() -> float:
+    return _seconds("FLUSTER_BUILD_TIMEOUT_S", WorkerConfig.build_timeout_s)
 
 
 def _one_of(variable: str, default: str, known: Sequence[str]) -> Any:

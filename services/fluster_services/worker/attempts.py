@@ -97,7 +97,7 @@ class Attempts:
             credentials=config.job_credentials,
             credentials_dir=config.state_dir / "credentials",
             timing=config.timing,
-            logs=config.logs,
+            logs=config.limits.logs,
             working_dir=config.working_dir,
             python_path=config.python_path,
             device_kind=config.total.device,
@@ -108,8 +108,9 @@ class Attempts:
             config.state_dir,
             functools.partial(ObjectStore, bus),
             functools.partial(SecretStore, bus),
-            config.caches,
+            config.limits.caches,
             images,
+            build_timeout_s=config.build_timeout_s,
         )
         # {attempt key: when the last heartbeat before the record was seen to be this worker's was sent}. A later one proves
         # nothing about it: the task may have been given away between the two.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fluster_bus.address import BusAddress
 from fluster_bus.messages import Capacity, Namespace, WorkerId
-from fluster_services.config import CacheLimits, LogLimits, Timing
+from fluster_services.config import Timing, WorkerLimits
 from fluster_services.worker.cgroups import Enforcement
 from fluster_services.worker.container import ContainerSettings
 
@@ -28,8 +28,7 @@ class WorkerConfig:
     environment: Mapping[str, str] | None = (
         None  # of all tasks that are processes; None: the few variables that are safe
     )
-    caches: CacheLimits = field(default_factory=CacheLimits)
-    logs: LogLimits = field(default_factory=LogLimits)
+    limits: WorkerLimits = field(default_factory=WorkerLimits)
     device_ids: tuple[str, ...] = ()  # of the devices in `total`; 0, 1, … unless given
     detected_share: tuple[int, int] | None = (
         None  # (number, count): it finds GPUs once it serves, and has that part of them
@@ -37,4 +36,5 @@ class WorkerConfig:
     enforce_limits: Enforcement = "never"  # "auto": as far as the machine lets it; "always": or it does not start
     containers: ContainerSettings | None = None  # None: tasks are plain processes
     drain_timeout_s: float = 60.0  # after SIGTERM, before what still runs is handed back
+    build_timeout_s: float = ContainerSettings.build_timeout_s  # for the environment of a job
     advertised_host: str = "127.0.0.1"  # where tasks on other workers reach what listens on this machine

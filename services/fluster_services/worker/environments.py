@@ -7,6 +7,7 @@ environment is for commands.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -82,8 +83,9 @@ def wants_environment(config: EnvironmentConfig) -> bool:
 class Environments:
     """The virtual environments of one worker."""
 
-    def __init__(self, cache: FolderCache) -> None:
+    def __init__(self, cache: FolderCache, *, build_timeout_s: float) -> None:
         self._cache = cache
+        self._build_timeout_s = build_timeout_s
         self._is_suspect = False  # uv could not make one
 
     def examine(self) -> str | None:
@@ -114,7 +116,7 @@ class Environments:
             output = BuildOutput()
             listen(output)
             try:
-                await _make(path, recipe, workspace, output)
+                await _make_in_time(path, recipe, workspace, output, self._build_timeout_s)
             except Exception:  # and not a cancellation, which says nothing of this machine
                 self._is_suspect = True
                 raise
@@ -158,6 +160,21 @@ def _lies_in_workspace(package: dict[str, Any]) -> bool:
     source = package.get("source", {})
     places = [source[kind] for kind in ("editable", "directory", "virtual", "path") if kind in source]
     return any(place != "." for place in places)  # the project itself is not installed: its files are the task's own
+
+
+async def _make_in_time(
+    path: Path, recipe: Recipe, workspace: Path | None, output: BuildOutput, timeout_s: float
+) -> None:
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            await _make(path, recipe, workspace, output)
+    except TimeoutError as error:
+        if not limit.expired():
+            raise  # of a file system
+        raise BuildError(
+            f"its environment was not made within {timeout_s:g} s; the last words of uv:\n{output.last_words()}", output
+        ) from error
 
 
 async def _make(path: Path, recipe: Recipe, workspace: Path | None, output: BuildOutput) -> None:

@@ -52,6 +52,8 @@ class Preparation:
         secrets: Callable[[Namespace], SecretStore],
         limits: CacheLimits,
         images: Images | None = None,
+        *,
+        build_timeout_s: float = 1_800.0,
     ) -> None:
         self._images = images
         self._secrets = secrets
@@ -64,7 +66,7 @@ class Preparation:
         )
         self._unopened = list(self._caches)
         self._workspaces = Workspaces(self._caches[0], store)
-        self._environments = Environments(self._caches[1])
+        self._environments = Environments(self._caches[1], build_timeout_s=build_timeout_s)
 
     def open_caches(self) -> None:
         """Find what is there from an earlier run; called again after an OSError it goes on. To be called in a thread."""

@@ -1,4 +1,4 @@
-"""Runs uv: in an environment of its own, for a bounded time, gone when the worker is gone."""
+"""Runs uv: in an environment of its own, gone when the worker is gone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from fluster_services.worker.programs import find_program
 from fluster_services.worker.spool import LineCutter
 from fluster_services.worker.task_process import INHERITED_VARIABLES
 
-_TIMEOUT_S = 1_800.0
 _READ_BYTES = 64 << 10
 _ASKED_S = 10.0
 
@@ -80,13 +79,8 @@ async def run_uv(arguments: Sequence[str], *, folder: Path, variables: Mapping[s
         start_new_session=True,
     )
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
-            await _collect(process, output)
-            await process.wait()
-    except TimeoutError as error:
-        raise BuildError(
-            f"`{shown}` was not done within {_TIMEOUT_S:g} s; its last words:\n{output.last_words()}", output
-        ) from error
+        await _collect(process, output)
+        await process.wait()
     finally:
         _end_group(process.pid)
         await process.wait()
