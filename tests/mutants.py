@@ -45,8 +45,10 @@ CORES = {
     "fluster_services.controller.dispatch": Core(("dispatch",), 42),
     "fluster_services.controller.judge": Core(("judge",), 6),
     "fluster_services.controller.liveness": Core(("liveness", "judge", "roster"), 6),
-    "fluster_services.controller.reconcile": Core(("reconcile", "gangs"), None),
-    "fluster_services.controller.reservation": Core(("scheduler", "dispatch"), None),
+    # Of no effect: what follows of a gang is nothing for a job that is none.
+    "fluster_services.controller.reconcile": Core(("reconcile", "gangs"), 1),
+    # Of no effect: a worker that has a bound on its tasks says how many it has left.
+    "fluster_services.controller.reservation": Core(("reservation",), 1),
     "fluster_services.controller.roster": Core(("roster", "dispatch"), 1),
     "fluster_services.controller.scheduler": Core(("scheduler",), None),
     "fluster_services.gangs": Core(("gangs",), None),

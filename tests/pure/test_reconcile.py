@@ -5,10 +5,11 @@ import random
 import pytest
 
 from fluster_bus.messages import Endpoint, EndpointId, JobId, JobRecord, JobStatus, Namespace, TaskRecord, WorkerId
+from fluster_bus.messages.arrays import TaskArray
 from fluster_bus.tables import Row
 from fluster_services import lifecycle
 from fluster_services.controller.books import Books, JobEntry, JobKey, record_key
-from fluster_services.controller.reconcile import is_stale, next_records
+from fluster_services.controller.reconcile import is_stale, missing_tasks, next_records, why_attempt_is_over
 from tests.pure.recorded import recorded_job
 from tests.pure.test_books import NS, job_record, row
 
@@ -227,6 +228,111 @@ def test_the_next_attempt_waits_for_what_the_last_one_launched(gang: bool) -> No
     assert [each.state for each in killed] == [JobStatus.KILLED] * 2
 
 
+@pytest.mark.parametrize("gang", [False, True], ids=["tasks", "gang"])
+def test_a_task_is_stopped_also_while_what_it_launched_goes_on(gang: bool) -> None:
+    """Only its next attempt would wait for the end of that."""
+    job = job_record("a", replicas=2)
+    job = job.model_copy(update={"request": job.request.model_copy(update={"gang": gang}), "epoch": 1, "is_go": gang})
+    lost, other = (_failed(task) for task in lifecycle.new_tasks(job))
+    held = lifecycle.claim(
+        lifecycle.new_tasks(job)[1], attempt=1, worker_id=WorkerId("w"), now=1, epoch=1 if gang else 0
+    )
+    assert held is not None
+    if gang:
+        (wanted,) = next_records(_entry(job, lost, held), now=9, parent=None, with_children={0, 1})
+        assert isinstance(wanted, TaskRecord)
+        assert wanted.restart_requested == "its gang starts again: task 0 ended as WORKER_FAILED"
+        (called_off,) = next_records(
+            _entry(job.model_copy(update={"epoch": 0}), lost, held), now=9, parent=None, with_children={0, 1}
+        )
+        assert isinstance(called_off, JobRecord)
+        assert (called_off.epoch, called_off.is_go) == (1, False)
+    asked = job.model_copy(update={"kill_requested": "enough"})
+    stopped = next_records(_entry(asked, other, held), now=9, parent=None, with_children={0, 1})
+    assert [(each.task, each.kill_requested) for each in stopped if isinstance(each, TaskRecord)] == [(1, "enough")]
+
+
+def _run(task: TaskRecord, state: JobStatus) -> TaskRecord:
+    """The task as it is once that has come of its first attempt."""
+    if state is JobStatus.PENDING:
+        return task
+    if state is JobStatus.UNSCHEDULABLE:
+        given_up = lifecycle.give_up(task, now=1, reason="too large")
+        assert given_up is not None
+        return given_up
+    claimed = lifecycle.claim(task, attempt=1, worker_id=WorkerId("w"), now=1)
+    assert claimed is not None
+    if state is JobStatus.BUILDING:
+        return claimed
+    ended = lifecycle.end(claimed, attempt=1, worker_id=WorkerId("w"), now=2, state=state, reason="it ended")
+    assert ended is not None
+    return ended
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_job_is_stopped_when_more_tasks_have_failed_for_good_than_it_puts_up_with(seed: int) -> None:
+    dice = random.Random(seed)
+    for _ in range(200):
+        allowed, is_array = dice.randint(0, 2), dice.random() < 0.5
+        count = dice.randint(2, 5)
+        request = job_record("a", replicas=count).request.model_copy(
+            update={
+                "max_task_failures": allowed,
+                "array": TaskArray(first=0, last=count - 1) if is_array else None,
+                "max_retries_failure": dice.choice((0, 1)),
+                "max_retries_preemption": 0,
+            }
+        )
+        job = lifecycle.new_job(NS, JobId("a"), request, order=1, now=0)
+        states = [
+            dice.choice((JobStatus.PENDING, JobStatus.BUILDING, JobStatus.UNSCHEDULABLE, *ENDS)) for _ in range(count)
+        ]
+        tasks = [_run(task, state) for task, state in zip(lifecycle.new_tasks(job), states, strict=True)]
+        failed = sum(
+            state in (JobStatus.WORKER_FAILED, JobStatus.UNSCHEDULABLE)
+            or (state is JobStatus.FAILED and request.max_retries_failure == 0)
+            for state in states
+        )
+        wanted = next_records(_entry(job, *tasks), now=9, parent=None)
+        told = {each.kill_requested for each in wanted if isinstance(each, TaskRecord)} - {None}
+        is_left = any(state in (JobStatus.PENDING, JobStatus.BUILDING) for state in states) or (
+            JobStatus.FAILED in states and request.max_retries_failure == 1
+        )
+        if failed > allowed and not (is_array and allowed == 0) and is_left:
+            assert told == {f"{failed} of {count} tasks failed, and max_task_failures is {allowed}"}
+        else:
+            assert told == set()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_missing_of_a_released_job_are_the_tasks_without_a_record(seed: int) -> None:
+    dice = random.Random(seed)
+    for _ in range(30):
+        released = recorded_job("a", replicas=dice.randint(1, 4), after=("b",)).model_copy(update={"released": True})
+        tasks = lifecycle.new_tasks(released)
+        there = dice.sample(tasks, dice.randint(0, len(tasks)))
+        missing = [task for task in tasks if task not in there]
+        assert missing_tasks(_entry(released, *there)) == missing
+        ended = released.model_copy(update={"state": JobStatus.KILLED})
+        waits = released.model_copy(update={"released": False})
+        no_record = _read([row(task, number) for number, task in enumerate(there, start=1)]).get(KEY) or JobEntry()
+        of_submitter = _entry(recorded_job("a", replicas=len(tasks)))
+        for entry in (_entry(ended, *there), _entry(waits), no_record, of_submitter):
+            assert missing_tasks(entry) == []
+
+
+def test_a_job_that_names_no_attempt_lives_as_long_as_its_parent() -> None:
+    parent = job_record("p")
+    named = job_record("a", parent="p").request
+    in_second = named.model_copy(update={"parent_task": 0, "parent_attempt": 2})
+    over = lifecycle.retry(_failed(lifecycle.new_tasks(parent)[0]), now=3)
+    assert over is not None
+    assert why_attempt_is_over(named, over) is None
+    assert why_attempt_is_over(in_second, None) is None, "there is no record of what launched it"
+    assert why_attempt_is_over(in_second, over) is None
+    assert why_attempt_is_over(in_second, _failed(over)) == "attempt 2 of its parent p has ended"
+
+
 def test_nothing_is_decided_about_a_job_that_is_not_known() -> None:
     assert next_records(JobEntry(), now=9, parent=None) == []
 
@@ -256,6 +362,7 @@ def test_whose_endpoint_is_stale() -> None:
     for record in (claimed, task):
         assert not is_stale(endpoint(1), _entry(job, record))
     assert not is_stale(endpoint(2), _entry(job, claimed)), "the endpoint is newer than the record"
+    assert not is_stale(endpoint(2), _entry(job, ended)), "also where the record says only that the last one ended"
     for record in (ended, again, reclaimed):
         assert is_stale(endpoint(1), _entry(job, record))
     assert not is_stale(endpoint(2), _entry(job, reclaimed))

@@ -125,7 +125,8 @@ def is_stale(endpoint: Endpoint, entry: JobEntry | None) -> bool:
     if endpoint.job_id is None:
         return False
     row = entry.tasks.get(endpoint.task) if entry is not None else None
-    if row is None or row.value.attempt != endpoint.attempt:
-        return row is None or row.value.attempt > endpoint.attempt
-    # A record in which nobody holds the attempt yet is from before the endpoint: registry and records come by different ways.
-    return row.value.state.finished()
+    if row is None:
+        return True
+    newest = row.value.attempt
+    # A record of this attempt that nobody holds yet is from before the endpoint: registry and records come by different ways.
+    return newest > endpoint.attempt or (newest == endpoint.attempt and row.value.state.finished())

@@ -42,7 +42,7 @@ def _lacking(need: Capacity, free: Capacity, total: Capacity) -> float:
         (need.memory, free.memory, total.memory),
         (need.disk, free.disk, total.disk),
         (need.devices, free.devices, total.devices),
-        (need.tasks or 0, free.tasks or 0, total.tasks or 0),
-        *((count, left.get(name, 0), of.get(name, 0)) for name, count in need.resources),
+        (need.tasks, free.tasks or 0, total.tasks),
+        *((count, left.get(name, 0), of[name]) for name, count in need.resources),
     )
     return max(((wanted - left) / of for wanted, left, of in kinds if of and wanted), default=0.0)
