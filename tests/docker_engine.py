@@ -178,9 +178,9 @@ class SmallEngine(OwnEngine):
     def _filler(self) -> Path:
         return self._data / "filler"
 
-    def fill(self) -> None:
-        """Leave no room on its disk."""
-        free = shutil.disk_usage(self._data).free
+    def fill(self, *, left_bytes: int = 0) -> None:
+        """Leave no room on its disk, or so much."""
+        free = shutil.disk_usage(self._data).free - left_bytes
         with self._filler.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, free)
 
@@ -203,7 +203,7 @@ def small_engine() -> Iterator[SmallEngine]:
         folder.rmdir()
         optional.skip("docker", "A FULL DISK OF AN ENGINE IS NOT TESTED: an engine of our own needs root and dockerd")
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=400m", "fluster", data], check=False, capture_output=True, text=True
+        ["mount", "-t", "tmpfs", "-o", "size=500m", "fluster", data], check=False, capture_output=True, text=True
     )
     if mounted.returncode:
         shutil.rmtree(folder)

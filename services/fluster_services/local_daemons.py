@@ -51,6 +51,7 @@ class Daemon:
 
     name: str
     body: Callable[[int | None, int], None]  # (ready_fd, owner_fd) -> runs until it ends
+    title: str = ""  # in errors; else it is the name
     may_leave: bool = False  # when it ends with status 0 it has done what it was told, and stays away
     pid: int = 0  # 0 while it does not run
     restart_at: float | None = None
@@ -112,7 +113,7 @@ class LocalDaemons:
             )
             run_controller(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=self._store_dir / f"logs/{name}.log")
 
-        return Daemon(name, body)
+        return Daemon(name, body, title=f"the {name}")
 
     def worker(self, number: int) -> Daemon:
         name = f"worker-{number}"
@@ -170,7 +171,7 @@ class LocalDaemons:
                 log_file=self._store_dir / "logs/vms.log",
             )
 
-        return Daemon("vms", body, may_leave=True)
+        return Daemon("vms", body, title="what makes the workers' VMs", may_leave=True)
 
     def _cluster_to_join(self, bus: Bus) -> ClusterToJoin:
         from fluster_services.vm.backend import ClusterToJoin

@@ -109,8 +109,8 @@ class Supervisor:
                     return
                 if not part:
                     break
-        how = "ended" if not part else f"was not ready within {self.setup.start_timeout_s:g} s"
-        raise FlusterError(f"the {daemon.name} {how}: {self._last_words(daemon)}")
+        how = "could not be started" if not part else f"was not ready within {self.setup.start_timeout_s:g} s"
+        raise FlusterError(f"{daemon.title or daemon.name} {how}: {self._last_words(daemon)}")
 
     def _last_words(self, daemon: Daemon) -> str:
         for suffix in ("err", "log"):

@@ -168,9 +168,19 @@ def test_a_task_whose_pause_is_not_over_says_so(gang: bool) -> None:
 def test_a_job_that_does_not_wait_says_so() -> None:
     job = pending(replicas=2)
     tasks = lifecycle.new_tasks(job)
-    held = [lifecycle.claim(task, attempt=1, worker_id=WorkerId("w1"), now=NOW) for task in tasks]
-    running = [task for task in held if task is not None]
-    assert explain(job, running, [view("w1", 4)], ahead=0, now=NOW) == "it is not waiting: 2 of 2 tasks run on w1"
+    held = [task for each in tasks if (task := lifecycle.claim(each, attempt=1, worker_id=WorkerId("w1"), now=NOW))]
+    run = [task for each in held if (task := lifecycle.run(each, attempt=1, worker_id=WorkerId("w1"), now=NOW))]
+
+    def said(tasks: list[TaskRecord], preparing: dict[int, str]) -> str:
+        return explain(job, tasks, [view("w1", 4)], ahead=0, now=NOW + 7, preparing=preparing)
+
+    assert said(run, {}) == "it is not waiting: 2 of 2 tasks run on w1"
+    assert said(held, {}) == "it is not waiting: 2 of 2 tasks are being prepared on w1, since 7 s"
+    pulling = {1: "pulling image a: 1 of 2 GiB"}
+    assert said([run[0], held[1]], pulling) == (
+        "it is not waiting: 1 of 2 tasks run on w1, 1 of 2 tasks are being prepared on w1, since 7 s: "
+        "pulling image a: 1 of 2 GiB"
+    )
 
 
 def test_an_ended_job_says_how() -> None:

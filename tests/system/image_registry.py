@@ -1,5 +1,6 @@
-"""A registry that engines pull one tiny image from (https://distribution.github.io/distribution/spec/api/)."""
+"""A registry that engines pull one image from (https://distribution.github.io/distribution/spec/api/)."""
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -19,10 +20,12 @@ _UNKNOWN = json.dumps({"errors": [{"code": "MANIFEST_UNKNOWN", "message": "manif
 class Registry:
     """What is served, and how often it was asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, content: bytes) -> None:
         self.asked: list[str] = []  # the paths, in order
+        self.gate = threading.Event()  # closed, half of each blob is kept back
+        self.gate.set()
         self._blobs: dict[str, bytes] = {}  # {digest: content}
-        files = _tar("word", b"pulled")
+        files = _tar("word", content)
         layer = gzip.compress(files, mtime=0)
         config = json.dumps(
             {
@@ -68,9 +71,12 @@ def _tar(name: str, content: bytes) -> bytes:
 
 
 @contextmanager
-def running_registry() -> Iterator[tuple[str, Registry]]:
-    """Its address, which engines take for one that needs no TLS since it is the machine's own, and the registry."""
-    registry = Registry()
+def running_registry(content: bytes = b"pulled") -> Iterator[tuple[str, Registry]]:
+    """Its address, which engines take for one that needs no TLS since it is the machine's own, and the registry.
+
+    Its image has one file, with that content.
+    """
+    registry = Registry(content)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -83,7 +89,10 @@ def running_registry() -> Iterator[tuple[str, Registry]]:
                 self.send_header("Docker-Content-Digest", _digest(data))
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(data)
+                with contextlib.suppress(BrokenPipeError):  # an engine without room hangs up
+                    self.wfile.write(data[: len(data) // 2])
+                    registry.gate.wait()
+                    self.wfile.write(data[len(data) // 2 :])
 
         def do_HEAD(self) -> None:
             self.do_GET()
@@ -97,6 +106,7 @@ def running_registry() -> Iterator[tuple[str, Registry]]:
     try:
         yield f"127.0.0.1:{server.server_port}", registry
     finally:
+        registry.gate.set()
         server.shutdown()
         thread.join()
         server.server_close()

@@ -27,6 +27,7 @@ from tests import optional
 from tests.docker_engine import Engine, OwnEngine, small_engine
 from tests.system.built_images import left_of_builds, no_built_images
 from tests.system.daemons import PATIENT, QUICK, Daemons
+from tests.system.image_registry import running_registry
 from tests.system.job_requests import call, command, texts
 from tests.system.package_index import PackageIndex
 from tests.system.processes import Family
@@ -281,7 +282,10 @@ def test_auto_takes_processes_where_no_engine_answers(tmp_path: Path) -> None:
 
 
 def test_without_an_engine_a_cluster_of_containers_does_not_start(tmp_path: Path) -> None:
-    with pytest.raises(ClusterStartError, match=rf"the Docker engine at unix://{tmp_path}/none cannot be reached"):
+    with pytest.raises(
+        ClusterStartError,
+        match=rf"^worker-0 could not be started: the Docker engine at unix://{tmp_path}/none cannot be reached",
+    ):
         LocalCluster(runtime="docker", docker_host=f"unix://{tmp_path}/none")
 
 
@@ -374,6 +378,59 @@ def test_an_engine_whose_disk_is_full_costs_no_task_anything(tmp_path: Path) -> 
             for each in cluster.wait(jobs, timeout=PATIENCE_S):
                 (task,) = each.tasks
                 assert (task.status, task.failures, task.preemptions) == (JobStatus.SUCCEEDED, 0, 0)
+
+
+def test_an_engine_without_room_for_an_image_costs_no_task_anything(tmp_path: Path) -> None:
+    with (
+        small_engine() as engine,
+        running_registry(bytes(100 << 20)) as (address, _),
+        Daemons(tmp_path, Family()) as daemons,
+    ):
+        daemons.start_controller()
+        settings = ContainerSettings(engine=engine.host, image=engine.image)
+        daemons.start_worker("w1", working_dir=None, containers=settings)
+        with daemons.connect() as cluster:
+            engine.fill(left_bytes=80 << 20)  # enough for all else
+            environment = EnvironmentConfig(image=f"{address}/big:1")
+            job = cluster.launch(
+                JobRequest(name="big", entrypoint=Entrypoint(command=("true",)), environment=environment)
+            )
+            wait_until(
+                lambda: "w1 takes no work: there is no room for image" in cluster.explain(job),
+                describe=lambda: cluster.explain(job),
+            )
+            engine.make_room()
+            info = cluster.wait(job, timeout=PATIENCE_S)
+            assert "command 'true' cannot be run in image" in info.error_message, "it was pulled"
+            assert (info.tasks[0].failures, info.tasks[0].preemptions) == (1, 0)
+
+
+def test_who_waits_for_an_image_sees_how_far_it_is(contained: LocalCluster, engine: Engine) -> None:
+    with running_registry() as (address, registry):
+        registry.gate.clear()
+        name = f"{address}/slow:1"
+        request = JobRequest(
+            name="slow",
+            entrypoint=Entrypoint(command=("true",)),
+            environment=EnvironmentConfig(image=name),
+            replicas=2,
+        )
+        job = contained.launch(request)
+        try:
+            wait_until(
+                lambda: (
+                    f"tasks are being prepared on worker-0, since 0 s: pulling image {name}" in contained.explain(job)
+                ),
+                describe=lambda: contained.explain(job),
+            )
+            assert contained.poll(job).progress_message == f"pulling image {name}"
+            registry.gate.set()
+            contained.wait(job, timeout=PATIENCE_S)
+            lines = [line.text for line in contained.logs(job) if "image" in line.text]
+            assert lines[0] == f"pulling image {name}"
+            assert len([line for line in lines if line.startswith(f"image {name} is there, after")]) == 1
+        finally:
+            engine.client.remove_image(name)
 
 
 def test_a_task_in_a_container_has_the_disk_that_it_asked_for(engine: Engine, tmp_path: Path, family: Family) -> None:

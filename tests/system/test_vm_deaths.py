@@ -155,7 +155,9 @@ def test_what_does_not_come_up_says_why_and_leaves_nothing(engine: Engine, tmp_p
         f"the Docker engine at unix://{tmp_path}/none cannot be reached": {"docker_host": f"unix://{tmp_path}/none"},
     }
     for reason, fields in reasons.items():
-        with pytest.raises(ClusterStartError, match=re.escape(reason)):
+        with pytest.raises(
+            ClusterStartError, match=f"^what makes the workers' VMs could not be started: .*{re.escape(reason)}"
+        ):
             LocalCluster(workers=2, backend=docker_backend(engine, **fields))
     assert ids(engine) == others
 

@@ -115,6 +115,7 @@ class ProgressReport(Message):
     task: int
     attempt: int
     progress: Progress
+    is_preparing: bool = False  # the message is the worker's, about what the task needs before it can start
 
 
 class Heartbeat(Message):

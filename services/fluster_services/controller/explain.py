@@ -38,13 +38,15 @@ def explain(
     children: Sequence[str] = (),
     troubles: Sequence[tuple[str, str]] = (),
     unfit: Mapping[WorkerId, str] = MappingProxyType({}),
+    preparing: Mapping[int, str] = MappingProxyType({}),
 ) -> str:
     """Why the job stands where it stands. `workers` are those that live; `ahead` tasks are before its own in the line;
     `waits_for` has the jobs that it runs after and that have not ended, and how they stand; `reservation` a job that
     others have overtaken for too long, and the workers that are kept free for it;
     `pauses_s` the tasks whose pause before their next attempt is not over, and how long it takes yet; `children` the jobs
     that have not ended of those that its ended attempts launched; `troubles` the workers that take no work for the time
-    being, and why; `unfit` those that lack what the job names, and why they decline it.
+    being, and why; `unfit` those that lack what the job names, and why they decline it; `preparing` the tasks of which is known
+    what is being done before they can start.
     """
     if job.state.finished() and not job.is_over:
         return "it is to take the place of a job that has ended, and waits for what that one launched"
@@ -62,8 +64,7 @@ def explain(
     if children and not waiting and any(task.state.finished() and not lifecycle.is_final(task) for task in tasks):
         return f"its next attempt begins when what it launched has ended: {_listed(children)}"
     if held and not waiting:
-        places = _listed(sorted({str(task.worker_id) for task in held}))
-        return f"it is not waiting: {len(held)} of {len(tasks)} tasks run on {places}"
+        return _where_held(held, len(tasks), preparing, now)
     if not waiting:
         end = lifecycle.finish_job(job, tasks, now=now)
         return "its end is being written" + (f": {_how_ended(end)}" if end is not None else "")
@@ -89,6 +90,27 @@ def why_given_up(task: TaskRecord, workers: Sequence[WorkerView]) -> str:
     if any(capacity.fits(need, worker.total) for worker in workers):
         return reason
     return f"{reason}: {_why_waiting([task], workers, 0)}"
+
+
+def _where_held(held: Sequence[TaskRecord], count: int, preparing: Mapping[int, str], now: float) -> str:
+    """Where its tasks are, and what those are waiting for that do not run yet."""
+    parts = []
+    building = [task for task in held if task.state is JobStatus.BUILDING]
+    running = [task for task in held if task.state is not JobStatus.BUILDING]
+    if running:
+        parts.append(f"{len(running)} of {count} tasks run on {_places(running)}")
+    if building:
+        oldest = min(building, key=lambda task: task.transitions[-1].time if task.transitions else now)
+        since = oldest.transitions[-1].time if oldest.transitions else now
+        parts.append(
+            f"{len(building)} of {count} tasks are being prepared on {_places(building)}, since {max(0.0, now - since):.0f} s"
+        )
+    told = list(dict.fromkeys(preparing[task.task] for task in building if preparing.get(task.task)))
+    return f"it is not waiting: {', '.join(parts)}" + (f": {_listed(told)}" if told else "")
+
+
+def _places(tasks: Sequence[TaskRecord]) -> str:
+    return _listed(sorted({str(task.worker_id) for task in tasks}))
 
 
 def _how_ended(job: JobRecord) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fluster_bus import subjects
 from fluster_bus.delivery import Delivery
 from fluster_bus.fault_log import FaultLog
-from fluster_bus.messages import Progress, ProgressReport, TaskRecord
+from fluster_bus.messages import JobStatus, Progress, ProgressReport, TaskRecord
 from fluster_services import lifecycle
 from fluster_services.controller.books import JobKey
 
@@ -41,14 +41,14 @@ class ProgressBoard:
         entry = self._controller.books.get(key)
         row = entry.tasks.get(report.task) if entry is not None else None
         # Those alone that a record says are held, so that there are never more than what runs.
-        if row is not None and lifecycle.is_held(row.value) and row.value.attempt == report.attempt:
+        if row is not None and _is_about(report, row.value):
             self._told.setdefault(key, {})[report.task] = report
 
     def on_task_changed(self, key: JobKey, task: TaskRecord) -> None:
         """A task's record changed: what an earlier attempt said does not count any more."""
         told = self._told.get(key)
         known = told.get(task.task) if told is not None else None
-        if told is None or known is None or (lifecycle.is_held(task) and task.attempt == known.attempt):
+        if told is None or known is None or _is_about(known, task):
             return
         del told[task.task]
         if not told:
@@ -57,3 +57,15 @@ class ProgressBoard:
     def of(self, key: JobKey) -> dict[int, Progress]:
         """{task: how far it is}, for those of the job that have said so."""
         return {task: report.progress for task, report in self._told.get(key, {}).items()}
+
+    def preparing(self, key: JobKey) -> dict[int, str]:
+        """{task: what is being done before it can start}, for those of the job of which that is known."""
+        told = self._told.get(key, {})
+        return {task: report.progress.message for task, report in told.items() if report.is_preparing}
+
+
+def _is_about(report: ProgressReport, task: TaskRecord) -> bool:
+    """Whether it still tells how the task stands."""
+    if task.attempt != report.attempt or not lifecycle.is_held(task):
+        return False
+    return task.state is JobStatus.BUILDING or not report.is_preparing

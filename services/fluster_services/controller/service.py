@@ -227,6 +227,7 @@ class ControllerService:
             children=self._controller.books.unfinished_children(JobKey(namespace, request.job_id), tasks),
             troubles=self._troubles(),
             unfit=self._controller.dispatch.unfit(JobKey(namespace, request.job_id)),
+            preparing=self._controller.progress.preparing(JobKey(namespace, request.job_id)),
         )
         return ExplainReply(job_id=request.job_id, reason=reason)
 

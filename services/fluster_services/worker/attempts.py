@@ -318,14 +318,16 @@ class Attempts:
 
     async def _prepare(self, record: TaskRecord, job: JobRecord, key: str) -> Prepared | None:
         """What the attempt needs; None when that was given up on the word of `_obey`."""
-        async with PreparationLog(self._bus, record) as log_of_it:
+        on_doing = functools.partial(self._progress.tell_preparing, key, record)
+        async with PreparationLog(self._bus, record, on_doing) as log_of_it:
             try:
                 work = self._preparation.prepare(record.namespace, job.request, key, log_of_it.follow)
                 return await self._interruptible(work, key)
             except BuildError as error:
-                if not log_of_it.has_output:  # it was made for others, too
-                    log_of_it.follow(error.output)
+                log_of_it.follow(error.output)  # it may have been made for others alone
                 raise
+            finally:
+                self._progress.forget(key)
 
     async def _interruptible(self, work: Coroutine[Any, Any, Result], key: str) -> Result | None:
         """What comes of `work`; None when it was given up: on the word of `_stop_preparing`, or since this worker leaves."""

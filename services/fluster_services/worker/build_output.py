@@ -27,6 +27,7 @@ class BuildOutput:
     def __init__(self) -> None:
         self.lines: deque[Line] = deque(maxlen=MAX_LINES)
         self.said = 0  # how many there were
+        self.doing = ""  # now, in a few words
         self._of_command = 0  # since the last command began
 
     def add(self, text: str) -> None:
@@ -37,6 +38,7 @@ class BuildOutput:
     def begin(self, command: str) -> None:
         """What is added from here on, `command` says."""
         self.add(f"$ {command}")
+        self.doing = without_codes(command)
         self._of_command = 0
 
     def since(self, number: int) -> tuple[list[Line], int]:

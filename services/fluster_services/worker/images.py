@@ -5,11 +5,50 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 
+from fluster_services.worker.build_output import BuildOutput
 from fluster_services.worker.container import ContainerSettings
-from fluster_services.worker.engine import EngineError, NotThereError, asked, connect, told
+from fluster_services.worker.engine import EngineError, EngineFullError, NotThereError, asked, connect, told
+from fluster_services.worker.health import says_no_room
+from fluster_services.worker.pull_progress import PullProgress
 
 _log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0  # between two words about a pull
+_LINE_S = 15.0  # between two lines of it in the logs of jobs
+
+
+@dataclass
+class _Coming:
+    """An image that is looked for, or pulled."""
+
+    output: BuildOutput = field(default_factory=BuildOutput)
+    listeners: dict[str, Callable[[BuildOutput], None]] = field(default_factory=dict)  # {job: of one of its attempts}
+    is_pulled: bool = False
+    task: asyncio.Task[None] | None = None
+
+    def listen(self, job: str, listener: Callable[[BuildOutput], None]) -> None:
+        """Tell `listener` of the pull, if there is one or once it begins."""
+        self.listeners[job] = listener
+        if self.is_pulled:
+            listener(self.output)
+
+    def begin(self, image: str) -> None:
+        """The pull begins."""
+        self.is_pulled = True
+        self.say(f"pulling image {image}", is_line=True)
+        for listener in self.listeners.values():
+            listener(self.output)
+
+    def say(self, text: str, *, is_line: bool) -> None:
+        """What is being done now."""
+        self.output.doing = text
+        if is_line:
+            self.output.add(text)
 
 
 class Images:
@@ -18,26 +57,42 @@ class Images:
     def __init__(self, settings: ContainerSettings, api_version: str) -> None:
         self.settings = settings
         self.api_version = api_version
-        self._coming: dict[str, asyncio.Task[None]] = {}  # {image: what finds or brings it}
+        self._coming: dict[str, _Coming] = {}  # {image: what finds or brings it}
 
-    async def use(self, image: str | None) -> str:
-        """The name of an image that is there: `image`, or the default one. Raises EngineError."""
+    async def use(self, image: str | None, user: str = "", listen: Callable[[BuildOutput], None] | None = None) -> str:
+        """The name of an image that is there: `image`, or the default one.
+
+        If it has to be pulled, `listen` gets what is said meanwhile, of one user of each job. Raises EngineError.
+        """
         name = image or self.settings.image
         coming = self._coming.get(name)
         if coming is None:
-            coming = self._coming[name] = asyncio.create_task(self._bring(name))
-            coming.add_done_callback(functools.partial(self._on_over, name))
-        await asyncio.shield(coming)  # others may wait for it, too
+            coming = self._coming[name] = _Coming()
+            coming.task = asyncio.create_task(self._bring(name, coming))
+            coming.task.add_done_callback(functools.partial(self._on_over, name))
+        assert coming.task is not None  # noqa: S101 - it was begun
+        job = user.rpartition(".")[0].rpartition(".")[0]
+        is_first = listen is not None and job not in coming.listeners
+        if listen is not None and is_first:
+            coming.listen(job, listen)
+        try:
+            await asyncio.shield(coming.task)  # others may wait for it, too
+        finally:
+            if is_first:
+                del coming.listeners[job]
         return name
 
-    async def _bring(self, name: str) -> None:
-        if not await asked(self._is_there, name):
-            await asked(self._pull, name)
+    async def _bring(self, name: str, coming: _Coming) -> None:
+        if await asked(self._is_there, name):
+            return
+        _log.info("image %s is pulled", name)
+        coming.begin(name)
+        await asked(self._pull, name, coming, asyncio.get_running_loop())
 
-    def _on_over(self, name: str, coming: asyncio.Task[None]) -> None:
+    def _on_over(self, name: str, task: asyncio.Task[None]) -> None:
         del self._coming[name]
-        if not coming.cancelled():
-            coming.exception()  # whoever waited is told; nobody may have
+        if not task.cancelled():
+            task.exception()  # whoever waited is told; nobody may have
 
     def _is_there(self, name: str) -> bool:
         client = connect(self.settings.engine, timeout_s=self.settings.timeout_s, api_version=self.api_version)
@@ -50,19 +105,36 @@ class Images:
         finally:
             client.close()
 
-    def _pull(self, name: str) -> None:
+    def _pull(self, name: str, coming: _Coming, loop: asyncio.AbstractEventLoop) -> None:
         from docker.utils import parse_repository_tag
 
         settings = self.settings
         client = connect(settings.engine, timeout_s=settings.pull_timeout_s, api_version=self.api_version)
+        progress, began_at = PullProgress(name), time.monotonic()
+        look_at, line_at = began_at, began_at + _LINE_S
         try:
-            _log.info("image %s is pulled", name)
             with told(settings.engine):
                 repository, tag = parse_repository_tag(name)
                 for step in client.pull(repository, tag or "latest", stream=True, decode=True):
                     if "error" in step:
                         raise EngineError(f"the Docker engine at {settings.engine}: {step['error']}")
+                    progress.on_step(step)
+                    now = time.monotonic()
+                    if now >= look_at:
+                        _say(loop, coming, progress.text(), is_line=now >= line_at)
+                        look_at = now + _LOOK_S
+                        line_at = now + _LINE_S if now >= line_at else line_at
         except EngineError as cause:
+            if says_no_room(str(cause)):
+                raise EngineFullError(
+                    f"there is no room for image {name!r}: `docker system prune` frees what its engine does not need; {cause}"
+                ) from cause
             raise EngineError(f"there is no image {name!r} here, and it cannot be pulled: {cause}") from cause
         finally:
             client.close()
+        _say(loop, coming, f"image {name} is there, after {time.monotonic() - began_at:.1f} s", is_line=True)
+
+
+def _say(loop: asyncio.AbstractEventLoop, coming: _Coming, text: str, *, is_line: bool) -> None:
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(functools.partial(coming.say, text, is_line=is_line))

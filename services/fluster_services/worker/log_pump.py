@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -107,25 +108,32 @@ class LogPump:
         return _subject(self._record, stream)
 
 
-class PreparationLog:
-    """What is said while an attempt is prepared, put into its log as it comes, before its own output. Used with `async with`."""
+@dataclass
+class _Followed:
+    output: BuildOutput
+    published: int = 0  # lines, those that were left out among them
 
-    def __init__(self, bus: Bus, record: TaskRecord) -> None:
+
+class PreparationLog:
+    """What is said while an attempt is prepared, put into its log as it comes, before its own output; `on_doing` is awaited with
+    what is being done. Used with `async with`.
+    """
+
+    def __init__(self, bus: Bus, record: TaskRecord, on_doing: Callable[[str], Awaitable[None]]) -> None:
         self._bus = bus
         self._subject = _subject(record, "stderr")
-        self._output: BuildOutput | None = None
-        self._published = 0  # lines, those that were left out among them
+        self._on_doing = on_doing
+        self._doing = ""
+        self._followed: list[_Followed] = []  # one after the other, as an image is pulled and then built upon
         self._is_over = asyncio.Event()
         self._relaying: asyncio.Task[None] | None = None
 
-    @property
-    def has_output(self) -> bool:
-        return self._output is not None
-
     def follow(self, output: BuildOutput) -> None:
-        """What is in `output`, and comes, goes into the log. To be called once."""
-        self._output = output
-        self._relaying = asyncio.create_task(self._relay())
+        """What is in `output`, and comes, goes into the log."""
+        if all(each.output is not output for each in self._followed):
+            self._followed.append(_Followed(output))
+        if self._relaying is None:
+            self._relaying = asyncio.create_task(self._relay())
 
     async def __aenter__(self) -> Self:
         return self
@@ -146,17 +154,30 @@ class PreparationLog:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_RELAY_S):
                     await self._is_over.wait()
-            if self._published < _MAX_LIVE_LINES or self._is_over.is_set():
-                await self._publish()
+            if not self._is_over.is_set():
+                await self._tell_doing()
+                await self._publish_all(most=_MAX_LIVE_LINES)
+        await self._publish_all(most=None)
 
-    async def _publish(self) -> None:
-        if self._output is None or self._output.said == self._published:
+    async def _tell_doing(self) -> None:
+        doing = self._followed[-1].output.doing
+        if doing != self._doing:
+            self._doing = doing
+            await self._on_doing(doing)
+
+    async def _publish_all(self, *, most: int | None) -> None:
+        for number, followed in enumerate(self._followed):
+            if most is None or followed.published < most:
+                await self._publish(number, followed)
+
+    async def _publish(self, number: int, followed: _Followed) -> None:
+        if followed.output.said == followed.published:
             return
-        lines, left_out = self._output.since(self._published)
+        lines, left_out = followed.output.since(followed.published)
         if left_out:
             lines.insert(0, (lines[0][0], f"[fluster: {left_out:,} lines are left out]"))
-        message_id = f"{self._subject}.preparation.{self._published}"
-        self._published = self._output.said
+        message_id = f"{self._subject}.preparation.{number}.{followed.published}"
+        followed.published = followed.output.said
         batch = LogBatch(offset=0, next_offset=0, lines=tuple(lines))
         await _append_patiently(self._bus, self._subject, batch, message_id)
 

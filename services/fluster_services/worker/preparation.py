@@ -102,7 +102,7 @@ class Preparation:
             workspace = await self._workspaces.use(namespace, config.bundle, key)
         secrets = await self._read_secrets(namespace, request)
         if self._images is not None and self._built is not None:
-            base = await self._images.use(config.image)
+            base = await self._images.use(config.image, key, listen)
             image = base
             if wants_environment(config):
                 image = await self._build(request, base, workspace, key, listen)

@@ -15,6 +15,7 @@ from fluster_bus.messages import Progress, ProgressReport, TaskRecord
 log = logging.getLogger(__name__)
 
 _AGAIN_AFTER_S = 10.0
+_MAX_DOING = 200
 
 
 @dataclass
@@ -32,12 +33,20 @@ class ProgressPump:
 
     async def tell(self, key: str, record: TaskRecord, progress: Progress) -> None:
         """Pass on what an attempt says."""
+        await self._tell(key, record, progress, is_preparing=False)
+
+    async def tell_preparing(self, key: str, record: TaskRecord, doing: str) -> None:
+        """Pass on what is being done before an attempt can start."""
+        await self._tell(key, record, Progress(fraction=0.0, message=doing[:_MAX_DOING]), is_preparing=True)
+
+    async def _tell(self, key: str, record: TaskRecord, progress: Progress, *, is_preparing: bool) -> None:
         report = ProgressReport(
             namespace=record.namespace,
             job_id=record.job_id,
             task=record.task,
             attempt=record.attempt,
             progress=progress,
+            is_preparing=is_preparing,
         )
         self._told[key] = _Told(report, time.monotonic())
         await self._publish(report)

@@ -26,7 +26,7 @@ from fluster_services.worker.health import (
 )
 from fluster_services.worker.outcome import Outcome
 from fluster_services.worker.probing import why_unwritable
-from fluster_services.worker.runtime import LaunchError, RunningTask, Runtime
+from fluster_services.worker.runtime import LaunchError, RunningTask, Runtime, WorkerFaultError
 from fluster_services.worker.survivors import Survivors
 
 log = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class Wellness:
         reason = f"could not be started: {error}"
         if not isinstance(error, (LaunchError, OSError)):  # whose text says little by itself
             reason = f"could not be started: {type(error).__name__}: {error}"
-        if is_no_room(error):
+        if is_no_room(error) and not isinstance(error, WorkerFaultError):
             await settled()
             await self.look()
             if self.trouble is None:  # with what was made for it gone there is room again
