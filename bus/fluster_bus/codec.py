@@ -19,7 +19,7 @@ import cloudpickle
 
 from fluster_bus.errors import InvalidMessageError
 
-_PICKLE_MARK = 0x80
+PICKLE = b"\x80"  # what a pickle begins with
 # The opcode for what a pickle tells by its name. A number: to look for a bytes object, Python tries it as a number first, and
 # the exception takes five times as long as the search.
 _STACK_GLOBAL = pickle.STACK_GLOBAL[0]
@@ -110,7 +110,7 @@ def decode(data: bytes | memoryview) -> Any:
 
 def is_pickle(data: bytes) -> bool:
     """True for a pickle, False for JSON (or for nothing at all, which is a JSON call without arguments)."""
-    return len(data) > 0 and data[0] == _PICKLE_MARK
+    return data[:1] == PICKLE
 
 
 def decode_json_call(data: bytes) -> tuple[list[Any], dict[str, Any]]:

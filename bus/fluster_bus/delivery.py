@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fluster_bus.codec import encode_json_error
 
@@ -18,8 +17,7 @@ SEQUENCE_HEADER, SUBJECT_HEADER, TIME_HEADER = "Nats-Sequence", "Nats-Subject", 
 _MAX_ERROR = 1_000  # characters; the whole text is in the data
 
 
-@dataclass(slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """A message as it arrived."""
 
     subject: str

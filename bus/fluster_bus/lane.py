@@ -273,7 +273,15 @@ class Lane:
         try:
             self._heard = True
             for said in line.read():
-                self._on_said(line, said)
+                if type(said) is not Message:
+                    self._on_said(line, said)
+                    continue
+                subscription = self._subscriptions.get(said.subscription)
+                if subscription is not None:
+                    try:
+                        subscription.callback(said.delivery)
+                    except Exception:
+                        log.exception("%s: %r failed", self.name, subscription.callback)
         except (OSError, ProtocolError) as error:
             self._lose(line, str(error))
         except BaseException:  # Ctrl-C may have dropped what was read
@@ -281,24 +289,20 @@ class Lane:
             raise
 
     def _on_said(self, line: Line, said: Said) -> None:
-        if type(said) is Message:
-            subscription = self._subscriptions.get(said.subscription)
-            if subscription is not None:
-                self._call(subscription.callback, said.delivery)
-        elif isinstance(said, Ping):
+        if isinstance(said, Ping):
             line.add(wire.PONG)
             self._flush(line, wait=False)
         elif isinstance(said, Pong):
             if line is self._line:
                 self._tell_ping()
         elif isinstance(said, Info):
-            line.info = {**line.info, **said.values}
+            line.learn(said.values)
         elif isinstance(said, Refusal):
             log.warning("%s: the server says to user %s: %s", self.name, self.address.user, said.text)
 
-    def _call(self, callback: Callable[..., object], *args: object) -> None:
+    def _call(self, callback: Callable[[], object]) -> None:
         try:
-            callback(*args)
+            callback()
         except Exception:
             log.exception("%s: %r failed", self.name, callback)
 

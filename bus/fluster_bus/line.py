@@ -35,7 +35,7 @@ class _Stream(Protocol):
     def read(self) -> bytes | None:
         """What has arrived; None when there is nothing, `b""` at the end."""
 
-    def write(self, data: memoryview) -> int:
+    def write(self, data: bytes | memoryview) -> int:
         """How many bytes were taken, 0 when there is no room."""
 
     def has_read_ahead(self) -> bool:
@@ -52,7 +52,7 @@ class _Plain:
         except BlockingIOError:
             return None
 
-    def write(self, data: memoryview) -> int:
+    def write(self, data: bytes | memoryview) -> int:
         try:
             return self._sock.send(data)
         except BlockingIOError:
@@ -76,7 +76,7 @@ class _Tls:
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return None
 
-    def write(self, data: memoryview) -> int:
+    def write(self, data: bytes | memoryview) -> int:
         with self._lock:
             try:
                 return self._sock.send(data)
@@ -98,13 +98,17 @@ class Line:
         self._sock = sock
         self._stream: _Stream = _Tls(sock) if isinstance(sock, ssl.SSLSocket) else _Plain(sock)
         self._parser = Parser(wire.message)
-        self.info = info  # what the server said about itself
+        self._descriptor = sock.fileno()
+        self._reads_ahead = isinstance(sock, ssl.SSLSocket)
+        self.info: Mapping[str, Any] = {}  # what the server said about itself
+        self.max_payload = 0  # of a message, in bytes
+        self.learn(info)
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
         self._lock = threading.Lock()  # over what is unsent
         self._writing = threading.Lock()  # held by who writes
         self._to_read, self._to_write = select.poll(), select.poll()
-        self._to_read_beside: dict[int, select.poll] = {}  # {another descriptor: for both}
+        self._to_read_beside: dict[Waker, select.poll] = {}  # {another: for both}
         self._to_read.register(sock, select.POLLIN)
         self._to_write.register(sock, select.POLLOUT)
 
@@ -144,9 +148,10 @@ class Line:
             sock.close()
             raise
 
-    @property
-    def max_payload(self) -> int:
-        return int(self.info.get("max_payload", 1 << 20))
+    def learn(self, info: Mapping[str, Any]) -> None:
+        """The server has said something about itself."""
+        self.info = {**self.info, **info}
+        self.max_payload = int(self.info.get("max_payload", 1 << 20))
 
     # ---- reading ----------------------------------------------------------------------------------------
 
@@ -156,21 +161,20 @@ class Line:
 
     def wait_beside(self, waker: Waker, timeout_s: float | None, eagerness: Eagerness | None = None) -> bool:
         """As `wait`; returns as well when `waker` wakes. It sleeps as late as `eagerness` wants."""
-        if self._stream.has_read_ahead():
+        if self._reads_ahead and self._stream.has_read_ahead():
             return True
-        other = waker.fileno()
-        both = self._to_read_beside.get(other)
+        both = self._to_read_beside.get(waker)
         if both is None:
-            both = self._to_read_beside[other] = select.poll()
+            both = self._to_read_beside[waker] = select.poll()
             both.register(self._sock, select.POLLIN)
-            both.register(other, select.POLLIN)
+            both.register(waker.fileno(), select.POLLIN)
         readable = False
         found = eagerness.look(lambda: both.poll(0)) if eagerness is not None else []
-        for descriptor, _events in found or both.poll(_milliseconds(timeout_s)):
-            if descriptor == other:
-                waker.on_readable()
-            else:
+        for descriptor, _events in found or both.poll(None if timeout_s is None else _milliseconds(timeout_s)):
+            if descriptor == self._descriptor:
                 readable = True
+            else:
+                waker.on_readable()
         return readable
 
     def has_arrived(self) -> bool:
@@ -204,24 +208,23 @@ class Line:
             if not self._writing.acquire(blocking=wait and self._unsent_bytes > _MAX_UNSENT_BYTES):
                 return  # who holds it looks again after giving it back
             try:
-                self._write()
+                while self._unsent:
+                    with self._lock:
+                        data = b"".join(self._unsent)  # of one piece, that piece itself
+                        self._unsent.clear()
+                    size = len(data)
+                    if (sent := self._stream.write(data)) < size:
+                        self._write_rest(memoryview(data)[sent:])
+                    with self._lock:
+                        self._unsent_bytes -= size
             finally:
                 self._writing.release()
 
-    def _write(self) -> None:
-        while self._unsent:
-            with self._lock:
-                parts = list(self._unsent)
-                self._unsent.clear()
-            data = memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
-            size = len(data)
-            while data:
-                sent = self._stream.write(data)
-                if sent == 0 and not self._to_write.poll(_STALLED_S * 1000):
-                    raise TimeoutError(f"the server has taken nothing for {_STALLED_S:g} s")
-                data = data[sent:]
-            with self._lock:
-                self._unsent_bytes -= size
+    def _write_rest(self, data: memoryview) -> None:
+        while data:
+            if not self._to_write.poll(_STALLED_S * 1000):
+                raise TimeoutError(f"the server has taken nothing for {_STALLED_S:g} s")
+            data = data[self._stream.write(data) :]
 
     def shut(self) -> None:
         """End it, and wake who waits in it."""

@@ -18,13 +18,9 @@ class Turns:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._holder: OnTurn | None = None
+        self.holder: OnTurn | None = None  # for who looks only
         self._waiting: deque[OnTurn] = deque()
         self._left_at = time.monotonic()
-
-    @property
-    def held(self) -> bool:
-        return self._holder is not None
 
     @property
     def wanted(self) -> bool:
@@ -36,23 +32,23 @@ class Turns:
         return time.monotonic() - self._left_at
 
     def has(self, on_turn: OnTurn) -> bool:
-        return self._holder == on_turn
+        return self.holder == on_turn
 
     def take(self, on_turn: OnTurn) -> bool:
         """True when it was free, and is held now."""
         with self._lock:
-            if self._holder is None:
-                self._holder = on_turn
-        return self._holder == on_turn
+            if self.holder is None:
+                self.holder = on_turn
+        return self.holder == on_turn
 
     def ask(self, on_turn: OnTurn) -> bool:
         """True when it was free, and is held now; else `on_turn` is called when it comes."""
         with self._lock:
-            if self._holder is None:
-                self._holder = on_turn
+            if self.holder is None:
+                self.holder = on_turn
             else:
                 self._waiting.append(on_turn)
-        return self._holder == on_turn
+        return self.holder == on_turn
 
     def leave(self, on_turn: OnTurn) -> None:
         """Have it no more, nor wait for it; who waits longest has it next. It may be said at any time, and twice."""
@@ -60,9 +56,9 @@ class Turns:
         with self._lock:
             if on_turn in self._waiting:
                 self._waiting.remove(on_turn)
-            if self._holder == on_turn:
+            if self.holder == on_turn:
                 self._left_at = time.monotonic()
-                self._holder = next_ = self._waiting.popleft() if self._waiting else None
+                self.holder = next_ = self._waiting.popleft() if self._waiting else None
         if next_ is not None:
             next_()
 

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from fluster_bus.delivery import DESCRIPTION_HEADER, STATUS_HEADER, Delivery
 
@@ -18,14 +18,14 @@ PING, PONG = b"PING\r\n", b"PONG\r\n"
 _VERSION = b"NATS/1.0"
 _MAX_LINE = 1 << 20  # of what the server says about itself; it names all servers of its cluster
 _LINE_BREAK = re.compile(r"[\r\n]")
+_tuple = tuple.__new__  # a named tuple of all its fields, which Python makes without running a function of its own
 
 
 class ProtocolError(Exception):
     """What arrived is not NATS."""
 
 
-@dataclass(slots=True)
-class Message:
+class Message(NamedTuple):
     """A message for the subscription with that number."""
 
     subscription: int
@@ -124,8 +124,8 @@ def message(parts: list[bytes], data: bytes, start: int, end: int) -> Message:
     reply, body = _reply_and_body(parts, start)
     headers = header_block(data[start:body]) if body > start else None
     # A reply subject is whatever its sender wrote: one that is no text is nobody's inbox.
-    delivery = Delivery(parts[1].decode("utf-8", "replace"), data[body:end], reply.decode("utf-8", "replace"), headers)
-    return Message(int(parts[2]), delivery)
+    delivery = (parts[1].decode("utf-8", "replace"), data[body:end], reply.decode("utf-8", "replace"), headers)
+    return _tuple(Message, (int(parts[2]), _tuple(Delivery, delivery)))
 
 
 def raw_message(parts: list[bytes], data: bytes, start: int, end: int) -> RawMessage:

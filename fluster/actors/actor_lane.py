@@ -44,11 +44,13 @@ def lanes_are_on() -> bool:
 class LaneQueue(Generic[T]):
     """A queue whose one taker reads the lane while there is nothing to take."""
 
-    def __init__(self, lane: Lane, before_waiting: Callable[[], object]) -> None:
+    def __init__(self, lane: Lane) -> None:
         self._lane = lane
-        self._before_waiting = before_waiting
+        self.before_waiting: Callable[[], object] = lambda: None
         self._items: SimpleQueue[T] = SimpleQueue()
+        self.empty: Callable[[], bool] = self._items.empty
         self._waker = Waker()
+        self.wake: Callable[[], None] = self._waker.wake  # has the taker look again
         self.taker: int | None = None  # the thread that takes
 
     def put(self, item: T) -> None:
@@ -56,42 +58,40 @@ class LaneQueue(Generic[T]):
         if threading.get_ident() != self.taker:
             self._waker.wake()
 
-    def empty(self) -> bool:
-        return self._items.empty()
-
     def get_nowait(self) -> T:
         return self._items.get_nowait()
 
     def get(self) -> T:
+        lane, items = self._lane, self._items
         while True:
             try:
-                return self._items.get_nowait()
-            except Empty:
-                if self._lane.closed:
-                    return self._items.get()
-                self.taker = threading.get_ident()
-                self._before_waiting()
-                self._wait()
+                if not items.empty():
+                    return items.get_nowait()
+            except Empty:  # another thread took it away
+                continue
+            if lane.closed:
+                return items.get()
+            self.taker = threading.get_ident()
+            self.before_waiting()
+            if lane.connected:
+                self._read_in_turn()
+            else:
+                self._waker.wait()
 
-    def wake(self) -> None:
-        """Have the taker look again."""
-        self._waker.wake()
-
-    def _wait(self) -> None:
+    def _read_in_turn(self) -> None:
         """Return when there may be something to take."""
-        turns = self._lane.turns
-        if not self._lane.connected:
-            self._waker.wait()
-            return
+        lane, wake = self._lane, self.wake
         try:
-            if not turns.ask(self.wake):
-                self._lane.wake()  # the keeper has it
+            has_turn = lane.turns.ask(wake)
+            if not has_turn:
+                lane.wake()  # the keeper has it
                 if self._items.empty():
                     self._waker.wait()
-            if turns.has(self.wake) and self._items.empty():
-                self._lane.receive(beside=self._waker)
+                has_turn = lane.turns.has(wake)
+            if has_turn and self._items.empty():
+                lane.receive(beside=self._waker)
         finally:
-            self._lane.leave(self.wake)
+            lane.leave(wake)
 
 
 class LaneOutbox:
@@ -107,8 +107,9 @@ class LaneOutbox:
 
     def add(self, reply: Reply | Producer) -> None:
         """Send a reply, or what a stream has ready when its turn comes."""
-        if self._otherwise.must_be_stored(reply):
-            self._otherwise.add(reply)
+        otherwise = self._otherwise
+        if type(reply) is Reply and len(reply.payload) > otherwise.max_payload and otherwise.must_be_stored(reply):
+            otherwise.add(reply)
             return
         ready, now = self._ready, time.monotonic()
         if not ready:
@@ -117,7 +118,7 @@ class LaneOutbox:
         count = len(ready)  # 0 when it has been sent meanwhile
         if count >= frames.MAX_CALLS or now - self._since > _JOIN_FOR_S or threading.get_ident() != self._queue.taker:
             self.flush()
-        elif count == 1 and self._lane.turns.held:
+        elif count == 1 and self._lane.turns.holder is not None:
             self._lane.wake()  # the keeper sends it: the actor's thread may be at its next call for long
         elif count == 1 and not self._queue.empty():
             self._lane.attend()  # so that it takes the turn soon
@@ -127,18 +128,14 @@ class LaneOutbox:
         if not self._ready:
             return
         with self._sending:
-            self._publish_ready()
+            for subject, data, headers in joined([self._ready.popleft() for _ in range(len(self._ready))]):
+                try:
+                    self._lane.publish(subject, data, headers=headers, flush=False)
+                except (DisconnectedError, ClosedError):
+                    self._otherwise.add(Reply(subject, "", 0, ok=True, payload=data, headers=headers))  # as it stands
+                except BusError as error:
+                    log.warning("a reply to %s was lost: %s", subject, error)
         self._lane.flush()
-
-    def _publish_ready(self) -> None:
-        ready = [self._ready.popleft() for _ in range(len(self._ready))]
-        for subject, data, headers in joined(ready):
-            try:
-                self._lane.publish(subject, data, headers=headers, flush=False)
-            except (DisconnectedError, ClosedError):
-                self._otherwise.add(Reply(subject, "", 0, ok=True, payload=data, headers=headers))  # as it stands
-            except BusError as error:
-                log.warning("a reply to %s was lost: %s", subject, error)
 
 
 class ActorLane:
@@ -158,8 +155,9 @@ class ActorLane:
         self._lane = Lane(
             address, name, on_connect=self._on_connect, on_disconnect=self._on_disconnect, on_wake=self._flush
         )
-        self.queue: LaneQueue[bool] = LaneQueue(self._lane, self._flush)
+        self.queue: LaneQueue[bool] = LaneQueue(self._lane)
         self.outbox = LaneOutbox(self._lane, otherwise, self.queue)
+        self.queue.before_waiting = self.outbox.flush
         self._subscriptions: list[int] = []
         self._opened = False
 

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import functools
 import logging
+import pickle
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from types import CoroutineType
@@ -156,20 +157,21 @@ class HostedActor:
 
     def accept(self, delivery: Delivery) -> None:
         """Take the calls of a message into the mailbox; those that cannot be are answered at once."""
-        if delivery.reply and not subjects.is_inbox(delivery.reply):
-            log.warning("refused a call to %s: its reply subject %s is no inbox", delivery.subject, delivery.reply)
+        _subject, data, reply, _headers = delivery
+        if reply and not subjects.is_inbox(reply):
+            log.warning("refused a call to %s: its reply subject %s is no inbox", delivery.subject, reply)
             return
-        if self.takes_json_only or not codec.is_pickle(delivery.data):
+        if self.takes_json_only or data[:1] != codec.PICKLE:
             self._accept_json(delivery)
             return
         try:
-            calls = frames.decode_calls(delivery.data)
+            calls = frames.decode_calls(data)
         except InvalidMessageError as error:
-            self._replies.send_failure(Job(delivery.reply, 0, "", None, b""), error)
+            self._replies.send_failure(Job(reply, 0, "", None, b""), error)
             return
-        for index, call in enumerate(calls):
-            trace = call[3] if len(call) == 4 else None
-            self._admit(Job(delivery.reply, index, call[0], call[1], payloads.held(call[2]), False, None, trace))
+        for index, (method, deadline, payload, *trace) in enumerate(calls):
+            held = payload if payload[:1] == codec.PICKLE else payloads.held(payload)
+            self._admit(Job(reply, index, method, deadline, held, False, None, trace[0] if trace else None))
 
     def accept_unstored(self, delivery: Delivery) -> None:
         """For a durable actor: take no calls but pings of a message that did not come out of its stream."""
@@ -324,7 +326,9 @@ class HostedActor:
         try:
             if job.deadline is not None and frames.seconds_between(job.deadline, self._clock.now()) >= 0:
                 raise ActorTimeoutError(f"{self.context.actor_name}.{job.method} arrived too late; it was not run")
-            args, kwargs = self._arguments(job)
+            payload = job.payload
+            # Most have them with them.
+            args, kwargs = pickle.loads(payload) if payload[:1] == codec.PICKLE else self._arguments(job)
             if Ref.in_use:
                 args, kwargs = resolved(args, kwargs, self.context.cluster)
             info = self._infos.get(job.method)

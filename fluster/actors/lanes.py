@@ -37,6 +37,8 @@ class Lanes(Generic[T]):
         self._begin = begin
         # With asynchronous calls, threads alone do not bound how many there are at the same time.
         self._slots = threading.Semaphore(at_once) if has_async and at_once > 1 else None
+        # To be called with the size of an item that was dealt with.
+        self.done: Callable[[int], None] = mailbox.done if self._slots is None else self._done_in_slot
         self._threads = [
             threading.Thread(target=self._serve, name=f"{name}-{number}", daemon=True)
             for number in range(at_once if has_sync else 1)
@@ -67,7 +69,7 @@ class Lanes(Generic[T]):
             self._run(item, self)
             del item  # it may hold what somebody waits to be let go
 
-    def done(self, size: int) -> None:
+    def _done_in_slot(self, size: int) -> None:
         """An item of that size was dealt with."""
         self.mailbox.done(size)
         if self._slots is not None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeGuard
 
@@ -37,6 +37,9 @@ class Reply:
     headers: dict[str, str] | None = None
 
 
+Message = tuple[str, bytes, dict[str, str] | None]  # subject, data, headers
+
+
 class Answers(Protocol):
     """Where an actor puts its replies."""
 
@@ -51,7 +54,7 @@ class Outbox:
         self._loop = loop
         self._store = store
         self._storing: set[asyncio.Task[None]] = set()
-        self._max_payload = bus.max_payload - _FRAME_OVERHEAD
+        self.max_payload = bus.max_payload - _FRAME_OVERHEAD
         self._ready: deque[Reply | Producer] = deque()
         self._awake = False
         self._wake = asyncio.Event()
@@ -108,7 +111,7 @@ class Outbox:
 
     def must_be_stored(self, reply: Reply | Producer) -> TypeGuard[Reply]:
         """True for a result that no message can carry."""
-        return isinstance(reply, Reply) and bool(reply.endpoint_id) and len(reply.payload) > self._max_payload
+        return isinstance(reply, Reply) and bool(reply.endpoint_id) and len(reply.payload) > self.max_payload
 
     async def _publish_stored(self, reply: Reply) -> None:
         """A result that no message can carry goes to the object store first; others do not wait for it."""
@@ -136,17 +139,20 @@ class Outbox:
                 return
 
 
-def _alone(reply: Reply) -> tuple[str, bytes, dict[str, str] | None]:
+def _alone(reply: Reply) -> Message:
     if not reply.endpoint_id:
         return reply.subject, reply.payload, reply.headers
     return reply.subject, frames.encode_replies(reply.endpoint_id, [(reply.place, reply.ok, reply.payload)]), None
 
 
-def joined(ready: Sequence[Reply | Producer]) -> Iterator[tuple[str, bytes, dict[str, str] | None]]:
+def joined(ready: Sequence[Reply | Producer]) -> Iterable[Message]:
     """Messages, each with its subject and headers, that carry these replies."""
     if len(ready) == 1 and isinstance(ready[0], Reply):
-        yield _alone(ready[0])
-        return
+        return (_alone(ready[0]),)
+    return _joined(ready)
+
+
+def _joined(ready: Sequence[Reply | Producer]) -> Iterator[Message]:
     together: dict[tuple[str, str], list[WireReply]] = {}  # {(subject, endpoint id): replies}
     sizes: dict[tuple[str, str], list[int]] = {}
     for reply in ready:

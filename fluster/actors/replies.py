@@ -62,18 +62,22 @@ class Replies:
 
     def send_result(self, job: Job, result: Any) -> Exception | None:
         """Send the result; return what is wrong with it."""
-        if not job.reply:
+        reply = job.reply
+        if not reply:
             return None
         try:
-            payload = codec.encode_json_result(result) if job.is_json else payloads.encode_for(result, job.reply)
+            payload = codec.encode_json_result(result) if job.is_json else payloads.encode_for(result, reply)
         except TypeError as error:
             return error
-        if job.is_json and len(payload) > self._max_json:
+        if not job.is_json:
+            self.outbox.add(Reply(reply, self._endpoint_id, job.place, True, payload))
+            return None
+        if len(payload) > self._max_json:
             return MessageTooLargeError(
                 f"the result of {self._actor}.{job.method} has {len(payload):,} bytes, over the "
                 f"server's limit of {self._max_json:,}: return less, or the path of a file"
             )
-        self._send(job, ok=True, payload=payload)
+        self.outbox.add(Reply(reply, "", job.place, True, payload))
         return None
 
     def send_failure(self, job: Job, error: BaseException, *, advice: str = "") -> None:

@@ -151,7 +151,7 @@ def test_a_reader_gives_up_when_its_time_is_over(address: BusAddress) -> None:
 
 def test_the_keeper_reads_while_nobody_does_and_gives_the_turn_to_who_wants_it(address: BusAddress) -> None:
     with opened(address) as lane:
-        assert wait_until(lambda: lane.turns.held)
+        assert wait_until(lambda: lane.turns.holder is not None)
         came = threading.Event()
         assert not lane.turns.ask(came.set)
         lane.wake()
@@ -335,7 +335,7 @@ def test_a_thread_that_is_interrupted_leaves_no_half_message(address: BusAddress
             raise KeyboardInterrupt
 
         lane.subscribe("lane.interrupt", interrupt)
-        wait_until(lambda: lane.turns.held)
+        wait_until(lambda: lane.turns.holder is not None)
         came = threading.Event()
         lane.turns.ask(came.set)
         lane.wake()
@@ -398,7 +398,7 @@ def test_pings_are_answered_whether_anybody_reads_or_not(tmp_path: Path, monkeyp
     patient = 'ping_interval: "50ms"\nping_max: 200\n'  # where the machine is busy, an answer may be late
     with configured(tmp_path, patient) as port, opened(BusAddress(f"nats://127.0.0.1:{port}")) as lane:
         wait_until(lambda: len(answers) > 3, TIMEOUT_S)
-        wait_until(lambda: lane.turns.held)
+        wait_until(lambda: lane.turns.holder is not None)
         came = threading.Event()
         lane.turns.ask(came.set)
         lane.wake()
