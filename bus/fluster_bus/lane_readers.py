@@ -20,25 +20,25 @@ class LaneReaders:
         self._turns = lane.turns
         self._interrupter = Waker()
 
-    def read_until(
+    def read_while(
         self,
-        is_done: Callable[[], bool],
+        is_out: Callable[[], bool],
         when_done: Callable[[Callable[[], object]], object],
         timeout_s: float | None,
         eagerness: Eagerness | None = None,
     ) -> None:
-        """Return when `is_done`, or when the time is over or the lane is closed; take one's turn at reading meanwhile.
+        """Return when it `is_out` no more, or when the time is over or the lane is closed; take one's turn at reading meanwhile.
 
-        `when_done(callback)` has a callback run once it is, at once if it is already. Who reads sleeps as late as
+        `when_done(callback)` has a callback run once it is not, at once if it is not already. Who reads sleeps as late as
         `eagerness` wants.
         """
         lane = self._lane
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not is_done() and lane.closed is None and (deadline is None or time.monotonic() < deadline):
+        while is_out() and lane.closed is None and (deadline is None or time.monotonic() < deadline):
             woken = threading.Event()
             try:
                 try:
-                    self._read_or_wait(woken, is_done, when_done, deadline, eagerness)
+                    self._read_or_wait(woken, is_out, when_done, deadline, eagerness)
                 finally:
                     lane.leave(woken.set)
             finally:
@@ -51,7 +51,7 @@ class LaneReaders:
     def _read_or_wait(
         self,
         woken: threading.Event,
-        is_done: Callable[[], bool],
+        is_out: Callable[[], bool],
         when_done: Callable[[Callable[[], object]], object],
         deadline: float | None,
         eagerness: Eagerness | None,
@@ -61,13 +61,14 @@ class LaneReaders:
             when_done(woken.set)
             wait_seeing_signals(woken.wait, _left_s(deadline))
         if self._turns.has(woken.set):
-            self._read_in_turn(is_done, deadline, eagerness)
+            self._read_in_turn(is_out, deadline, eagerness)
 
-    def _read_in_turn(self, is_done: Callable[[], bool], deadline: float | None, eagerness: Eagerness | None) -> None:
+    def _read_in_turn(self, is_out: Callable[[], bool], deadline: float | None, eagerness: Eagerness | None) -> None:
         lane = self._lane
-        while not is_done() and lane.closed is None and (deadline is None or time.monotonic() < deadline):
-            left_s = _left_s(deadline)
-            look_s = LOOK_S if left_s is None else min(left_s, LOOK_S)  # as wait_seeing_signals does
+        while is_out() and lane.closed is None and (deadline is None or time.monotonic() < deadline):
+            look_s = (
+                LOOK_S if deadline is None else min(deadline - time.monotonic(), LOOK_S)
+            )  # as wait_seeing_signals does
             lane.receive(look_s, beside=self._interrupter, eagerness=eagerness)
 
 

@@ -26,7 +26,7 @@ from fluster_bus.objects import ObjectStore
 from fluster_bus.pickles import LARGE_BYTES, Pickled
 from fluster_bus.references import LENT, Reference, layout
 
-_LENT, _JOINED, _STORED = 0x01, 0x02, 0x03
+_PICKLE, _LENT, _JOINED, _STORED = 0x80, 0x01, 0x02, 0x03
 _COUNT = struct.Struct("<BI")  # form, number of pieces; their sizes follow
 _SHA256_BYTES = 32
 _PLACE = "place-"
@@ -124,6 +124,8 @@ def decode(payload: bytes) -> Any:
     has it.
     """
     form = payload[0]
+    if form == _PICKLE:
+        return pickle.loads(payload)
     if form == _LENT:
         return arenas.read(payload)
     if form == _JOINED:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+from fluster.actors.calls import Call
 from fluster.actors.futures import ActorFuture
 from fluster.actors.lane_calls import Wait
 from fluster.actors.lazy_future import LazyFuture
@@ -52,13 +53,19 @@ class Answers(Generic[T]):
         self.members: Sequence[Member] = ()
         self.opened: concurrent.futures.Future[list[ActorFuture[T]]] = LazyFuture()
 
-    def open(self, members: Sequence[Member]) -> list[ActorFuture[T]]:
-        futures = [
-            ActorFuture[T](f"{self.call} at {member.endpoint_id}", self._loop, self._withdraw) for member in members
-        ]
+    def open(self, members: Sequence[Member], call_for: Callable[[ActorFuture[T]], Call]) -> dict[str, Call]:
+        """The members are known: a future for the call to each, by their endpoints."""
+        calls: dict[str, Call] = {}
+        futures: list[ActorFuture[T]] = []
+        for member in members:
+            endpoint_id = member.endpoint_id
+            future: ActorFuture[T] = ActorFuture(f"{self.call} at {endpoint_id}", self._loop, self._withdraw)
+            futures.append(future)
+            calls[endpoint_id] = call = call_for(future)
+            future.begin_unseen(call)
         self.members = tuple(members)
         self.opened.set_result(futures)
-        return futures
+        return calls
 
     def fail(self, error: Exception) -> None:
         if not self.opened.done():

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from fluster.actors import frames
 from fluster.actors.frames import Moment, WireCall
-from fluster.actors.futures import ActorFuture
 from fluster.actors.members import Member
 from fluster.actors.policies import Policy
 from fluster.errors import ActorDiedError, ActorError, ConnectionLostError
@@ -77,12 +76,16 @@ class Call:
 
 @dataclass(eq=False, slots=True)
 class Broadcast:
-    """A call to every member of a pool; `open` gives a ticket for each once it is known who they are."""
+    """A call to every member of a pool.
+
+    `open` is told who they are, and gives the call to each by its endpoint, begun; it is made by the function that `open` is
+    given for the call's ticket.
+    """
 
     pool: str
     method: str
     payload: bytes
-    open: Callable[[Sequence[Member]], Sequence[ActorFuture[Any]]]
+    open: Callable[[Sequence[Member], Callable[[Ticket], Call]], dict[str, Call]]
     fail: Callable[[Exception], None]
     timeout_s: float | None = None
     deadline: Moment | None = None
@@ -93,11 +96,10 @@ class Broadcast:
     timer: Any = None  # until then
 
     def calls(self, members: Sequence[Member]) -> dict[Any, Call]:
-        """The calls to these members, by their endpoints; begun, as far as they are wanted."""
+        """The calls to these members, by their endpoints, begun."""
         if self.timer is not None:
             self.timer.cancel()
-        calls = zip(members, map(self._call, self.open(members)), strict=True)
-        return {member.endpoint_id: call for member, call in calls if call.begin()}
+        return self.open(members, self._call)
 
     def _call(self, ticket: Ticket) -> Call:
         return Call(
@@ -111,6 +113,7 @@ class Broadcast:
             order=self.order,
             owner=self.owner,
             trace=self.trace,
+            begun=True,
         )
 
     def __str__(self) -> str:

@@ -23,7 +23,7 @@ from fluster.actors.inboxes import Inboxes
 from fluster.actors.lane_calls import LaneCalls, Wait
 from fluster.actors.loop_calls import tell_soon
 from fluster.actors.messages_out import MessageOut
-from fluster.actors.outcomes import settle
+from fluster.actors.outcomes import settle, settle_result
 from fluster.actors.rosters import Change, Left, Rosters
 from fluster.errors import MailboxFullError
 from fluster_bus.address import BusAddress
@@ -76,7 +76,7 @@ class CarriedCalls:
                 namespace,
                 self._inboxes.open_alone(),
                 tell=lambda *callback: tell_soon(self._loop, *callback),
-                settle=lambda done: settle(done, None),
+                settle=settle_result,
                 on_other=self._on_delivery,
                 on_timeout=self._on_late,
                 on_left=self.adopt,
@@ -102,7 +102,8 @@ class CarriedCalls:
 
     def offer(self, broadcast: Broadcast) -> BroadcastOffer:
         """Submit a broadcast that its thread may wait for next. Raises MailboxFullError, ClosedError."""
-        self._arrivals.put(broadcast, may_be_taken_back=self._free_lane() is not None)
+        # Whether it really may go that way is asked when it does: it waits for that a moment at most.
+        self._arrivals.put(broadcast, may_be_taken_back=self.lane is not None and self.lane.connected)
         return BroadcastOffer(self, broadcast)
 
     def take_over(self, broadcast: Broadcast) -> Wait | None:
@@ -143,17 +144,19 @@ class CarriedCalls:
 
     def _carry(self, message: MessageOut, lane: LaneCalls) -> Wait | None:
         """Send a message by this very thread, which waits with what this gives; None when it cannot be."""
-        calls = [(message.endpoint_id(key), call) for key, call in message.calls.items()]
-        for endpoint_id, call in calls:
-            member = message.member or message.pool.members.get(endpoint_id)
+        to, known = message.member, message.pool.members
+        endpoint_ids = list(message.calls) if to is None else [to.endpoint_id]  # alone, there is one call
+        for endpoint_id, call in zip(endpoint_ids, message.calls.values(), strict=True):
+            member = to or known.get(endpoint_id)
             if member is not None and member.timeouts:
                 self._deadlines.take_declared(call, member)
         wait = lane.send(message)
         roster = self._rosters.get(message.pool.name)
-        for endpoint_id, _call in calls:
-            if wait is not None and roster is not None and endpoint_id not in roster.members:
-                # It ended between the choice and the sending, and what ends its calls may have been here before.
-                lane.when_seen(functools.partial(self._end_calls, message.pool.name, Left(endpoint_id)))
+        if wait is not None and roster is not None:
+            for endpoint_id in endpoint_ids:
+                if endpoint_id not in roster.members:
+                    # It ended between the choice and the sending, and what ends its calls may have been here before.
+                    lane.when_seen(functools.partial(self._end_calls, message.pool.name, Left(endpoint_id)))
         return wait
 
     # ---- on the loop ------------------------------------------------------------------------------------

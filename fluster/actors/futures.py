@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Generator
 from typing import Any, Generic, NoReturn, TypeVar
 
 from fluster.actors.failures import decode_failure
-from fluster.actors.lazy_future import LazyFuture
+from fluster.actors.lazy_future import LazyFuture, state_lock
 from fluster.cluster.arguments import check_patience
 from fluster.errors import ActorTimeoutError
 from fluster.restored_errors import shave
@@ -26,18 +26,18 @@ class ActorFuture(LazyFuture[T]):
     while it awaits the future cancels the call.
     """
 
-    def __init__(
+    _payload: Any = None  # of an answer that nobody has read yet
+    _sent: Any = None  # the Call, while it is out
+
+    def __init__(  # the base's has nothing to do
         self,
         call: str,
         loop: asyncio.AbstractEventLoop | None = None,
         withdraw: Callable[[Any], None] | None = None,
     ) -> None:
-        super().__init__()
         self._call = call  # calculator.add
         self._loop = loop  # where answers arrive: whoever blocked there would wait for ever
-        self._payload: Any = None  # of an answer that nobody has read yet
         self._withdraw = withdraw  # takes a call back that was sent
-        self._sent: Any = None  # the Call, while it is out
 
     def __repr__(self) -> str:
         state = "running" if self.running() else "cancelled" if self.cancelled() else "done" if self.done() else "new"
@@ -45,6 +45,11 @@ class ActorFuture(LazyFuture[T]):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"{self!r} is a future, which means something here only: pass its result()")
+
+    def begin_unseen(self, call: object) -> None:
+        """As `begin`, for one that only the caller knows yet."""
+        self._sent = call
+        self._state = _RUNNING
 
     def begin(self, call: object) -> bool:
         """The call is about to be sent; False when it was cancelled before."""
@@ -72,14 +77,20 @@ class ActorFuture(LazyFuture[T]):
         return True
 
     def settle(self, ok: bool, payload: Any) -> None:
-        """Take the reply. It is read by whoever asks for it: their classes may be slow to import."""
+        """Take the reply, unless it is over. It is read by whoever asks for it: their classes may be slow to import."""
+        if ok:
+            with state_lock:
+                if self._made is None and self._state == _RUNNING:  # as most: nobody waits yet
+                    self._payload, self._result, self._sent = payload, _UNREAD, None
+                    self._state = _FINISHED
+                    return
+        if self.done():  # it was taken back, or ran into its timeout
+            return
         self._payload = payload
-        if not ok:
-            self.set_exception(_Unread())
-        elif self._end_unseen(_UNREAD, None):
-            self._sent = None
-        else:
+        if ok:
             self.set_result(_UNREAD)
+        else:
+            self.set_exception(_Unread())
 
     def set_result(self, result: T) -> None:
         self._sent = None
@@ -116,6 +127,9 @@ class ActorFuture(LazyFuture[T]):
             self._wait(check_patience(timeout))
         if self._payload is not None:
             self._read()
+        if self._exception is None and self._state == _FINISHED:
+            value: T = self._result
+            return value
         try:
             return super().result(0)
         except BaseException as error:
@@ -147,8 +161,7 @@ class ActorFuture(LazyFuture[T]):
                 self._result, self._exception = value, failure
                 self._payload = None
 
-    def _value_of(self, payload: Any) -> Any:
-        return payloads.decode(payload)
+    _value_of: Callable[[Any], Any] = staticmethod(payloads.decode)
 
     def _error_of(self, payload: Any) -> BaseException:
         return decode_failure(payload)

@@ -9,7 +9,7 @@ the desk takes its message over, by `take`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
 import itertools
 import logging
 import threading
@@ -18,12 +18,12 @@ from concurrent.futures import InvalidStateError
 from typing import Any, Protocol, TypeVar
 
 from fluster.actors import frames
-from fluster.actors.calls import Done
+from fluster.actors.calls import Call
 from fluster.actors.frames import Moment
 from fluster.actors.futures import ActorFuture
 from fluster.actors.members import share_memory
 from fluster.actors.messages_out import MessageOut
-from fluster_bus import payloads, subjects
+from fluster_bus import codec, payloads, subjects
 from fluster_bus.address import BusAddress
 from fluster_bus.arena import Lent
 from fluster_bus.delivery import Delivery
@@ -61,7 +61,7 @@ class LaneCalls:
         inbox: str,
         *,
         tell: Callable[..., object],
-        settle: Callable[[Done], object],
+        settle: Callable[[Call, bytes], object],
         on_other: Callable[[int, MessageOut | None, Delivery], object],
         on_timeout: Callable[[int], object],
         on_left: Callable[[int], object],
@@ -132,24 +132,25 @@ class LaneCalls:
 
         # To gather the answers of many takes longer than one looks for them.
         eagerness = self._eagerness if len(futures) == 1 else None
-        self._readers.read_until(lambda: number not in out, when_done, left_s, eagerness)
+        self._readers.read_while(functools.partial(out.__contains__, number), when_done, left_s, eagerness)
         if number in out and not self._lane.closed:
             self._tell(on_over, number)
             self._lane.attend()  # who else would read the answers that come yet
 
     def _on_delivery(self, delivery: Delivery) -> None:
-        number = subjects.reply_number(delivery.subject)
+        subject, data, _reply, headers = delivery
+        number = subjects.reply_number(subject)
         message = self._out.get(number)
-        if delivery.headers is None and message is not None:
+        if headers is None and message is not None:
             try:
-                endpoint_id, replies = frames.decode_replies(delivery.data)
+                endpoint_id, replies = frames.decode_replies(data)
             except InvalidMessageError as error:
                 log.warning("an answer was dropped: %s", error)
                 return
             _place, ok, payload = replies[0]
-            if ok is True and not payloads.is_stored(payload):
-                held = payloads.held(payload)
-                if self._is_settled(number, message, message.key(endpoint_id, 0), held):
+            if ok is True and (payload[:1] == codec.PICKLE or not payloads.is_stored(payload)):
+                held = payload if payload[:1] == codec.PICKLE else payloads.held(payload)
+                if self._is_settled(number, message, endpoint_id if message.member is None else 0, held):
                     return
         # Out of our books at once: what follows, such as the end of a stream, must not pass for a plain result.
         self._tell(self._on_other, number, self._pop(number), delivery)
@@ -160,8 +161,10 @@ class LaneCalls:
         if call is None:
             return True  # nobody waits for it, as for the answer of a member that is new
         # It leaves our books last: whom Ctrl-C stops in between leaves it to be ended with the connection.
-        with contextlib.suppress(InvalidStateError):  # the desk was told something else of it
-            self._settle(Done(call, ok=True, payload=payload))
+        try:
+            self._settle(call, payload)
+        except InvalidStateError:
+            log.debug("%s was told something else by the desk", call)
         with self._taking:
             if self._out.get(number) is not message:
                 return False

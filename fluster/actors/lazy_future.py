@@ -13,7 +13,7 @@ T = TypeVar("T")
 _OVER = (CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED)
 # Held where a future without a condition changes its state, and where one gets its condition: so whoever has the
 # condition knows that nobody changes the state without it.
-_lock = threading.Lock()
+state_lock = threading.Lock()
 
 
 class LazyFuture(concurrent.futures.Future[T]):
@@ -22,15 +22,18 @@ class LazyFuture(concurrent.futures.Future[T]):
     To make a condition takes most of the time that it takes to make a future, and many are answered before anybody asks.
     """
 
-    def __init__(self) -> None:  # instead of the base's, which makes the condition
-        self._made: threading.Condition | None = None
-        self._state = PENDING
-        self._result: Any = None
-        self._exception: BaseException | None = None
+    # Of each, until it is otherwise.
+    _made: threading.Condition | None = None
+    _state: str = PENDING
+    _result: Any = None
+    _exception: BaseException | None = None
+
+    def __init__(self) -> None:
+        """Instead of the base's, which makes the condition: there is nothing to do, and who derives from it may leave it out."""
 
     def _make_condition(self) -> threading.Condition:
         if self._made is None:
-            with _lock:
+            with state_lock:
                 if self._made is None:
                     self._waiters: list[Any] = []
                     self._done_callbacks: list[Callable[[Any], Any]] = []
@@ -64,7 +67,7 @@ class LazyFuture(concurrent.futures.Future[T]):
         return self._exception if self._state == FINISHED else super().exception(timeout)
 
     def set_running_or_notify_cancel(self) -> bool:
-        with _lock:
+        with state_lock:
             if self._made is None and self._state == PENDING:
                 self._state = RUNNING
                 return True
@@ -80,7 +83,7 @@ class LazyFuture(concurrent.futures.Future[T]):
 
     def _end_unseen(self, result: Any, exception: BaseException | None) -> bool:
         """End it as long as nobody has asked for its condition; False when it has one, or is over."""
-        with _lock:
+        with state_lock:
             if self._made is not None or self._state in _OVER:
                 return False
             self._result, self._exception = result, exception

@@ -110,6 +110,15 @@ class Outcomes:
             settle(each, error)
 
 
+def settle_result(call: Call, payload: bytes) -> None:
+    """End one call with its payload, as far as its ticket is not over."""
+    call.over = True
+    if call.timer is not None:
+        call.timer.cancel()
+    if call.begun or call.begin():
+        call.ticket.settle(True, payload)
+
+
 def settle(done: Done, error: Exception | None) -> None:
     """End one call, with its payload or with an error."""
     call = done.call

@@ -251,7 +251,7 @@ class AsyncActorPool(Generic[T]):
         if wait:
             raise TypeError("broadcast(wait=True): a broadcast does not wait for room; send it again to who had none")
         timeout = self._timeout_of(method) if timeout is None else timeout
-        answers = Answers[Any](f"{self.name}.{method}", self._caller.loop, self._caller.withdraw)
+        answers: Answers[Any] = Answers(f"{self.name}.{method}", self._caller.loop, self._caller.withdraw)
         payload = payloads.encode((args, kwargs))
         broadcast = Broadcast(
             self._key,

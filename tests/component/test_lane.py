@@ -51,7 +51,7 @@ class Asker:
         def when_done(callback: Callable[[], object]) -> None:
             answer.add_done_callback(lambda _: callback())
 
-        self._readers.read_until(answer.done, when_done, timeout_s)
+        self._readers.read_while(lambda: not answer.done(), when_done, timeout_s)
         return answer.result() if answer.done() else None
 
 
@@ -283,7 +283,7 @@ def test_a_reader_outlasts_a_lost_connection(own_server: EmbeddedServer) -> None
         lane.subscribe("lane.outlast", lambda _each: heard.set())
 
         def read() -> None:
-            LaneReaders(lane).read_until(heard.is_set, lambda _callback: None, TIMEOUT_S)
+            LaneReaders(lane).read_while(lambda: not heard.is_set(), lambda _callback: None, TIMEOUT_S)
 
         reader = threading.Thread(target=read)
         reader.start()

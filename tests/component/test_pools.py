@@ -14,6 +14,7 @@ import pytest
 
 from fluster.actors import ActorHandle, ActorPool, AsyncActorHandle, AsyncActorPool, Member, MemberState
 from fluster.actors.broadcast import Answers, AsyncBroadcastResult, BroadcastResult
+from fluster.actors.calls import Call
 from fluster.cluster import AsyncCluster
 from fluster.errors import ActorNotFoundError, ActorTimeoutError, NotRunError
 from fluster.testing import LocalActors
@@ -275,7 +276,8 @@ async def test_who_gives_up_waiting_takes_nothing_back() -> None:
     result = AsyncBroadcastResult(answers)
     with pytest.raises(ActorTimeoutError, match=r"after 0\.01 s"):
         await result.results(0.01)
-    (future,) = answers.open([Member.at("pool", "to.a")])
+    answers.open([Member.at("pool", "to.a")], lambda ticket: Call("pool", "all", b"", ticket, begun=True))
+    (future,) = answers.opened.result()
     with pytest.raises(ActorTimeoutError):
         await result.results(0.01)
     future.set_result(3)

@@ -117,7 +117,7 @@ def test_more_than_may_wait_is_refused_and_so_is_all_that_comes_after_the_end(
 
 
 def broadcast(number: int) -> Broadcast:
-    return Broadcast("pool", str(number), b"", lambda _members: [], lambda _error: None)
+    return Broadcast("pool", str(number), b"", lambda _members, _call_for: {}, lambda _error: None)
 
 
 def test_a_loop_is_not_woken_for_what_is_taken_back_at_once(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,9 +52,12 @@ def future(name: str) -> ActorFuture[Any]:
 
 
 def broadcast(opened: list[ActorFuture[Any]]) -> Broadcast:
-    def make(members: Sequence[Member]) -> list[ActorFuture[Any]]:
+    def make(members: Sequence[Member], call_for: Callable[[ActorFuture[Any]], Call]) -> dict[str, Call]:
         opened.extend(future(f"pool.all at {each.endpoint_id}") for each in members)
-        return opened
+        calls: dict[str, Call] = {each.endpoint_id: call_for(it) for each, it in zip(members, opened, strict=True)}
+        for item in calls.values():
+            future_of(item).begin_unseen(item)
+        return calls
 
     return Broadcast("pool", "all", b"x", make, lambda _error: None)
 
