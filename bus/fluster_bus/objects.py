@@ -160,7 +160,7 @@ class ObjectStore:
     def _missing(self, sha256: str) -> ObjectNotFoundError:
         return ObjectNotFoundError(
             f"object {sha256} is not in namespace {self.namespace!r}, or not any more: objects are kept for "
-            f"{self.kind.shown_time}, or until newer ones take their room"
+            f"{self.kind.shown_time}, unless the cluster is set to longer, or until newer ones take their room"
         )
 
     @property

@@ -12,14 +12,13 @@ from fluster_bus import subjects
 from fluster_bus.errors import BusError, ObjectNotFoundError, StorageError
 from fluster_bus.retries import retried
 from fluster_bus.stored_messages import StoredMessages
+from fluster_bus.stream_bounds import SECRETS_KEPT_S
 
 if TYPE_CHECKING:
     from fluster_bus.bus import Bus
 
 MAX_SECRETS_BYTES = 64 << 10  # of one job
-MAX_SECRETS = 20_000  # jobs of a namespace that have some
 _REMOVAL_TIMEOUT_S = 600.0  # after a long absence of the bus they go with the rest, by their age
-SECRETS_KEPT_S = 30 * 86_400  # a job that waits for longer is submitted again
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,8 @@ class SecretStore:
         values = json.loads(found.data) if found is not None else None
         if not isinstance(values, dict):
             raise ObjectNotFoundError(
-                f"its secrets are not kept any more: they go when a job ends, or after {SECRETS_KEPT_S // 86_400} days; "
-                "submit it again"
+                f"its secrets are not kept any more: they go when a job ends, or after a time, {SECRETS_KEPT_S / 86_400:g} days "
+                "unless the cluster is set to another; submit it again"
             )
         return {str(name): str(value) for name, value in values.items()}
 

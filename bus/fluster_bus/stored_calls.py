@@ -10,7 +10,7 @@ from fluster_bus import subjects
 from fluster_bus.bus import DEFAULT_TIMEOUT_S
 from fluster_bus.errors import MessageTooLargeError, NoRespondersError, StorageError, StreamNotFoundError
 from fluster_bus.feeds import Entry, Feed
-from fluster_bus.streams import MAX_CALL_BYTES
+from fluster_bus.stream_bounds import MAX_CALL_BYTES
 from fluster_bus.tables import sequence_of_ack
 
 if TYPE_CHECKING:
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 _ID_HEADER = "Nats-Msg-Id"
 _REPLY_HEADER = "Fluster-Reply"  # the reply subject of the message itself gets the stream's acknowledgement
-_HEADERS_BYTES = 1024  # amply
-_BATCH = 16  # calls that are read at once, of up to MAX_CALL_BYTES each
-MAX_BODY_BYTES = MAX_CALL_BYTES - _HEADERS_BYTES
+_BATCH = 16  # calls that are read at once
+_TOO_LARGE = 10_054
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +52,19 @@ async def store_call(
 
     Raises MessageTooLargeError, StreamNotFoundError, StorageError when there is no room, and what `Bus.request` raises.
     """
-    if len(data) > MAX_BODY_BYTES:
-        raise MessageTooLargeError(
-            f"a stored call has {len(data):,} bytes, over the limit of {MAX_BODY_BYTES:,}: put what is large where the "
-            "actor finds it, and pass its name"
-        )
     headers = {_ID_HEADER: call_id, _REPLY_HEADER: reply}
     try:
         answer = await bus.request(subjects.durable_calls(namespace, name), data, timeout_s=timeout_s, headers=headers)
     except NoRespondersError as error:
         raise StreamNotFoundError(f"no stream takes calls to {name}: does the namespace {namespace} exist?") from error
+    ack = json.loads(answer.data)
+    if ack.get("error", {}).get("err_code") == _TOO_LARGE:
+        raise MessageTooLargeError(
+            f"a stored call has {len(data):,} bytes, more than its cluster takes ({MAX_CALL_BYTES >> 20} MiB with the headers, unless "
+            "FLUSTER_MAX_CALL says else): put what is large where the actor finds it, and pass its name"
+        )
     sequence_of_ack(answer, f"the call to {name}")
-    return not json.loads(answer.data).get("duplicate", False)
+    return not ack.get("duplicate", False)
 
 
 def calls_feed(bus: Bus, namespace: str, name: str) -> Feed:

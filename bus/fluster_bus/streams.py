@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,16 +36,20 @@ from fluster_bus.object_kinds import BUNDLES, PAYLOADS, ObjectKind
 from fluster_bus.objects import CHUNK_BYTES, MAX_MESSAGES
 from fluster_bus.results import RESULT_CHUNK_BYTES
 from fluster_bus.retries import retried
-from fluster_bus.secret_store import MAX_SECRETS, MAX_SECRETS_BYTES, SECRETS_KEPT_S
+from fluster_bus.secret_store import MAX_SECRETS_BYTES
 from fluster_bus.store_errors import store_error
 from fluster_bus.stream_bounds import (
     CALLS_KEPT_S,
     HISTORY_KEPT_S,
     KEPT_BYTES,
+    MAX_CALL_BYTES,
     MAX_CALLS_BYTES,
+    MAX_CALLS_OF_ACTOR,
     MAX_RESULTS_BYTES,
+    MAX_SECRETS,
     NAMESPACE_BYTES,
     RESULTS_KEPT_S,
+    SECRETS_KEPT_S,
     NamespaceBounds,
 )
 from fluster_bus.tables import Table, sequence_of_ack
@@ -54,12 +59,13 @@ if TYPE_CHECKING:
 
 Record = TypeVar("Record", bound=Message)
 
+_log = logging.getLogger(__name__)
+
 _DUPLICATES_S = 120  # how long the server remembers a Nats-Msg-Id
 _CREATE_TIMEOUT_S = 10.0
-MAX_CALLS_OF_ACTOR = 100_000  # that wait, and some that were handled
-MAX_CALL_BYTES = 1 << 20
 _ID_HEADER = "Nats-Msg-Id"
 _NO_ROOM = 10_047
+_PER_SUBJECT = "max_msgs_per_subject"
 
 
 # ---- tables ---------------------------------------------------------------------------------------------
@@ -177,15 +183,15 @@ def _bucket(bucket: str, watch: str, keys: str = subjects.ANY_TAIL) -> StreamCon
     )
 
 
-def _durable_calls(namespace: str, max_bytes: int | None, kept_s: float | None) -> StreamConfig:
+def _durable_calls(namespace: str, bounds: NamespaceBounds) -> StreamConfig:
     """Calls to durable actors, until they are handled."""
     return StreamConfig(
         name=subjects.calls_stream(namespace),
         subjects=[subjects.durable_calls_of_all(namespace)],
-        max_age=kept_s or CALLS_KEPT_S,
-        max_bytes=max_bytes or MAX_CALLS_BYTES,
-        max_msg_size=MAX_CALL_BYTES,
-        max_msgs_per_subject=MAX_CALLS_OF_ACTOR,
+        max_age=bounds.calls_kept_s or CALLS_KEPT_S,
+        max_bytes=bounds.calls_bytes or MAX_CALLS_BYTES,
+        max_msg_size=bounds.max_call_bytes or MAX_CALL_BYTES,
+        max_msgs_per_subject=bounds.max_calls_of_actor or MAX_CALLS_OF_ACTOR,
         # Where there is no room a call is refused: what was taken is never dropped for another.
         discard=DiscardPolicy.NEW,
         discard_new_per_subject=True,
@@ -234,12 +240,12 @@ def _chunks(stream: str, subject: str, *, chunk_bytes: int, kept_s: float, **mor
     )
 
 
-def _objects(kind: ObjectKind, namespace: str) -> StreamConfig:
+def _objects(kind: ObjectKind, namespace: str, kept_s: float | None) -> StreamConfig:
     return _chunks(
         subjects.objects_stream(kind.name, namespace),
         subjects.objects_of_all(kind.name, namespace),
         chunk_bytes=CHUNK_BYTES,
-        kept_s=kind.kept_s,
+        kept_s=kept_s or kind.kept_s,
         # Bounded by their number: a bound in bytes would be set aside, and a server has room for few namespaces then.
         max_msgs=MAX_MESSAGES,
         deny_purge=True,
@@ -257,13 +263,13 @@ def _results(namespace: str, max_bytes: int | None, kept_s: float | None) -> Str
     )
 
 
-def _secrets(namespace: str) -> StreamConfig:
+def _secrets(namespace: str, max_jobs: int | None, kept_s: float | None) -> StreamConfig:
     return _chunks(
         subjects.secrets_stream(namespace),
         subjects.secrets(namespace),
         chunk_bytes=MAX_SECRETS_BYTES,
-        kept_s=SECRETS_KEPT_S,
-        max_msgs=MAX_SECRETS,
+        kept_s=kept_s or SECRETS_KEPT_S,
+        max_msgs=max_jobs or MAX_SECRETS,
         # Purging is allowed: those of a job go with it.
     )
 
@@ -293,7 +299,15 @@ async def ensure_namespace(bus: Bus, namespace: str, bounds: NamespaceBounds | N
         subjects.logs_stream(namespace): {"max_bytes": bounds.logs_bytes, "max_age": bounds.history_kept_s},
         subjects.events_stream(namespace): {"max_bytes": bounds.events_bytes, "max_age": bounds.history_kept_s},
         subjects.results_stream(namespace): {"max_bytes": bounds.results_bytes, "max_age": bounds.results_kept_s},
-        subjects.calls_stream(namespace): {"max_bytes": bounds.calls_bytes, "max_age": bounds.calls_kept_s},
+        subjects.calls_stream(namespace): {
+            "max_bytes": bounds.calls_bytes,
+            "max_age": bounds.calls_kept_s,
+            "max_msg_size": bounds.max_call_bytes,
+            _PER_SUBJECT: bounds.max_calls_of_actor,
+        },
+        subjects.secrets_stream(namespace): {"max_msgs": bounds.max_secrets, "max_age": bounds.secrets_kept_s},
+        subjects.objects_stream(BUNDLES.name, namespace): {"max_age": bounds.workspaces_kept_s},
+        subjects.objects_stream(PAYLOADS.name, namespace): {"max_age": bounds.payloads_kept_s},
     }
     await _ensure_all(
         bus,
@@ -313,17 +327,17 @@ async def ensure_namespace(bus: Bus, namespace: str, bounds: NamespaceBounds | N
             bounds.logs_bytes,
             bounds.history_kept_s,
         ),
-        _objects(BUNDLES, namespace),
-        _objects(PAYLOADS, namespace),
+        _objects(BUNDLES, namespace, bounds.workspaces_kept_s),
+        _objects(PAYLOADS, namespace, bounds.payloads_kept_s),
         _results(namespace, bounds.results_bytes, bounds.results_kept_s),
-        _secrets(namespace),
+        _secrets(namespace, bounds.max_secrets, bounds.secrets_kept_s),
         # Who serves is for everybody to watch, what was saved is not.
         _bucket(
             subjects.actors_bucket(namespace),
             subjects.watch_actors(namespace, subjects.seat_key_of_any()),
             subjects.seat_key_of_any(),
         ),
-        _durable_calls(namespace, bounds.calls_bytes, bounds.calls_kept_s),
+        _durable_calls(namespace, bounds),
         given=given,
         namespace_bytes=bounds.namespace_bytes,
     )
@@ -355,6 +369,12 @@ def _changes(config: StreamConfig, present: StreamConfig, given: Mapping[str, fl
     return changes
 
 
+async def _most_of_a_subject(bus: Bus, config: StreamConfig) -> int:
+    """How many messages the subject has that has most in a stream."""
+    info = await bus.jetstream.stream_info(str(config.name), subjects_filter=subjects.ANY_TAIL)
+    return max((info.state.subjects or {}).values(), default=0)
+
+
 async def _ensure(bus: Bus, config: StreamConfig, given: Mapping[str, float | None], namespace_bytes: int) -> None:
     async def make_or_tell(left_s: float) -> None:
         try:
@@ -375,6 +395,10 @@ async def _ensure(bus: Bus, config: StreamConfig, given: Mapping[str, float | No
                 await bus.jetstream.add_stream(config)
             else:
                 changes = _changes(config, present, given)
+                if _PER_SUBJECT in changes and await _most_of_a_subject(bus, present) > changes[_PER_SUBJECT]:
+                    # A server would drop the oldest of them at once, which were taken for good.
+                    _log.warning("stream %s keeps its %s: a subject has more", config.name, _PER_SUBJECT)
+                    del changes[_PER_SUBJECT]
                 if changes:
                     await bus.jetstream.update_stream(present.evolve(**changes))
 

@@ -72,6 +72,9 @@ CONTROLLER_SETTINGS = (
     Setting("FLUSTER_UNSCHEDULABLE_AFTER_S", "SECONDS", "Until a job that fits no worker is given up. Default: 60."),
     Setting("FLUSTER_LEADER_LEASE_S", "SECONDS", "A leader that is silent for so long is followed. Default: 6."),
     Setting("FLUSTER_RESERVE_AFTER_S", "SECONDS", "Until an overtaken job has workers kept free for it. Default: 30."),
+    Setting(
+        "FLUSTER_UNFIT_RETRY_S", "SECONDS", "Until a worker that lacked what a job names is asked again. Default: 30."
+    ),
     Setting("FLUSTER_RECORDS_KEPT_S", "SECONDS", "How long records of finished jobs are kept. Default: 604800."),
     Setting("FLUSTER_MAX_RECORDS", "COUNT", "How many of them a namespace keeps. Default: 25000."),
     Setting("FLUSTER_RECORDS_KEPT_AT_LEAST_S", "SECONDS", "How long, however many there are, at least. Default: 300."),
@@ -82,6 +85,20 @@ CONTROLLER_SETTINGS = (
     Setting("FLUSTER_RESULTS_KEPT_S", "SECONDS", "Results are kept. Default: 604800, or as their stream does."),
     Setting("FLUSTER_CALLS_BUDGET", "SIZE", "Of durable actors' calls. Default: 128MiB, or as their stream is."),
     Setting("FLUSTER_CALLS_KEPT_S", "SECONDS", "They wait at most. Default: 604800, or as their stream has it."),
+    Setting(
+        "FLUSTER_MAX_CALLS_PER_ACTOR", "COUNT", "They are at most so many. Default: 100000, or as their stream has it."
+    ),
+    Setting("FLUSTER_MAX_CALL", "SIZE", "Of one, 4KiB to 8MiB. Default: 1MiB, or as their stream has it."),
+    Setting("FLUSTER_WORKSPACES_KEPT_S", "SECONDS", "Stored workspaces are kept, 604800 at least. Default: 604800."),
+    Setting(
+        "FLUSTER_PAYLOADS_KEPT_S", "SECONDS", "Stored arguments and results are kept, 14400 at least. Default: 14400."
+    ),
+    Setting("FLUSTER_SECRETS_KEPT_S", "SECONDS", "Secrets of a job are kept at most. Default: 2592000."),
+    Setting(
+        "FLUSTER_MAX_SECRETS", "COUNT", "Jobs of a namespace that have some; the oldest lose theirs. Default: 20000."
+    ),
+    Setting("FLUSTER_SECRETS_SWEEP_S", "SECONDS", "Between two looks for secrets of no job. Default: 60."),
+    Setting("FLUSTER_SECRETS_ORPHANED_S", "SECONDS", "How long these are left. Default: 600."),
     Setting("FLUSTER_HISTORY_KEPT_S", "SECONDS", "Logs and events are kept. Default: 604800, or as their streams do."),
 )
 WORKER_SETTINGS = (

@@ -27,6 +27,9 @@ class Timing:
     # A worker that no controller has heard for this time, and for two heartbeats, releases what it holds for gangs.
     hold_s: float = 20.0
     reserve_after_s: float = 30.0  # a task or gang that others have overtaken for so long has workers kept free for it
+    unfit_retry_s: float = (
+        30.0  # a worker that lacked what a job names is asked again then: a folder may have been made
+    )
     endpoint_lease_s: float = 10.0  # an endpoint of no job is removed when it was not renewed for so long
     seat_lease_s: float = 10.0  # an actor that has one instance is followed by another when it is silent for so long
     owner_lease_s: float = 600.0  # a program from which nothing was heard for so long is gone, and what it owns ends
@@ -65,6 +68,8 @@ class RecordLimits:
         _check(self, "sure_after_s", "number of seconds, or 0")
         _check(self, "kept_at_least_s", "number of seconds, or 0")
         _check(self, "max_finished", "number above 0", above=0)
+        _check(self, "secrets_sweep_s", "number of seconds above 0", above=0)
+        _check(self, "secrets_orphaned_s", "number of seconds, or 0")
 
 
 @dataclass(frozen=True)

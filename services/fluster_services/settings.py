@@ -58,6 +58,8 @@ SETTINGS: Mapping[type[Any], Sequence[Setting]] = {
         Setting("FLUSTER_RECORDS_KEPT_AT_LEAST_S", "kept_at_least_s", _seconds),
         Setting("FLUSTER_RECORDS_SURE_AFTER_S", "sure_after_s", _seconds),
         Setting("FLUSTER_MAX_RECORDS", "max_finished", _count),
+        Setting("FLUSTER_SECRETS_SWEEP_S", "secrets_sweep_s", _seconds),
+        Setting("FLUSTER_SECRETS_ORPHANED_S", "secrets_orphaned_s", _seconds),
     ],
     NamespaceBounds: [
         Setting("FLUSTER_LOGS_BUDGET", "logs_bytes", parse_size),
@@ -67,6 +69,12 @@ SETTINGS: Mapping[type[Any], Sequence[Setting]] = {
         Setting("FLUSTER_HISTORY_KEPT_S", "history_kept_s", _seconds),
         Setting("FLUSTER_RESULTS_KEPT_S", "results_kept_s", _seconds),
         Setting("FLUSTER_CALLS_KEPT_S", "calls_kept_s", _seconds),
+        Setting("FLUSTER_MAX_CALLS_PER_ACTOR", "max_calls_of_actor", _count),
+        Setting("FLUSTER_MAX_CALL", "max_call_bytes", parse_size),
+        Setting("FLUSTER_SECRETS_KEPT_S", "secrets_kept_s", _seconds),
+        Setting("FLUSTER_MAX_SECRETS", "max_secrets", _count),
+        Setting("FLUSTER_WORKSPACES_KEPT_S", "workspaces_kept_s", _seconds),
+        Setting("FLUSTER_PAYLOADS_KEPT_S", "payloads_kept_s", _seconds),
     ],
     CacheLimits: [
         Setting("FLUSTER_WORKSPACES_CACHE", "workspaces_bytes", parse_size),

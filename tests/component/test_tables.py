@@ -8,6 +8,7 @@ import random
 import signal
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from fluster_bus.delivery import Delivery
 from fluster_bus.errors import (
     BusError,
     KeyExistsError,
+    MessageTooLargeError,
     RevisionConflictError,
     StorageError,
     StreamNotFoundError,
@@ -27,6 +29,7 @@ from fluster_bus.messages import Capacity, Done, Event, JobId, JobStatus, Namesp
 from fluster_bus.messages.model import Message
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
+from fluster_bus.stored_calls import store_call
 from fluster_bus.streams import append
 from fluster_bus.tables import Deleted, Row, Table
 from tests.component.conftest import ConnectBus
@@ -450,6 +453,43 @@ async def test_a_namespace_has_the_bounds_that_are_given_and_keeps_those_that_ar
     await streams.ensure_namespace(bus, namespace, given)
     await streams.ensure_namespace(bus, namespace)
     assert await bounds() == [(2 * gib, day), (gib, day), (gib // 2, 2 * day), (gib // 4, 3 * day)]
+
+
+async def test_calls_secrets_and_objects_are_bounded_as_is_given(bus: Bus, namespace: Namespace) -> None:
+    day = 86_400
+    given = stream_bounds.NamespaceBounds(
+        max_calls_of_actor=2,
+        max_call_bytes=2 << 20,
+        secrets_kept_s=day,
+        max_secrets=3,
+        payloads_kept_s=day,
+        workspaces_kept_s=9 * day,
+    )
+    await streams.ensure_namespace(bus, namespace, given)
+    names = (
+        subjects.secrets_stream,
+        partial(subjects.objects_stream, "payloads"),
+        partial(subjects.objects_stream, "bundles"),
+    )
+    infos = [(await bus.jetstream.stream_info(each(namespace))).config for each in names]
+    assert [(info.max_age, info.max_msgs) for info in infos] == [(day, 3), (day, 8_192), (9 * day, 8_192)]
+    store = partial(store_call, bus, namespace, "ledger", reply="")
+    for number in range(2):
+        assert await store(bytes(3 << 19), call_id=str(number))
+    with pytest.raises(StorageError, match="maximum messages per subject"):
+        await store(b"", call_id="third")
+    with pytest.raises(MessageTooLargeError, match="pass its name"):
+        await store(bytes(2 << 20), call_id="large")
+
+
+async def test_no_call_that_waits_is_dropped_for_a_lower_bound(bus: Bus, namespace: Namespace) -> None:
+    stream = subjects.calls_stream(namespace)
+    for number in range(3):
+        await store_call(bus, namespace, "ledger", b"", call_id=str(number), reply="")
+    for most, kept in ((2, 100_000), (3, 3)):
+        await streams.ensure_namespace(bus, namespace, stream_bounds.NamespaceBounds(max_calls_of_actor=most))
+        info = await bus.jetstream.stream_info(stream)
+        assert (info.state.messages, info.config.max_msgs_per_subject) == (3, kept)
 
 
 async def test_a_stream_that_cannot_be_made_is_named_and_keeps_no_other_back(

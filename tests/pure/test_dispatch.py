@@ -18,7 +18,7 @@ from fluster_bus.messages import (
 from fluster_bus.tables import Row
 from fluster_services import lifecycle
 from fluster_services.controller.books import Books, record_key
-from fluster_services.controller.dispatch import ASKS_UNFIT_AGAIN_S, Ask, Dispatch
+from fluster_services.controller.dispatch import Ask, Dispatch
 from fluster_services.controller.liveness import Liveness
 from fluster_services.controller.roster import Roster
 from tests.pure.recorded import recorded_job, registered_worker
@@ -36,7 +36,7 @@ class Cluster:
         self.later: list[tuple[float, Callable[[], None]]] = []
         self.books = Books()
         self.roster = Roster(self.books, Liveness(1e9))
-        self.dispatch = Dispatch(self.books, self.roster, self, reserve_after_s=30.0)
+        self.dispatch = Dispatch(self.books, self.roster, self, reserve_after_s=30.0, unfit_retry_s=7.0)
         self._revision = 0
         for worker_id in (A, B):
             total = Capacity(cpu=4, memory=64 * GIB)
@@ -334,7 +334,7 @@ def test_a_worker_that_lacked_it_is_asked_again_after_a_while(is_out: bool) -> N
         assert list(asking) == [], "B is full"
         assert cluster.dispatch.take() == []
     (due, ask_again) = cluster.later.pop()
-    assert due == ASKS_UNFIT_AGAIN_S
+    assert due == 7.0
     ask_again()
     if is_out:
         assert list(asking) == []

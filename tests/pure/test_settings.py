@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fluster.cli.daemons import CONTROLLER_SETTINGS, WORKER_SETTINGS
 from fluster_bus.stream_bounds import NamespaceBounds
 from fluster_services.config import CacheLimits, LogLimits, RecordLimits, Timing
 from fluster_services.controller.__main__ import _config_from_environment
@@ -29,16 +30,18 @@ def test_what_is_not_said_is_the_default(group: type[Any]) -> None:
         ),
         ({"FLUSTER_HEARTBEAT_S": "1", "FLUSTER_LEADER_LEASE_S": "3"}, Timing(heartbeat_s=1, leader_lease_s=3)),
         (
-            {"FLUSTER_UNSCHEDULABLE_AFTER_S": "5", "FLUSTER_HOLD_S": "6", "FLUSTER_RESERVE_AFTER_S": "7"},
-            Timing(unschedulable_after_s=5, hold_s=6, reserve_after_s=7),
+            {"FLUSTER_UNSCHEDULABLE_AFTER_S": "5", "FLUSTER_HOLD_S": "6", "FLUSTER_UNFIT_RETRY_S": "7"},
+            Timing(unschedulable_after_s=5, hold_s=6, unfit_retry_s=7),
         ),
         (
             {
                 "FLUSTER_RECORDS_KEPT_S": "3600",
                 "FLUSTER_MAX_RECORDS": "100",
                 "FLUSTER_RECORDS_KEPT_AT_LEAST_S": "0",
+                "FLUSTER_SECRETS_SWEEP_S": "5",
+                "FLUSTER_SECRETS_ORPHANED_S": "0",
             },
-            RecordLimits(kept_s=3600, max_finished=100, kept_at_least_s=0),
+            RecordLimits(kept_s=3600, max_finished=100, kept_at_least_s=0, secrets_sweep_s=5, secrets_orphaned_s=0),
         ),
         (
             {
@@ -49,6 +52,12 @@ def test_what_is_not_said_is_the_default(group: type[Any]) -> None:
                 "FLUSTER_HISTORY_KEPT_S": "3600",
                 "FLUSTER_RESULTS_KEPT_S": "7200",
                 "FLUSTER_CALLS_KEPT_S": "120",
+                "FLUSTER_MAX_CALLS_PER_ACTOR": "5",
+                "FLUSTER_MAX_CALL": "8MiB",
+                "FLUSTER_WORKSPACES_KEPT_S": "1e6",
+                "FLUSTER_PAYLOADS_KEPT_S": "86400",
+                "FLUSTER_SECRETS_KEPT_S": "120",
+                "FLUSTER_MAX_SECRETS": "1",
             },
             NamespaceBounds(
                 logs_bytes=2 << 30,
@@ -58,6 +67,12 @@ def test_what_is_not_said_is_the_default(group: type[Any]) -> None:
                 history_kept_s=3600,
                 results_kept_s=7200,
                 calls_kept_s=120,
+                max_calls_of_actor=5,
+                max_call_bytes=8 << 20,
+                workspaces_kept_s=1e6,
+                payloads_kept_s=86_400,
+                secrets_kept_s=120,
+                max_secrets=1,
             ),
         ),
         (
@@ -107,6 +122,18 @@ def test_what_is_said_is_taken(environment: Mapping[str, str], expected: Any) ->
             "FLUSTER_HISTORY_KEPT_S=60.0: give a number of seconds from 120",
         ),
         (NamespaceBounds, {"FLUSTER_HISTORY_KEPT_S": "nan"}, "FLUSTER_HISTORY_KEPT_S=nan"),
+        (NamespaceBounds, {"FLUSTER_MAX_CALLS_PER_ACTOR": "0"}, "FLUSTER_MAX_CALLS_PER_ACTOR=0: give a number from 1"),
+        (NamespaceBounds, {"FLUSTER_MAX_CALL": "9MiB"}, "FLUSTER_MAX_CALL=9437184: give a size from 4 KiB to 8 MiB"),
+        (
+            NamespaceBounds,
+            {"FLUSTER_PAYLOADS_KEPT_S": "60"},
+            "FLUSTER_PAYLOADS_KEPT_S=60.0: give a number of seconds from 14400",
+        ),
+        (
+            RecordLimits,
+            {"FLUSTER_SECRETS_SWEEP_S": "0"},
+            "FLUSTER_SECRETS_SWEEP_S=0.0: give a number of seconds above 0",
+        ),
         (CacheLimits, {"FLUSTER_WORKSPACES_CACHE": "much"}, "FLUSTER_WORKSPACES_CACHE: 'much' is no size"),
         (LogLimits, {"FLUSTER_MAX_LOG_LINE": "8MB"}, "FLUSTER_MAX_LOG_LINE=8000000: give a size from 1 KiB to 128 KiB"),
     ],
@@ -116,6 +143,11 @@ def test_what_cannot_be_meant_is_refused_by_its_variable(
 ) -> None:
     with pytest.raises(SettingError, match=text):
         read_settings(group, environment)
+
+
+def test_every_setting_is_an_option() -> None:
+    options = {each.variable for each in (*CONTROLLER_SETTINGS, *WORKER_SETTINGS)}
+    assert {each.variable for settings in SETTINGS.values() for each in settings} <= options
 
 
 def test_a_controller_goes_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,6 @@ _OUT_AT_ONCE = 32
 _TRIES_BESIDE_SPARED = 3  # a class hands an offer to any member: it may be one that is kept free
 _NAMED_BESIDE_SPARED = 32  # workers that are then asked by name
 _CHOOSING_COSTS = 20  # workers to keep free are chosen so seldom that it takes one part in so many of the time
-ASKS_UNFIT_AGAIN_S = 30.0  # a folder may have been made, or mounted
 _FIRST_PAUSE_AFTER_DECLINE_S, _LAST_PAUSE_AFTER_DECLINE_S = 0.01, 0.5
 
 
@@ -62,7 +61,9 @@ Asking = Generator[Ask, OfferReply | None, None]
 class Dispatch:
     """The tasks that wait, and the offers that are out."""
 
-    def __init__(self, books: Books, roster: Roster, around: Surroundings, *, reserve_after_s: float) -> None:
+    def __init__(
+        self, books: Books, roster: Roster, around: Surroundings, *, reserve_after_s: float, unfit_retry_s: float = 30.0
+    ) -> None:
         self.scheduler = Scheduler()
         self._turns = Turns()
         self._unfit: dict[JobKey, dict[WorkerId, str]] = {}  # {job: {worker that lacks what it names: why}}
@@ -70,6 +71,7 @@ class Dispatch:
         self._roster = roster
         self._around = around
         self._reserve_after_s = reserve_after_s
+        self._unfit_retry_s = unfit_retry_s
         self._out = 0
         self._rooms = 0  # how often there was word of more room
         self._decline_pause_s = _FIRST_PAUSE_AFTER_DECLINE_S
@@ -298,7 +300,7 @@ class Dispatch:
     def note_unfit(self, key: JobKey, answer: OfferReply) -> None:
         """A worker lacks what the job names: it is not asked again for a while."""
         self._unfit.setdefault(key, {})[answer.worker_id] = answer.reason
-        self._around.call_later(ASKS_UNFIT_AGAIN_S, partial(self._ask_again, key, answer.worker_id))
+        self._around.call_later(self._unfit_retry_s, partial(self._ask_again, key, answer.worker_id))
 
     def _ask_again(self, key: JobKey, worker_id: WorkerId) -> None:
         """The worker may have by now what it lacked: what waits of the job is offered to it too."""

@@ -28,8 +28,13 @@ class Offers:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self._wake = asyncio.Event()
+        timing = controller.config.timing
         self.dispatch = Dispatch(
-            controller.books, controller.roster, self, reserve_after_s=controller.config.timing.reserve_after_s
+            controller.books,
+            controller.roster,
+            self,
+            reserve_after_s=timing.reserve_after_s,
+            unfit_retry_s=timing.unfit_retry_s,
         )
 
     def now(self) -> float:
