@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from fluster_bus.stream_bounds import NamespaceBounds
@@ -35,16 +35,40 @@ class Timing:
     owner_lease_s: float = 600.0  # a program from which nothing was heard for so long is gone, and what it owns ends
 
     def __post_init__(self) -> None:
-        for each in dataclasses.fields(self):
+        fields = dataclasses.fields(self)
+        for each in fields:
             _check(self, each.name, "number of seconds above 0", above=0)
         _check(self, "endpoint_lease_s", "number of seconds from 1", above=0.999)
         _check(self, "seat_lease_s", "number of seconds from 1 to 3600", above=0.999, most=3_600)
-        ended_by_s = self.fence_after_s + self.kill_grace_s + self.heartbeat_s
-        if self.worker_timeout_s <= ended_by_s:
-            raise ValueError(
-                f"worker_timeout_s={self.worker_timeout_s:g} must be more than fence_after_s + kill_grace_s + "
-                f"heartbeat_s = {ended_by_s:g}: else a task that is slow to end runs beside its retry"
-            )
+        if self.worker_timeout_s <= self.ended_by_s:
+            raise ProportionError(self, [each.name for each in fields if getattr(self, each.name) != each.default])
+
+    @property
+    def ended_by_s(self) -> float:
+        """A task of a worker that is silent has ended after this time."""
+        return self.fence_after_s + self.kill_grace_s + self.heartbeat_s
+
+
+_UNTIL_ENDED = ("fence_after_s", "kill_grace_s", "heartbeat_s")
+
+
+class ProportionError(ValueError):
+    """Times that are each possible, and not together. Its text begins with one that was given."""
+
+    def __init__(self, timing: Timing, given: Collection[str]) -> None:
+        self._timing = timing
+        super().__init__(self.naming(given))
+
+    def naming(self, given: Collection[str]) -> str:
+        """Return the text where these were given."""
+        shown = {name: f"{name}={getattr(self._timing, name):g}" for name in (*_UNTIL_ENDED, "worker_timeout_s")}
+        limit, least = shown.pop("worker_timeout_s"), f"{self._timing.ended_by_s:g}"
+        first = next((name for name in _UNTIL_ENDED if name in given), None)
+        why = "else a task that is slow to end runs beside its retry"
+        if first is None:
+            return f"{limit}: give more than {least}, which {', '.join(shown.values())} make together, {why}"
+        begin, others = shown.pop(first), " and ".join(shown.values())
+        return f"{begin}: with {others} it makes {least}, which must be less than {limit}, {why}: lower it, or raise worker_timeout_s"
 
 
 @dataclass(frozen=True)
@@ -138,4 +162,7 @@ def local_timing(given: Mapping[str, float]) -> Timing:
     for name in given:
         if name not in known:
             raise ValueError(f"{name!r} is not known: there are {', '.join(known)}")
-    return dataclasses.replace(LOCAL_TIMING, **given)
+    try:
+        return dataclasses.replace(LOCAL_TIMING, **given)
+    except ProportionError as error:
+        raise ValueError(error.naming(given)) from error

@@ -16,7 +16,15 @@ from fluster_bus.errors import FlusterError
 from fluster_bus.messages import parse_size
 from fluster_bus.near_names import near
 from fluster_bus.stream_bounds import NamespaceBounds
-from fluster_services.config import CacheLimits, LocalLimits, LogLimits, RecordLimits, Timing, WorkerLimits
+from fluster_services.config import (
+    CacheLimits,
+    LocalLimits,
+    LogLimits,
+    ProportionError,
+    RecordLimits,
+    Timing,
+    WorkerLimits,
+)
 
 Group = TypeVar("Group", Timing, RecordLimits, NamespaceBounds, CacheLimits, LogLimits)
 
@@ -113,6 +121,8 @@ def read_settings(group: type[Group], environment: Mapping[str, str] = os.enviro
                 raise SettingError(f"{setting.variable}: {error}") from error
     try:
         return group(**known)
+    except ProportionError as error:
+        raise SettingError(_with_variables(error.naming(known), settings)) from error
     except ValueError as error:
         raise SettingError(_with_variables(str(error), settings)) from error
 

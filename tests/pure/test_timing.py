@@ -13,11 +13,17 @@ from fluster_services.config import LOCAL_TIMING, Timing
     [
         (
             {"kill_grace_s": 25},
-            r"worker_timeout_s=120 must be more than fence_after_s \+ kill_grace_s \+ heartbeat_s = 120",
+            "^kill_grace_s=25: with fence_after_s=90 and heartbeat_s=5 it makes 120, which must be less than worker_timeout_s=120",
         ),
-        ({"fence_after_s": 105}, "worker_timeout_s=120 must be more than"),
-        ({"heartbeat_s": 20.5}, "= 120.5: else a task that is slow to end runs beside its retry"),
-        ({"worker_timeout_s": 105}, "worker_timeout_s=105 must be more than"),
+        ({"fence_after_s": 105}, "^fence_after_s=105: with .* it makes 120, .*: lower it, or raise worker_timeout_s"),
+        (
+            {"heartbeat_s": 20.5},
+            "^heartbeat_s=20.5: .* 120.5, .* else a task that is slow to end runs beside its retry",
+        ),
+        (
+            {"worker_timeout_s": 105},
+            "^worker_timeout_s=105: give more than 105, which fence_after_s=90, .* make together",
+        ),
         ({"kill_grace_s": 0}, "kill_grace_s=0: give a number of seconds above 0"),
         ({"hold_s": -1}, "hold_s=-1"),
         ({"fence_after_s": math.nan}, "fence_after_s=nan"),

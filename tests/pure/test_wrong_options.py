@@ -59,13 +59,14 @@ UP = {
     "--namespace": ("a.b", "sys", ""),
     "--port": ("-1", "foo", "99999", ""),
     "--runtime": ("foo", ""),
-    "--timing": ("foo", "hold_s=foo", "hold_s=-1", "fence_after_s=", ""),
+    "--timing": ("foo", "hold_s=foo", "hold_s=-1", "fence_after_s=", "kill_grace_s=1000", ""),
     "--limit": ("foo", "max_log=", "max_log_line=0", ""),
 }
 _SECONDS = ("0", "-1", "foo", "nan", "inf", "")
 CONTROLLER = {
-    "--fence-after": _SECONDS,
-    "--kill-grace": _SECONDS,
+    "--fence-after": (*_SECONDS, "1000"),
+    "--kill-grace": (*_SECONDS, "1000"),
+    "--worker-timeout": (*_SECONDS, "100"),
     "--seat-lease": (*_SECONDS, "1e+30"),
     "--max-records": ("0", "-1", "foo", ""),
     "--logs-budget": ("0", "-1", "foo", "2000000000000000", ""),
