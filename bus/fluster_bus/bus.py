@@ -19,20 +19,21 @@ from fluster_bus.connect_errors import connect_error, is_refusal
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import (
     BusError,
+    BusyError,
     ClosedError,
     CredentialsError,
     DisconnectedError,
     MessageTooLargeError,
     NoRespondersError,
     RequestTimeoutError,
-    ServiceError,
+    service_error,
 )
 from fluster_bus.messages.model import Message
 from fluster_bus.nats_client import NO_LIMIT, QuickClient
 from fluster_bus.pulse import PingTiming
 from fluster_bus.replies import Replies
 from fluster_bus.retries import retried
-from fluster_bus.serving import Service
+from fluster_bus.serving import Answer, Entrance, Service
 from fluster_bus.spawned import SpawnedTasks
 from fluster_bus.subscription import Subscription
 
@@ -392,7 +393,7 @@ class Bus:
         if answer.status == _NO_RESPONDERS:
             raise NoRespondersError(f"nobody listens on {subject}")
         if answer.error is not None:
-            raise ServiceError(*answer.error)
+            raise service_error(*answer.error)
         return answer
 
     async def request_many(
@@ -422,15 +423,15 @@ class Bus:
     ) -> Reply:
         """The answer of a service, read as `reply`.
 
-        While nobody listens or answers, or the connection is lost, the request is sent again until `timeout_s` is
-        over: a service that restarts is waited for, also when it took the request with it. Services are asked for
+        While nobody listens or answers, the service is busy, or the connection is lost, the request is sent again until
+        `timeout_s` is over: a service that restarts is waited for, also when it took the request with it. Services are asked for
         states and wishes that may be told twice. Raises as `request` does.
         """
         data = message.to_json()
         try:
             answer = await retried(
                 lambda left_s: self.request(subject, data, timeout_s=min(left_s, _ASK_AGAIN_S)),
-                on=(NoRespondersError, DisconnectedError, RequestTimeoutError),
+                on=(NoRespondersError, DisconnectedError, RequestTimeoutError, BusyError),
                 timeout_s=timeout_s,
             )
         except RequestTimeoutError as error:  # which names the time of the last try alone
@@ -470,18 +471,19 @@ class Bus:
         self,
         subject: str,
         request: type[Request],
-        handler: Callable[[Request, str], Awaitable[Message]],
+        handler: Callable[[Request, str], Awaitable[Answer]],
         *,
         queue: str = "",
         concurrency: int = 64,
+        entrance: Entrance | None = None,
     ) -> Subscription:
         """Answer requests on `subject` with what `handler(request, subject)` returns, `concurrency` at a time.
 
-        More wait their turn. A BusError of the handler becomes an error reply with its code and text, any other
+        More wait their turn, or, with an `entrance`, as that decides, which is told of each as it arrives. A BusError of the handler becomes an error reply with its code and text, any other
         exception an error reply and a line in the log. A reply subject that is no inbox is refused: else whoever
         may ask here could make this service write wherever it may write itself.
         """
-        service = Service(self, subject, request, handler, concurrency=concurrency)
+        service = Service(self, subject, request, handler, concurrency=concurrency, entrance=entrance)
         return await self.subscribe(subject, service.on_delivery, queue=queue)
 
     @property

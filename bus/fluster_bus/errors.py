@@ -9,6 +9,7 @@ FlusterError
     ├── RequestTimeoutError     nobody answered in time
     ├── NoRespondersError       nobody listens on that subject
     ├── ServiceError            a service answered with an error; `code` is stable
+    │   └── BusyError           it has too many requests of this namespace: ask again in a moment
     ├── MessageTooLargeError
     ├── AddressError            what names the bus is no address, or its file is not private
     │   └── NoAddressError
@@ -27,6 +28,8 @@ FlusterError
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 
 class FlusterError(Exception):
@@ -68,8 +71,23 @@ class ServiceError(BusError):
         super().__init__(message)
         self.code = code  # stable: a word that other versions understand as well
 
-    def __reduce__(self) -> tuple[type[ServiceError], tuple[str, str]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.code, str(self))
+
+
+class BusyError(ServiceError):
+    """A service has so many requests of this namespace waiting that it did not take this one; ask again in a moment."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(type(self).__name__, message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self),)
+
+
+def service_error(code: str, message: str) -> ServiceError:
+    """The error that a service answered with, as the class that it stands for."""
+    return BusyError(message) if code == BusyError.__name__ else ServiceError(code, message)
 
 
 class MessageTooLargeError(BusError, ValueError):

@@ -116,6 +116,7 @@ def _judge(error: BaseException) -> tuple[ExitCode, str]:
         return ExitCode.NO_CLUSTER, f"{error}: is the cluster's controller up?"
     no_cluster = (
         bus.AddressError,
+        bus.BusyError,
         bus.ConnectError,
         bus.ClosedError,
         bus.DisconnectedError,

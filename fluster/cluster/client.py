@@ -448,13 +448,16 @@ class AsyncCluster:
         check_count("limit", limit, 0, "how many jobs to list")
         wanted = check_states(states)
         found: dict[JobId, JobInfo] = {}  # a job that is submitted meanwhile moves the others on
-        skip, more = 0, True
+        skip, cursor, more = 0, None, True
         while more and len(found) < limit:
             at_once = min(limit - len(found), MAX_JOBS_A_REQUEST)
-            request = ListRequest(limit=at_once, states=wanted, skip=skip, details=details)
+            request = ListRequest(limit=at_once, states=wanted, skip=skip, after=cursor, details=details)
             reply = await self.bus.ask(subjects.jobs_verb(self.namespace, "list"), request, ListReply)
             found |= {info.job_id: info for info in reply.jobs}
-            skip, more = skip + len(reply.jobs), reply.more
+            more, cursor = reply.more, reply.cursor
+            skip = (
+                0 if cursor is not None else skip + len(reply.jobs)
+            )  # a controller of an older version has no cursors
         return list(found.values())
 
     def logs(

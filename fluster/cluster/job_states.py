@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from fluster.errors import JobNotFoundError, JobRefusedError
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
-from fluster_bus.errors import DisconnectedError, NoRespondersError, RequestTimeoutError
+from fluster_bus.errors import BusyError, DisconnectedError, NoRespondersError, RequestTimeoutError
 from fluster_bus.messages import JobId, JobInfo, JobStatus, Namespace, StatusReply, StatusRequest
+from fluster_bus.retries import retried
 
-UNANSWERED = (NoRespondersError, RequestTimeoutError, DisconnectedError)
+UNANSWERED = (NoRespondersError, RequestTimeoutError, DisconnectedError, BusyError)
 
 _RECORD_TIMEOUT_S = 5.0  # the controller itself waits a little less for jobs to be recorded
 _JOBS_A_REQUEST = 1_000
@@ -79,7 +80,11 @@ class JobStates:
         question = StatusRequest(job_ids=(*places, *others), submissions=tuple(places.values()), details=details)
         subject = subjects.jobs_verb(self._namespace, "status")
         if places:
-            answer = await self._bus.request(subject, question.to_json(), timeout_s=_RECORD_TIMEOUT_S)
+            answer = await retried(
+                lambda left_s: self._bus.request(subject, question.to_json(), timeout_s=left_s),
+                on=(BusyError,),
+                timeout_s=_RECORD_TIMEOUT_S,
+            )
             reply = StatusReply.from_json(answer.data)
         else:
             reply = await self._bus.ask(subject, question, StatusReply)

@@ -13,7 +13,7 @@ from typing import Any
 from fluster_bus import subjects
 from fluster_bus.address import BusAddress
 from fluster_bus.delivery import Delivery
-from fluster_bus.errors import ClosedError, NoRespondersError, RequestTimeoutError, ServiceError
+from fluster_bus.errors import ClosedError, NoRespondersError, RequestTimeoutError, service_error
 from fluster_bus.names import SYSTEM_NAMESPACE
 from fluster_bus.spawned import SpawnedTasks
 
@@ -78,7 +78,7 @@ class MemoryBus:
         if answer.status is not None:
             raise NoRespondersError(f"nobody listens on {subject}")
         if answer.error is not None:
-            raise ServiceError(*answer.error)
+            raise service_error(*answer.error)
         return answer
 
     async def subscribe(

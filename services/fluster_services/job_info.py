@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from fluster_bus.messages import JobInfo, JobRecord, JobStatus, Progress, TaskRecord, TaskStatus
@@ -16,14 +16,18 @@ def job_info(
     job: JobRecord, tasks: Iterable[TaskRecord], progress: Mapping[int, Progress] = MappingProxyType({})
 ) -> JobInfo:
     """The job as users see it. Before its end its tasks tell how it stands; `progress` is what those that run have said."""
-    tasks = sorted(tasks, key=lambda task: task.task)
+    tasks = list(tasks)
+    return job_summary(job, tasks).model_copy(update={"tasks": tuple(task_statuses(job, tasks, progress))})
+
+
+def job_summary(job: JobRecord, tasks: Sequence[TaskRecord]) -> JobInfo:
+    """The same without its tasks, of which there may be thousands."""
     started = [task.started_at for task in tasks if task.started_at is not None]
-    array = job.request.array
     return JobInfo(
         job_id=job.job_id,
         name=job.request.name,
         namespace=job.namespace,
-        status=_job_state(job, tasks),
+        status=job_status(job, tasks),
         submitted_at=job.submitted_at,
         started_at=job.started_at or min(started, default=None),
         finished_at=job.finished_at,
@@ -33,18 +37,26 @@ def job_info(
         after=job.request.after,
         priority=job.request.priority,
         first_attempt=job.first_attempt,
-        tasks=tuple(_task_status(task, array, progress.get(task.task)) for task in tasks),
-        array=array,
+        array=job.request.array,
     )
 
 
-def _job_state(job: JobRecord, tasks: list[TaskRecord]) -> JobStatus:
+def task_statuses(
+    job: JobRecord, tasks: Iterable[TaskRecord], progress: Mapping[int, Progress]
+) -> Iterator[TaskStatus]:
+    """The tasks of a job as users see them, by their ranks."""
+    for task in sorted(tasks, key=lambda task: task.task):
+        yield _task_status(task, job.request.array, progress.get(task.task))
+
+
+def job_status(job: JobRecord, tasks: Sequence[TaskRecord]) -> JobStatus:
+    """How the job stands."""
     if job.state.finished():
         return job.state if job.is_over else JobStatus.PENDING  # it is the replacement that is asked for
     return _present_state(tasks)
 
 
-def _present_state(tasks: list[TaskRecord]) -> JobStatus:
+def _present_state(tasks: Sequence[TaskRecord]) -> JobStatus:
     # One that ended without having been started, as for want of room, makes no job run.
     if any(task.state is JobStatus.RUNNING or (task.state.finished() and task.started_at) for task in tasks):
         return JobStatus.RUNNING

@@ -33,8 +33,9 @@ S, F, K, W, U = (
 class RunningController:
     """A controller on a connection of its own; when the test ends it must still be there."""
 
-    def __init__(self, server: EmbeddedServer, timing: Timing) -> None:
+    def __init__(self, server: EmbeddedServer, timing: Timing, namespaces: tuple[Namespace, ...] = (NS,)) -> None:
         self._server = server
+        self._namespaces = namespaces
         self._timing = timing
         self.bus: Bus
         self.controller: Controller
@@ -43,7 +44,8 @@ class RunningController:
     async def start(self) -> RunningController:
         address = self._server.credentials(Role.SERVICE)
         self.bus = await Bus.connect(address, name="controller")
-        self.controller = Controller(self.bus, ControllerConfig(address=address, timing=self._timing))
+        config = ControllerConfig(address=address, timing=self._timing, namespaces=self._namespaces)
+        self.controller = Controller(self.bus, config)
         ready = asyncio.Event()
         self._task = asyncio.create_task(self.controller.run(ready.set))
         waiting = asyncio.create_task(ready.wait())

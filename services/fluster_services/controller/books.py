@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ class Books:
 
     def __init__(self) -> None:
         self._jobs: dict[JobKey, JobEntry] = {}
+        self._orders: dict[Namespace, list[tuple[int, JobId]]] = {}  # of the jobs whose records were seen, sorted
         self._children: dict[JobKey, set[JobKey]] = {}  # {parent: its jobs}
         self._dependents: dict[JobKey, set[JobKey]] = {}  # {job: those that wait for its end}
         self._held: dict[WorkerId, dict[tuple[JobKey, int], Capacity]] = {}  # {worker: {task it holds: what it needs}}
@@ -71,6 +73,7 @@ class Books:
                 return None
             if entry.job is not None:
                 self._forget_child(key, entry.job.value)  # the one that has the id now may be another's, or nobody's
+            self._index_order(key, entry.job.value.order if entry.job is not None else None, record.order)
             entry.job = Row(row.key, slim_job(record), row.revision)
             self._drop_replaced(key, entry, record.order)
             if record.state.finished():
@@ -80,6 +83,17 @@ class Books:
                 self._children.setdefault(JobKey(key.namespace, record.request.parent), set()).add(key)
             self._index_dependencies(key, record)
         return key
+
+    def _index_order(self, key: JobKey, before: int | None, after: int | None) -> None:
+        if before == after:
+            return
+        orders = self._orders.setdefault(key.namespace, [])
+        if before is not None:
+            place = bisect.bisect_left(orders, (before, key.job_id))
+            assert orders[place] == (before, key.job_id)  # noqa: S101
+            del orders[place]
+        if after is not None:
+            bisect.insort(orders, (after, key.job_id))
 
     def _drop_replaced(self, key: JobKey, entry: JobEntry, order: int) -> None:
         """Only tasks of the job that has the id now are of interest."""
@@ -154,6 +168,7 @@ class Books:
         self._children.pop(key, None)
         if entry.job is not None:
             records.append(entry.job.value)
+            self._index_order(key, entry.job.value.order, None)
             self._forget_child(key, entry.job.value)
         return records
 
@@ -258,14 +273,18 @@ class Books:
         changed, self._changed_holders = self._changed_holders, set()
         return changed
 
-    def newest(self, namespace: Namespace) -> Iterator[JobKey]:
-        """The namespace's jobs, in the order opposite to their submission."""
-        entries = [
-            (entry.job.value.order, key)
-            for key, entry in self._jobs.items()
-            if key.namespace == namespace and entry.job is not None
-        ]
-        return (key for _, key in sorted(entries, reverse=True))
+    def newest(self, namespace: Namespace, after: int | None = None) -> Iterator[JobKey]:
+        """The namespace's jobs, in the order opposite to their submission; those that follow on place `after` in it.
+
+        Jobs may come and go while it is read: each that is there from first to last is found, once.
+        """
+        place: tuple[int, str] | None = (after, "") if after is not None else None
+        while orders := self._orders.get(namespace):
+            index = len(orders) if place is None else bisect.bisect_left(orders, place)
+            if index == 0:
+                return
+            place = orders[index - 1]
+            yield JobKey(namespace, JobId(place[1]))
 
     def latest(self, namespace: Namespace, limit: int) -> list[JobId]:
         """Ids of jobs that were recorded last, without a look at the others."""
@@ -289,6 +308,10 @@ class Books:
 
     def sanity_check(self) -> None:
         """Raise AssertionError when the index contradicts the records."""
+        recorded = [(key, entry.job.value.order) for key, entry in self._jobs.items() if entry.job is not None]
+        for namespace, orders in self._orders.items():
+            expected = [(order, key.job_id) for key, order in recorded if key.namespace == namespace]
+            assert orders == sorted(expected)  # noqa: S101
         for dependency, dependents in self._dependents.items():
             for key in dependents:
                 job = self._jobs[key].job

@@ -177,8 +177,10 @@ class Controller:
         for _ in range(_RECONCILED_AT_ONCE):
             tasks.create_task(self._reconcile_forever())
         await self.progress.listen()
-        await self._service.serve()
         await self.bus.flush()
+        serving = asyncio.Event()
+        tasks.create_task(self._service.run(serving))
+        await serving.wait()
 
     # ---- reading ----------------------------------------------------------------------------------------
 

@@ -339,6 +339,14 @@ class Intake:
             if not future.done():
                 future.set_result(None)
 
+    def _stop_waiting(self, future: asyncio.Future[None], *awaited: JobKey | int) -> None:
+        for what in awaited:
+            waiters = self._waiters.get(what)
+            if waiters is not None and future in waiters:
+                waiters.remove(future)
+                if not waiters:
+                    del self._waiters[what]
+
     async def wait_looked_at(self, job: JobKey, sequence: int) -> RefusedJob | None:
         """Why the submission was refused, None once it is recorded."""
         while sequence not in self._looked_at:
@@ -350,7 +358,11 @@ class Intake:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             for what in (job, sequence):
                 self._waiters.setdefault(what, []).append(future)
-            await future
+            try:
+                await future
+            except asyncio.CancelledError:
+                self._stop_waiting(future, job, sequence)
+                raise
         return self._looked_at[sequence]
 
 

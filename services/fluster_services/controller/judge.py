@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
@@ -73,19 +74,17 @@ class Judge:
                 except BusError as error:
                     log.info("the lost worker %s is taken from the table later: %s", worker_id, error)
 
-    def statuses(self) -> list[WorkerStatus]:
+    def statuses(self) -> Iterator[WorkerStatus]:
         """The registered workers, by name."""
         now = time.monotonic()
-        return [
-            WorkerStatus(
+        for worker_id, info in sorted(self._roster.workers.items()):
+            yield WorkerStatus(
                 info=info,
                 free=self._roster.liveness.free(worker_id),
                 alive=self._roster.liveness.is_alive(worker_id),
                 silent_for_s=round(self._roster.liveness.silent_for_s(worker_id, now=now), 3),
                 running=len(self._controller.books.held_by(worker_id)),
             )
-            for worker_id, info in sorted(self._roster.workers.items())
-        ]
 
     # ---- tasks that never fit ---------------------------------------------------------------------------
 

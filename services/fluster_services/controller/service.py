@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
-from fluster_bus.bus import Request
-from fluster_bus.errors import ServiceError
+from fluster_bus.bus import Bus, Request
+from fluster_bus.errors import ConnectError, ServiceError
 from fluster_bus.messages import (
     Done,
     Endpoint,
@@ -32,16 +32,16 @@ from fluster_bus.messages import (
     StatusReply,
     StatusRequest,
     TaskRecord,
-    TerminateReply,
     TerminateRequest,
     TrimCalls,
     UnregisterRequest,
     WorkerId,
     WorkerList,
 )
-from fluster_bus.messages.model import Message
 from fluster_bus.messages.stacks import TaskStack, TaskStackRequest
+from fluster_bus.retries import retried
 from fluster_bus.services_api import Announcement, ServedEndpoint
+from fluster_bus.serving import Answer
 from fluster_bus.stored_calls import drop_calls
 from fluster_bus.version import VERSION
 from fluster_services import lifecycle
@@ -49,10 +49,12 @@ from fluster_services.controller.books import JobKey
 from fluster_services.controller.dependencies import waits_for
 from fluster_services.controller.explain import explain
 from fluster_services.controller.flushing import flush_job
+from fluster_services.controller.job_pages import JobPage, Json, terminated, written_job
+from fluster_services.controller.requests import Pace, Requests
 from fluster_services.controller.scheduler import place_in_line
 from fluster_services.controller.slim_records import is_slim_end, is_slim_error
 from fluster_services.controller.stacks import stack_of
-from fluster_services.job_info import job_info
+from fluster_services.job_info import job_status, job_summary
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -60,17 +62,34 @@ if TYPE_CHECKING:
     from fluster_services.controller.controller import Controller
 
 _RECORDED_TIMEOUT_S = 4.0  # below the client's own, so that it hears which jobs are not recorded yet
-_MAX_REPLY_BYTES = 4 << 20  # of jobs; one alone may have more, and still be below the server's limit
 
 
 class ControllerService:
-    """The controller's services, in every namespace."""
+    """The controller's services, in every namespace.
+
+    They have a connection of their own: what tenants send, however much it is, comes before nothing that the controller needs.
+    """
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
+        self._requests = Requests()
+        self._bus: Bus
 
-    async def serve(self) -> None:
-        """Begin to answer, and to be listed among the services."""
+    async def run(self, serving: asyncio.Event) -> None:
+        """Answer, until cancelled; `serving` is set once requests are heard."""
+        address, name = self._controller.bus.address, f"{self._controller.bus.name}-requests"
+        self._bus = await retried(
+            lambda _left_s: Bus.connect(address, name=name), on=(ConnectError,), timeout_s=math.inf
+        )
+        try:
+            await self._listen()
+            await self._bus.flush()
+            serving.set()
+            await self._requests.run()
+        finally:
+            await self._bus.close()
+
+    async def _listen(self) -> None:
         every = subjects.ANY_TOKEN
         await self._serve(subjects.jobs_verb(every, "status"), StatusRequest, self._status)
         await self._serve(subjects.jobs_verb(every, "list"), ListRequest, self._list)
@@ -92,9 +111,9 @@ class ControllerService:
         self,
         subject: str,
         request: type[Request],
-        answer: Callable[[Namespace, Request], Awaitable[Message]],
+        answer: Callable[[Namespace, Request], Awaitable[Answer]],
     ) -> None:
-        async def handler(message: Request, asked: str) -> Message:
+        async def handler(message: Request, asked: str) -> Answer:
             await self._controller.seat.wait_sure()  # else whoever leads answers
             namespace = Namespace(subjects.namespace_of(asked))
             if namespace not in self._controller.records:
@@ -106,7 +125,7 @@ class ControllerService:
             return await answer(namespace, message)
 
         # In no queue group: only the leader listens, and one that was stopped must not be handed what is asked.
-        await self._controller.bus.serve(subject, request, handler)
+        await self._bus.serve(subject, request, handler, entrance=self._requests)
 
     async def _announce(self) -> None:
         every = subjects.ANY_TOKEN
@@ -122,53 +141,55 @@ class ControllerService:
             description="Jobs and endpoints of a Fluster cluster",
             endpoints=endpoints,
         )
-        await announcement.serve(self._controller.bus)
+        await announcement.serve(self._bus)
 
     # ---- jobs -------------------------------------------------------------------------------------------
 
-    async def _status(self, namespace: Namespace, request: StatusRequest) -> StatusReply:
-        keys = [JobKey(namespace, job_id) for job_id in request.job_ids]
-        refused, unrecorded = await self._looked_at(keys, request.submissions)
+    async def _status(self, namespace: Namespace, request: StatusRequest) -> Json:
+        pace = self._requests.pace()
+        keys = dict.fromkeys(JobKey(namespace, job_id) for job_id in request.job_ids)
+        refused, unrecorded = await self._looked_at(list(keys), request.submissions, pace)
         # The id of one that is not recorded yet may be another's, which it is to replace.
-        infos = {key: self._info(key) if key not in unrecorded else None for key in keys}
-        return StatusReply(
-            jobs=await self._fitting((info for info in infos.values() if info is not None), details=request.details),
-            unknown=tuple(key.job_id for key, info in infos.items() if info is None),
-            refused=refused,
-        )
+        known = {key for key in keys if key not in unrecorded and self._controller.books.get(key) is not None}
+        page = JobPage()
+        for key in (key for key in keys if key in known):
+            await pace.step()
+            told = await self._told(key, pace, details=request.details, error=True)
+            if told is not None and not page.add(told):
+                break
+        unknown = tuple(key.job_id for key in keys if key not in known)
+        return page.reply(StatusReply(unknown=unknown, refused=refused))
 
     async def _looked_at(
-        self, keys: list[JobKey], submissions: tuple[int, ...]
+        self, keys: list[JobKey], submissions: tuple[int, ...], pace: Pace
     ) -> tuple[tuple[RefusedJob, ...], set[JobKey]]:
         """Which of the submissions were refused, and which could not be waited for."""
-        intake = self._controller.intake
-        waits = {
-            asyncio.create_task(intake.wait_looked_at(key, sequence)): key
-            for key, sequence in zip(keys, submissions, strict=False)
-        }
-        if not waits:
-            return (), set()
-        try:
-            done, undone = await asyncio.wait(waits, timeout=_RECORDED_TIMEOUT_S)
-        finally:
-            for each in waits:
-                each.cancel()
-        results = [each.result() for each in waits if each in done]
-        return tuple(result for result in results if result is not None), {waits[each] for each in undone}
+        until = asyncio.get_running_loop().time() + _RECORDED_TIMEOUT_S
+        refused: list[RefusedJob] = []
+        unrecorded: set[JobKey] = set()
+        for key, sequence in zip(keys, submissions, strict=False):
+            await pace.step()
+            try:
+                async with asyncio.timeout_at(until):
+                    why = await self._controller.intake.wait_looked_at(key, sequence)
+            except TimeoutError:
+                unrecorded.add(key)
+            else:
+                refused += [why] if why is not None else []
+        return tuple(refused), unrecorded
 
-    async def _fitting(self, infos: Iterable[JobInfo], *, details: bool) -> tuple[JobInfo, ...]:
-        """The first of them, as many as a message holds, with what is not kept in memory; at least one."""
-        found: list[JobInfo] = []
-        size = 0
-        for info in infos:
-            whole = await self._whole(info)
-            if details:
-                whole = whole.model_copy(update={"details": await self._details(info)})
-            size += len(whole.to_json())
-            if found and size > _MAX_REPLY_BYTES:
-                break
-            found.append(whole)
-        return tuple(found)
+    async def _told(self, key: JobKey, pace: Pace, *, details: bool = False, error: bool = False) -> bytes | None:
+        """The JSON of what is told of a job, `error` being the exception that it failed with; None when it is gone."""
+        entry = self._controller.books.get(key)
+        if entry is None or entry.job is None:
+            return None
+        job, tasks = entry.job.value, entry.task_records()
+        progress = self._controller.progress.of(key)
+        info = job_summary(job, tasks)
+        info = await self._whole(info) if error else info.model_copy(update={"error": None})
+        if details:
+            info = info.model_copy(update={"details": await self._details(info)})
+        return await written_job(info, job, tasks, progress, pace)
 
     async def _whole(self, info: JobInfo) -> JobInfo:
         if not is_slim_error(info.error):
@@ -184,21 +205,31 @@ class ControllerService:
             job = row.value if row is not None and isinstance(row.value, JobRecord) else None
         return JobDetails.of(job.request) if job is not None else None
 
-    def _info(self, key: JobKey) -> JobInfo | None:
-        entry = self._controller.books.get(key)
-        if entry is None or entry.job is None:
-            return None
-        return job_info(entry.job.value, entry.task_records(), self._controller.progress.of(key))
+    async def _list(self, namespace: Namespace, request: ListRequest) -> Json:
+        books, pace, page = self._controller.books, self._requests.pace(), JobPage(request.limit)
+        skip, cursor, more = request.skip, request.after, False
+        for key in books.newest(namespace, request.after):
+            await pace.step()
+            entry = books.get(key)
+            if entry is None or entry.job is None:
+                continue
+            order = entry.job.value.order
+            if request.states and job_status(entry.job.value, entry.task_records()) not in request.states:
+                continue
+            if skip:
+                skip -= 1
+                continue
+            if page.is_full:
+                more = len(page) < request.limit
+                break
+            told = await self._told(key, pace, details=request.details)
+            if told is not None and not page.add(told):
+                more = True
+                break
+            cursor = order
+        return page.reply(ListReply(more=more, cursor=cursor))
 
-    async def _list(self, namespace: Namespace, request: ListRequest) -> ListReply:
-        infos = (self._info(key) for key in self._controller.books.newest(namespace))
-        wanted = (info for info in infos if info is not None and (not request.states or info.status in request.states))
-        asked = itertools.islice(wanted, request.skip, request.skip + request.limit)
-        found = [info.model_copy(update={"error": None}) for info in asked]
-        jobs = await self._fitting(found, details=request.details)
-        return ListReply(jobs=jobs, more=len(jobs) < len(found))
-
-    async def _terminate(self, namespace: Namespace, request: TerminateRequest) -> TerminateReply:
+    async def _terminate(self, namespace: Namespace, request: TerminateRequest) -> Json:
         key = JobKey(namespace, request.job_id)
         while True:
             entry = self._controller.books.get(key)
@@ -207,19 +238,21 @@ class ControllerService:
                     "JobNotFoundError", f"no job {request.job_id!r} in namespace {namespace!r}: `fluster ps` lists them"
                 )
             wanted = lifecycle.request_job_kill(entry.job.value, reason=request.reason)
+            job, tasks = entry.job.value, entry.task_records()
             if wanted is None or await self._controller.write(wanted, entry.job.revision):
-                return TerminateReply(job=job_info(entry.job.value, entry.task_records()))
+                return terminated(await written_job(job_summary(job, tasks), job, tasks, {}, self._requests.pace()))
             newer = await self._controller.records[namespace].get(request.job_id)
             if newer is not None:
                 self._controller.apply(newer)
 
     async def _explain(self, namespace: Namespace, request: ExplainRequest) -> ExplainReply:
         job, tasks = self._known(JobKey(namespace, request.job_id))
+        ahead = await self._ahead(job)
         reason = explain(
             job,
             tasks,
             self._controller.roster.views(),
-            ahead=self._ahead(job),
+            ahead=ahead,
             now=time.time(),
             waits_for=self._waits_for(job),
             reservation=self._reservation(job),
@@ -246,10 +279,12 @@ class ControllerService:
         await flush_job(self._controller.bus, namespace, request.job_id, tasks)
         return Done()
 
-    def _ahead(self, job: JobRecord) -> int:
+    async def _ahead(self, job: JobRecord) -> int:
         """How many tasks are before its own in the line, those of gangs among them."""
+        pace = self._requests.pace()
         ahead = sum(gang.count for gang in self._controller.gangs.waiting() if gang.order < _place(job))
         for key, _task in self._controller.dispatch.scheduler.waiting():
+            await pace.step()
             entry = self._controller.books.get(key)
             ahead += entry is not None and entry.job is not None and _place(entry.job.value) < _place(job)
         return ahead
@@ -277,7 +312,7 @@ class ControllerService:
         for each in waits_for(job, books.dependencies(JobKey(job.namespace, job.job_id))):
             entry = books.get(JobKey(each.namespace, each.job_id))
             tasks = entry.task_records() if entry is not None else []
-            found.append((each.job_id, job_info(each, tasks).status))
+            found.append((each.job_id, job_status(each, tasks)))
         return found
 
     def _known(self, key: JobKey) -> tuple[JobRecord, list[TaskRecord]]:
@@ -300,7 +335,11 @@ class ControllerService:
         return Done()
 
     async def _workers(self, _namespace: Namespace, _request: Done) -> WorkerList:
-        return WorkerList(workers=tuple(self._controller.judge.statuses()))
+        pace, workers = self._requests.pace(), []
+        for status in self._controller.judge.statuses():
+            workers.append(status)
+            await pace.step()
+        return WorkerList(workers=tuple(workers))
 
     async def _register(self, namespace: Namespace, endpoint: Endpoint) -> Endpoint:
         if endpoint.namespace != namespace:
