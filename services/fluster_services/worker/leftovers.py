@@ -53,5 +53,26 @@ def keeper_state(known: dict[str, Any]) -> str | None:
     return process_state(known["keeper_pid"], started_by_s=known["started_since_boot_s"])
 
 
+def kill_keeper(known: dict[str, Any]) -> None:
+    """SIGKILL the keeper that wrote `known` at its start. A stranger that was given its number meanwhile is left alone."""
+    try:
+        fd = os.pidfd_open(known["keeper_pid"])
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):  # the system has none: one may end between the look and the signal
+        fd = None
+    try:
+        if keeper_state(known) is None:
+            return
+        with suppress(ProcessLookupError):
+            if fd is not None:
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+            else:
+                os.kill(known["keeper_pid"], signal.SIGKILL)
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
 def _living(pids: list[int]) -> list[int]:
     return [pid for pid in pids if process_state(pid, started_by_s=float("inf")) is not None]

@@ -10,10 +10,8 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import signal
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ from fluster_services.worker.attempt_directory import (
     from_json,
     read_json_lines,
 )
-from fluster_services.worker.leftovers import keeper_state, kill_leftovers, started
+from fluster_services.worker.leftovers import keeper_state, kill_keeper, kill_leftovers, started
 from fluster_services.worker.state_lock import is_locked
 from fluster_services.worker.timers import Timers
 
@@ -176,8 +174,7 @@ class Watchdog:
                 is_left = True
                 continue
             if self._owner_is_gone:
-                with suppress(ProcessLookupError):
-                    os.kill(attempt.known["keeper_pid"], signal.SIGKILL)
+                kill_keeper(attempt.known)
                 self._end(attempt)
             elif attempt.spec.fence_after_s is not None:
                 if (keeper_state(attempt.known) or "T") in _STOPPED:

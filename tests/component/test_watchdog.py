@@ -1,0 +1,78 @@
+"""What the last who can end tasks does not touch."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fluster_bus.fence_clock import fence_clock
+from fluster_services.worker import watchdog
+from fluster_services.worker.attempt_directory import (
+    KEEPER_FILE,
+    SPEC_FILE,
+    LaunchSpec,
+    append_json,
+    to_json,
+    write_json,
+)
+from fluster_services.worker.leftovers import kill_keeper
+from fluster_services.worker.processes import boot_id
+from fluster_services.worker.watchdog import Watchdog
+from tests.waiting import wait_until
+
+LATER_S = 60.0
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as started:
+        yield started
+        started.kill()
+
+
+def note(pid: int, *, started_since_boot_s: float) -> dict[str, object]:
+    """What a keeper writes when it starts its task."""
+    return {
+        "keeper_pid": pid,
+        "task_pid": pid,
+        "started_at": 0.0,
+        "started_since_boot_s": started_since_boot_s,
+        "boot_id": boot_id(),
+    }
+
+
+def test_a_stranger_with_the_number_of_a_dead_keeper_is_left_alone(
+    process: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "_OWNER_GONE_S", 0.0)
+    directory = tmp_path / "attempt"
+    directory.mkdir()
+    spec = LaunchSpec(key="default.job.0.1", command=["true"])
+    write_json(directory / SPEC_FILE, to_json(spec))
+    started = note(process.pid, started_since_boot_s=fence_clock() - LATER_S)
+    with selectors.DefaultSelector() as selector:
+        dog = Watchdog(selector)
+        dog.on_start(directory, spec)
+        dog.on_owner_gone()
+        append_json(directory / KEEPER_FILE, {"started": started})  # by a keeper that died since
+        wait_until(lambda: dog.fire() or not directory.exists(), describe=lambda: list(tmp_path.iterdir()))
+    assert process.poll() is None
+
+
+def test_a_keeper_is_killed(process: subprocess.Popen[bytes]) -> None:
+    kill_keeper(note(process.pid, started_since_boot_s=fence_clock()))
+    assert process.wait() == -9
+
+
+def test_one_that_is_over_and_taken_in_needs_nothing(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    kill_keeper(note(process.pid, started_since_boot_s=fence_clock()))
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
