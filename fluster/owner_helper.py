@@ -31,7 +31,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0  # before a message without an answe
 _IN_A_LEASE = 20  # messages
 _LONGEST_INTERVAL_S = 30.0
 _SETTLES_S = 2.0  # what the program submitted last may still be on its way when its end is told
-_END_TIMEOUT_S = 120.0  # then the lease ends its jobs
+_END_TIMEOUT_S = 120.0  # of answers that jobs are left: the controller knows, and the lease ends what comes yet
+_AWAY_TIMEOUT_S = 86_400.0  # without any answer
 
 
 @dataclass(frozen=True)
@@ -124,14 +125,38 @@ def serve(voice: Voice, watch: Watch) -> None:
         _tell_end(voice)
 
 
+class LastWords:
+    """When the end of the program is told again: until a controller has answered that nothing is left, for as long as none
+    answers. Times are seconds of a monotonic clock.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._began_at = self._changed_at = now
+        self._is_heard = False
+        self._pause_s = _FIRST_PAUSE_S
+
+    def pause_s(self, answer: Answer | None, *, now: float) -> float | None:
+        """How long to wait after that answer, or none, to what was told; None when it is not to be told again."""
+        is_heard = answer is not None
+        if is_heard != self._is_heard:
+            self._is_heard, self._changed_at, self._pause_s = is_heard, now, _FIRST_PAUSE_S
+        if answer is not None and not answer.unfinished and now - self._began_at > _SETTLES_S:
+            return None
+        if now - self._changed_at >= (_END_TIMEOUT_S if is_heard else _AWAY_TIMEOUT_S):
+            return None
+        pause_s, longest_s = self._pause_s, _LONGEST_PAUSE_S if is_heard else _LONGEST_INTERVAL_S
+        self._pause_s = min(2 * pause_s, longest_s)
+        return pause_s
+
+
 def _tell_end(voice: Voice) -> None:
-    began, pause_s = time.monotonic(), _FIRST_PAUSE_S
-    while (passed_s := time.monotonic() - began) < _END_TIMEOUT_S:
+    last_words = LastWords(time.monotonic())
+    while True:
         answer = voice.tell(ended=True)
-        if answer is not None and not answer.unfinished and passed_s > _SETTLES_S:
+        pause_s = last_words.pause_s(answer, now=time.monotonic())
+        if pause_s is None:
             return
         time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def read_line() -> dict[str, Any]:

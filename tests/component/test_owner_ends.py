@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from fluster.cluster.client import AsyncCluster
+from fluster.errors import JobRefusedError
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
 from fluster_bus.messages import JobId, OwnerReply, OwnerRequest
@@ -75,3 +76,14 @@ async def test_its_end_is_told_on_until_all_that_it_submitted_is_recorded(
         info = await cluster.wait(MINE, timeout=60)
         assert (info.status, info.name) == (K, "new")
         assert "new, has ended" in info.error_message
+
+
+async def test_one_program_more_than_may_own_jobs_is_refused_by_name(
+    cluster: AsyncCluster, controller: RunningController, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller.controller.owners._leases, "_most", 1)
+    await cluster.launch(job_request("one", owner="first"))
+    await cluster.launch(job_request("two", owner="first"))
+    with pytest.raises(JobRefusedError, match=r"1 programs own jobs in namespace .*, and 'second' would be one more"):
+        await cluster.launch(job_request("three", owner="second"))
+    await cluster.launch(job_request("four"))

@@ -61,7 +61,12 @@ def test_a_stranger_with_the_number_of_a_dead_keeper_is_left_alone(
         dog.on_start(directory, spec)
         dog.on_owner_gone()
         append_json(directory / KEEPER_FILE, {"started": started})  # by a keeper that died since
-        wait_until(lambda: dog.fire() or not directory.exists(), describe=lambda: list(tmp_path.iterdir()))
+
+        def is_over() -> bool:
+            dog.fire()
+            return not directory.exists()
+
+        wait_until(is_over, describe=lambda: list(tmp_path.iterdir()))
     assert process.poll() is None
 
 

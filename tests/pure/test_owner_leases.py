@@ -55,6 +55,33 @@ def test_no_one_is_noted_whom_no_record_names() -> None:
     assert leases.over(now=1_000) == {}
 
 
+def test_there_are_so_many_of_a_namespace_and_no_more() -> None:
+    leases = OwnerLeases(LEASE_S, most=2)
+    other = Owner(Namespace("other"), "a")
+    c = Owner(Namespace("default"), "c")
+    for owner in (A, B, A):
+        assert leases.why_refused(owner) is None
+        leases.expect(owner, now=0)
+    assert [leases.why_refused(each) is None for each in (A, B, c, other)] == [True, True, False, True]
+    assert str(leases.why_refused(c)).startswith(
+        "2 programs own jobs in namespace 'default', and 'c' would be one more"
+    )
+    leases.forget(A)
+    leases.forget(A)
+    assert leases.why_refused(c) is None
+    leases.expect(c, now=0)
+    assert leases.why_refused(A) is not None
+
+
+def test_ends_told_in_one_namespace_are_not_forgotten_for_those_of_another() -> None:
+    leases = OwnerLeases(LEASE_S)
+    leases.on_end(A)
+    for number in range(20_000):
+        leases.on_end(Owner(Namespace("other"), str(number)))
+    assert leases.has_ended(A)
+    assert not leases.has_ended(Owner(Namespace("other"), "0")), "they are bounded"
+
+
 def test_only_time_in_which_it_could_be_heard_is_counted() -> None:
     """Whatever happened, an owner ends by silence only after a whole lease without word and without interruption."""
     for seed in range(300):

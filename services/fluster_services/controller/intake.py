@@ -139,6 +139,7 @@ class Intake:
         job = lifecycle.new_job(namespace, job_id, request, order=submission.sequence, now=time.time())
         if self._controller.books.get(JobKey(namespace, job_id)) is None:
             self._check_launcher(job)
+            self._check_owner(job)
             await self._check_dependencies(job)
         recorded: JobRecord | None = job
         try:
@@ -210,6 +211,11 @@ class Intake:
         why = why_attempt_is_over(job.request, launcher)
         if why is not None:
             raise LauncherEndedError(why)
+
+    def _check_owner(self, job: JobRecord) -> None:
+        why = self._controller.owners.why_refused(job)
+        if why is not None:
+            raise TooManyOwnersError(why)
 
     def _check_circle(self, job: JobRecord) -> None:
         books = self._controller.books
@@ -382,6 +388,10 @@ class LauncherEndedError(FlusterError):
     """The attempt that launched it has ended."""
 
 
+class TooManyOwnersError(FlusterError):
+    """Too many programs own jobs of the namespace."""
+
+
 class TooManyReplacementsError(FlusterError):
     """Too many jobs are being stopped to be replaced."""
 
@@ -402,6 +412,7 @@ _REFUSED = (
     KeyExistsError,
     LauncherEndedError,
     MessageTooLargeError,
+    TooManyOwnersError,
     TooManyReplacementsError,
     UnknownDependencyError,
     UnknownNamespaceError,

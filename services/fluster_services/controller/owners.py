@@ -50,6 +50,10 @@ class Owners:
             if self._leases.has_ended(owner):
                 self._wake.set()
 
+    def why_refused(self, job: JobRecord) -> str | None:
+        """Why the job cannot be recorded, of a program that owns none yet; None when it can."""
+        return None if job.request.owner is None else self._leases.why_refused(Owner(job.namespace, job.request.owner))
+
     def forget(self, key: JobKey) -> None:
         """A job has ended, or has another owner."""
         owner = self._owner_of.pop(key, None)
