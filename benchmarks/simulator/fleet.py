@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmarks.simulator.machines import Attempt, Listeners, Machine
+from benchmarks.simulator.workload import NAMESPACE
 from fluster_bus import subjects
 from fluster_bus.messages import JobStatus, Offer, OfferReply, TaskRecord
 from fluster_services import capacity, gangs, lifecycle
@@ -31,7 +32,7 @@ class Fleet:
         self._dice = random.Random(workload.seed + 1)
         self.machines = [Machine(number) for number in range(workload.workers)]
         self._by_id = {machine.worker_id: machine for machine in self.machines}
-        needs = {capacity.needed(request.resources) for _, request in workload.shares if not request.gang}
+        needs = {capacity.needed(request.resources, NAMESPACE) for _, request in workload.shares if not request.gang}
         self.listeners = Listeners(self.machines, needs, self._dice)
 
     def start(self) -> None:

@@ -76,7 +76,9 @@ class Gathering:
             self._simulation.clock.after(max(pause_s, _MOMENT_S), partial(self.on_job_changed, key))
             return
         place = Place(place_in_line(job.order, job.request.priority), 0, key)
-        gang = self._waiting[key] = _Waiting(place, capacity.needed(job.request.resources), job.request.replicas)
+        gang = self._waiting[key] = _Waiting(
+            place, capacity.needed(job.request.resources, job.namespace), job.request.replicas
+        )
         self._simulation.dispatch.add_gang(place, gang.need, gang.count)
         self.on_room()
 

@@ -21,8 +21,8 @@ from benchmarks.simulator.clock import Clock
 from benchmarks.simulator.figures import Figures
 from benchmarks.simulator.fleet import Fleet
 from benchmarks.simulator.gathering import Gathering
-from benchmarks.simulator.workload import Workload
-from fluster_bus.messages import JobId, JobRecord, JobRequest, JobStatus, Namespace, Offer, OfferReply, TaskRecord
+from benchmarks.simulator.workload import NAMESPACE, Workload
+from fluster_bus.messages import JobId, JobRecord, JobRequest, JobStatus, Offer, OfferReply, TaskRecord
 from fluster_bus.tables import Row
 from fluster_services import lifecycle
 from fluster_services.config import Timing
@@ -33,7 +33,6 @@ from fluster_services.controller.reconcile import missing_tasks, next_records
 from fluster_services.controller.roster import Roster
 from fluster_services.controller.waits import Waits
 
-_NAMESPACE = Namespace("default")
 _MESSAGE_S = 0.001  # there, the claim's write, and back
 # Slower than the default, as a beat costs the simulation what it costs a controller.
 TIMING = Timing(heartbeat_s=120.0, fence_after_s=240.0, worker_timeout_s=480.0)
@@ -87,7 +86,7 @@ class Simulation:
 
     def _submit(self, job_id: JobId, request: JobRequest) -> None:
         self._submitted += 1
-        job = lifecycle.new_job(_NAMESPACE, job_id, request, order=self._submitted, now=self.clock.now)
+        job = lifecycle.new_job(NAMESPACE, job_id, request, order=self._submitted, now=self.clock.now)
         self.write(job)
         for task in lifecycle.new_tasks(job):
             self.write(task)

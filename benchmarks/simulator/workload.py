@@ -8,9 +8,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fluster_bus.messages import Capacity, Entrypoint, GpuConfig, JobId, JobRequest, ResourceConfig
+from fluster_bus.messages import Capacity, Entrypoint, GpuConfig, JobId, JobRequest, Namespace, ResourceConfig
 from fluster_bus.messages.resources import GIB
 
+NAMESPACE = Namespace("default")
 _DAY_S = 86_400.0
 _CPU, _GPUS, _ZONES = 32, 8, "abc"
 _GPU_MACHINE_EVERY = 8
@@ -36,7 +37,9 @@ _AFTER_ONE_OF = 20  # those that were submitted just before
 
 def machine(number: int) -> Capacity:
     """What a machine has: one in eight has GPUs, and each zone has a third of them."""
-    total = Capacity(cpu=_CPU, memory=128 * GIB, labels=(f"zone={_ZONES[number % len(_ZONES)]}",))
+    total = Capacity(
+        cpu=_CPU, memory=128 * GIB, labels=(f"zone={_ZONES[number % len(_ZONES)]}",), namespaces=(NAMESPACE,)
+    )
     gpus = {"device": "gpu", "variant": "h100", "devices": _GPUS}
     return total if number % _GPU_MACHINE_EVERY else total.model_copy(update=gpus)
 

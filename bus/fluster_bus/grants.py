@@ -80,8 +80,7 @@ def _worker(namespaces: Sequence[str], name: str, worker: str) -> Permissions:
         subscribe=(
             _inbox(name),
             subjects.worker_verb(worker, subjects.ANY_TOKEN),
-            subjects.dispatch_any(),
-            *_of_each(namespaces, lambda each: (subjects.watch_any(each),)),
+            *_of_each(namespaces, lambda each: (subjects.dispatch_any(each), subjects.watch_any(each))),
             *_announced(),
         ),
     )

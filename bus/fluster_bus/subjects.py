@@ -158,13 +158,14 @@ def namespace_of(subject: str) -> str:
 # ---- the cluster's own ----------------------------------------------------------------------------------
 
 
-def dispatch(device: str, variant: str, count: int, cpu: str, memory: str) -> str:
-    # fluster.sys.dispatch.gpu.h100.8.c4.m32768
-    return f"{_SYS}.dispatch.{_name('device', device)}.{_name('variant', variant)}.{count}.{cpu}.{memory}"
+def dispatch(namespace: str, device: str, variant: str, count: int, *, cpu: str, memory: str) -> str:
+    # fluster.default.dispatch.gpu.h100.8.c4.m32768
+    place = f"{_name('device', device)}.{_name('variant', variant)}.{count}.{cpu}.{memory}"
+    return f"{_ROOT}.{_ns(namespace)}.dispatch.{place}"
 
 
-def dispatch_any() -> str:
-    return f"{_SYS}.dispatch.{ANY_TAIL}"  # fluster.sys.dispatch.>
+def dispatch_any(namespace: str) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.dispatch.{ANY_TAIL}"  # fluster.default.dispatch.>
 
 
 DISPATCH_QUEUE = "workers"

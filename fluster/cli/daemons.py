@@ -43,7 +43,11 @@ class Setting:
 
 _FOR_BOTH = (
     Setting("FLUSTER_CREDENTIALS", "FILE", "User and password, for an address without."),
-    Setting("FLUSTER_NAMESPACES", "NAME,…", "The cluster's namespaces. Default: default."),
+    Setting(
+        "FLUSTER_NAMESPACES",
+        "NAME,…",
+        "The cluster's namespaces; of a worker, those whose jobs it runs. Default: default.",
+    ),
     Setting(
         "FLUSTER_ALIVE_FILE", "FILE", "Touched every 10 s while the daemon is ready and hears itself over the bus."
     ),

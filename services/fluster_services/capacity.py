@@ -8,12 +8,13 @@ levels is offered on the class above it, and if nobody listens there, by name.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fluster_bus import subjects
-from fluster_bus.messages import Capacity, ResourceConfig
+from fluster_bus.messages import Capacity, Namespace, ResourceConfig
 from fluster_bus.messages.counted import Counts, as_counts, combined, number_text, words
 from fluster_bus.messages.labels import as_words, given_labels, worker_named
 from fluster_bus.messages.resources import MIB
@@ -29,8 +30,9 @@ _NAMED = 10  # workers, in a text
 
 @dataclass(frozen=True, order=True)
 class CapacityClass:
-    """A subject on which tasks of one size are offered."""
+    """A subject on which tasks of one size and namespace are offered."""
 
+    namespace: Namespace
     device: str
     variant: str
     count: int
@@ -40,11 +42,13 @@ class CapacityClass:
     @functools.cached_property
     def subject(self) -> str:
         cpu = f"c{round(self.cpu * 1000)}m"
-        return subjects.dispatch(self.device, self.variant, self.count, cpu, f"m{self.memory // MIB}")
+        return subjects.dispatch(
+            self.namespace, self.device, self.variant, self.count, cpu=cpu, memory=f"m{self.memory // MIB}"
+        )
 
 
-def needed(resources: ResourceConfig) -> Capacity:
-    """What one task takes from a worker."""
+def needed(resources: ResourceConfig, namespace: Namespace | None = None) -> Capacity:
+    """What one task takes from a worker; one of the namespace, if that is given."""
     device = resources.device
     return _need(
         resources.cpu,
@@ -55,6 +59,7 @@ def needed(resources: ResourceConfig) -> Capacity:
         0 if device.kind == "cpu" else device.count,
         as_words(resources.labels) if resources.labels else (),
         as_counts(resources.resources) if resources.resources else (),
+        () if namespace is None else (namespace,),
     )
 
 
@@ -69,6 +74,7 @@ def _need(  # noqa: PLR0917 - by position, as the cache finds them sooner so
     devices: int,
     labels: tuple[str, ...],
     resources: Counts,
+    namespaces: tuple[Namespace, ...],
 ) -> Capacity:
     # Rounded up here, so that what is given away and what comes back is the same to the last digit.
     cpu = math.ceil(round(cpu * 1000, 3)) / 1000
@@ -82,6 +88,7 @@ def _need(  # noqa: PLR0917 - by position, as the cache finds them sooner so
         tasks=1,
         labels=labels,
         resources=resources,
+        namespaces=namespaces,
     )
 
 
@@ -92,10 +99,16 @@ def fits(need: Capacity, free: Capacity) -> bool:
         and need.memory <= free.memory
         and need.disk <= free.disk
         and (free.tasks is None or (need.tasks or 0) <= free.tasks)
+        and serves(need, free)
         and has_labels(need, free)
         and has_counts(need.resources, free.resources)
         and (_has_devices(need, free))
     )
+
+
+def serves(need: Capacity, free: Capacity) -> bool:
+    """True when a worker with `free` runs jobs of the namespace of `need`; also when one of them does not say."""
+    return not (need.namespaces and free.namespaces) or set(need.namespaces) <= set(free.namespaces)
 
 
 def has_labels(need: Capacity, free: Capacity) -> bool:
@@ -158,7 +171,8 @@ def _changed_counts(free: Counts, need: Counts, sign: int) -> Counts:
 
 @functools.lru_cache(maxsize=_KEPT_NEEDS)
 def class_of(need: Capacity) -> CapacityClass | None:
-    """The smallest class that covers `need`; None when it is beyond all levels, or asks for disk, labels, resources or other workers.
+    """The smallest class that covers `need`; None when it is beyond all levels, or asks for disk, labels, resources or other
+    workers, or is of no one namespace.
 
     Those are in no class, so such a task is offered by name alone; a worker of a version without them is never asked.
     """
@@ -167,10 +181,10 @@ def class_of(need: Capacity) -> CapacityClass | None:
     count = 0 if need.devices == 0 else _at_least(_COUNT_LEVELS, need.devices)
     if cpu is None or memory is None or count is None:
         return None
-    if need.disk or need.labels or need.resources or need.elsewhere:
+    if need.disk or need.labels or need.resources or need.elsewhere or len(need.namespaces) != 1:
         return None
     device, variant = ("cpu", "none") if need.devices == 0 else (need.device, need.variant)
-    return CapacityClass(device, variant, int(count), cpu, int(memory))
+    return CapacityClass(need.namespaces[0], device, variant, int(count), cpu, int(memory))
 
 
 def is_between_levels(need: Capacity, offered: CapacityClass) -> bool:
@@ -196,11 +210,10 @@ def _covered(free: Capacity) -> Iterator[CapacityClass]:
         kinds += [
             (free.device, variant, count) for variant in variants for count in _COUNT_LEVELS if count <= free.devices
         ]
-    for device, variant, count in kinds:
-        for cpu in _CPU_LEVELS:
-            for memory in _MEMORY_LEVELS:
-                if cpu <= free.cpu and memory <= free.memory:
-                    yield CapacityClass(device, variant, count, cpu, memory)
+    cpus = [cpu for cpu in _CPU_LEVELS if cpu <= free.cpu]
+    memories = [memory for memory in _MEMORY_LEVELS if memory <= free.memory]
+    for namespace, (device, variant, count), cpu, memory in itertools.product(free.namespaces, kinds, cpus, memories):
+        yield CapacityClass(namespace, device, variant, count, cpu, memory)
 
 
 def describe(need: Capacity) -> str:
@@ -226,6 +239,11 @@ def describe_bytes(size: int) -> str:
 
 def misfit(need: Capacity, totals: list[tuple[str, Capacity]]) -> str:
     """Why no worker of `totals` (names and whole capacities) could ever run a task that needs `need`."""
+    serving = [each for each in totals if serves(need, each[1])]
+    if not serving:
+        served = ", ".join(sorted({namespace for _, total in totals for namespace in total.namespaces}))
+        return f"no worker runs jobs of namespace {need.namespaces[0]} (those that there are run jobs of {served})"
+    totals = serving
     labelled = [each for each in totals if has_labels(need, each[1])]
     worker = worker_named(need.labels)
     if worker is not None and worker not in (name for name, _ in totals):

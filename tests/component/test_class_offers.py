@@ -21,7 +21,9 @@ from tests.waiting import wait_until_async
 pytestmark = pytest.mark.anyio
 
 GIB = 1 << 30
-FULL, HALF, NONE = Capacity(cpu=4, memory=4 * GIB), Capacity(cpu=2, memory=2 * GIB), Capacity()
+A, B = Namespace("a"), Namespace("b")
+FULL = Capacity(cpu=4, memory=4 * GIB, namespaces=(A, B))
+HALF, NONE = Capacity(cpu=2, memory=2 * GIB, namespaces=(A, B)), Capacity(namespaces=(A, B))
 OFFER = Offer(namespace=Namespace("default"), job_id=JobId("a"), task=0, attempt=1, revision=1)
 
 
@@ -30,8 +32,8 @@ async def _accept(_offer: Offer, _subject: str) -> OfferReply:
 
 
 def _listened(bus: Bus) -> Counter[str]:
-    prefix = subjects.dispatch("cpu", "none", 0, "x", "y").partition(".cpu.")[0]
-    return Counter(each.subject for each in bus._nats._subs.values() if each.subject.startswith(prefix))
+    prefixes = tuple(subjects.dispatch_any(namespace).removesuffix(subjects.ANY_TAIL) for namespace in (A, B))
+    return Counter(each.subject for each in bus._nats._subs.values() if each.subject.startswith(prefixes))
 
 
 def _covered(free: Capacity) -> Counter[str]:
@@ -86,7 +88,9 @@ async def test_no_offer_is_lost_while_a_class_is_left(own_server: EmbeddedServer
         assert not await _listens(asker, largest)
 
 
-@pytest.mark.parametrize(("before", "after"), [(HALF, FULL), (FULL, HALF), (FULL, Capacity(cpu=8, memory=GIB))])
+@pytest.mark.parametrize(
+    ("before", "after"), [(HALF, FULL), (FULL, HALF), (FULL, Capacity(cpu=8, memory=GIB, namespaces=(A,)))]
+)
 async def test_a_change_that_the_loss_of_the_server_interrupts(
     own_server: EmbeddedServer, connect_bus: ConnectBus, before: Capacity, after: Capacity
 ) -> None:

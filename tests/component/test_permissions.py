@@ -185,7 +185,8 @@ NOT_TO_SEND = [
     subjects.worker_verb("w1", "look"),
     subjects.heartbeats("w1"),
     subjects.capacity(),
-    subjects.dispatch("cpu", "any", 0, "c1", "m1024"),
+    subjects.dispatch(OURS, "cpu", "any", 0, cpu="c1", memory="m1024"),
+    subjects.dispatch(THEIRS, "cpu", "any", 0, cpu="c1", memory="m1024"),
     subjects.bucket_key(subjects.WORKERS_BUCKET, "w1"),
     f"{User(Role.SERVICE).inbox[:-1]}token",
     # records, history and what is said of them in its own namespace

@@ -59,6 +59,7 @@ class ToyWorker:
     hold_s: float = 20.0
 
     def __post_init__(self) -> None:
+        self.total = self.total.model_copy(update={"namespaces": NAMESPACES})
         self.claims = Claims(self.bus, self.worker_id, NAMESPACES)
         self.ledger = Ledger(self.total)
         self.classes = ClassOffers(self.bus, self._on_offer)

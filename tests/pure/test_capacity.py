@@ -1,16 +1,18 @@
 """Capacity classes: an offer reaches whoever has room, and nobody else."""
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster_bus.messages import Capacity, ResourceConfig
+from fluster_bus.messages import Capacity, Namespace, ResourceConfig
 from fluster_bus.messages.resources import GIB, KIB, MIB, TIB
 from fluster_services import capacity
 from fluster_services.capacity import CapacityClass, class_of, classes_covered, fits, minus, needed, plus
 
+A, B = Namespace("a"), Namespace("b")
 CPU_LEVELS = [0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 64.0, 4096.0]
 MEMORY_LEVELS = [128 * MIB, 256 * MIB, GIB, 4 * GIB, TIB, 4 * TIB]
 DEVICES = [("cpu", "none", 0), ("gpu", "h100", 8), ("gpu", "h100", 3), ("gpu", "any", 1), ("tpu", "v5litepod-8", 8)]
@@ -22,7 +24,14 @@ memories = st.sampled_from(MEMORY_LEVELS) | st.integers(0, 5 * TIB)
 @st.composite
 def capacities(draw: st.DrawFn) -> Capacity:
     device, variant, devices = draw(st.sampled_from(DEVICES))
-    return Capacity(cpu=draw(cpus), memory=draw(memories), device=device, variant=variant, devices=devices)
+    return Capacity(
+        cpu=draw(cpus),
+        memory=draw(memories),
+        device=device,
+        variant=variant,
+        devices=devices,
+        namespaces=draw(st.sampled_from([(A,), (B,), (A, B)])),
+    )
 
 
 @st.composite
@@ -36,12 +45,18 @@ def needs_on_levels(draw: st.DrawFn) -> Capacity:
         device=device,
         variant=variant,
         devices=devices,
+        namespaces=(A,),
     )
 
 
 def _as_need(offered: CapacityClass) -> Capacity:
     return Capacity(
-        cpu=offered.cpu, memory=offered.memory, device=offered.device, variant=offered.variant, devices=offered.count
+        cpu=offered.cpu,
+        memory=offered.memory,
+        device=offered.device,
+        variant=offered.variant,
+        devices=offered.count,
+        namespaces=(offered.namespace,),
     )
 
 
@@ -70,7 +85,7 @@ def test_whoever_covers_the_class_above_a_need_has_room_for_it(need: Capacity, f
 def test_the_class_of_a_need_covers_it_and_no_smaller_one_does(need: Capacity) -> None:
     offered = class_of(need)
     if offered is None:
-        assert need.cpu > 4096 or need.memory > 4 * TIB
+        assert need.cpu > 4096 or need.memory > 4 * TIB or need.namespaces == (A, B)
         return
     assert fits(need.model_copy(update={"device": offered.device, "variant": offered.variant}), _as_need(offered))
     smaller = [each for each in classes_covered(_as_need(offered)) if fits(need, _as_need(each))]
@@ -78,26 +93,42 @@ def test_the_class_of_a_need_covers_it_and_no_smaller_one_does(need: Capacity) -
 
 
 def test_classes_of_different_sizes_have_different_subjects() -> None:
-    free = Capacity(cpu=4096, memory=8 * TIB, device="gpu", variant="h100", devices=64)
+    free = Capacity(cpu=4096, memory=8 * TIB, device="gpu", variant="h100", devices=64, namespaces=(A, B))
     covered = classes_covered(free)
     assert len({each.subject for each in covered}) == len(covered)
-    assert class_of(Capacity(cpu=0.25, memory=GIB)).subject == "fluster.sys.dispatch.cpu.none.0.c250m.m1024"  # type: ignore[union-attr]
+    assert class_of(_of_a(cpu=0.25)).subject == "fluster.a.dispatch.cpu.none.0.c250m.m1024"  # type: ignore[union-attr]
+
+
+def _of_a(**fields: Any) -> Capacity:
+    return Capacity(**{"cpu": 1, "memory": GIB, "namespaces": (A,), **fields})
+
+
+def test_a_task_is_offered_to_workers_of_its_namespace() -> None:
+    need = needed(ResourceConfig.with_cpu(1, memory=GIB), A)
+    for namespaces, fitting in (((A,), True), ((A, B), True), ((B,), False)):
+        free = _of_a(namespaces=namespaces)
+        assert fits(need, free) is fitting
+        assert (class_of(need) in classes_covered(free)) is fitting
+    assert fits(need, Capacity(cpu=1, memory=GIB)), "it does not say, as none did before"
+    assert capacity.misfit(need, [("w1", _of_a(namespaces=(B,)))]) == (
+        "no worker runs jobs of namespace a (those that there are run jobs of b)"
+    )
 
 
 def test_disk_is_in_no_class() -> None:
-    assert class_of(Capacity(cpu=1, memory=GIB, disk=1)) is None
+    assert class_of(_of_a(disk=1)) is None
 
 
 def test_gpus_of_no_model_are_for_tasks_that_name_none() -> None:
-    free = Capacity(cpu=8, memory=GIB, device="gpu", variant="any", devices=2)
+    free = _of_a(cpu=8, device="gpu", variant="any", devices=2)
     for variant, fitting in (("any", True), ("h100", False)):
-        need = needed(ResourceConfig.with_gpu(variant, 2, cpu=1, memory=GIB))
+        need = needed(ResourceConfig.with_gpu(variant, 2, cpu=1, memory=GIB), A)
         assert fits(need, free) is fitting
         assert (class_of(need) in classes_covered(free)) is fitting
 
 
 def test_what_is_counted_by_other_names_is_in_no_class() -> None:
-    assert class_of(Capacity(cpu=1, memory=GIB, resources=(("license", 1.0),))) is None
+    assert class_of(_of_a(resources=(("license", 1.0),))) is None
 
 
 def test_devices_fit_by_model_and_number() -> None:

@@ -8,14 +8,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fluster_bus.errors import InvalidMessageError
-from fluster_bus.messages import Capacity, ResourceConfig, TaskRecord
+from fluster_bus.messages import Capacity, Namespace, ResourceConfig, TaskRecord
 from fluster_bus.messages.counted import as_counts, number_text, parse_counts, share
 from fluster_bus.messages.resources import GIB
 from fluster_services.capacity import class_of, classes_covered, describe, fits, minus, misfit, needed, plus
 
-NEED = needed(ResourceConfig.with_cpu(1, resources={"license": 1}))
-HAS = Capacity(cpu=4, memory=8 * GIB, resources=(("license", 2.0), ("slot", 0.5)))
-NONE = Capacity(cpu=4, memory=8 * GIB)
+NS = Namespace("default")
+NEED = needed(ResourceConfig.with_cpu(1, resources={"license": 1}), NS)
+HAS = Capacity(cpu=4, memory=8 * GIB, resources=(("license", 2.0), ("slot", 0.5)), namespaces=(NS,))
+NONE = Capacity(cpu=4, memory=8 * GIB, namespaces=(NS,))
 
 
 def test_a_task_fits_where_as_much_is_left() -> None:
@@ -29,7 +30,7 @@ def test_a_task_fits_where_as_much_is_left() -> None:
 def test_a_worker_that_does_not_know_them_is_never_asked() -> None:
     """It listens on classes, so these tasks are in none; by name it is asked only for what it said it has."""
     assert class_of(NEED) is None
-    assert classes_covered(HAS) == classes_covered(NONE)
+    assert classes_covered(HAS) == classes_covered(NONE) != frozenset()
     assert Capacity.from_json(b'{"cpu": 4, "memory": 1}').resources == ()
 
 

@@ -11,6 +11,7 @@ from fluster_bus.messages import (
     Capacity,
     JobRecord,
     JobStatus,
+    Namespace,
     OfferReply,
     TaskRecord,
     WorkerId,
@@ -25,7 +26,7 @@ from tests.pure.recorded import recorded_job, registered_worker
 
 GIB = 1 << 30
 A, B = WorkerId("a"), WorkerId("b")
-ON_CLASS = "fluster.sys.dispatch.cpu.none.0.c4000m.m1024"
+ON_CLASS = "fluster.default.dispatch.cpu.none.0.c4000m.m1024"
 
 
 class Cluster:
@@ -39,7 +40,7 @@ class Cluster:
         self.dispatch = Dispatch(self.books, self.roster, self, reserve_after_s=30.0, unfit_retry_s=7.0)
         self._revision = 0
         for worker_id in (A, B):
-            total = Capacity(cpu=4, memory=64 * GIB)
+            total = Capacity(cpu=4, memory=64 * GIB, namespaces=(Namespace("default"),))
             self.roster.on_registered(registered_worker(worker_id, total), now=0.0)
             self.roster.on_beat(worker_id, now=0.0, free=total)
 
@@ -62,8 +63,8 @@ class Cluster:
         if isinstance(record, TaskRecord):
             self.dispatch.on_task(key, record, pause_s=pause_s)
 
-    def submit(self, name: str, cpu: float, *, pause_s: float = 0.0) -> TaskRecord:
-        (task,) = self.submit_all(name, cpu, pause_s=pause_s)
+    def submit(self, name: str, cpu: float, **fields: Any) -> TaskRecord:
+        (task,) = self.submit_all(name, cpu, **fields)
         return task
 
     def submit_all(self, name: str, cpu: float, *, pause_s: float = 0.0, **fields: Any) -> list[TaskRecord]:
@@ -135,6 +136,20 @@ def test_a_task_between_two_levels_is_then_offered_by_name_to_those_with_room() 
     asks = cluster.offer(None, OfferReply(worker_id=B, accepted=True))
     assert _subjects(asks) == [ON_CLASS, "fluster.sys.workers.b.offer"]
     assert asks[0].offer.job_id == "job"
+
+
+def test_a_job_that_no_worker_of_its_namespace_takes_holds_up_no_other_namespace() -> None:
+    cluster = Cluster()
+    cluster.submit("theirs", 4, namespace="other")
+    cluster.submit("ours", 4)
+    assert cluster.taken() == ["theirs", "ours"]
+    cluster = Cluster()
+    cluster.submit("theirs", 3, namespace="other")
+    assert _subjects(cluster.offer(None)) == ["fluster.other.dispatch.cpu.none.0.c4000m.m1024"], (
+        "no worker is asked by name"
+    )
+    cluster.submit("ours", 3)
+    assert cluster.taken() == ["ours"]
 
 
 def test_room_is_found_as_soon_as_the_record_tells_of_it() -> None:

@@ -3,15 +3,16 @@
 import pytest
 from pydantic import ValidationError
 
-from fluster_bus.messages import Capacity, ResourceConfig, WorkerId, WorkerInfo
+from fluster_bus.messages import Capacity, Namespace, ResourceConfig, WorkerId, WorkerInfo
 from fluster_bus.messages.labels import WORKER_LABEL, as_words, from_words, given_labels, parse_labels, with_own_name
 from fluster_bus.messages.resources import GIB
 from fluster_services.capacity import class_of, classes_covered, describe, fits, minus, misfit, needed, plus
 
-IN_A = needed(ResourceConfig(cpu=1, memory=GIB, labels={"zone": "a"}))
-A = Capacity(cpu=4, memory=8 * GIB, labels=("disk=ssd", "zone=a"))
-B = Capacity(cpu=4, memory=8 * GIB, labels=("zone=b",))
-NONE = Capacity(cpu=4, memory=8 * GIB)
+NS = Namespace("default")
+IN_A = needed(ResourceConfig(cpu=1, memory=GIB, labels={"zone": "a"}), NS)
+A = Capacity(cpu=4, memory=8 * GIB, labels=("disk=ssd", "zone=a"), namespaces=(NS,))
+B = Capacity(cpu=4, memory=8 * GIB, labels=("zone=b",), namespaces=(NS,))
+NONE = Capacity(cpu=4, memory=8 * GIB, namespaces=(NS,))
 
 
 def test_a_task_fits_where_all_its_labels_are() -> None:
@@ -23,7 +24,7 @@ def test_a_task_fits_where_all_its_labels_are() -> None:
 
 def test_it_is_offered_by_name_alone() -> None:
     assert class_of(IN_A) is None
-    assert classes_covered(A) == classes_covered(NONE)
+    assert classes_covered(A) == classes_covered(NONE) != frozenset()
 
 
 def test_labels_are_not_used_up() -> None:

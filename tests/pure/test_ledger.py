@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster_bus.messages import Capacity, Heartbeat, ResourceConfig, WorkerId
+from fluster_bus.messages import Capacity, Heartbeat, Namespace, ResourceConfig, WorkerId
 from fluster_bus.messages.resources import GIB
 from fluster_services.capacity import classes_covered, fits, needed
 from fluster_services.worker.ledger import Ledger
@@ -72,7 +72,7 @@ def test_a_worker_that_adopts_more_than_it_has_can_still_say_so() -> None:
 
 
 def test_it_has_no_more_tasks_at_once_than_it_may_however_small_they_are() -> None:
-    ledger = Ledger(Capacity(cpu=4, memory=GIB, tasks=2))
+    ledger = Ledger(Capacity(cpu=4, memory=GIB, tasks=2, namespaces=(Namespace("default"),)))
     need = needed(ResourceConfig.with_cpu(0, memory=0))
     assert ledger.reserve("a", need)
     assert classes_covered(ledger.free)

@@ -27,9 +27,11 @@ _COMMAND = [sys.executable, "-c", "from fluster.cli import main; main()"]
 
 
 @contextmanager
-def _daemon(family: Family, address: Path, *words: str, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+def _daemon(
+    family: Family, address: Path, *words: str, stderr: int | None = None, **variables: str
+) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(
-        [*_COMMAND, "--address", str(address), *words], env=family.environment(**variables)
+        [*_COMMAND, "--address", str(address), *words], env=family.environment(**variables), stderr=stderr
     ) as process:
         try:
             yield process
@@ -64,6 +66,54 @@ def test_controller_and_worker_are_started_with_options(family: Family, tmp_path
                 ("zone=a",),
             )
             assert cluster.wait(job_id, timeout=60).status is JobStatus.SUCCEEDED
+    finally:
+        server.close()
+    family.wait_gone()
+
+
+def test_a_job_of_a_namespace_without_workers_keeps_no_other_waiting(family: Family, tmp_path: Path) -> None:
+    server = EmbeddedServer(tmp_path / "nats", namespaces=("ours", "theirs"))
+    server.start()
+    try:
+        files = {"service": Role.SERVICE, "worker": Role.WORKER, "job": Role.JOB}
+        for name, role in files.items():
+            server.credentials(role, "ours" if role is Role.JOB else None).save(tmp_path / f"{name}.json")
+        worker = ["worker", "start", "--worker-id", "w9", "--state-dir", str(tmp_path / "w9"), "--cpus", "3"]
+        worker += ["--namespaces", "ours", "--job-credentials", f"ours={tmp_path / 'job.json'}"]
+        operator = server.credentials(Role.OPERATOR).to_url()
+        with (
+            _daemon(family, tmp_path / "service.json", "controller", "start", "--namespaces", "ours,theirs"),
+            _daemon(family, tmp_path / "worker.json", *worker),
+            Cluster(operator, "theirs") as theirs,
+            Cluster(operator, "ours") as ours,
+        ):
+            wait_until(lambda: _workers(ours) == ["w9"])
+            request = JobRequest(name="hello", entrypoint=Entrypoint(command=("true",)))
+            waiting = theirs.launch(request)
+            why = "no worker runs jobs of namespace theirs (those that there are run jobs of ours)"
+            wait_until(lambda: why in theirs.explain(waiting))
+            assert ours.wait(ours.launch(request), timeout=60).status is JobStatus.SUCCEEDED
+            assert theirs.poll(waiting).status is JobStatus.PENDING
+    finally:
+        server.close()
+    family.wait_gone()
+
+
+def test_a_worker_warns_that_processes_keep_no_namespaces_apart(family: Family, tmp_path: Path) -> None:
+    server = EmbeddedServer(tmp_path / "nats", namespaces=("a", "b"))
+    server.start()
+    try:
+        server.credentials(Role.WORKER).save(tmp_path / "worker.json")
+        options = ["--worker-id", "w9", "--state-dir", str(tmp_path / "w9"), "--namespaces", "a,b"]
+        for namespace in ("a", "b"):
+            file = tmp_path / f"job-{namespace}.json"
+            server.credentials(Role.JOB, namespace).save(file)
+            options += ["--job-credentials", f"{namespace}={file}"]
+        with _daemon(family, tmp_path / "worker.json", "worker", "start", *options, stderr=subprocess.PIPE) as process:
+            assert process.stderr is not None
+            said = process.stderr.readline().decode()
+            assert said.startswith("warning: jobs of namespaces a, b run as processes of one user here")
+            process.stderr.readline()  # it has begun, so it ends as it is asked
     finally:
         server.close()
     family.wait_gone()

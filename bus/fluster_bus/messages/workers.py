@@ -28,6 +28,8 @@ class Capacity(Message):
         default=None, ge=0
     )  # how many it may have at once; None: as many as the rest has room for
     labels: tuple[str, ...] = ()  # sorted, as `zone=a`; those that a task needs are among those that its worker has
+    # Of a worker, sorted: whose jobs it runs; none: it does not say. Of a need: that of its job.
+    namespaces: tuple[Namespace, ...] = ()
     resources: CountsField = ()  # what is counted by names of the users' own; what is not named is not there
     elsewhere: tuple[
         WorkerId, ...

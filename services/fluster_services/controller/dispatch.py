@@ -109,7 +109,7 @@ class Dispatch:
         self._around.on_dispatchable()
 
     def _need(self, key: JobKey, task: TaskRecord) -> Capacity:
-        need, unfit = needed(task.resources), self._unfit.get(key)
+        need, unfit = needed(task.resources, task.namespace), self._unfit.get(key)
         return need if unfit is None else need.model_copy(update={"elsewhere": tuple(sorted(unfit))})
 
     def unfit(self, key: JobKey) -> Mapping[WorkerId, str]:

@@ -86,7 +86,7 @@ def explain(
 def why_given_up(task: TaskRecord, workers: Sequence[WorkerView]) -> str:
     """Why a task is given up whose scheduling timeout is over, with what it needs if no worker could ever have run it."""
     reason = f"no worker had room for it within {task.scheduling_timeout_s:g} s"
-    need = capacity.needed(task.resources)
+    need = capacity.needed(task.resources, task.namespace)
     if any(capacity.fits(need, worker.total) for worker in workers):
         return reason
     return f"{reason}: {_why_waiting([task], workers, 0)}"
@@ -130,7 +130,7 @@ def _why_paused(job: JobRecord, waiting: Sequence[TaskRecord], pauses_s: Mapping
 
 
 def _why_gang_waits(waiting: Sequence[TaskRecord], workers: Sequence[WorkerView], ahead: int) -> str:
-    need, count = capacity.needed(waiting[0].resources), len(waiting)
+    need, count = capacity.needed(waiting[0].resources, waiting[0].namespace), len(waiting)
     told = gangs.describe_need(need, count)
     if not workers:
         return f"{told}; {_NO_WORKER}"
@@ -153,7 +153,7 @@ def _why_not_released(waits_for: Sequence[tuple[str, JobStatus]]) -> str:
 
 
 def _why_waiting(waiting: Sequence[TaskRecord], workers: Sequence[WorkerView], ahead: int) -> str:
-    need = capacity.needed(waiting[0].resources)
+    need = capacity.needed(waiting[0].resources, waiting[0].namespace)
     if not workers:
         return f"needs {capacity.describe(need)}; {_NO_WORKER}"
     fitting = [worker for worker in workers if capacity.fits(need, worker.total)]

@@ -85,7 +85,7 @@ class Gangs:
             self._note_recorded(tasks, self._gathering[1])
         is_over = job.state.finished() or job.kill_requested is not None
         if gangs.is_waiting(job, tasks):
-            need = capacity.needed(job.request.resources)
+            need = capacity.needed(job.request.resources, job.namespace)
             gang = self._waiting[key] = WaitingGang(
                 place_in_line(job.order, job.request.priority), key, need, job.request.replicas
             )

@@ -344,6 +344,7 @@ def _at_least(need: Capacity, other: Capacity) -> bool:
         need.cpu >= other.cpu
         and need.memory >= other.memory
         and need.disk >= other.disk
+        and set(need.namespaces) >= set(other.namespaces)
         and set(need.labels) >= set(other.labels)
         and has_counts(other.resources, need.resources)
         and set(need.elsewhere) >= set(other.elsewhere)

@@ -38,6 +38,12 @@ from fluster_services.worker.threads import ready_threads
 def main() -> None:
     with refusing():
         config = _config_from_environment()
+    if len(config.job_credentials) > 1 and config.containers is None:
+        served = ", ".join(sorted(config.job_credentials))
+        sys.stderr.write(
+            f"warning: jobs of namespaces {served} run as processes of one user here, and can read each other's files and "
+            "memory: give each namespace workers of its own, or run tasks in containers (--runtime docker)\n"
+        )
     run_worker(config)
 
 

@@ -66,7 +66,11 @@ class Worker:
         self._runtime = runtime
         self._worker_id = config.worker_id
         self._claims = Claims(bus, config.worker_id, tuple(config.job_credentials))
-        total = config.total.model_copy(update={"labels": with_own_name(config.total.labels, config.worker_id)})
+        own = {
+            "labels": with_own_name(config.total.labels, config.worker_id),
+            "namespaces": tuple(sorted(config.job_credentials)),
+        }
+        total = config.total.model_copy(update=own)
         self._ledger = Ledger(total, config.device_ids)
         self._classes = ClassOffers(bus, self._on_offer)
         self._presence = Presence(
