@@ -215,7 +215,19 @@ def run_worker(
     async def serve(bus: Bus, ready: Callable[[], None]) -> None:
         asyncio.get_running_loop().set_default_executor(threads)
         runtime, images = make_runtime(config, template, enforcer, disks, api_version)
-        await Worker(bus, config, runtime, draining, images).run(ready)
+        serving = asyncio.Event()
+
+        def on_ready() -> None:
+            serving.set()
+            ready()
+
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(Worker(bus, config, runtime, draining, images).run(on_ready))
+            leaving = tasks.create_task(draining.wait_asked())
+            await asyncio.wait([running, leaving], return_when=asyncio.FIRST_COMPLETED)
+            leaving.cancel()
+            if not serving.is_set():  # it has taken nothing that could be drained, and may wait long for a controller
+                running.cancel()
 
     run_daemon(
         serve,
