@@ -52,7 +52,7 @@ CORES = {
     "fluster_services.controller.roster": Core(("roster", "dispatch"), 1),
     "fluster_services.controller.scheduler": Core(("scheduler",), None),
     "fluster_services.gangs": Core(("gangs",), None),
-    "fluster_services.lifecycle": Core(("lifecycle", "gangs"), None),
+    "fluster_services.lifecycle": Core(("lifecycle", "retry_backoff", "dependencies", "gangs"), None),
 }
 
 _TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {

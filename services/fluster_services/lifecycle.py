@@ -406,9 +406,7 @@ def finish_job(job: JobRecord, tasks: Iterable[TaskRecord], *, now: float) -> Jo
         return None
     state = _joined_state(job, tasks)
     culprit = next((task for task in tasks if task.state is state), None) if state is not JobStatus.SUCCEEDED else None
-    message = ""
-    if culprit is None and state is JobStatus.KILLED:
-        message = job.kill_requested or ""
+    message = (job.kill_requested or "") if state is JobStatus.KILLED else ""
     if culprit is not None:
         message = culprit.transitions[-1].reason if culprit.transitions else ""
         if len(tasks) > 1 and not _is_of_all(job, state):

@@ -379,6 +379,23 @@ def test_a_hold_alone_is_called_off_unless_offers_are_out() -> None:
     assert gangs.verdict(off, 1) is gangs.Verdict.OFF
 
 
+def test_holds_of_two_epochs_are_called_off_together() -> None:
+    """A controller gathered for the second of them before it had read all holds of the first."""
+    job = _gang(2)
+    first, second = lifecycle.new_tasks(job)
+    (off,) = _next(job, [_held(first, epoch=2), _held(second, epoch=3)])
+    assert isinstance(off, JobRecord)
+    assert (off.epoch, off.is_go) == (3, False)
+
+
+def test_a_gathering_ends_when_a_task_is_not_there_to_be_offered() -> None:
+    job = _gang(3)
+    first, second, third = lifecycle.new_tasks(job)
+    (off,) = _next(job, [_held(first), second, _ended(_held(third), W)], is_gathering=True)
+    assert isinstance(off, JobRecord)
+    assert (off.epoch, off.is_go) == (1, False)
+
+
 def test_a_release_costs_nothing_and_an_epoch_is_not_used_twice() -> None:
     (task,) = lifecycle.new_tasks(_gang(1))
     held = _held(task)
@@ -421,12 +438,13 @@ def test_a_restart_names_the_task_that_ended_first(ends: tuple[float | None, flo
     assert asked.restart_requested == f"its gang starts again: task {int(ends[0] == 5.0)} ended as FAILED"
 
 
-def test_a_restart_is_not_named_after_those_that_it_stopped_itself() -> None:
+def test_a_restart_is_not_named_after_those_that_succeeded_or_that_it_stopped_itself() -> None:
     job, (first, second, third) = _running(3, failures=1)
     stopped = _ended(first.model_copy(update={"restart_requested": "its gang starts again: …"}), F)
-    (asked,) = _next(job, [stopped, _ended(second, F), third])
-    assert isinstance(asked, TaskRecord)
-    assert asked.restart_requested == "its gang starts again: task 1 ended as FAILED"
+    for innocent in (stopped, _ended(first, S)):
+        (asked,) = _next(job, [innocent, _ended(second, F), third])
+        assert isinstance(asked, TaskRecord)
+        assert asked.restart_requested == "its gang starts again: task 1 ended as FAILED"
 
 
 def test_a_gang_waits_when_all_of_it_is_there_and_unwanted_by_none() -> None:
@@ -438,6 +456,30 @@ def test_a_gang_waits_when_all_of_it_is_there_and_unwanted_by_none() -> None:
     assert not gangs.is_waiting(job, [first, second.model_copy(update={"kill_requested": "why"})])
     assert not gangs.is_waiting(job.model_copy(update={"kill_requested": "why"}), [first, second])
     assert not gangs.is_waiting(job.model_copy(update={"state": F}), [first, second])
+
+
+def test_a_gang_has_started_from_the_go_until_all_of_it_waits_again() -> None:
+    job = _gang(2)
+    first, second = lifecycle.new_tasks(job)
+    assert not gangs.has_started(job, [first, second])
+    assert not gangs.has_started(job, [_held(first), _held(second)])
+    off = gangs.call_off(job, 1)
+    assert off is not None
+    assert not gangs.has_started(off, [_held(first), _held(second)]), "they are on their way back"
+    go, running = _running(2)
+    assert gangs.has_started(go, running)
+    assert gangs.has_started(go, [_ended(running[0], S), running[1]])
+    again = [lifecycle.restart(_ended(each, W), now=4) for each in running]
+    waiting = [each for each in again if each is not None]
+    assert gangs.has_started(go, [running[0], waiting[1]])
+    assert not gangs.has_started(go, waiting)
+    assert not gangs.has_started(go, [_held(waiting[0], epoch=2), waiting[1]]), "it is gathered anew"
+
+
+def test_the_reason_for_the_end_of_all_is_the_first_task_that_cannot_go_on() -> None:
+    _, (first, second, third) = _running(3)
+    for tasks in ([first, _ended(second, F), _ended(third, F)], [_ended(third, F), _ended(second, F), first]):
+        assert gangs.why_stop(tasks) == "task 1 of its gang ended as FAILED"
 
 
 def test_a_restart_that_was_interrupted_is_carried_on() -> None:

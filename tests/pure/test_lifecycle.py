@@ -54,9 +54,15 @@ def _random_event(task: TaskRecord, now: float, dice: random.Random) -> tuple[st
     name = dice.choice(("claim", "claim", "run", "end", "end", "lose", "kill", "give_up", "retry", "retry"))
     match name:
         case "claim":
-            return name, lifecycle.claim(task, attempt=attempt, worker_id=worker_id, now=now)
+            claimed = lifecycle.claim(task, attempt=attempt, worker_id=worker_id, now=now)
+            if claimed is not None:
+                assert (task.attempt, claimed.worker_id) == (attempt, worker_id)
+            return name, claimed
         case "run":
-            return name, lifecycle.run(task, attempt=attempt, worker_id=worker_id, now=now)
+            running = lifecycle.run(task, attempt=attempt, worker_id=worker_id, now=now)
+            if running is not None:
+                assert (task.attempt, task.worker_id) == (attempt, worker_id)
+            return name, running
         case "end":
             state = dice.choice(ENDS)
             ended = lifecycle.end(task, attempt=attempt, worker_id=worker_id, now=now, state=state, reason="it ended")
@@ -220,6 +226,12 @@ def test_failures_before_the_window_are_not_counted() -> None:
     assert lifecycle.is_final(_failed_after(task, 10.0))
 
 
+def test_a_failure_counts_to_the_end_of_the_window() -> None:
+    for apart_s, is_final in ((60.0, True), (60.1, False)):
+        task = _failed_after(_task(failures=1).model_copy(update={"retry_window_s": 60.0}), 7.0)
+        assert lifecycle.is_final(_failed_after(task, apart_s)) is is_final
+
+
 def test_a_window_is_passed_on_to_the_tasks_and_a_clock_that_is_set_back_does_no_harm() -> None:
     request = JobRequest(name="a", entrypoint=Entrypoint(command=("true",)), max_retries_failure=1, retry_window_s=60.0)
     job = lifecycle.new_job(Namespace("default"), JobId("a-1"), request, order=1, now=0)
@@ -235,6 +247,7 @@ def test_an_error_that_is_final_spends_the_budget() -> None:
         task = _task(failures=5).model_copy(update={"retry_window_s": window})
         ended = _failed_after(task, 1.0, error=error)
         assert lifecycle.is_final(ended)
+        assert ended.failures == 6
         assert lifecycle.is_final(ended.model_copy(update={"error": None}))  # also where the record is kept without it
 
 
@@ -260,6 +273,83 @@ def test_a_kill_wish_ends_what_nobody_holds_and_asks_who_holds() -> None:
     assert between.state is K
     lost = _lead(_task(), _claim, _kill, _end(W))
     assert lifecycle.is_final(lost)
+
+
+def test_what_is_refused_spends_the_budget() -> None:
+    refused = lifecycle.refuse(_task(failures=2), now=4, reason="no such folder")
+    assert refused is not None
+    assert (refused.state, refused.failures, refused.finished_at, lifecycle.is_final(refused)) == (F, 3, 4, True)
+    held = _lead(_task(), _claim)
+    assert lifecycle.refuse(held, now=4, reason="no such folder") is None
+    assert lifecycle.give_up(held, now=4, reason="too large") is None
+
+
+def test_what_is_to_be_killed_is_not_claimed() -> None:
+    assert _claim(_task().model_copy(update={"kill_requested": "enough"})) is None
+
+
+def test_only_who_holds_a_task_of_a_gang_makes_it_ready_or_lets_it_go_and_only_for_its_epoch() -> None:
+    of_gang = _task().model_copy(update={"gang": True})
+    held = lifecycle.claim(of_gang, attempt=1, worker_id=WORKERS[0], now=1, epoch=1)
+    assert held is not None
+    assert lifecycle.claim(_task(), attempt=1, worker_id=WORKERS[0], now=1, epoch=1) is None, "not of a task alone"
+
+    def ready(task: TaskRecord, attempt: int = 1, worker_id: WorkerId = WORKERS[0]) -> TaskRecord | None:
+        return lifecycle.make_ready(task, attempt=attempt, worker_id=worker_id, gang_address="w1:1")
+
+    is_ready = ready(held)
+    assert is_ready is not None
+    assert (is_ready.is_ready, is_ready.gang_address) == (True, "w1:1")
+    running = lifecycle.run(held, attempt=1, worker_id=WORKERS[0], now=2)
+    alone = _claim(_task())
+    assert running is not None
+    assert alone is not None
+    for wrong in (
+        ready(held, attempt=2),
+        ready(held, worker_id=WORKERS[1]),
+        ready(is_ready),
+        ready(running),
+        ready(alone),
+    ):
+        assert wrong is None
+
+    def release(task: TaskRecord, attempt: int = 1, worker_id: WorkerId = WORKERS[0], epoch: int = 1) -> object:
+        return lifecycle.release(task, attempt=attempt, worker_id=worker_id, epoch=epoch, now=3, reason="called off")
+
+    assert release(held) is not None
+    assert release(held, attempt=2) is release(held, worker_id=WORKERS[1]) is release(held, epoch=2) is None
+    assert release(running) is None
+
+
+def test_a_restart_is_asked_of_what_runs_and_costs_nothing() -> None:
+    held = lifecycle.claim(_task().model_copy(update={"gang": True}), attempt=1, worker_id=WORKERS[0], now=1, epoch=1)
+    assert held is not None
+    asked = lifecycle.request_restart(held, reason="its gang starts again")
+    assert asked is not None
+    assert lifecycle.is_to_be_stopped(asked)
+    assert not lifecycle.is_to_be_stopped(held)
+    assert lifecycle.is_to_be_stopped(_lead(held, _kill))
+    assert lifecycle.request_restart(asked, reason="again") is None
+    assert lifecycle.request_restart(_lead(held, _kill), reason="again") is None
+    assert lifecycle.request_restart(_task(), reason="again") is None
+    assert lifecycle.restart(asked, now=3) is None, "it runs still"
+    for state in (F, K, W):
+        ended = _lead(asked, _end(state))
+        assert (ended.failures, ended.preemptions) == (0, 0)
+        assert not lifecycle.is_final(ended)
+        assert not lifecycle.is_to_be_stopped(ended)
+        again = lifecycle.restart(ended, now=3)
+        assert again is not None
+        assert (again.attempt, again.backoff_s, again.restart_requested) == (2, 0, None)
+        assert again.transitions[-1].reason == f"its gang starts again; this attempt ended as {state}"
+    alone = _lead(_task(failures=1), _claim, _end(F))
+    assert lifecycle.restart(alone, now=3) is None, "it has no gang"
+
+
+def test_a_retry_that_costs_nothing_says_so() -> None:
+    spared = lifecycle.retry(_ended(_task(), is_spared=True), now=3)
+    assert spared is not None
+    assert spared.transitions[-1].reason == "again, at no cost, after WORKER_FAILED"
 
 
 # ---- jobs -----------------------------------------------------------------------------------------------
@@ -371,6 +461,54 @@ def test_a_task_that_will_be_tried_again_does_not_end_its_job() -> None:
     task = _lead(lifecycle.new_tasks(job)[0], _claim, _end(F))
     assert lifecycle.finish_job(job, [task], now=9) is None
     assert lifecycle.finish_job(job, [], now=9) is None
+
+
+def test_transitions_are_numbered_on_from_those_that_were_told_before() -> None:
+    job = _job()
+    assert [each.number for each in job.transitions] == [1]
+    (task,) = lifecycle.new_tasks(job.model_copy(update={"told_before": 3}))
+    assert [each.number for each in task.transitions] == [4]
+    job, tasks = _tasks_in(S)
+    finished = lifecycle.finish_job(job, tasks, now=9)
+    assert finished is not None
+    assert [(each.number, each.attempt, each.worker_id) for each in finished.transitions] == [
+        (1, 0, None),
+        (2, 0, None),
+    ]
+
+
+def test_a_job_started_with_the_first_of_its_tasks() -> None:
+    job, (first, second) = _tasks_in(S, S)
+    later = second.model_copy(update={"started_at": 7})
+    for tasks in ([first, later], [later, first]):
+        finished = lifecycle.finish_job(job, tasks, now=9)
+        assert finished is not None
+        assert finished.started_at == first.started_at
+
+
+@pytest.mark.parametrize(
+    ("last_words", "told"),
+    [
+        ("", "ended as FAILED"),
+        ("Killed", "ended as FAILED; its last words:\nKilled"),
+        ("ended as FAILED", "ended as FAILED"),
+        ("fluster: ended as FAILED", "ended as FAILED"),
+    ],
+)
+def test_the_last_words_are_told_unless_they_say_the_same(last_words: str, told: str) -> None:
+    job, (task,) = _tasks_in(F)
+    finished = lifecycle.finish_job(job, [task.model_copy(update={"last_words": last_words})], now=9)
+    assert finished is not None
+    assert finished.error_message == told
+
+
+@pytest.mark.parametrize(("gang", "told"), [(True, "too large"), (False, "task 0: too large")])
+def test_that_nothing_can_hold_a_gang_is_said_of_all_its_tasks(gang: bool, told: str) -> None:
+    job, tasks = _tasks_in(U, U)
+    job = job.model_copy(update={"request": job.request.model_copy(update={"gang": gang})})
+    finished = lifecycle.finish_job(job, tasks, now=9)
+    assert finished is not None
+    assert finished.error_message == told
 
 
 def test_the_error_of_the_culprit_is_the_jobs() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import pickle
 import random
 import threading
 import weakref
@@ -541,3 +542,69 @@ def test_an_outcome_tells_how_many_items_gave_no_value(
 ) -> None:
     assert (outcome.failed, outcome.is_whole) == (failed, is_whole)
     assert (outcome.is_ok(4), outcome.is_ok(5)) == is_ok
+
+
+def values_of(*values: Any) -> bytes:
+    """A part of an answer: the values of some items."""
+    return codec.encode(list(values))
+
+
+BROKEN = values_of(1)[:-1]  # cut short
+
+
+def test_a_value_that_cannot_be_read_is_that_of_its_item_alone() -> None:
+    outcome = Outcome(3, 7, values=[values_of("a"), BROKEN, values_of("b", "c")])
+    assert outcome.is_whole, "as far as it was read"
+    for _ in range(2):
+        assert outcome.values() == ["a", None, "b", "c"]
+    assert not outcome.is_whole
+    assert [outcome.value(place) for place in (3, 5, 6)] == ["a", "b", "c"]
+    with pytest.raises(pickle.UnpicklingError, match="truncated") as raised:
+        outcome.value(4)
+    assert raised.value.__notes__ == ["the function returned, but what it returned cannot be unpickled here"]
+    whole = Outcome(3, 5, values=[values_of("a", "b")])
+    assert (whole.values(), whole.is_whole) == (["a", "b"], True)
+
+
+def test_where_one_of_many_values_cannot_be_read_none_is_given_to_another_item() -> None:
+    """An earlier version puts the values of several items into one part."""
+    with pytest.raises(pickle.UnpicklingError, match="truncated") as raised:
+        Outcome(3, 6, values=[values_of("a"), BROKEN]).values()
+    assert raised.value.__notes__ == ["the function returned, but what it returned cannot be unpickled here"]
+
+
+def test_what_an_item_raised_is_told_in_its_place() -> None:
+    error = ValueError("3")
+    ended = Outcome(3, 5, error=error)
+    assert [ended.error(place) for place in (3, 4)] == [error, error]
+    _, failures, _ = run_slice(int, ["0", "x"])
+    some = Outcome(0, 2, failures=failures)
+    assert some.error(0) is None
+    assert isinstance(some.error(1), ValueError)
+
+
+def test_items_that_just_fit_stay_together() -> None:
+    """128 KiB travel as one, a byte more as two."""
+    most = 128 << 10
+    beside = len(payloads.encode_whole([bytes(1_000), bytes(most)])) - most
+    for size, sizes in ((most - beside, [2]), (most - beside + 1, [1, 1])):
+        assert [block.size for block in blocks_of([bytes(1_000), bytes(size)], 5, None)] == sizes
+
+
+def test_a_slice_names_its_items_by_their_places_in_the_batch() -> None:
+    told: list[Outcome] = []
+    batch = Batch(b"", told.append, chunksize=4, is_complete=True)
+    batch.add(blocks_of(range(8), 10, 4))
+    first, second = batch.take(4), batch.take(3)
+    assert first is not None
+    assert second is not None
+    assert (str(first), str(second)) == ("items 10 to 13", "items 14 to 16")
+    assert [str(part) for part in first.parts()] == [f"item {place} of the batch" for place in range(10, 14)]
+    rest = first.rest(1)
+    assert (str(rest), rest.size) == ("items 11 to 13", 3)
+    error = ValueError("lost")
+    assert rest.fail(error) == 0, "they count with the batch"
+    assert [(each.start, each.stop, each.error(11)) for each in told] == [(11, 14, error)]
+    told.clear()
+    assert batch.fail(error) == 0
+    assert [(each.start, each.stop, each.failed) for each in told] == [(17, 18, 1)]
