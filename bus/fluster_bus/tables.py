@@ -17,6 +17,7 @@ from fluster_bus.errors import (
     InvalidMessageError,
     InvalidNameError,
     KeyExistsError,
+    MessageTooLargeError,
     NoRespondersError,
     RequestTimeoutError,
     RevisionConflictError,
@@ -24,7 +25,7 @@ from fluster_bus.errors import (
     StorageTimeoutError,
     StreamNotFoundError,
 )
-from fluster_bus.fault_log import FaultLog
+from fluster_bus.fault_log import FaultLog, one_bounded_line
 from fluster_bus.feeds import CaughtUp, Entry, Feed
 from fluster_bus.messages.model import Message
 
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 Record = TypeVar("Record", bound=Message)
 
 _WRONG_REVISION = 10071  # JSStreamWrongLastSequenceErrF
+_OVER_THE_STREAMS_LIMIT = 10054  # JSStreamMessageExceedsMaximumErr
 _OPERATION_HEADER = "KV-Operation"
 _REASON_HEADER = "Fluster-Reason"
 _MAX_REASON_CHARACTERS = 300
@@ -83,6 +85,15 @@ class Deleted:
     key: str
     revision: int
     reason: str = ""  # as whoever took it away tells, in one line
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """What lies under a key and is no record, or one that belongs elsewhere."""
+
+    key: str
+    revision: int
+    why: str
 
 
 class Table(Generic[Record]):
@@ -220,10 +231,37 @@ class Table(Generic[Record]):
                 if is_known is not None and is_known(subjects.key_of(self._bucket, entry.subject), entry.sequence):
                     continue
                 change = self._change(entry)
+                if isinstance(change, (Row, Deleted)):
+                    yield change
+                elif passed is not None:
+                    passed(entry.sequence)
+
+    async def watch_whole(self) -> AsyncGenerator[Row[Record] | Deleted | Unreadable | CaughtUp]:
+        """As `watch`, for the one who removes what is no record: that is told as well."""
+        async with aclosing(self._feed(subjects.ANY_TAIL).follow()) as entries:
+            async for entry in entries:
+                change = entry if isinstance(entry, CaughtUp) else self._change(entry)
                 if change is not None:
                     yield change
-                elif passed is not None and isinstance(entry, Entry):
-                    passed(entry.sequence)
+
+    async def unreadable(self) -> AsyncGenerator[Unreadable]:
+        """What is no record, of all that is stored now."""
+        async with aclosing(self._feed(subjects.ANY_TAIL).stored()) as entries:
+            async for entry in entries:
+                change = self._change(entry)
+                if isinstance(change, Unreadable):
+                    yield change
+
+    async def remove(self, found: Unreadable, *, reason: str) -> None:
+        """Take away what is no record, unless it was replaced meanwhile; who watches learns that its key is free.
+
+        Only whoever may change streams can. Raises BusError.
+        """
+        try:
+            await self.delete(found.key, revision=found.revision, reason=reason)
+        except (RevisionConflictError, InvalidNameError):
+            # Replaced, or its key cannot be written as it was read: by its sequence it is found all the same.
+            await self._delete_message(found.revision)
 
     def _feed(self, keys: str) -> Feed:
         return Feed(
@@ -233,7 +271,7 @@ class Table(Generic[Record]):
             watch=self._watch_subject(keys),
         )
 
-    def _change(self, entry: Entry) -> Row[Record] | Deleted | None:
+    def _change(self, entry: Entry) -> Row[Record] | Deleted | Unreadable | None:
         key = subjects.key_of(self._bucket, entry.subject)
         if not self._has(key):
             return None
@@ -244,7 +282,7 @@ class Table(Generic[Record]):
         except (InvalidMessageError, InvalidNameError) as error:
             # Whoever may write one key of a bucket must not stop everybody who reads it.
             self._faults.warning("%s in bucket %s cannot be read: %s", key, self._bucket, error)
-            return None
+            return Unreadable(key, entry.sequence, one_bounded_line(error))
 
     async def time(self) -> datetime:
         """What the clock shows now by which records are `stored_at`. Only whoever may read about streams can ask."""
@@ -269,7 +307,10 @@ class Table(Generic[Record]):
 
         Only whoever may change streams can; watchers are not told.
         """
-        request = json.dumps({"seq": deleted.revision, "no_erase": True}).encode()
+        await self._delete_message(deleted.revision)
+
+    async def _delete_message(self, revision: int) -> None:
+        request = json.dumps({"seq": revision, "no_erase": True}).encode()
         await self._bus.request(subjects.message_delete(self._stream), request)
 
 
@@ -284,11 +325,13 @@ def _operation(headers: dict[str, str] | None) -> str | None:
 
 
 def sequence_of_ack(answer: Delivery, what: str) -> int:
-    """The sequence under which a stream stored a message. Raises RevisionConflictError, StorageError."""
+    """The sequence under which a stream stored a message. Raises RevisionConflictError, MessageTooLargeError, StorageError."""
     ack = json.loads(answer.data)
     error = ack.get("error")
     if error is None:
         return int(ack["seq"])
     if error.get("err_code") == _WRONG_REVISION:
         raise RevisionConflictError(f"{what} was changed by somebody else")
+    if error.get("err_code") == _OVER_THE_STREAMS_LIMIT:
+        raise MessageTooLargeError(f"{what} is larger than its stream takes: {error.get('description')}")
     raise StorageError(f"{what} was not stored: {error.get('description')}")

@@ -14,9 +14,10 @@ from fluster_bus.errors import BusError, RevisionConflictError
 from fluster_bus.feeds import CaughtUp
 from fluster_bus.messages import Endpoint, JobId, Namespace
 from fluster_bus.registry import Registry
-from fluster_bus.tables import Deleted, Row
+from fluster_bus.tables import Deleted, Row, Unreadable
 from fluster_services.controller.books import JobKey
 from fluster_services.controller.reconcile import is_stale
+from fluster_services.controller.unreadable_records import UnreadableRecords
 
 if TYPE_CHECKING:
     from fluster_services.controller.controller import Controller
@@ -36,6 +37,10 @@ class _Namespace:
     marks: deque[tuple[float, Deleted]] = field(default_factory=deque)  # of deletions, the oldest first
     by_job: dict[JobId, set[str]] = field(default_factory=dict)
     stale: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+    unreadable: UnreadableRecords = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.unreadable = UnreadableRecords(self.registry)
 
 
 class RegistrySweep:
@@ -56,13 +61,19 @@ class RegistrySweep:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch(namespace, state))
             tasks.create_task(self._remove_stale(state))
+            tasks.create_task(state.unreadable.remove_forever(self._controller, namespace))
             tasks.create_task(self._tick(state))
 
     async def _watch(self, namespace: Namespace, state: _Namespace) -> None:
-        async with aclosing(state.registry.table.watch()) as changes:
+        async with aclosing(state.registry.table.watch_whole()) as changes:
             async for change in changes:
                 if isinstance(change, CaughtUp):
                     continue
+                if isinstance(change, Unreadable):
+                    self._forget(state, change.key)  # what was there before is not there any more
+                    state.unreadable.add(change)
+                    continue
+                state.unreadable.drop(change.key)
                 if isinstance(change, Deleted):
                     self._forget(state, change.key)
                     state.marks.append((time.monotonic(), change))
