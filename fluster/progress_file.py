@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +35,7 @@ def checked_progress(fraction: float, message: str) -> Progress:
         raise TypeError(f"fraction={fraction!r} is no number: give how much is done, from 0 to 1")
     if not isinstance(message, str):
         raise TypeError(f"message={message!r} is no text")
-    if not (math.isfinite(fraction) and 0 <= fraction <= 1):
+    if not 0 <= fraction <= 1:  # nor is it NaN
         raise ValueError(f"fraction={fraction!r} is not between 0 and 1: give done / total")
     if len(message) > MAX_PROGRESS_CHARACTERS:
         message = message[: MAX_PROGRESS_CHARACTERS - 1] + "…"
@@ -83,7 +82,8 @@ def read_progress(directory: Path) -> Progress | None:
         return None
     try:
         fraction, message = json.loads(os.pread(file, _SIZE, 0))
-        return checked_progress(fraction, message)
+        told = checked_progress(fraction, message)
+        return Progress(told.fraction, told.message.encode(errors="replace").decode())
     except (OSError, ValueError, TypeError, RecursionError):
         return None
     finally:

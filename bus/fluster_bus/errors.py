@@ -148,3 +148,7 @@ class AddressError(BusError, ValueError):
 
 class NoAddressError(AddressError):
     """Nothing says where the bus is."""
+
+
+# What fails in the same way however often it is tried.
+HOPELESS = (MessageTooLargeError, ObjectTooLargeError, InvalidNameError, InvalidMessageError)

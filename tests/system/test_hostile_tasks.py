@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fluster import JobStatus, LocalCluster
-from fluster.progress_file import DIRECTORY_VARIABLE
+from fluster.progress_file import DIRECTORY_VARIABLE, PROGRESS_FILE, PROGRESS_PIPE
+from tests.system.daemons import Daemons
 from tests.system.job_requests import call
+from tests.system.processes import Family
+from tests.waiting import wait_until
 
 PATIENCE_S = 60
 
@@ -64,3 +69,60 @@ def test_what_a_task_spoils_is_its_own(cluster: LocalCluster, spoil: Callable[[]
     assert f"{info.error.type}: {info.error.message}".startswith(told)
     assert cluster.result(cluster.launch(call(int, "7")), timeout=PATIENCE_S) == 7
     assert {each.info.worker_id: each.info.started_at for each in cluster.list_workers()} == workers
+
+
+def forge_progress(text: str) -> str:
+    (_folder() / PROGRESS_FILE).write_text(text)
+    (_folder() / PROGRESS_PIPE).write_text("?")
+    return "done"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['[0.5, "\\udce9"]', f'[{10**400}, ""]', f'[-{10**400}, ""]', "[NaN, 1]"],
+    ids=["text", "large", "small", "nan"],
+)
+def test_progress_that_is_none_is_passed_over(cluster: LocalCluster, text: str) -> None:
+    workers = {each.info.worker_id: each.info.started_at for each in cluster.list_workers()}
+    job = cluster.launch(call(forge_progress, text))
+    assert cluster.result(job, timeout=PATIENCE_S) == "done"
+    assert [each.attempt for each in cluster.poll(job).tasks] == [1]
+    assert {each.info.worker_id: each.info.started_at for each in cluster.list_workers()} == workers
+
+
+def pretend_to_be_the_keeper(said: bytes, ready: str) -> None:
+    (_folder() / "s").unlink()
+    listener = socket.socket(socket.AF_UNIX)
+    os.chdir(_folder())
+    listener.bind("s")
+    listener.listen()
+    Path(ready).touch()
+    while True:
+        connection, _ = listener.accept()
+        with contextlib.suppress(OSError):  # it listens no longer
+            connection.sendall(said * 10_000)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"no json\n", b'{"spooled": []}\n', b"x" * 2_000],
+    ids=["no-json", "wrong-type", "endless"],
+)
+def test_a_worker_that_comes_back_outlives_a_task_in_its_keepers_place(
+    tmp_path: Path, family: Family, said: bytes
+) -> None:
+    with Daemons(tmp_path, family) as daemons:
+        daemons.start_controller()
+        daemons.start_worker()
+        with daemons.connect() as cluster:
+            ready = tmp_path / "ready"
+            job = cluster.launch(call(pretend_to_be_the_keeper, said, str(ready)))
+            wait_until(ready.exists)
+            daemons.kill("w1")
+            daemons.start_worker()
+            info = cluster.wait(job, timeout=PATIENCE_S)
+            assert info.status is JobStatus.FAILED
+            assert "its worker could not follow it any further" in info.error_message
+            assert cluster.result(cluster.launch(call(int, "7")), timeout=PATIENCE_S) == 7
+            assert daemons.running["w1"].poll() is None
+        family.kill()  # the task's true keeper is told by none that it is over

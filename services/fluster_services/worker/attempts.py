@@ -22,6 +22,7 @@ from fluster_services.capacity import needed
 from fluster_services.worker.build_output import BuildError
 from fluster_services.worker.claims import Claims
 from fluster_services.worker.config import WorkerConfig
+from fluster_services.worker.giving_up import forget, give_up, is_of_the_bus
 from fluster_services.worker.holds import Holds
 from fluster_services.worker.images import Images
 from fluster_services.worker.launch import Launcher
@@ -354,29 +355,8 @@ class Attempts:
         self.running[key] = running
         if self._is_handing_back:
             self._hand_back(running)
-        pump = LogPump(self._bus, row.value, running)
-        if adopted:
-            await pump.resume()
         started_at = time.time()
-        is_over = asyncio.get_running_loop().create_future()
-        tell_running = asyncio.create_task(self._tell_running(row, is_over, started_at))
-
-        async def speak() -> None:
-            """Before anybody can read what it says, its record says that it runs."""
-            if not is_over.done():
-                is_over.set_result(False)
-            await asyncio.wait({tell_running})
-
-        try:
-            on_progress = functools.partial(self._progress.tell, key, row.value)
-            outcome = await follow(running, pump, on_progress=on_progress, before_output=speak)
-            outcome = await self.wellness.why_ended(key, outcome)
-            if not is_over.done():
-                is_over.set_result(True)
-            row = await tell_running
-        finally:
-            tell_running.cancel()
-            self._progress.forget(key)
+        row, outcome = await self._followed(row, key, running, started_at, adopted=adopted)
         del self.running[key]
         # Joined before the end is written: whoever reads the end and offers the next task finds somebody listening.
         await asyncio.gather(self._remove_endpoints(row.value, outcome.reason), self.give_back(key))
@@ -395,7 +375,40 @@ class Attempts:
             filled_disk=outcome.filled_disk,
         ):
             log.info("%s ended as %s, and is not this worker's any more", key, outcome.state)
-        await running.forget()
+        await forget(running)
+
+    async def _followed(
+        self, row: Row[TaskRecord], key: str, running: RunningTask, started_at: float, *, adopted: bool
+    ) -> tuple[Row[TaskRecord], Outcome]:
+        """How an attempt ended, and its record by then."""
+        is_over = asyncio.get_running_loop().create_future()
+        tell_running = asyncio.create_task(self._tell_running(row, is_over, started_at))
+
+        async def speak() -> None:
+            """Before anybody can read what it says, its record says that it runs."""
+            if not is_over.done():
+                is_over.set_result(False)
+            await asyncio.wait({tell_running})
+
+        try:
+            pump = LogPump(self._bus, row.value, running)
+            try:
+                if adopted:
+                    await pump.resume()
+                on_progress = functools.partial(self._progress.tell, key, row.value)
+                outcome = await follow(running, pump, on_progress=on_progress, before_output=speak)
+                outcome = await self.wellness.why_ended(key, outcome)
+            except Exception as error:
+                if is_of_the_bus(error):
+                    raise
+                # What one task has left where it is read must not end the worker, and again each of its successors.
+                outcome = give_up(running, error)
+            if not is_over.done():
+                is_over.set_result(True)
+            return await tell_running, outcome
+        finally:
+            tell_running.cancel()
+            self._progress.forget(key)
 
     async def _tell_running(
         self, row: Row[TaskRecord], is_over: asyncio.Future[bool], started_at: float

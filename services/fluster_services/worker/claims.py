@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
-from fluster_bus.errors import BusError, RevisionConflictError
+from fluster_bus.errors import HOPELESS, BusError, RevisionConflictError
+from fluster_bus.fault_log import FaultLog, one_bounded_line
 from fluster_bus.messages import (
     JobRecord,
     JobStatus,
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.2
 _UNREADABLE_PAUSE_S = 0.5
+_BRIEF_CHARACTERS = 200
 
 
 class Claims:
@@ -37,6 +39,7 @@ class Claims:
     def __init__(self, bus: Bus, worker_id: WorkerId, namespaces: tuple[Namespace, ...]) -> None:
         self._bus = bus
         self._worker_id = worker_id
+        self._faults = FaultLog(log)
         self._tasks = {namespace: tasks_table(bus, namespace) for namespace in namespaces}
         self._jobs = {namespace: jobs_table(bus, namespace) for namespace in namespaces}
         self._records = {namespace: records_table(bus, namespace) for namespace in namespaces}
@@ -52,10 +55,13 @@ class Claims:
         return row.value if row is not None else None
 
     async def patiently(self, read: Callable[[], Awaitable[Row[TaskRecord] | None]]) -> Row[TaskRecord] | None:
-        """What `read` tells of a record, once the bus lets it be read."""
+        """What `read` tells of a record, once the bus lets it be read; None as well for one that nobody can read."""
         while True:
             try:
                 return await read()
+            except HOPELESS as error:
+                self._faults.warning("a record is taken for none: %s", error)
+                return None
             except BusError as error:
                 log.info("a record cannot be read yet: %s", error)
                 await self._bus.wait_connected()
@@ -105,11 +111,16 @@ class Claims:
         return record.attempt == attempt and record.worker_id == self._worker_id and lifecycle.is_held(record)
 
     async def change(
-        self, row: Row[TaskRecord], decide: Callable[[TaskRecord], TaskRecord | None]
+        self,
+        row: Row[TaskRecord],
+        decide: Callable[[TaskRecord], TaskRecord | None],
+        *,
+        briefly: Callable[[TaskRecord, BusError], TaskRecord | None] | None = None,
     ) -> Row[TaskRecord] | None:
         """The record as `decide` changes it, written; None when it does not apply any more.
 
-        Does not give up while the bus is away: an end that happened must be told.
+        Does not give up while the bus is away: an end that happened must be told. What can never be stored is not tried
+        again: it is told as `briefly` has it, where that is given.
         """
         namespace = row.value.namespace
         current: Row[TaskRecord] | None = row
@@ -125,6 +136,11 @@ class Claims:
                 return Row(row.key, wanted, revision)
             except RevisionConflictError:
                 pass
+            except HOPELESS as error:
+                self._faults.warning("what became of %s cannot be stored: %s", row.key, error)
+                if briefly is None:
+                    return None
+                decide, briefly = _told_with(briefly, error), None
             except BusError as error:
                 log.info("the record of %s waits: %s", row.key, error)
                 wanted_state = wanted.state
@@ -173,7 +189,20 @@ class Claims:
                 filled_disk=filled_disk,
             )
 
-        return await self.change(row, ended) is not None
+        def briefly(task: TaskRecord, cause: BusError) -> TaskRecord | None:
+            return lifecycle.end(
+                task,
+                attempt=attempt,
+                worker_id=self._worker_id,
+                now=now,
+                state=state,
+                reason=one_bounded_line(f"{reason[:_BRIEF_CHARACTERS]}; the rest could not be stored: {cause}"),
+                exit_code=exit_code,
+                is_spared=is_spared,
+                filled_disk=filled_disk,
+            )
+
+        return await self.change(row, ended, briefly=briefly) is not None
 
     async def run(self, row: Row[TaskRecord], *, started_at: float | None = None) -> Row[TaskRecord]:
         """Write that the attempt of `row` runs; returns the record as it then is, or as it was."""
@@ -208,6 +237,9 @@ class Claims:
         while True:
             try:
                 return await self._tasks[namespace].get(key)
+            except HOPELESS as error:
+                self._faults.warning("the record of %s is taken for none: %s", key, error)
+                return None
             except BusError as error:
                 log.info("the record of %s cannot be read: %s", key, error)
                 await self._bus.wait_connected()
@@ -222,3 +254,9 @@ class Claims:
                 if isinstance(record, TaskRecord) and self.is_mine(record, record.attempt):
                     found.append(Row(row.key, record, row.revision))
         return found
+
+
+def _told_with(
+    briefly: Callable[[TaskRecord, BusError], TaskRecord | None], cause: BusError
+) -> Callable[[TaskRecord], TaskRecord | None]:
+    return lambda task: briefly(task, cause)

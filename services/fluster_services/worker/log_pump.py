@@ -12,8 +12,8 @@ from typing import Self, TypeVar
 
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
-from fluster_bus.errors import BusError
-from fluster_bus.fault_log import FaultLog
+from fluster_bus.errors import HOPELESS, BusError, InvalidMessageError
+from fluster_bus.fault_log import FaultLog, one_bounded_line
 from fluster_bus.feeds import Feed
 from fluster_bus.messages import LogBatch, TaskRecord
 from fluster_bus.streams import append
@@ -52,10 +52,14 @@ class LogPump:
             subject=subject,
             watch=subjects.watch_logs(record.namespace),
         )
-        last = await _patiently(self._bus, f"the last output of {record.job_id}", feed.last)
-        if last is None:
+        try:
+            last = await _patiently(self._bus, f"the last output of {record.job_id}", feed.last)
+            if last is None:
+                return
+            batch = LogBatch.from_json(last.data)
+        except InvalidMessageError as error:
+            _faults.warning("the output of %s is published again from its beginning: %s", self._running.key, error)
             return
-        batch = LogBatch.from_json(last.data)
         self._published = dict.fromkeys(_STREAMS, batch.offset if batch.more else batch.next_offset)
         self._published[subjects.last_token(last.subject)] = batch.next_offset
 
@@ -187,13 +191,22 @@ def _subject(record: TaskRecord, stream: str) -> str:
 
 
 async def _append_patiently(bus: Bus, subject: str, batch: LogBatch, message_id: str) -> None:
-    await _patiently(bus, f"output for {subject}", lambda: append(bus, subject, batch, message_id=message_id))
+    try:
+        await _patiently(bus, f"output for {subject}", lambda: append(bus, subject, batch, message_id=message_id))
+    except HOPELESS as error:
+        _faults.warning("%d lines of output for %s are left out: %s", len(batch.lines), subject, error)
+        told = f"[fluster: {len(batch.lines):,} lines are left out, which could not be stored: {error}]"
+        instead = batch.model_copy(update={"lines": ((batch.lines[0][0], one_bounded_line(told)),), "going_on": ()})
+        with suppress(*HOPELESS):
+            await _patiently(bus, f"output for {subject}", lambda: append(bus, subject, instead, message_id=message_id))
 
 
 async def _patiently(bus: Bus, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await attempt()
+        except HOPELESS:
+            raise
         except BusError as error:
             log.info("%s waits: %s", what, error)
             await bus.wait_connected()

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from fluster_services.worker.attempt_directory import (
     GONE_SUFFIX,
     NEW_SUFFIX,
@@ -24,7 +26,6 @@ from fluster_services.worker.attempt_directory import (
     delete_gone,
     directory_name,
     discard,
-    from_json,
     read_json,
     to_json,
 )
@@ -132,12 +133,13 @@ class ProcessRuntime:
         self._lock.close()
 
     async def _adopt(self, directory: Path) -> ProcessTask | None:
-        data = read_json(directory / SPEC_FILE)
-        if data is None:
-            _log.error("%s is deleted: its %s is missing or was lost in a crash of the machine", directory, SPEC_FILE)
+        spec = _spec_in(directory)
+        if spec is None:
+            text = "%s is deleted: its %s is missing, was lost in a crash of the machine or written over by its task"
+            _log.error(text, directory, SPEC_FILE)
             await asyncio.to_thread(discard, directory)
             return None
-        task = ProcessTask(from_json(LaunchSpec, data), directory, self._tasks, self._idle)
+        task = ProcessTask(spec, directory, self._tasks, self._idle)
         task.look_up()
         await task.connect()
         return task
@@ -184,6 +186,15 @@ class ProcessRuntime:
             await asyncio.to_thread(discard, directory)
             raise failure
         await task.wait_started()
+
+
+def _spec_in(directory: Path) -> LaunchSpec | None:
+    """What is to run in an attempt's directory; None where that cannot be known, as its task can write there as well."""
+    try:
+        spec = TypeAdapter(LaunchSpec).validate_python(read_json(directory / SPEC_FILE))
+    except (ValidationError, ValueError, RecursionError):
+        return None
+    return spec if directory_name(spec.key) == directory.name else None
 
 
 def _held_to_disk(spec: LaunchSpec, disks: Disks) -> LaunchSpec:

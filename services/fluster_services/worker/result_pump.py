@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, cast
 
 from fluster_bus.bus import Bus
-from fluster_bus.errors import BusError
+from fluster_bus.errors import HOPELESS, BusError
 from fluster_bus.messages import TaskRecord, TaskResult
 from fluster_bus.object_kinds import PAYLOADS
 from fluster_bus.objects import ObjectStore
@@ -41,6 +41,8 @@ async def publish_result(
                 )
             store = ResultStore(bus, record.namespace)
             await store.put(record.job_id, record.task, record.attempt, _chunks(running, result.size))
+        except HOPELESS as error:
+            return TaskResult(error=f"what it returned could not be stored: {error}")
         except BusError as error:
             log.info("the result of %s waits: %s", running.key, error)
             await bus.wait_connected()

@@ -38,12 +38,13 @@ from fluster_services.worker.config import WorkerConfig
 from fluster_services.worker.detection import find_gpus
 from fluster_services.worker.draining import Draining
 from fluster_services.worker.folders import UnfitError, check_folder
+from fluster_services.worker.giving_up import discard
 from fluster_services.worker.images import Images
 from fluster_services.worker.ledger import Ledger
 from fluster_services.worker.presence import Presence
 from fluster_services.worker.progress_pump import ProgressPump
 from fluster_services.worker.run_requests import RunRequests, reservation_of
-from fluster_services.worker.runtime import RunningTask, Runtime
+from fluster_services.worker.runtime import Runtime
 from fluster_services.worker.service import AttemptKey, WorkerService
 
 log = logging.getLogger(__name__)
@@ -419,7 +420,7 @@ class Worker:
                 self._spawn(self._attempts.see_through(row, key, running, adopted=True))
             else:
                 log.info("%s was superseded while this worker was away", key)
-                self._spawn(_discard(running))
+                self._spawn(discard(running))
         # On a new cluster the controller is making the buckets at this moment.
         held = await retried(
             lambda _left_s: self._claims.held(),
@@ -430,10 +431,3 @@ class Worker:
             record = row.value
             if subjects.attempt_key(record.namespace, record.job_id, record.task, record.attempt) not in adopted:
                 await self._attempts.give_up(row)
-
-
-async def _discard(running: RunningTask) -> None:
-    running.kill(0.0, "superseded by a newer attempt")
-    async for _ in running.events():
-        pass  # the last one is its end
-    await running.forget()
