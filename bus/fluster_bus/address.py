@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote
 from fluster_bus import subjects
 from fluster_bus.errors import AddressError, CredentialsError, NoAddressError
 from fluster_bus.names import SYSTEM_NAMESPACE
+from fluster_bus.roles import Role
 from fluster_bus.signed_file import is_signed_file, signed_file_text, signed_file_values
 from fluster_bus.trust.claims import read_user_token
 
@@ -78,10 +79,16 @@ class BusAddress:
         _role, _, namespace = (self.user or "").partition("_")  # as in roles.User.name
         return (namespace,) if namespace else ()
 
+    @property
+    def home(self) -> str | None:
+        """The namespace at whose inbox the user hears replies; None for users who hear them as the cluster's own."""
+        if self.token is not None and read_user_token(self.token).tagged("role") == (Role.WORKER,):
+            return None  # it serves namespaces, and belongs to none
+        return next(iter(self.namespaces), None)
+
     def inbox_prefix(self, namespace: str | None = None) -> str:
         """Below this the user hears replies from `namespace`; by default from its own, or from the cluster's services."""
-        home = next(iter(self.namespaces), SYSTEM_NAMESPACE)
-        return subjects.inbox_prefix(self.user or _ANYBODY, namespace or home)
+        return subjects.inbox_prefix(self.user or _ANYBODY, namespace or self.home or SYSTEM_NAMESPACE)
 
     def proof(self, nonce: str | None) -> dict[str, str]:
         """Fields of the CONNECT message for a server that greeted with `nonce`; without one there is nothing to sign.

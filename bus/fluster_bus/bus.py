@@ -81,7 +81,7 @@ class Bus:
         self._replies = Replies()
         # A secret of this connection: who sees one reply subject can neither guess nor hear another's.
         self._inbox = f"{address.inbox_prefix()}.{secrets.token_urlsafe(16)}"
-        self._home = next(iter(address.namespaces), None)
+        self._home = address.home
         self._inboxes: dict[str, str] = {}  # {namespace: the same, for the answers of its jobs}
         self._opened = False
         self._connected = False

@@ -14,6 +14,11 @@ def is_refusal(error: Exception) -> bool:
 def connect_error(address: BusAddress, error: Exception) -> ConnectError:
     """What the attempt to connect to `address` raises, which ended with `error`."""
     file = address.file
+    if is_refusal(error) and address.token is not None:
+        return CredentialsError(
+            f"{address} refused the credentials{f' in the file {file}' if file is not None else ''}: they were revoked, have expired, or "
+            "are of another cluster: have new ones made with `fluster credentials add`"
+        )
     if is_refusal(error):
         return CredentialsError(
             f"{address} refused the credentials"

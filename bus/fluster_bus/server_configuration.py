@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from fluster_bus import grants, subjects
+from fluster_bus.address import DEFAULT_PORT
 from fluster_bus.errors import InvalidNameError
 from fluster_bus.pulse import SERVER_PINGS
 from fluster_bus.roles import DEFAULT_NAMESPACE, MAX_PAYLOAD_BYTES, Permissions, User, users
@@ -117,32 +118,44 @@ def production_configuration(namespaces: Sequence[str] = (DEFAULT_NAMESPACE,)) -
     Raises InvalidNameError when two namespaces would take their passwords from the same variable.
     """
     variables = password_variables(namespaces)
+    return (
+        _PASSWORDS.format(
+            arguments="" if tuple(namespaces) == (DEFAULT_NAMESPACE,) else f" {' '.join(namespaces)}",
+            variables="\n".join(f"#   {variable}" for variable in variables.values()),
+        )
+        + production_server(DEFAULT_PORT, "/data")
+        + accounts_configuration(namespaces, lambda user: f"${user.password_variable}")
+    )
+
+
+def production_server(port: int, store: str) -> str:
+    """The configuration of a production server but for whom it trusts; its streams lie in the folder `store`."""
     return _PRODUCTION.format(
-        arguments="" if tuple(namespaces) == (DEFAULT_NAMESPACE,) else f" {' '.join(namespaces)}",
-        variables="\n".join(f"#   {variable}" for variable in variables.values()),
-        max_payload=MAX_PAYLOAD_BYTES,
-        pings=SERVER_PINGS,
-    ) + accounts_configuration(namespaces, lambda user: f"${user.password_variable}")
+        listen=quoted(f"0.0.0.0:{port}"), max_payload=MAX_PAYLOAD_BYTES, pings=SERVER_PINGS, store=quoted(store)
+    )
 
 
-_PRODUCTION = """\
+_PASSWORDS = """\
 # A production server. Made by `python -m fluster_bus.server_configuration{arguments}`: change it there, or name your own namespaces.
 #
-# Passwords come from the environment of nats-server; `fluster credentials` makes them, in the file passwords.env:
+# Passwords come from the environment of nats-server; `fluster credentials passwords` makes them, in the file passwords.env:
 {variables}
 # Each a long random string that begins with a letter (`echo p$(openssl rand -hex 24)`): the server reads a value of
 # digits alone as a number, and takes an empty one for a password.
 
+"""
+
+_PRODUCTION = """\
 server_name: fluster
-# Other machines come in here; whoever has a password can run code. Beyond a private network add a `tls` block with
+# Other machines come in here; whoever has credentials can run code. Beyond a private network add a `tls` block with
 # `cert_file` and `key_file`.
-listen: "0.0.0.0:4222"
+listen: {listen}
 # There is no `http` port for monitoring: it asks for no credentials, and shows every connection's subjects, by which replies can be forged.
 max_payload: {max_payload}
 # Of clients that are silent. A dead connection's own client has long made another; one that is stopped is let live.
 {pings}
 jetstream {{
-  store_dir: "/data"
+  store_dir: {store}
   # Without this the newest acknowledged records are lost when power fails: the default is to write them out every
   # two minutes.
   sync_interval: always

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fluster.cli import actors, clusters, daemons, deploy, jobs, stacks, submit, workers
+from fluster.cli import actors, clusters, credentials, daemons, deploy, jobs, stacks, submit, workers
 from fluster.cli.exit_codes import DEBUG_VARIABLE, EXIT_CODES_HELP, ExitCode, report, report_usage
 from fluster.cli.options import MAX_SECONDS, PATIENCE_S, Options, Output
 
@@ -103,7 +103,6 @@ def _guarded(command: Callable[..., None]) -> Callable[..., None]:
 _add("demo", clusters.demo, "Clusters")
 _add("up", clusters.up, "Clusters")
 _add("local", clusters.local, "Clusters")
-_add("credentials", clusters.credentials, "Clusters")
 _add("workers", workers.workers, "Workers")
 _add("submit", submit.submit, "Jobs", **_WORDS)
 _add("ps", jobs.ps, "Jobs")
@@ -139,7 +138,29 @@ controller.callback()(lambda: None)  # a group of one command is a group too
 controller.command("start")(_guarded(daemons.with_options(daemons.start_controller, daemons.CONTROLLER_SETTINGS)))
 app.add_typer(controller, rich_help_panel="Clusters")
 
-_ALONE = ("demo", "up", "credentials")  # they bring their own cluster
+trust = typer.Typer(
+    name="credentials",
+    help="""Say who may use a cluster: make credentials for its users, and take them back.
+
+    Try:
+      fluster credentials init
+      fluster credentials add client alice --namespace default
+    """,
+    no_args_is_help=True,
+)
+_CREDENTIALS_VERBS: dict[str, Callable[..., None]] = {
+    "init": credentials.init,
+    "add": credentials.add,
+    "revoke": credentials.revoke,
+    "ls": credentials.ls,
+    "push": credentials.push,
+    "passwords": credentials.passwords,
+}
+for _name, _command in _CREDENTIALS_VERBS.items():
+    trust.command(_name)(_guarded(_command))
+app.add_typer(trust, rich_help_panel="Clusters")
+
+_ALONE = ("demo", "up", "passwords", "init")  # they bring their own cluster
 
 
 def _set_option(context: Any, parameter: Any, value: Any) -> None:
@@ -162,9 +183,11 @@ def _with_shared_options(group: Any) -> Any:
     """The same commands, which take the shared options behind their name too."""
     _hide_types_of_flags(group)
     inner = [each for command in group.commands.values() for each in getattr(command, "commands", {}).items()]
+    shared_names = {field.name for field in dataclasses.fields(Options)}
     for option in group.params:
         for name, command in [*group.commands.items(), *inner]:
-            if option.name in {field.name for field in dataclasses.fields(Options)} and name not in _ALONE:
+            has_its_own = option.name in {each.name for each in command.params}
+            if option.name in shared_names and name not in _ALONE and not has_its_own:
                 again = copy.copy(option)
                 again.default, again.expose_value, again.callback = None, False, _set_option
                 command.params.append(again)

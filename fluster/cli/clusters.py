@@ -365,33 +365,3 @@ def _size(text: str | None) -> int | None:
         return None if text is None else parse_size(text)
     except ValueError as error:
         raise wrong_option("--memory", text, str(error)) from error
-
-
-def credentials(
-    context: typer.Context,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the files are, or shall be.")],
-    *,
-    namespace: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME", help="A namespace that the cluster has, instead of 'default'; may be given several times."
-        ),
-    ] = None,
-    url: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Of the nats-server, as clients reach it; nats://127.0.0.1:4222 at first."),
-    ] = None,
-) -> None:
-    """Make passwords for a cluster with a nats-server of its own, as files that only you can read.
-
-    passwords.env is for the server, NAME.json for the user of that name: set FLUSTER_CLUSTER_ADDRESS to it. What is in the
-    folder already stays.
-
-    Try:
-      fluster credentials credentials
-    """
-    from fluster_bus.credentials import write_credentials
-    from fluster_bus.roles import DEFAULT_NAMESPACE
-
-    for file in write_credentials(folder, _namespaces(context, namespace) or [DEFAULT_NAMESPACE], url):
-        write(str(file))

@@ -167,21 +167,25 @@ async def _main(
 
     while (bus := await _connect(address, name, leaving)) is not None:
         serving = asyncio.create_task(serve(bus, ready))
-        leave = asyncio.create_task(leaving.wait())
+        lost = asyncio.Event()
+        bus.on_end(lost.set)  # by the server's word, as when these credentials are revoked: the next connect tells
+        leave, gone = asyncio.create_task(leaving.wait()), asyncio.create_task(lost.wait())
         signs = asyncio.create_task(_show_life(bus, is_ready, alive_file))
         over = True
         try:
-            await asyncio.wait({serving, leave}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({serving, leave, gone}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 await serving
+            over = serving.done() or leave.done()
         except* _WORTH_A_START as errors:
             over = False
             for error in _single(errors):
                 log.warning("starting over: %s", error)
         finally:
-            for task in (serving, leave, signs):
+            tasks = (serving, leave, gone, signs)
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(serving, leave, signs, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await bus.close()
         if over:
             break

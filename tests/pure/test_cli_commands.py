@@ -128,7 +128,7 @@ main()
 def test_it_works_without_standard_streams(tmp_path: Path) -> None:
     script = "from fluster.cli import main; main()"
     shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", script]
-    assert subprocess.run([*shell, "credentials", str(tmp_path)], check=False).returncode == 0
+    assert subprocess.run([*shell, "credentials", "passwords", str(tmp_path)], check=False).returncode == 0
     assert subprocess.run([*shell, "--version"], check=False).returncode == 0
     assert subprocess.run([*shell, "nonsense"], check=False).returncode == 2
 
@@ -182,11 +182,52 @@ def test_seconds_and_patterns_are_checked_before_anybody_is_asked(arguments: lis
 
 
 def test_credentials_are_written_and_their_files_told(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["credentials", str(tmp_path), "--namespace", "a", "--url", "tls://bus"])
+    done = CliRunner().invoke(
+        app, ["credentials", "passwords", str(tmp_path), "--namespace", "a", "--url", "tls://bus"]
+    )
     assert done.exit_code == 0
     names = ["passwords.env", "service.json", "worker.json", "operator.json", "client_a.json", "job_a.json"]
     assert done.output.splitlines() == [str(tmp_path / name) for name in names]
     assert BusAddress.parse(str(tmp_path / "client_a.json")).url == "tls://bus:4222"
+
+
+def test_signed_credentials_are_made_listed_and_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        done = CliRunner().invoke(app, ["credentials", *words])
+        return done.exit_code, done.stdout, done.stderr
+
+    code, _, said = run("add", "operator", "me")
+    assert (code, "no keys of a cluster are in the folder authority: " in said) == (ExitCode.USAGE, True)
+    assert run("init", "--url", "nats://bus:4000")[:2] == (0, "authority/nats-server.conf\n")
+    keys = {file: file.read_text() for file in tmp_path.glob("authority/*.seed")}
+    assert {file.stat().st_mode & 0o777 for file in keys} == {0o600}
+    configuration = (tmp_path / "authority/nats-server.conf").read_text()
+    assert 'listen: "0.0.0.0:4000"' in configuration
+    assert not any(seed.strip() in configuration for seed in keys.values())
+    assert run("add", "client", "alice", "--namespace", "a,b", "--until", "30d")[:2] == (0, "alice.creds\n")
+    assert (tmp_path / "alice.creds").stat().st_mode & 0o777 == 0o600
+    address = BusAddress.parse("alice.creds")
+    assert (address.url, address.user, address.namespaces) == ("nats://bus:4000", "alice", ("a", "b"))
+    for words, why in (
+        (("client", "alice", "--namespace", "a"), "the file alice.creds exists already"),
+        (("client", "alice", "--namespace", "a", "--file", "other.creds"), "the user 'alice' exists already"),
+        (("client", "bob"), "name one at least"),
+        (("job", "j", "--namespace", "a,b"), "jobs are of one namespace"),
+        (("service", "c", "--namespace", "a"), "of the whole cluster"),
+        (("client", "bob", "--namespace", "a", "--until", "2001-01-01"), "--until='2001-01-01': "),
+        (("client", "bob", "--namespace", "a", "--until", "soon"), "--until='soon': give a date such as"),
+        (("client", "b.b", "--namespace", "a"), "'b.b' is no user"),
+    ):
+        code, _, said = run("add", *words)
+        assert (code != 0, why in said) == (True, True), said
+    monkeypatch.setenv("FLUSTER_AUTHORITY", str(tmp_path / "authority"))
+    columns = run("ls")[1].splitlines()[1].split()
+    assert columns[:4] == ["alice", "client", "a,b", "good"]
+    assert "unknown user 'bob': the users are alice" in run("revoke", "bob")[2]
+    assert run("init")[0] == 0
+    assert {file: file.read_text() for file in keys} == keys
 
 
 def test_without_a_cluster_it_tells_what_to_set(tmp_path: Path) -> None:

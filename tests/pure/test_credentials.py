@@ -183,7 +183,6 @@ def test_jobs_get_signed_credentials_of_their_role_and_namespace_alone(
     assert job_address(SERVICE, JOB) == replace(good, url=SERVICE.url)
     for role, name, namespaces in (
         (Role.WORKER, "w1", ("default",)),
-        (Role.JOB, "job-both", ("default", "other")),
         (Role.JOB, "job-other", ("other",)),
     ):
         _issued(authority, role, name, *namespaces).save(file)

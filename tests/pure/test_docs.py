@@ -20,6 +20,15 @@ NOT_RUN = {
         "from fluster import Entrypoint": "needs a Docker engine with images of a registry",
         "docker ps": "needs a Docker engine",
     },
+    "docs/how-to/credentials.md": dict.fromkeys(
+        (
+            "fluster credentials init",
+            "nats-server --config",
+            "export FLUSTER_CLUSTER_ADDRESS",
+            "fluster credentials add",
+        ),
+        "tests/system/test_signed_cluster.py runs these commands, each daemon in a terminal of its own",
+    ),
     "docs/how-to/distributed-training.md": {
         "torch.distributed": "needs PyTorch and GPUs",
         "jax.distributed": "needs JAX",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import multiprocessing
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fluster_bus.address import BusAddress
 from fluster_bus.errors import CredentialsError, InvalidNameError
 from fluster_bus.roles import Permissions, Role
 from fluster_bus.trust.authority import Authority
@@ -132,3 +134,34 @@ def test_two_processes_may_issue_at_once(tmp_path: Path) -> None:
         process.join(60)
     issued = Authority(tmp_path / "authority", PERMISSIONS, []).issued()
     assert sorted(each.name for each in issued) == [f"user-{number}" for number in range(4)]
+
+
+def test_a_key_that_was_not_issued_here_is_revoked_by_itself(authority: Authority) -> None:
+    stranger = Key.generate(KeyKind.USER).public
+    (revoked,) = authority.revoke(stranger)
+    assert revoked.public == stranger
+    bodies = [token.split(".")[1] for token in authority.account_tokens().values()]
+    claims = [json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))) for body in bodies]
+    assert [stranger in each["nats"]["revocations"] for each in claims] == [
+        each["name"] == "cluster" for each in claims
+    ]
+    with pytest.raises(CredentialsError, match="is revoked, or has expired"):
+        authority.revoke(stranger)
+    for wrong in (
+        stranger[:-1],
+        stranger[:-1] + ("A" if stranger[-1] != "A" else "B"),
+        Key.generate(KeyKind.ACCOUNT).public,
+    ):
+        with pytest.raises(CredentialsError, match="unknown user"):
+            authority.revoke(wrong)
+
+
+def test_a_worker_hears_replies_as_one_of_the_clusters_own(tmp_path: Path) -> None:
+    authority = Authority.of_cluster(tmp_path)
+    for role, name, inbox in (
+        (Role.OPERATOR, "me", "_INBOX.sys.me"),
+        (Role.CLIENT, "alice", "_INBOX.default.alice"),
+        (Role.WORKER, "w1", "_INBOX.sys.w1"),
+    ):
+        made = authority.issue(role, name, () if role is Role.OPERATOR else ("default", "b"))
+        assert BusAddress("nats://h", token=made.token, seed=made.seed).inbox_prefix() == inbox

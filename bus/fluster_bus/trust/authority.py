@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Self
 
 from fluster_bus import grants, subjects
-from fluster_bus.address import write_private
+from fluster_bus.address import DEFAULT_PORT, BusAddress, write_private
 from fluster_bus.errors import AddressError, CredentialsError
 from fluster_bus.roles import Permissions, Role
 from fluster_bus.store_exports import STORE_EXPORTS, Export
-from fluster_bus.trust.keys import Key, KeyKind
+from fluster_bus.trust.keys import Key, KeyKind, is_public_key
 from fluster_bus.trust.signer import Identity, Signer
 from fluster_bus.trust.tokens import Scope, account_token, operator_token, user_token
 
@@ -29,6 +29,9 @@ SYSTEM_ACCOUNT, STORE_ACCOUNT, CLUSTER_ACCOUNT = "system", "store", "cluster"
 _OPERATOR_KEY = "operator"
 _NAME = "authority"  # as a user
 _REGISTER_FILE, _LOCK_FILE = "issued.json", "lock"
+UNKNOWN_ROLE = "-"  # of keys that were not issued here
+_URL_FILE = "url"
+_DEFAULT_URL = f"nats://127.0.0.1:{DEFAULT_PORT}"
 _MAX_REVOKED = 10_000  # of tokens that have not expired: they all stand in one message to the servers
 
 
@@ -81,9 +84,14 @@ class Authority:
                 }
                 self._roles = {role: self._key(f"role-{role}", KeyKind.ACCOUNT) for role in self._permissions}
 
+    @staticmethod
+    def is_there(folder: Path) -> bool:
+        """Whether the keys of an authority lie in `folder`."""
+        return (folder / f"{_OPERATOR_KEY}.seed").exists()
+
     @classmethod
     def of_cluster(cls, folder: Path) -> Self:
-        """The authority in `folder` with the roles of Fluster, each with what it may do in this version."""
+        """The authority in `folder`, where missing keys are made, with the roles of Fluster, each with what it may do in this version."""
         return cls(folder, {role: grants.scoped(role) for role in Role}, STORE_EXPORTS)
 
     # ---- users ------------------------------------------------------------------------------------------
@@ -115,31 +123,41 @@ class Authority:
             return self._read()
 
     def revoke(self, name: str) -> list[Issued]:
-        """Revoke the credentials of that name; servers learn it from the new `account_tokens`.
+        """Revoke the credentials of that name, or of that public key; servers learn it from the new `account_tokens`.
 
-        Returns the users that were revoked. Raises CredentialsError when no user has that name.
+        A key may be one to which another who signs for this cluster issued a token. Returns the users that were revoked.
+        Raises CredentialsError when no user has that name.
         """
         now = int(time.time())
         with _explained(self._folder), self._locked():
             register = self._read()
-            known = sorted({each.name for each in register if each.is_good(now)})
-            if name not in known:
-                listed = (
-                    f"the users are {', '.join(known[:20])}" if known else "no user was issued yet, or all have expired"
-                )
-                raise CredentialsError(f"unknown user {name!r}: {listed}")
-            changed = [
-                replace(each, revoked_at=now) if each.name == name and each.is_good(now) else each for each in register
-            ]
-            if (
-                sum(each.revoked_at is not None and replace(each, revoked_at=None).is_good(now) for each in changed)
-                > _MAX_REVOKED
-            ):
+            meant = [each for each in register if each.is_good(now) and name in (each.name, each.public)]
+            if not meant and is_public_key(name, KeyKind.USER):
+                if any(each.public == name for each in register):
+                    raise CredentialsError(f"the user with the key {name} is revoked, or has expired")
+                meant = [Issued(name, UNKNOWN_ROLE, (), name, now)]
+                register = [*register, *meant]
+            if not meant:
+                raise CredentialsError(f"unknown user {name!r}: {_known(register, now)}")
+            changed = [replace(each, revoked_at=now) if each in meant else each for each in register]
+            if len(_revoked(changed, now)) > _MAX_REVOKED:
                 raise CredentialsError(
                     f"{_MAX_REVOKED} users are revoked whose credentials do not expire: make a new authority, or issue with a lifetime"
                 )
             self._write(changed)
-            return [each for each in changed if each.name == name and each.revoked_at == now]
+            return [each for each in changed if each.public in {one.public for one in meant}]
+
+    @property
+    def url(self) -> str:
+        """Where users reach the servers."""
+        with _explained(self._folder):
+            file = self._folder / _URL_FILE
+            return BusAddress(file.read_text(encoding="utf-8").strip()).url if file.exists() else _DEFAULT_URL
+
+    def reach_servers_at(self, url: str) -> None:
+        """Have `url` say so from now on. Raises CredentialsError."""
+        with _explained(self._folder), self._locked():
+            write_private(self._folder / _URL_FILE, BusAddress(url).url + "\n")
 
     # ---- for the servers --------------------------------------------------------------------------------
 
@@ -154,13 +172,8 @@ class Authority:
 
     def account_tokens(self) -> dict[str, str]:
         """{public key of an account: its token} as they are now."""
-        now = time.time()
         store, cluster = self._accounts[STORE_ACCOUNT].public, self._accounts[CLUSTER_ACCOUNT].public
-        revoked = {
-            each.public: each.revoked_at
-            for each in self.issued()
-            if each.revoked_at is not None and replace(each, revoked_at=None).is_good(now)
-        }
+        revoked = _revoked(self.issued(), time.time())
         scopes = [Scope(key.public, str(role), self._permissions[role]) for role, key in self._roles.items()]
         return {
             self.system_account: account_token(self._operator, self.system_account, name=SYSTEM_ACCOUNT),
@@ -221,6 +234,20 @@ class Authority:
 
     def _write(self, register: Sequence[Issued]) -> None:
         write_private(self._folder / _REGISTER_FILE, json.dumps([asdict(each) for each in register], indent=1) + "\n")
+
+
+def _revoked(register: Sequence[Issued], now: float) -> dict[str, int]:
+    """{public key: when} of those that a server would take otherwise."""
+    return {
+        each.public: each.revoked_at
+        for each in register
+        if each.revoked_at is not None and replace(each, revoked_at=None).is_good(now)
+    }
+
+
+def _known(register: Sequence[Issued], now: float) -> str:
+    known = sorted({each.name for each in register if each.is_good(now)})
+    return f"the users are {', '.join(known[:20])}" if known else "no user was issued yet, or all have expired"
 
 
 @contextmanager

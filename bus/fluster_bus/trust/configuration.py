@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fluster_bus.server_configuration import quoted
+from fluster_bus.server_configuration import production_server, quoted
 from fluster_bus.trust.authority import Authority
+
+
+def signed_configuration(authority: Authority, store: Path) -> str:
+    """The whole configuration of a production server with its streams below `store`. It holds no secret."""
+    port = int(authority.url.split(",")[0].rpartition(":")[2])
+    return _HEADER + production_server(port, str(store)) + trust_configuration(authority, store / "accounts")
+
+
+_HEADER = """\
+# A production server. Made by `fluster credentials init`; nothing here is secret. Users come and go without a change of this file.
+
+"""
 
 
 def trust_configuration(authority: Authority, folder: Path) -> str:

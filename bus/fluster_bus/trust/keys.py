@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import binascii
 import os
 from enum import StrEnum
@@ -12,6 +13,7 @@ import nkeys
 from fluster_bus.errors import CredentialsError
 
 _SEED_BYTES = 32
+_PUBLIC_LENGTH = 56
 
 
 class KeyKind(StrEnum):
@@ -27,6 +29,19 @@ _PREFIXES = {
     KeyKind.ACCOUNT: nkeys.PREFIX_BYTE_ACCOUNT,
     KeyKind.USER: nkeys.PREFIX_BYTE_USER,
 }
+
+
+def is_public_key(text: str, kind: KeyKind) -> bool:
+    """Whether `text` is the public key of a key of that kind: its sum is right."""
+    try:
+        data = base64.b32decode(text.encode("ascii"))
+    except (ValueError, binascii.Error):
+        return False
+    return (
+        len(text) == _PUBLIC_LENGTH
+        and text[0] == kind
+        and binascii.crc_hqx(data[:-2], 0) == int.from_bytes(data[-2:], "little")
+    )
 
 
 class Key:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fluster_bus.errors import InvalidNameError
 from fluster_bus.names import check_name, check_namespace
 from fluster_bus.roles import Role
 from fluster_bus.trust.claims import NAMESPACE_TAG, read_user_token
@@ -12,6 +13,7 @@ from fluster_bus.trust.keys import Key
 from fluster_bus.trust.tokens import user_token
 
 _ROLE_TAG = "role"
+_OF_THE_CLUSTER = {Role.SERVICE, Role.OPERATOR}
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,16 @@ class Identity:
         return cls(Role(roles[0]) if roles else Role.OPERATOR, claims.name, claims.namespaces)
 
 
+def check_namespaces_of(role: Role, namespaces: Sequence[str]) -> None:
+    """Raise InvalidNameError where users of that role cannot have these namespaces."""
+    if role in _OF_THE_CLUSTER and namespaces:
+        raise InvalidNameError(f"users of the role {role} are of the whole cluster: name no namespace")
+    if role not in _OF_THE_CLUSTER and not namespaces:
+        raise InvalidNameError(f"users of the role {role} are confined to namespaces: name one at least")
+    if role is Role.JOB and len(set(namespaces)) > 1:
+        raise InvalidNameError(f"jobs are of one namespace, not of {', '.join(namespaces)}: make a user for each")
+
+
 @dataclass(frozen=True)
 class Signer:
     """The key of one role in the account of the cluster's users."""
@@ -44,7 +56,8 @@ class Signer:
     account: str  # public key
 
     def sign(self, user: str, name: str, namespaces: Sequence[str], *, expires_at: int | None = None) -> str:
-        """The token of the user with the public key `user`. Raises InvalidNameError."""
+        """The token of the user with the public key `user`. Raises InvalidNameError, also for too few namespaces or too many."""
+        check_namespaces_of(self.role, namespaces)
         identity = Identity(self.role, name, tuple(dict.fromkeys(namespaces)))
         tags = [f"{_ROLE_TAG}:{self.role}", *(f"{NAMESPACE_TAG}:{each}" for each in identity.namespaces)]
         return user_token(self.key, user, name=name, account=self.account, tags=tags, expires_at=expires_at)

@@ -1,0 +1,260 @@
+"""Who may use a cluster: signed credentials, made and revoked without a change of any server's file, and passwords."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fluster.cli.exit_codes import CommandError, ExitCode, say
+from fluster.cli.options import Options, wrong_option
+from fluster.cli.output import write, write_json, write_table
+from fluster_bus.roles import DEFAULT_NAMESPACE, Role
+
+if TYPE_CHECKING:
+    from fluster_bus.trust.authority import Authority, Issued
+
+AUTHORITY_VARIABLE = "FLUSTER_AUTHORITY"
+SERVER_FILE = "nats-server.conf"
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_MAX_LIFE_S = 100 * 365 * 86_400
+
+AuthorityFolder = Annotated[
+    Path,
+    typer.Option(
+        "--authority",
+        metavar="FOLDER",
+        envvar=AUTHORITY_VARIABLE,
+        help="Where the keys of the cluster lie. Its owner can make any user: keep it off the cluster's machines, and in a backup.",
+    ),
+]
+Namespaces = Annotated[
+    list[str] | None,
+    typer.Option("--namespace", metavar="NAME,…", help="Of the user; may be given several times."),
+]
+Until = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME", help="When they end: a date or time (UTC unless it says otherwise), or 12h, 30d from now."
+    ),
+]
+Url = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Of the nats-server, as users reach it; nats://127.0.0.1:4222 at first."),
+]
+_FOLDER = Path("authority")
+
+
+def init(
+    authority: AuthorityFolder = _FOLDER,
+    *,
+    url: Url = None,
+    store: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Where the server keeps its streams, at the server.")
+    ] = Path("/data"),
+) -> None:
+    """Make the keys of a cluster, and the configuration of its nats-server, which names no user.
+
+    The keys are files that only you can read; those that are there stay. The configuration holds no secret: copy it to
+    the server.
+
+    Try:
+      fluster credentials init --url nats://bus.example.org:4222
+    """
+    from fluster_bus.trust.authority import Authority
+    from fluster_bus.trust.configuration import signed_configuration
+
+    made = Authority.of_cluster(authority)
+    if url is not None:
+        made.reach_servers_at(url)
+    file = authority / SERVER_FILE
+    try:
+        file.write_text(signed_configuration(made, store), encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"{file} cannot be written: {error.strerror}", ExitCode.FAILED) from error
+    write(str(file))
+
+
+def add(
+    context: typer.Context,
+    role: Annotated[Role, typer.Argument(metavar="ROLE", help=f"What it may do: {', '.join(Role)}.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the user; a worker's is its id.")],
+    authority: AuthorityFolder = _FOLDER,
+    *,
+    namespace: Namespaces = None,
+    until: Until = None,
+    file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What to write; NAME.creds in this folder unless given.")
+    ] = None,
+) -> None:
+    """Make credentials for a user, as a file that only you can read. Servers know it at once, without being told.
+
+    FLUSTER_CLUSTER_ADDRESS may name the file; `nats --creds` takes it, too. Workers, clients and jobs are confined to
+    namespaces, jobs to one.
+
+    Try:
+      fluster credentials add operator me
+      fluster credentials add service controllers
+      fluster credentials add worker w1 --namespace default,team-a
+      fluster credentials add job job-default --namespace default
+      fluster credentials add client alice --namespace default --until 30d
+    """
+    from fluster_bus.address import BusAddress
+
+    issuer = _existing(authority)
+    path = file or Path(f"{name}.creds")
+    if path.exists():
+        raise CommandError(f"the file {path} exists already: move it, or name another with --file", ExitCode.USAGE)
+    lifetime_s = None if until is None else seconds_until("--until", until, time.time())
+    made = issuer.issue(role, name, _split(namespace) or _given(context, role), lifetime_s=lifetime_s)
+    try:
+        BusAddress(issuer.url, token=made.token, seed=made.seed).save(path)
+    except Exception:
+        issuer.revoke(name)  # nobody has it
+        raise
+    write(str(path))
+
+
+def revoke(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The user's name, or its public key.")],
+    authority: AuthorityFolder = _FOLDER,
+) -> None:
+    """Take a user's credentials back, and have the servers cut it off, within 5 seconds. It cannot come back.
+
+    Try:
+      fluster credentials revoke w1
+    """
+    issuer = _existing(authority)
+    for user in issuer.revoke(name):
+        say(f"{user.name} is revoked")
+    try:
+        _push(context, issuer)
+    except Exception:
+        say("the servers do not know it yet: run `fluster credentials push` once they can be reached")
+        raise
+
+
+def push(context: typer.Context, authority: AuthorityFolder = _FOLDER) -> None:
+    """Tell the servers who is revoked, and what each role may do in this version of Fluster.
+
+    After a revocation while no server could be reached, and after an upgrade. A server that is away learns it from the
+    others of its group.
+
+    Try:
+      fluster credentials push
+    """
+    _push(context, _existing(authority))
+
+
+def ls(context: typer.Context, authority: AuthorityFolder = _FOLDER) -> None:
+    """List the users that were made here, with those that are revoked or have expired.
+
+    Try:
+      fluster credentials ls
+    """
+    now = time.time()
+    users = _existing(authority).issued()
+    if Options.of(context).json:
+        write_json([{**vars(each), "namespaces": list(each.namespaces), "state": _state(each, now)} for each in users])
+        return
+    write_table(
+        ["NAME", "ROLE", "NAMESPACES", "STATE", "UNTIL", "KEY"],
+        [
+            [each.name, each.role, ",".join(each.namespaces) or "-", _state(each, now), _date(each), each.public]
+            for each in users
+        ],
+    )
+
+
+def passwords(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the files are, or shall be.")],
+    *,
+    namespace: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="A namespace that the cluster has, instead of 'default'; may be given several times."
+        ),
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Make passwords for a server whose configuration lists its users, as files that only you can read.
+
+    passwords.env is for the server, NAME.json for the user of that name: set FLUSTER_CLUSTER_ADDRESS to it. What is in the
+    folder already stays.
+
+    Try:
+      fluster credentials passwords credentials
+    """
+    from fluster_bus.credentials import write_credentials
+
+    given = list(dict.fromkeys([*filter(None, [Options.of(context).namespace]), *_split(namespace)]))
+    for file in write_credentials(folder, given or [DEFAULT_NAMESPACE], url):
+        write(str(file))
+
+
+def seconds_until(option: str, text: str, now: float) -> float:
+    """How long it is from `now` to the time that `text` says, or that `12h` does. Raises CommandError."""
+    if match := re.fullmatch(r"(\d{1,10})([smhd])", text.strip()):
+        seconds = float(match[1]) * _UNITS[match[2]]
+    else:
+        try:
+            moment = datetime.fromisoformat(text.strip())
+        except ValueError as error:
+            raise wrong_option(
+                option, text, "give a date such as 2027-01-31, or how long, such as 12h or 30d"
+            ) from error
+        seconds = (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp() - now
+    if not 0 < seconds <= _MAX_LIFE_S:
+        raise wrong_option(option, text, "that is not in the next hundred years")
+    return seconds
+
+
+def _existing(folder: Path) -> Authority:
+    """The authority there: a wrong folder is not to become one."""
+    from fluster_bus.trust.authority import Authority
+
+    if not Authority.is_there(folder):
+        raise CommandError(
+            f"no keys of a cluster are in the folder {folder}: name theirs with --authority or {AUTHORITY_VARIABLE}, or make "
+            "them with `fluster credentials init`",
+            ExitCode.USAGE,
+        )
+    return Authority.of_cluster(folder)
+
+
+def _push(context: typer.Context, issuer: Authority) -> None:
+    import asyncio
+
+    from fluster_bus.address import BusAddress
+    from fluster_bus.trust.publishing import publish_accounts
+
+    address = Options.of(context).address
+    asyncio.run(publish_accounts(issuer, issuer.url if address is None else BusAddress.parse(address).url))
+
+
+def _split(namespaces: list[str] | None) -> list[str]:
+    return [each.strip() for text in namespaces or () for each in text.split(",")]
+
+
+def _given(context: typer.Context, role: Role) -> list[str]:
+    """The namespace that stands before the command, for roles that have one."""
+    namespace = Options.of(context).namespace
+    return [namespace] if namespace is not None and role not in {Role.SERVICE, Role.OPERATOR} else []
+
+
+def _state(user: Issued, now: float) -> str:
+    if user.revoked_at is not None:
+        return "revoked"
+    return "good" if user.is_good(now) else "expired"
+
+
+def _date(user: Issued) -> str:
+    if user.expires_at is None:
+        return "-"
+    return datetime.fromtimestamp(user.expires_at, UTC).strftime("%Y-%m-%d %H:%M UTC")
