@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from fluster.actors.calls import Call
+from fluster.actors.calls import Call, Carried
 from fluster.actors.futures import ActorFuture
 from fluster.actors.lane_calls import Wait
 from fluster.actors.lazy_future import LazyFuture
 from fluster.actors.members import Member
 from fluster.cluster.arguments import check_patience, deadline_after
 from fluster.errors import ActorTimeoutError
+from fluster_bus import payloads
 from fluster_bus.blocked_waits import wait_for_all, wait_for_future
 
 T = TypeVar("T")
+
+_making = threading.Lock()  # held where futures are made of what is there already
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Answer(Generic[T]):
 
 
 class Answers(Generic[T]):
-    """One future for each member, once it is known who they are."""
+    """What the members say, once it is known who they are: a future for each, where anybody wants them."""
 
     def __init__(
         self, call: str, loop: asyncio.AbstractEventLoop, withdraw: Callable[[Any], None] | None = None
@@ -51,32 +55,72 @@ class Answers(Generic[T]):
         self._loop = loop
         self._withdraw = withdraw
         self.members: Sequence[Member] = ()
-        self.opened: concurrent.futures.Future[list[ActorFuture[T]]] = LazyFuture()
+        self.opened: concurrent.futures.Future[None] = LazyFuture()
+        self._carried: Carried | None = None  # while it may tell more
+        self._values: list[T] | None = None  # of one that was carried, and has ended
+        self._futures: list[ActorFuture[T]] | None = None
 
     def open(self, members: Sequence[Member], call_for: Callable[[ActorFuture[T]], Call]) -> dict[str, Call]:
         """The members are known: a future for the call to each, by their endpoints."""
         calls: dict[str, Call] = {}
         futures: list[ActorFuture[T]] = []
         for member in members:
-            endpoint_id = member.endpoint_id
-            future: ActorFuture[T] = ActorFuture(f"{self.call} at {endpoint_id}", self._loop, self._withdraw)
+            future = self._future(member)
             futures.append(future)
-            calls[endpoint_id] = call = call_for(future)
+            calls[member.endpoint_id] = call = call_for(future)
             future.begin_unseen(call)
-        self.members = tuple(members)
-        self.opened.set_result(futures)
+        self._futures = futures
+        if not self.opened.done():
+            self._know(members)
         return calls
+
+    def carry(self, members: Sequence[Member], carried: Carried) -> None:
+        """The members are known, and a thread waits for them, which needs no futures for that."""
+        self._carried = carried
+        self._know(members)
+
+    def _know(self, members: Sequence[Member]) -> None:
+        self.members = tuple(members)
+        self.opened.set_result(None)
 
     def fail(self, error: Exception) -> None:
         if not self.opened.done():
             self.opened.set_exception(error)
+
+    def values(self) -> list[T] | None:
+        """What all have returned, if the thread that waited for them has it; else the futures tell."""
+        carried = self._carried
+        results = carried.results() if carried is not None else None
+        if results is not None:
+            try:
+                self._values = [payloads.decode(payload) for payload in results]
+            except Exception:  # their futures tell which cannot be read here
+                return None
+            self._carried = None
+        return None if self._values is None else self._values.copy()
+
+    def futures(self) -> list[ActorFuture[T]]:
+        """A future for each member. Raises ActorNotFoundError, and TimeoutError before it is known who they are."""
+        self.opened.result(0)
+        carried, self._carried = self._carried, None
+        if carried is not None:
+            carried.spread()
+        with _making:
+            if self._futures is None:
+                self._futures = [self._future(member) for member in self.members]
+                for future, value in zip(self._futures, self._values or (), strict=True):
+                    future.set_result(value)
+        return self._futures.copy()
+
+    def _future(self, member: Member) -> ActorFuture[T]:
+        return ActorFuture(f"{self.call} at {member.endpoint_id}", self._loop, self._withdraw)
 
     def too_late(self, timeout: float | None) -> ActorTimeoutError:
         return ActorTimeoutError(f"{self.call}: not all members have answered after {timeout:g} s")
 
     def answer(self, place: int, timeout: float | None) -> Answer[T]:
         """What the member at that place says by now; `timeout` is what it was given for that."""
-        member, future = self.members[place], self.opened.result()[place]
+        member, future = self.members[place], self.futures()[place]
         if not future.done():
             late = (
                 f"{self.call}: {member.endpoint_id} has not answered after {timeout:g} s; the call may run, or have run"
@@ -128,7 +172,7 @@ class BroadcastResult(Generic[T]):
             self._offer = None
         if not wait_for_future(opened, check_patience(timeout)):
             raise self._answers.too_late(timeout)
-        return list(opened.result())
+        return self._answers.futures()
 
     def results(self, timeout: float | None = None, *, return_exceptions: bool = False) -> list[T | Any]:
         """All answers, in the order in which the members joined the pool.
@@ -137,6 +181,8 @@ class BroadcastResult(Generic[T]):
         Raises ActorTimeoutError after `timeout` seconds, and may then be asked again.
         """
         deadline = self._carry(timeout)
+        if (values := self._answers.values()) is not None:
+            return values
         found: list[Any] = []
         for future in self.futures(timeout):
             if not return_exceptions and future.done():
@@ -198,7 +244,7 @@ class AsyncBroadcastResult(Generic[T]):
         await asyncio.wait([opened], timeout=check_patience(timeout))
         if not opened.done():
             raise self._answers.too_late(timeout)
-        return list(opened.result())
+        return self._answers.futures()
 
     async def results(self, timeout: float | None = None, *, return_exceptions: bool = False) -> list[T | Any]:
         """All answers, as BroadcastResult.results has them."""

@@ -30,8 +30,24 @@ class Ticket(Protocol):
     def set_exception(self, exception: BaseException) -> None: ...
 
 
+class _Sendable:
+    """What travels to actors."""
+
+    __slots__ = ()
+    method: str
+    deadline: Moment | None
+    trace: Carrier | None
+
+    def to_wire(self, payload: bytes) -> WireCall:
+        """As it travels, with its payload as that does."""
+        deadline = None if self.deadline is None else frames.plain(self.deadline)
+        if self.trace is None:
+            return self.method, deadline, payload
+        return self.method, deadline, payload, dict(self.trace)
+
+
 @dataclass(eq=False, slots=True)
-class Call:
+class Call(_Sendable):
     """One call to one member: the one that a policy chooses, unless `pinned` names it."""
 
     pool: str
@@ -64,22 +80,24 @@ class Call:
             self.begun = self.ticket.begin(self)
         return self.begun
 
-    def to_wire(self, payload: bytes) -> WireCall:
-        deadline = None if self.deadline is None else frames.plain(self.deadline)
-        if self.trace is None:
-            return self.method, deadline, payload
-        return self.method, deadline, payload, dict(self.trace)
-
     def __str__(self) -> str:
         return f"{self.pool}.{self.method}"
 
 
+class Carried(Protocol):
+    """A broadcast that the thread which waits for it carries."""
+
+    def results(self) -> list[bytes] | None: ...
+    def spread(self) -> object: ...
+
+
 @dataclass(eq=False, slots=True)
-class Broadcast:
+class Broadcast(_Sendable):
     """A call to every member of a pool.
 
     `open` is told who they are, and gives the call to each by its endpoint, begun; it is made by the function that `open` is
-    given for the call's ticket.
+    given for the call's ticket. Where a thread carries it, `carry` is told who they are, and `open` when calls are to be made
+    after all, if ever.
     """
 
     pool: str
@@ -87,6 +105,7 @@ class Broadcast:
     payload: bytes
     open: Callable[[Sequence[Member], Callable[[Ticket], Call]], dict[str, Call]]
     fail: Callable[[Exception], None]
+    carry: Callable[[Sequence[Member], Carried], object] | None = None
     timeout_s: float | None = None
     deadline: Moment | None = None
     owner: object = None

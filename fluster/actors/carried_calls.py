@@ -22,6 +22,7 @@ from fluster.actors.held_calls import HeldCalls
 from fluster.actors.inboxes import Inboxes
 from fluster.actors.lane_calls import LaneCalls, Wait
 from fluster.actors.loop_calls import tell_soon
+from fluster.actors.members import Member
 from fluster.actors.messages_out import MessageOut
 from fluster.actors.outcomes import settle, settle_result
 from fluster.actors.rosters import Change, Left, Rosters
@@ -91,11 +92,11 @@ class CarriedCalls:
         """
         lane = self._free_lane() if not self._arrivals else None
         message = self._desk.choose_alone(call, self._clock.now()) if lane is not None else None
-        if message is not None and message.member is not None and call.blocks is not None:
-            deadlock = call.blocks.deadlock(call, message.member)
-            if deadlock is not None:
+        wait: Wait | None = None
+        if lane is not None and message is not None and message.member is not None:
+            if call.blocks is not None and (deadlock := call.blocks.deadlock(call, message.member)) is not None:
                 raise deadlock
-        wait = self._carry(message, lane) if message is not None and lane is not None else None
+            wait = self._carry(message, message.member, lane)
         if wait is None:
             self._arrivals.put(call)
         return wait
@@ -112,15 +113,21 @@ class CarriedCalls:
         if lane is None or not self._arrivals.take_back(broadcast):
             self.hurry()
             return None
-        message = self._desk.choose_alone(broadcast, self._clock.now())
+        message = self._desk.choose_alone_all(broadcast, self._clock.now())
         if message is None:
             self._put_again([broadcast])
             return None
-        wait = self._carry(message, lane) if message.calls else None
+        first = message.members[0]
+        if first.timeouts:
+            self._deadlines.take_declared(broadcast, first)
+        wait = lane.send(message)
         if wait is None:
-            for endpoint_id, call in message.calls.items():
+            calls = message.spread().calls
+            for endpoint_id, call in calls.items():
                 call.pinned = endpoint_id
-            self._put_again(message.calls.values())
+            self._put_again(calls.values())
+        else:
+            self._end_early(lane, message.pool.name, [member.endpoint_id for member in message.members])
         return wait
 
     def hurry(self) -> None:
@@ -142,22 +149,22 @@ class CarriedCalls:
         # The members known of a pool that is still to be opened may be those of one before it, which is about to close.
         return lane if is_free and not self._openings else None
 
-    def _carry(self, message: MessageOut, lane: LaneCalls) -> Wait | None:
-        """Send a message by this very thread, which waits with what this gives; None when it cannot be."""
-        to, known = message.member, message.pool.members
-        endpoint_ids = list(message.calls) if to is None else [to.endpoint_id]  # alone, there is one call
-        for endpoint_id, call in zip(endpoint_ids, message.calls.values(), strict=True):
-            member = to or known.get(endpoint_id)
-            if member is not None and member.timeouts:
+    def _carry(self, message: MessageOut, member: Member, lane: LaneCalls) -> Wait | None:
+        """Send a message to a member by this very thread, which waits with what this gives; None when it cannot be."""
+        if member.timeouts:
+            for call in message.calls.values():
                 self._deadlines.take_declared(call, member)
         wait = lane.send(message)
-        roster = self._rosters.get(message.pool.name)
-        if wait is not None and roster is not None:
-            for endpoint_id in endpoint_ids:
-                if endpoint_id not in roster.members:
-                    # It ended between the choice and the sending, and what ends its calls may have been here before.
-                    lane.when_seen(functools.partial(self._end_calls, message.pool.name, Left(endpoint_id)))
+        if wait is not None:
+            self._end_early(lane, message.pool.name, [member.endpoint_id])
         return wait
+
+    def _end_early(self, lane: LaneCalls, pool: str, endpoint_ids: list[str]) -> None:
+        """End what was sent to a member that ended between its choice and the sending: what ends calls may have been here before."""
+        roster = self._rosters.get(pool)
+        for endpoint_id in endpoint_ids:
+            if roster is not None and endpoint_id not in roster.members:
+                lane.when_seen(functools.partial(self._end_calls, pool, Left(endpoint_id)))
 
     # ---- on the loop ------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ class Deadlines:
         """The moment at which nobody waits any more."""
         return None if timeout_s is None or math.isinf(timeout_s) else self._clock.now().after(timeout_s)
 
-    def take_declared(self, call: Call, member: Member) -> None:
+    def take_declared(self, call: Call | Broadcast, member: Member) -> None:
         """A call that came without a timeout gets the one that its method declares, as the registry tells it."""
         if call.timeout_s is None and call.deadline is None and member.timeouts and call.method in member.timeouts:
             call.timeout_s = member.timeouts[call.method]

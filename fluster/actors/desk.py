@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Callable, Iterable
 
 from fluster.actors import frames
+from fluster.actors.broadcast_out import BroadcastOut
 from fluster.actors.calls import Broadcast, Call, Cancel, Done, Part, Send, died_while_out, failed, lost_while_out
 from fluster.actors.desk_pools import DeskPool
 from fluster.actors.failures import FULL, advice_of
@@ -130,16 +131,14 @@ class Desk:
     def _routing(self, now: Moment) -> Routing:
         return Routing(self._messages, now, apart=self.in_grace(now))
 
-    def choose_alone(self, item: Call | Broadcast, now: Moment) -> MessageOut | None:
-        """The message for an item that nothing comes before where it goes; None when that is not so, or when in doubt.
+    def choose_alone(self, item: Call, now: Moment) -> MessageOut | None:
+        """The message for a call that nothing comes before where it goes; None when that is not so, or when in doubt.
 
         From any thread: it asks, and changes no books. The message is not out here until it is adopted.
         """
         pool = self._pools.get(item.pool)
-        if pool is None or not pool.is_idle(item.pinned if isinstance(item, Call) else None):
+        if pool is None or not pool.is_idle(item.pinned):
             return None
-        if isinstance(item, Broadcast):
-            return self._choose_alone_all(pool, item, now)
         member: Member | None
         if item.pinned is not None:
             member = pool.members.get(item.pinned)
@@ -150,11 +149,17 @@ class Desk:
             return None
         return MessageOut(pool, member, now, {0: item})
 
-    def _choose_alone_all(self, pool: DeskPool, broadcast: Broadcast, now: Moment) -> MessageOut | None:
+    def choose_alone_all(self, broadcast: Broadcast, now: Moment) -> BroadcastOut | None:
+        """The same for a broadcast, whose members are told to it then."""
+        pool = self._pools.get(broadcast.pool)
+        if broadcast.carry is None or pool is None or not pool.is_idle(None):
+            return None
         members = pool.on_lanes
         if not (members and pool.shares_subject) or self.in_grace(now):
             return None
-        return MessageOut(pool, None, now, broadcast.calls(members))
+        message = BroadcastOut(pool, broadcast, members, now)
+        broadcast.carry(members, message)
+        return message
 
     def adopt(self, number: int, message: MessageOut) -> list[Done]:
         """Take over a message that was sent alone, with a negative number."""

@@ -18,7 +18,8 @@ from concurrent.futures import InvalidStateError
 from typing import Any, Protocol, TypeVar
 
 from fluster.actors import frames
-from fluster.actors.calls import Call
+from fluster.actors.broadcast_out import BroadcastOut
+from fluster.actors.calls import Broadcast, Call
 from fluster.actors.frames import Moment
 from fluster.actors.futures import ActorFuture
 from fluster.actors.members import share_memory
@@ -73,7 +74,7 @@ class LaneCalls:
         self._settle, self._on_other, self._on_timeout, self._on_lost = settle, on_other, on_timeout, on_lost
         self._on_left = on_left
         self._numbers = itertools.count(-1, -1)  # the desk numbers its own messages upwards
-        self._out: dict[int, MessageOut] = {}
+        self._out: dict[int, MessageOut | BroadcastOut] = {}
         self._taking = threading.Lock()  # held where a message, or a call of one, leaves our books
         self._eagerness = Eagerness.of_this_process()
         self._lane = Lane(address, "calls", on_disconnect=self._on_disconnect)
@@ -87,35 +88,43 @@ class LaneCalls:
     def connected(self) -> bool:
         return self._lane.connected
 
-    def send(self, message: MessageOut) -> Wait | None:
+    def send(self, message: MessageOut | BroadcastOut) -> Wait | None:
         """What waits until the message is answered, or is the desk's; None when it could not be sent."""
-        calls = list(message.calls.values())
-        first = calls[0]
-        payload = _carried(message, first.payload)
+        item: Call | Broadcast
+        if isinstance(message, BroadcastOut):
+            item = message.broadcast
+            subject = subjects.actor_all(self._namespace, item.pool, item.method)
+            # To gather the answers of many takes longer than one looks for them.
+            when_done, eagerness = message.when_changed, None
+        else:
+            (item,) = message.calls.values()
+            assert message.member is not None  # noqa: S101 - what goes to all is a BroadcastOut
+            subject = subjects.method_of_member(message.member.address, item.method)
+            future: Any = item.ticket  # now: one that is found to be a stream gets another
+            when_done, eagerness = functools.partial(_when_done, future), self._eagerness
+        payload = _carried(message, item.payload)
         if payload is None:
             return None
         number = next(self._numbers)
-        for call in calls:
-            call.number = number
+        _note_number(message, number)
         self._out[number] = message
-        if message.member is None:
-            subject = subjects.actor_all(self._namespace, first.pool, first.method)
-        else:
-            subject = subjects.method_of_member(message.member.address, first.method)
-        body = frames.encode_calls([first.to_wire(payload)])
+        body = frames.encode_calls([item.to_wire(payload)])
         try:
             self._lane.publish(subject, body, reply=f"{self._inbox}.{number}")
         except BusError as error:
-            log.debug("%s goes the other way: %s", first, error)
-            if self.take(number) is not None:
-                for call in calls:
-                    call.number = None
+            log.debug("%s goes the other way: %s", item, error)
+            if self._pop(number) is not None:
+                _note_number(message, None)
                 return None
-        futures: list[Any] = [call.ticket for call in calls]  # now: one that is found to be a stream gets another
-        return lambda patience_s=None: self._wait(number, futures, first.deadline, patience_s)
+        return functools.partial(self._wait, number, when_done, eagerness, item.deadline)
 
     def _wait(
-        self, number: int, futures: list[ActorFuture[Any]], deadline: Moment | None, patience_s: float | None
+        self,
+        number: int,
+        when_done: Callable[[Callable[[], object]], object],
+        eagerness: Eagerness | None,
+        deadline: Moment | None,
+        patience_s: float | None = None,
     ) -> None:
         """Return when all are answered, or the message is alone no more, or patience ends: then the futures tell."""
         left_s = None
@@ -125,13 +134,6 @@ class LaneCalls:
         if patience_s is not None and (left_s is None or patience_s < left_s):
             left_s, on_over = patience_s, self._on_left
         out = self._out
-
-        def when_done(wake: Callable[[], object]) -> None:
-            for future in futures:
-                future.add_done_callback(lambda _done: wake())
-
-        # To gather the answers of many takes longer than one looks for them.
-        eagerness = self._eagerness if len(futures) == 1 else None
         self._readers.read_while(functools.partial(out.__contains__, number), when_done, left_s, eagerness)
         if number in out and not self._lane.closed:
             self._tell(on_over, number)
@@ -150,13 +152,19 @@ class LaneCalls:
             _place, ok, payload = replies[0]
             if ok is True and (payload[:1] == codec.PICKLE or not payloads.is_stored(payload)):
                 held = payload if payload[:1] == codec.PICKLE else payloads.held(payload)
-                if self._is_settled(number, message, endpoint_id if message.member is None else 0, held):
+                if isinstance(message, BroadcastOut) and message.take(endpoint_id, held):
+                    if not message.missing:
+                        self._pop(number)
+                    return
+                if self._is_settled(number, message, endpoint_id, held):
                     return
         # Out of our books at once: what follows, such as the end of a stream, must not pass for a plain result.
-        self._tell(self._on_other, number, self._pop(number), delivery)
+        self._tell(self._on_other, number, self._taken(number), delivery)
 
-    def _is_settled(self, number: int, message: MessageOut, key: Any, payload: bytes) -> bool:
+    def _is_settled(self, number: int, out: MessageOut | BroadcastOut, endpoint_id: str, payload: bytes) -> bool:
         """Give a call its result; False when its message was taken meanwhile, so that the desk has to know."""
+        message = out.spread() if isinstance(out, BroadcastOut) else out
+        key = message.key(endpoint_id, 0)
         call = message.calls.get(key)
         if call is None:
             return True  # nobody waits for it, as for the answer of a member that is new
@@ -166,7 +174,7 @@ class LaneCalls:
         except InvalidStateError:
             log.debug("%s was told something else by the desk", call)
         with self._taking:
-            if self._out.get(number) is not message:
+            if self._out.get(number) is not out:
                 return False
             message.calls.pop(key, None)
             if not message.calls:
@@ -181,12 +189,19 @@ class LaneCalls:
 
     def take(self, number: int) -> MessageOut | None:
         """That message, whose thread reads for it no more; None when it was answered, or taken before."""
-        message = self._pop(number)
+        message = self._taken(number)
         if message is not None:
             self._readers.interrupt()
         return message
 
-    def _pop(self, number: int) -> MessageOut | None:
+    def _taken(self, number: int) -> MessageOut | None:
+        """A message with its calls that is ours no more; None when they are all answered."""
+        message = self._pop(number)
+        if isinstance(message, BroadcastOut):
+            message = message.spread()
+        return message if message is not None and message.calls else None
+
+    def _pop(self, number: int) -> MessageOut | BroadcastOut | None:
         with self._taking:
             return self._out.pop(number, None)
 
@@ -202,11 +217,22 @@ class LaneCalls:
         self._lane.close(join=False)
 
 
-def _carried(message: MessageOut, payload: bytes) -> bytes | None:
+def _note_number(message: MessageOut | BroadcastOut, number: int | None) -> None:
+    if isinstance(message, BroadcastOut):
+        message.number = number
+    else:
+        for call in message.calls.values():
+            call.number = number
+
+
+def _when_done(future: ActorFuture[Any], wake: Callable[[], object]) -> None:
+    future.add_done_callback(lambda _done: wake())
+
+
+def _carried(message: MessageOut | BroadcastOut, payload: bytes) -> bytes | None:
     """A payload as it travels; None when it would have to be stored first, or its receivers cannot read what is lent."""
     if isinstance(payload, Lent):
-        members = message.pool.members
-        receivers = [message.member] if message.member is not None else [members.get(key) for key in message.calls]
+        receivers = message.members if isinstance(message, BroadcastOut) else [message.member]
         if not share_memory(each for each in receivers if each is not None):
             return None
     return bytes(payload) if len(payload) <= _MAX_BYTES else None

@@ -259,6 +259,7 @@ class AsyncActorPool(Generic[T]):
             payload,
             answers.open,
             answers.fail,
+            answers.carry,
             timeout,
             self._caller.deadline_of(timeout),
             owner=self,

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -318,7 +319,7 @@ def test_a_broadcast_whose_thread_waits_for_it_goes_over_the_lane(shared: Env) -
     with busy_loop(pool):
         waiting = [in_thread(lambda: pool.broadcast().wait().results())]
         entered(*actors)
-        assert [len(message.calls) for message in carried(pool).values()] == [3]
+        assert [len(message.missing) for message in carried(pool).values()] == [3]
         waiting.append(in_thread(lambda: [each.value for each in pool.broadcast().wait().answers()]))
         wait_until(lambda: len(carried(pool)) == 2)
         waiting.append(in_thread(lambda: pool.broadcast().wait().results(timeout=TIMEOUT_S)))
@@ -329,6 +330,29 @@ def test_a_broadcast_whose_thread_waits_for_it_goes_over_the_lane(shared: Env) -
     assert [only(each) for each in waiting] == [["went through"] * 3] * 4
     assert not carried(pool)
     assert pool.broadcast().add(1).results() == [2, 2, 2]
+
+
+def test_futures_of_a_broadcast_that_another_thread_waits_for_can_be_had_and_cancelled(shared: Env) -> None:
+    actors = Voice(), Voice(), Voice()
+    shared.serve("canon", *actors)
+    pool = shared.pool("canon", size=3)
+    for is_cancelled in (False, True):
+        with busy_loop(pool):
+            result = pool.broadcast().wait()
+            waiting = in_thread(result.results)
+            entered(*actors)
+            assert len(carried(pool)) == 1
+            futures = result.futures(TIMEOUT_S)
+            assert not any(future.done() for future in futures)
+        if is_cancelled:
+            assert futures[1].cancel()
+        for actor in actors:
+            actor.opened.set()
+        assert futures[0].result(TIMEOUT_S) == futures[2].result(TIMEOUT_S) == "went through"
+        assert isinstance(only(waiting), CancelledError) if is_cancelled else only(waiting) == ["went through"] * 3
+        wait_until(lambda: not carried(pool))
+        for actor in actors:
+            actor.opened.clear()
 
 
 def test_a_broadcast_that_is_carried_ends_as_any_other(shared: Env) -> None:

@@ -277,7 +277,7 @@ async def test_who_gives_up_waiting_takes_nothing_back() -> None:
     with pytest.raises(ActorTimeoutError, match=r"after 0\.01 s"):
         await result.results(0.01)
     answers.open([Member.at("pool", "to.a")], lambda ticket: Call("pool", "all", b"", ticket, begun=True))
-    (future,) = answers.opened.result()
+    (future,) = answers.futures()
     with pytest.raises(ActorTimeoutError):
         await result.results(0.01)
     future.set_result(3)

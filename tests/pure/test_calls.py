@@ -27,6 +27,7 @@ from fluster.errors import (
     MailboxFullError,
     NotRunError,
 )
+from fluster_bus import codec
 from fluster_bus.messages import EndpointId
 
 START = Moment("boot", 1_000.0, 1_700_000_000.0)
@@ -59,7 +60,7 @@ def broadcast(opened: list[ActorFuture[Any]]) -> Broadcast:
             future_of(item).begin_unseen(item)
         return calls
 
-    return Broadcast("pool", "all", b"x", make, lambda _error: None)
+    return Broadcast("pool", "all", b"x", make, lambda _error: None, carry=lambda _members, _carried: None)
 
 
 def desk_with(*endpoint_ids: str) -> Desk:
@@ -351,15 +352,15 @@ def test_a_call_is_alone_where_nothing_of_its_pool_is_unanswered() -> None:
     assert desk.choose_alone(call(), START) is None
     assert desk.choose_alone(call(pinned="b"), START) is None
     assert to(desk.choose_alone(call(pinned="a"), START)) == "a"
-    assert desk.choose_alone(broadcast([]), START) is None
+    assert desk.choose_alone_all(broadcast([]), START) is None
     desk.on_reply(send.number, "b", [(0, True, b"")])
     assert to(desk.choose_alone(call(pinned="b"), START)) == "b"
     assert desk.choose_alone(Call("other", "m", b"", future("other.m")), START) is None  # its members are not known yet
-    all_ = desk.choose_alone(broadcast([]), START)
+    all_ = desk.choose_alone_all(broadcast([]), START)
     assert all_ is not None
-    assert (to(all_), list(all_.calls)) == ("all", ["a", "b"])
+    assert (to(all_.spread()), list(all_.spread().calls)) == ("all", ["a", "b"])
     desk.on_reconnected(START)
-    assert desk.choose_alone(broadcast([]), START) is None  # one that is on its way back would not be noticed
+    assert desk.choose_alone_all(broadcast([]), START) is None  # one that is on its way back would not be noticed
 
 
 def test_a_call_that_was_alone_is_one_of_the_desks_once_it_is_adopted() -> None:
@@ -395,10 +396,13 @@ def test_a_call_that_was_alone_is_one_of_the_desks_once_it_is_adopted() -> None:
 
 def test_a_broadcast_that_was_alone_is_one_of_the_desks_once_it_is_adopted() -> None:
     desk = desk_with("a", "b", "c")
-    message = desk.choose_alone(broadcast([]), START)
-    assert message is not None
-    del message.calls["b"]  # it has answered
-    assert desk.adopt(-1, message) == []
+    opened: list[ActorFuture[Any]] = []
+    carried = desk.choose_alone_all(broadcast(opened), START)
+    assert carried is not None
+    assert carried.take("b", codec.encode(3))
+    assert desk.adopt(-1, carried.spread()) == []
+    assert [each.done() for each in opened] == [False, True, False]
+    assert opened[1].result() == 3
     desk.sanity_check()
     assert errors(desk.on_member_gone("pool", "a")) == [ActorDiedError]
     assert errors(desk.on_reply(-1, "c", [(0, True, b"")])) == [None]
