@@ -251,6 +251,7 @@ def trim_calls(namespace: str) -> str:
 # ---- inboxes --------------------------------------------------------------------------------------------
 
 _INBOX = "_INBOX"
+_INBOXES = f"{_INBOX}."
 
 
 def inbox_prefix(user: str, namespace: str = SYSTEM_NAMESPACE) -> str:
@@ -279,7 +280,7 @@ def asked_namespace(subject: str) -> str | None:
 
 def is_inbox(subject: str) -> bool:
     """True for a reply subject. Services refuse any other, else a caller could make them write anywhere."""
-    return subject.startswith(f"{_INBOX}.")
+    return subject.startswith(_INBOXES)
 
 
 # ---- the servers' own -----------------------------------------------------------------------------------

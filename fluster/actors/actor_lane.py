@@ -62,7 +62,7 @@ class LaneQueue(Generic[T]):
         return self._items.get_nowait()
 
     def get(self) -> T:
-        lane, items = self._lane, self._items
+        lane, items, wake = self._lane, self._items, self.wake
         while True:
             try:
                 if not items.empty():
@@ -73,25 +73,20 @@ class LaneQueue(Generic[T]):
                 return items.get()
             self.taker = threading.get_ident()
             self.before_waiting()
-            if lane.connected:
-                self._read_in_turn()
-            else:
+            if not lane.connected:
                 self._waker.wait()
-
-    def _read_in_turn(self) -> None:
-        """Return when there may be something to take."""
-        lane, wake = self._lane, self.wake
-        try:
-            has_turn = lane.turns.ask(wake)
-            if not has_turn:
-                lane.wake()  # the keeper has it
-                if self._items.empty():
-                    self._waker.wait()
-                has_turn = lane.turns.has(wake)
-            if has_turn and self._items.empty():
-                lane.receive(beside=self._waker)
-        finally:
-            lane.leave(wake)
+                continue
+            try:  # to read, until there may be something to take
+                has_turn = lane.turns.ask(wake)
+                if not has_turn:
+                    lane.wake()  # the keeper has it
+                    if items.empty():
+                        self._waker.wait()
+                    has_turn = lane.turns.has(wake)
+                if has_turn and items.empty():
+                    lane.receive(beside=self._waker)
+            finally:
+                lane.leave(wake)
 
 
 class LaneOutbox:

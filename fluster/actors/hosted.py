@@ -430,7 +430,10 @@ class HostedActor:
             self._forget(job)
         if counts is not None:
             counts.processing_ns += time.perf_counter_ns() - started_ns
-        self._leave(job, lanes, error)
+        if job.span is None and job.timer is None:  # as most
+            lanes.done(len(job.payload))
+        else:
+            self._leave(job, lanes, error)
 
     def _forget(self, job: Job) -> None:
         """It cannot be cancelled any more."""

@@ -139,16 +139,14 @@ class Outbox:
                 return
 
 
-def _alone(reply: Reply) -> Message:
-    if not reply.endpoint_id:
-        return reply.subject, reply.payload, reply.headers
-    return reply.subject, frames.encode_replies(reply.endpoint_id, [(reply.place, reply.ok, reply.payload)]), None
-
-
 def joined(ready: Sequence[Reply | Producer]) -> Iterable[Message]:
     """Messages, each with its subject and headers, that carry these replies."""
     if len(ready) == 1 and isinstance(ready[0], Reply):
-        return (_alone(ready[0]),)
+        reply = ready[0]
+        if not reply.endpoint_id:
+            return ((reply.subject, reply.payload, reply.headers),)
+        together = [(reply.place, reply.ok, reply.payload)]
+        return ((reply.subject, frames.encode_replies(reply.endpoint_id, together), None),)
     return _joined(ready)
 
 
@@ -157,7 +155,7 @@ def _joined(ready: Sequence[Reply | Producer]) -> Iterator[Message]:
     sizes: dict[tuple[str, str], list[int]] = {}
     for reply in ready:
         if isinstance(reply, Reply) and not reply.endpoint_id:
-            yield _alone(reply)
+            yield reply.subject, reply.payload, reply.headers
             continue
         key = reply.subject, reply.endpoint_id
         if key not in together:
