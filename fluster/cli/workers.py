@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 Job = Annotated[str, typer.Argument(metavar="ID", help="The job's id, or its beginning.")]
 Task = Annotated[
-    int, typer.Option(min=0, help="Which of its tasks, counted from 0 also in an array, as `fluster worker list` does.")
+    int | None,
+    typer.Option(
+        min=0, help="Which of its tasks: of an array by its FLUSTER_ARRAY_ID, else counted from 0. Default: the first."
+    ),
 ]
 Attempt = Annotated[int | None, typer.Option(min=1, help="Else the newest at this worker.")]
 Name = Annotated[
@@ -174,7 +177,7 @@ def attempts(context: typer.Context, name: Name) -> None:
     _show(options, found.attempts, found.model_dump(mode="json"))
 
 
-def status(context: typer.Context, name: Name, job: Job, *, task: Task = 0, attempt: Attempt = None) -> None:
+def status(context: typer.Context, name: Name, job: Job, *, task: Task = None, attempt: Attempt = None) -> None:
     """Show one attempt as its worker sees it.
 
     Try:
@@ -199,7 +202,7 @@ def _show(options: Options, found: tuple[AttemptStatus, ...], dumped: Any) -> No
             [
                 each.namespace,
                 each.job_id,
-                str(each.task),
+                str(each.number),
                 str(each.attempt),
                 each.phase,
                 f"{each.resources.cpu:g}",
@@ -218,7 +221,7 @@ def logs(
     name: Name,
     job: Job,
     *,
-    task: Task = 0,
+    task: Task = None,
     attempt: Attempt = None,
     tail: Annotated[int, typer.Option(min=0, max=10_000, help="So many of the last lines.")] = 100,
     since: Since = None,
@@ -249,7 +252,7 @@ def kill(
     name: Name,
     job: Job,
     *,
-    task: Task = 0,
+    task: Task = None,
     attempt: Attempt = None,
     force: Annotated[bool, typer.Option("--force", help="SIGKILL at once, without its grace.")] = False,
 ) -> None:
@@ -273,15 +276,15 @@ def kill(
     if options.json:
         write_json(found.model_dump(mode="json"))
     else:
-        write(f"{found.job_id}.{found.task}.{found.attempt}")
+        write(f"{found.job_id}.{found.number}.{found.attempt}")
 
 
-def _place(cluster: Cluster, job: str, task: int, attempt: int | None) -> dict[str, Any]:
+def _place(cluster: Cluster, job: str, task: int | None, attempt: int | None) -> dict[str, Any]:
     from fluster.cluster.job_states import UNANSWERED
 
     with contextlib.suppress(*UNANSWERED):  # without a controller: the worker itself knows the job by its whole id
         job = find_job(cluster, job)
-    return {"namespace": cluster.namespace, "job_id": job, "task": task, "attempt": attempt}
+    return {"namespace": cluster.namespace, "job_id": job, "task": task or 0, "number": task, "attempt": attempt}
 
 
 def _ask(cluster: Cluster, name: str, verb: str, request: Message, reply: type[Reply]) -> Reply:

@@ -10,6 +10,8 @@ from fluster_services.worker.service import find_attempt, selected
 from fluster_services.worker.spool import SpoolRecord, Stream
 
 KEYS = ["default.train.0.1", "default.train.0.2", "default.train.1.1", "default.train.0.10", "other.train.0.3"]
+KEYS += ["default.array.0.1", "default.array.1.1"]
+ARRAY_IDS = {"default.array.0.1": 10, "default.array.1.1": 20}
 
 
 @pytest.mark.parametrize(
@@ -20,13 +22,17 @@ KEYS = ["default.train.0.1", "default.train.0.2", "default.train.1.1", "default.
         ({"attempt": 3}, None),
         ({"task": 1}, "default.train.1.1"),
         ({"task": 2}, None),
+        ({"task": 0, "number": 1}, "default.train.1.1"),
+        ({"job_id": "array", "task": 20, "number": 20}, "default.array.1.1"),
+        ({"job_id": "array", "task": 1, "number": 1}, None),
+        ({"job_id": "array", "task": 1}, "default.array.1.1"),
         ({"namespace": "other"}, "other.train.0.3"),
         ({"job_id": "tra"}, None),
     ],
 )
 def test_the_newest_attempt_is_meant_unless_told(fields: dict[str, Any], found: str | None) -> None:
     query = AttemptQuery(**{"namespace": Namespace("default"), "job_id": JobId("train"), **fields})
-    assert find_attempt(KEYS, query) == found
+    assert find_attempt(KEYS, ARRAY_IDS, query) == found
 
 
 def record(number: int, stream: Stream = "stdout", text: str = "line") -> SpoolRecord:

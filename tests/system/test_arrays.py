@@ -6,9 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from typer.testing import CliRunner
+
+from fluster.cli.app import app
 from fluster.cluster import LocalCluster
 from fluster_bus.messages import JobStatus
 from tests.system.job_requests import command, texts
+from tests.waiting import wait_until
 
 _FLUSTER = [sys.executable, "-c", "from fluster.cli import main; main()"]
 _STEP = {"+": 1, "-": -1}
@@ -63,3 +67,23 @@ def test_a_task_of_an_array_is_shown_and_named_by_its_number(cluster: LocalClust
     refused = run("logs", job_id, "--task", "1")
     assert refused.returncode == 2
     assert f"--task=1: job {job_id} has no task 1: its array is 10-30:10" in refused.stderr
+
+
+def test_a_worker_shows_and_names_a_task_of_an_array_by_its_number(cluster: LocalCluster) -> None:
+    def worker(verb: str, *words: str, code: int = 0) -> str:
+        done = CliRunner().invoke(app, ["--address", cluster.address, "worker", verb, worker_id, *words])
+        assert done.exit_code == code, done.output
+        return done.output
+
+    job_id = cluster.launch(command("sh", "-c", "echo I am $FLUSTER_ARRAY_ID; exec sleep 600", array="10-20:10"))
+    wait_until(lambda: [line.text for line in cluster.logs(job_id, task=1)] == ["I am 20"])
+    worker_id = str(cluster.poll(job_id).tasks[1].worker_id)
+    listed = [line.split()[1:4] for line in worker("list").splitlines()]
+    assert [job_id, "20", "1"] in listed
+    assert [job_id, "1", "1"] not in listed
+    assert worker("status", job_id, "--task", "20").splitlines()[1].split()[1:4] == [job_id, "20", "1"]
+    assert worker("logs", job_id, "--task", "20") == "I am 20\n"
+    assert worker("kill", job_id, "--task", "20") == f"{job_id}.20.1\n"
+    wait_until(lambda: cluster.poll(job_id).tasks[1].status is JobStatus.KILLED)
+    assert cluster.poll(job_id).tasks[0].status is JobStatus.RUNNING
+    cluster.terminate(job_id)

@@ -35,6 +35,9 @@ class AttemptQuery(Message):
     namespace: Namespace
     job_id: JobId
     task: int = Field(default=0, ge=0)
+    number: int | None = Field(
+        default=None, ge=0
+    )  # by which the task is shown, in an array its id there; before `task`
     attempt: int | None = Field(default=None, ge=1)
 
 
@@ -51,12 +54,18 @@ class AttemptStatus(Message):
     namespace: Namespace
     job_id: JobId
     task: int
+    array_id: int | None = None  # FLUSTER_ARRAY_ID, of a task of an array
     attempt: int
     phase: str  # reserved (for a job that is to run here, attempt 0), preparing (which takes in starting), or running
     resources: Capacity
     devices: tuple[str, ...] = ()
     pid: int | None = None
     started_at: float | None = None
+
+    @property
+    def number(self) -> int:
+        """By which the task is shown: of an array by its number there."""
+        return self.task if self.array_id is None else self.array_id
 
 
 class AttemptList(Message):

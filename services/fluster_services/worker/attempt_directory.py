@@ -97,6 +97,7 @@ class LaunchSpec:
     image: str | None = None  # that it is to run in
     mounts: dict[str, str] = field(default_factory=dict)  # {path in its container: path here} of those asked for
     container: Container | None = None  # that it runs in
+    array_id: int | None = None  # of a task of an array
     keep_s: float = 3600.0  # how long the keeper waits for somebody to ask how it ended
 
     def __post_init__(self) -> None:

@@ -76,6 +76,7 @@ class Attempts:
         self._cover = cover
         namespaces = tuple(config.job_credentials)
         self.running: dict[str, RunningTask] = {}  # {attempt key: what runs}
+        self.array_ids: dict[str, int] = {}  # {attempt key: its FLUSTER_ARRAY_ID}, of tasks of arrays
         self.wellness = Wellness(
             config.worker_id,
             config.state_dir,
@@ -164,6 +165,11 @@ class Attempts:
         """Note what an attempt has that an earlier run of this worker started."""
         self._ledger.hold(running.key, needed(record.resources), running.spec.devices or None)
         self._preparation.hold(running.key, running.spec)
+        self._note_array(running.key, running.spec.array_id)
+
+    def _note_array(self, key: str, array_id: int | None) -> None:
+        if isinstance(array_id, int):  # a task can write over the file that has it
+            self.array_ids[key] = array_id
 
     def hand_back(self) -> None:
         """Have all of them end, to be tried elsewhere, since this worker leaves."""
@@ -205,6 +211,7 @@ class Attempts:
     async def give_back(self, key: str) -> None:
         """The capacity is free again, and offers for it are listened to."""
         self._holds.close(key)
+        self.array_ids.pop(key, None)
         self._fence_since.pop(key, None)
         self._preparation.release(key)
         if self._ledger.release(key):
@@ -223,6 +230,7 @@ class Attempts:
                 job = await self._claims.job(record.namespace, record.job_id)
             if job is None or job.order != record.order:
                 raise LaunchError(f"job {record.job_id} has no record any more")
+            self._note_array(key, job.request.array.ids[record.task] if job.request.array is not None else None)
             found = await self._prepared(row, job, key)
             if found is None:
                 return

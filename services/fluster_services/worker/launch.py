@@ -120,6 +120,7 @@ class Launcher:
         }
         spec = LaunchSpec(
             key=attempt_key(task.namespace, task.job_id, task.task, task.attempt),
+            array_id=request.array.ids[task.task] if request.array is not None else None,
             command=list(command) if command is not None else None,
             env=environment,
             unset=[name for name in SEARCH_VARIABLES if command is not None and name not in search],

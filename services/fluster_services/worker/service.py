@@ -72,12 +72,13 @@ class AttemptKey:
         return cls(Namespace(namespace), JobId(job_id), int(task), int(attempt))
 
 
-def find_attempt(keys: Collection[str], query: AttemptQuery) -> str | None:
-    """The key of the attempt that is asked for; the newest of the task when no number is given."""
+def find_attempt(keys: Collection[str], array_ids: Mapping[str, int], query: AttemptQuery) -> str | None:
+    """The key of the attempt that is asked for; the newest of the task when none is named. `array_ids` has those of tasks of arrays."""
     found = [
         (place.attempt, key)
         for key, place in ((key, AttemptKey.parse(key)) for key in keys)
-        if (place.namespace, place.job_id, place.task) == (query.namespace, query.job_id, query.task)
+        if (place.namespace, place.job_id) == (query.namespace, query.job_id)
+        and (place.task == query.task if query.number is None else array_ids.get(key, place.task) == query.number)
         and query.attempt in (None, place.attempt)
     ]
     return max(found)[1] if found else None
@@ -120,6 +121,7 @@ class WorkerService:
         draining: Draining,
         wellness: Wellness,
         attempts: Mapping[str, RunningTask],
+        array_ids: Mapping[str, int],
         on_offer: Callable[[Offer, str], Awaitable[OfferReply]],
         run: Callable[[RunRequest], Awaitable[RunReply]],
         obey: Callable[[TaskRecord], None],
@@ -133,6 +135,7 @@ class WorkerService:
         self._draining = draining
         self._wellness = wellness
         self._attempts = attempts
+        self._array_ids = array_ids
         self._on_offer = on_offer
         self._run = run
         self._obey = obey
@@ -163,12 +166,13 @@ class WorkerService:
         return DrainReply(worker_id=self._worker_id, running=len(self._ledger))
 
     def _found(self, query: AttemptQuery) -> str:
-        key = find_attempt(self._ledger.attempts(), query)
+        key = find_attempt(self._ledger.attempts(), self._array_ids, query)
         if key is None:
+            task = query.task if query.number is None else query.number
             number = "no attempt" if query.attempt is None else f"no attempt {query.attempt}"
             raise ServiceError(
                 "AttemptNotFoundError",
-                f"worker {self._worker_id} has {number} of task {query.task} of job {query.job_id!r} in namespace "
+                f"worker {self._worker_id} has {number} of task {task} of job {query.job_id!r} in namespace "
                 f"{query.namespace!r}: `fluster status {query.job_id}` tells where it is",
             )
         return key
@@ -186,6 +190,7 @@ class WorkerService:
             namespace=place.namespace,
             job_id=place.job_id,
             task=place.task,
+            array_id=self._array_ids.get(key),
             attempt=place.attempt,
             phase="running" if running is not None else "preparing" if place.attempt else "reserved",
             resources=self._ledger.attempts()[key],

@@ -117,6 +117,7 @@ class Worker:
             draining=draining,
             wellness=self._attempts.wellness,
             attempts=self._attempts.running,
+            array_ids=self._attempts.array_ids,
             on_offer=self._on_offer,
             run=run_requests.run,
             obey=self._attempts.obey,
