@@ -16,6 +16,7 @@ FlusterError
     ├── InvalidNameError
     ├── InvalidMessageError     what arrived is not what was agreed
     ├── StorageError            the server could not store it
+    │   ├── NamespaceFullError  a namespace has used up its room there
     │   ├── StreamNotFoundError
     │   └── StorageTimeoutError the server did not say in time whether it could
     ├── ObjectNotFoundError     no stored file has that hash, or not any more
@@ -104,6 +105,10 @@ class InvalidMessageError(BusError, ValueError):
 
 class StorageError(BusError):
     """The server did not store it: no room, no such stream, or no answer."""
+
+
+class NamespaceFullError(StorageError):
+    """The namespace has used up its share of the store: it was refused, and nobody else's room was taken for it."""
 
 
 class StreamNotFoundError(StorageError):

@@ -102,6 +102,7 @@ def _keeps_tasks(namespace: str) -> tuple[str, ...]:
         subjects.bucket_key(jobs, f"{subjects.ANY_TOKEN}.{subjects.ANY_TOKEN}"),
         subjects.bucket_key(registry),
         subjects.jobs_submit(namespace),  # of what an operator has it run now
+        subjects.ensure_namespace(namespace),  # to be told how large objects may be
         subjects.logs_of_all(namespace),
         subjects.results_of_all(namespace),
         subjects.watch_progress(namespace),

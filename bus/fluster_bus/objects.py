@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import io
 import itertools
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,14 +22,17 @@ from pydantic import Field
 
 from fluster_bus import subjects
 from fluster_bus.errors import (
+    BusError,
     InvalidMessageError,
     ObjectCorruptError,
     ObjectNotFoundError,
     ObjectTooLargeError,
 )
 from fluster_bus.messages.model import Message
+from fluster_bus.messages.requests import Done, NamespaceReply
 from fluster_bus.object_kinds import BUNDLES, ObjectKind
 from fluster_bus.stored_messages import StoredMessages, side_by_side
+from fluster_bus.stream_bounds import BUDGET_SETTING, SURE_OBJECT_BYTES
 
 if TYPE_CHECKING:
     from fluster_bus.carrier import Carrier
@@ -38,6 +42,9 @@ CHUNK_BYTES = 512 << 10
 MAX_OBJECT_BYTES = 512 << 20
 MAX_MESSAGES = 8_192  # of a namespace: 4 GiB of chunks; beyond them the oldest go
 _AT_ONCE = 8
+_ASK_TIMEOUT_S = 3.0
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -81,6 +88,8 @@ class ObjectStore:
     async def _put(self, sha256: str, size: int, chunks: Iterator[bytes]) -> None:
         if size > MAX_OBJECT_BYTES:
             raise ObjectTooLargeError(f"the object has {size:,} bytes, over the limit of {MAX_OBJECT_BYTES:,}")
+        if size > SURE_OBJECT_BYTES:
+            await self._check_share(size)
         if await self._is_fresh(sha256):
             return
         sequences: list[int] = []
@@ -93,6 +102,22 @@ class ObjectStore:
         await self._messages.append(
             subjects.object_manifest(self.kind.name, self.namespace, sha256), manifest.to_json()
         )
+
+    async def _check_share(self, size: int) -> None:
+        """Raise ObjectTooLargeError where the namespace's share has never room for it. Else it would push out all others first."""
+        try:
+            asked = await self.bus.request(
+                subjects.ensure_namespace(self.namespace), Done().to_json(), timeout_s=_ASK_TIMEOUT_S
+            )
+            limit = NamespaceReply.from_json(asked.data).object_bytes.get(self.kind.name, size)
+        except BusError as error:
+            log.info("no controller says how large objects may be: %s", error)
+            return
+        if size > limit:
+            raise ObjectTooLargeError(
+                f"the object has {size:,} bytes, over the limit of {limit:,}: namespace {self.namespace!r} has no larger share "
+                f"of the store for {self.kind.name}; give its controllers a larger {BUDGET_SETTING}"
+            )
 
     async def _is_fresh(self, sha256: str) -> bool:
         """True when the object is there, whole, and for a good while yet."""

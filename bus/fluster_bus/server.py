@@ -32,7 +32,7 @@ from fluster_bus.roles import (
     users,
 )
 from fluster_bus.server_configuration import accounts_configuration, quoted
-from fluster_bus.stream_bounds import NamespaceBounds, set_aside_bytes
+from fluster_bus.stream_bounds import NamespaceBounds, store_bytes
 
 if TYPE_CHECKING:
     from fluster_bus.trust.authority import Authority
@@ -114,7 +114,7 @@ class EmbeddedServer:
     ) -> None:
         """Nothing is started or written yet. Without `store_dir` a folder is made, and removed by `close`.
 
-        With an `authority` it takes the users that this issues, else those of `credentials`. The store may grow to 16 GiB, or to twice what the namespaces set aside in it, each by its `bounds`.
+        With an `authority` it takes the users that this issues, else those of `credentials`. The store may grow to 16 GiB, or to what the namespaces need by their `bounds`: 1 GiB for each, and one more, where none is given.
 
         Raises InvalidNameError for a name that is no namespace.
         """
@@ -125,9 +125,7 @@ class EmbeddedServer:
         self._namespaces = tuple(namespaces)
         self._authority = authority
         self._passwords = {user: secrets.token_urlsafe(32) for user in users(self._namespaces)}
-        needed = 2 * set_aside_bytes(
-            len(self._namespaces), bounds
-        )  # as much again for workspaces, payloads and records
+        needed = store_bytes(len(self._namespaces), bounds)
         self._store_limit_bytes = store_limit_bytes or max(MIN_STORE_LIMIT_BYTES, needed)
         self._process: subprocess.Popen[bytes] | None = None
         self._alive: int | None = None  # the pipe that ends when the process does
@@ -371,7 +369,9 @@ class EmbeddedServer:
             from fluster_bus.trust.configuration import trust_configuration
 
             return trust_configuration(self._authority, self.store_dir / "accounts")
-        return accounts_configuration(self._namespaces, lambda user: quoted(self._passwords[user]))
+        return accounts_configuration(
+            self._namespaces, lambda user: quoted(self._passwords[user]), store_bytes=self._store_limit_bytes
+        )
 
     def _lock_store(self) -> int:
         """A descriptor that holds the folder's lock: two servers on one store destroy it, and do not check."""

@@ -32,12 +32,18 @@ _STORE_ACCOUNT = "STORE"
 _ACCOUNT = "FLUSTER"
 
 
-def accounts_configuration(namespaces: Sequence[str], password: Callable[[User], str]) -> str:
-    """The `accounts` block of a server; `password` gives each user's, quoted or as a variable."""
+def accounts_configuration(
+    namespaces: Sequence[str], password: Callable[[User], str], *, store_bytes: int | None = None
+) -> str:
+    """The `accounts` block of a server; `password` gives each user's, quoted or as a variable.
+
+    Controllers are told of `store_bytes`, and divide them; a server tells nobody of its own limit.
+    """
+    store = "enabled" if store_bytes is None else f"{{ max_mem: -1, max_file: {store_bytes} }}"
     lines = [
         "accounts {",
         f"  {_STORE_ACCOUNT} {{",
-        "    jetstream: enabled",
+        f"    jetstream: {store}",
         "    exports: [",
         *map(_export, STORE_EXPORTS),
         "    ]",

@@ -1,22 +1,11 @@
-"""The streams and buckets of a cluster and of a namespace: how they are made, written and consumed."""
+"""The streams and buckets of a cluster and of a namespace: how they are written and read."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import nats.errors
-import nats.js.errors
-from nats.js.api import (
-    DiscardPolicy,
-    RePublish,
-    RetentionPolicy,
-    StorageType,
-    StreamConfig,
-)
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from fluster_bus import subjects
 from fluster_bus.errors import (
@@ -32,26 +21,6 @@ from fluster_bus.messages.leaders import Fence, Leader
 from fluster_bus.messages.model import Message
 from fluster_bus.messages.records import JobRecord, TaskRecord
 from fluster_bus.messages.workers import WorkerInfo
-from fluster_bus.object_kinds import BUNDLES, PAYLOADS, ObjectKind
-from fluster_bus.objects import CHUNK_BYTES, MAX_MESSAGES
-from fluster_bus.results import RESULT_CHUNK_BYTES
-from fluster_bus.retries import retried
-from fluster_bus.secret_store import MAX_SECRETS_BYTES
-from fluster_bus.store_errors import store_error
-from fluster_bus.stream_bounds import (
-    CALLS_KEPT_S,
-    HISTORY_KEPT_S,
-    KEPT_BYTES,
-    MAX_CALL_BYTES,
-    MAX_CALLS_BYTES,
-    MAX_CALLS_OF_ACTOR,
-    MAX_RESULTS_BYTES,
-    MAX_SECRETS,
-    NAMESPACE_BYTES,
-    RESULTS_KEPT_S,
-    SECRETS_KEPT_S,
-    NamespaceBounds,
-)
 from fluster_bus.tables import Table, sequence_of_ack
 
 if TYPE_CHECKING:
@@ -59,13 +28,7 @@ if TYPE_CHECKING:
 
 Record = TypeVar("Record", bound=Message)
 
-_log = logging.getLogger(__name__)
-
-_DUPLICATES_S = 120  # how long the server remembers a Nats-Msg-Id
-_CREATE_TIMEOUT_S = 10.0
 _ID_HEADER = "Nats-Msg-Id"
-_NO_ROOM = 10_047
-_PER_SUBJECT = "max_msgs_per_subject"
 
 
 # ---- tables ---------------------------------------------------------------------------------------------
@@ -161,252 +124,6 @@ def handled_table(bus: Bus, namespace: str) -> Table[HandledCalls]:
 def states_table(bus: Bus, namespace: str) -> Table[SavedState]:
     """What durable actors have saved."""
     return _actors(bus, namespace, lambda _key, data: SavedState.from_json(data))
-
-
-# ---- making them ----------------------------------------------------------------------------------------
-
-
-def _bucket(bucket: str, watch: str, keys: str = subjects.ANY_TAIL) -> StreamConfig:
-    return StreamConfig(
-        name=subjects.bucket_stream(bucket),
-        subjects=[subjects.bucket_key(bucket)],
-        max_msgs_per_subject=1,
-        discard=DiscardPolicy.NEW,
-        storage=StorageType.FILE,
-        allow_direct=True,
-        # A roll-up by one who may write a single key would wipe all others: closed, with the purge that does the same.
-        allow_rollup_hdrs=False,
-        deny_purge=True,
-        allow_atomic=True,
-        duplicate_window=_DUPLICATES_S,
-        republish=RePublish(src=subjects.bucket_key(bucket, keys), dest=watch),
-    )
-
-
-def _durable_calls(namespace: str, bounds: NamespaceBounds) -> StreamConfig:
-    """Calls to durable actors, until they are handled."""
-    return StreamConfig(
-        name=subjects.calls_stream(namespace),
-        subjects=[subjects.durable_calls_of_all(namespace)],
-        max_age=bounds.calls_kept_s or CALLS_KEPT_S,
-        max_bytes=bounds.calls_bytes or MAX_CALLS_BYTES,
-        max_msg_size=bounds.max_call_bytes or MAX_CALL_BYTES,
-        max_msgs_per_subject=bounds.max_calls_of_actor or MAX_CALLS_OF_ACTOR,
-        # Where there is no room a call is refused: what was taken is never dropped for another.
-        discard=DiscardPolicy.NEW,
-        discard_new_per_subject=True,
-        storage=StorageType.FILE,
-        allow_direct=True,
-        allow_rollup_hdrs=False,
-        deny_delete=True,
-        duplicate_window=_DUPLICATES_S,
-        # They wake who serves; what they carry is not for everybody who may watch.
-        republish=RePublish(
-            src=subjects.durable_calls_of_all(namespace), dest=subjects.watch_calls(namespace), headers_only=True
-        ),
-    )
-
-
-def _history(stream: str, subject: str, watch: str, max_bytes: int | None, kept_s: float | None) -> StreamConfig:
-    return StreamConfig(
-        name=stream,
-        subjects=[subject],
-        max_age=kept_s or HISTORY_KEPT_S,
-        max_bytes=max_bytes or KEPT_BYTES,
-        discard=DiscardPolicy.OLD,
-        storage=StorageType.FILE,
-        allow_direct=True,
-        deny_delete=True,
-        deny_purge=True,
-        duplicate_window=_DUPLICATES_S,
-        republish=RePublish(src=subject, dest=watch),
-    )
-
-
-def _chunks(stream: str, subject: str, *, chunk_bytes: int, kept_s: float, **more: Any) -> StreamConfig:
-    """Large things in pieces, each with a subject of its own."""
-    return StreamConfig(
-        name=stream,
-        subjects=[subject],
-        max_age=kept_s,
-        max_msg_size=chunk_bytes,
-        max_msgs_per_subject=1,
-        discard=DiscardPolicy.OLD,
-        storage=StorageType.FILE,
-        allow_direct=True,
-        allow_rollup_hdrs=False,
-        deny_delete=True,
-        **more,
-    )
-
-
-def _objects(kind: ObjectKind, namespace: str, kept_s: float | None) -> StreamConfig:
-    return _chunks(
-        subjects.objects_stream(kind.name, namespace),
-        subjects.objects_of_all(kind.name, namespace),
-        chunk_bytes=CHUNK_BYTES,
-        kept_s=kept_s or kind.kept_s,
-        # Bounded by their number: a bound in bytes would be set aside, and a server has room for few namespaces then.
-        max_msgs=MAX_MESSAGES,
-        deny_purge=True,
-    )
-
-
-def _results(namespace: str, max_bytes: int | None, kept_s: float | None) -> StreamConfig:
-    return _chunks(
-        subjects.results_stream(namespace),
-        subjects.results_of_all(namespace),
-        chunk_bytes=RESULT_CHUNK_BYTES,
-        kept_s=kept_s or RESULTS_KEPT_S,
-        max_bytes=max_bytes or MAX_RESULTS_BYTES,
-        # Purging is allowed: those of a job go with its records.
-    )
-
-
-def _secrets(namespace: str, max_jobs: int | None, kept_s: float | None) -> StreamConfig:
-    return _chunks(
-        subjects.secrets_stream(namespace),
-        subjects.secrets(namespace),
-        chunk_bytes=MAX_SECRETS_BYTES,
-        kept_s=kept_s or SECRETS_KEPT_S,
-        max_msgs=max_jobs or MAX_SECRETS,
-        # Purging is allowed: those of a job go with it.
-    )
-
-
-async def ensure_system(bus: Bus) -> None:
-    """Make what the whole cluster needs, unless it is there."""
-    await _ensure_all(
-        bus,
-        StreamConfig(
-            name=subjects.SUBMIT_STREAM,
-            subjects=[subjects.jobs_submit(subjects.ANY_TOKEN)],
-            retention=RetentionPolicy.WORK_QUEUE,
-            max_bytes=KEPT_BYTES,
-            discard=DiscardPolicy.NEW,  # a full queue refuses a submit, it never drops one
-            storage=StorageType.FILE,
-            duplicate_window=_DUPLICATES_S,
-        ),
-        _bucket(subjects.WORKERS_BUCKET, subjects.watch_workers()),
-        _bucket(subjects.CONTROLLERS_BUCKET, subjects.watch_controllers()),
-    )
-
-
-async def ensure_namespace(bus: Bus, namespace: str, bounds: NamespaceBounds | None = None) -> None:
-    """Make a namespace's buckets and streams, unless they are there; those that are get the bounds that are given."""
-    bounds = bounds or NamespaceBounds()
-    given: dict[str, dict[str, float | None]] = {
-        subjects.logs_stream(namespace): {"max_bytes": bounds.logs_bytes, "max_age": bounds.history_kept_s},
-        subjects.events_stream(namespace): {"max_bytes": bounds.events_bytes, "max_age": bounds.history_kept_s},
-        subjects.results_stream(namespace): {"max_bytes": bounds.results_bytes, "max_age": bounds.results_kept_s},
-        subjects.calls_stream(namespace): {
-            "max_bytes": bounds.calls_bytes,
-            "max_age": bounds.calls_kept_s,
-            "max_msg_size": bounds.max_call_bytes,
-            _PER_SUBJECT: bounds.max_calls_of_actor,
-        },
-        subjects.secrets_stream(namespace): {"max_msgs": bounds.max_secrets, "max_age": bounds.secrets_kept_s},
-        subjects.objects_stream(BUNDLES.name, namespace): {"max_age": bounds.workspaces_kept_s},
-        subjects.objects_stream(PAYLOADS.name, namespace): {"max_age": bounds.payloads_kept_s},
-    }
-    await _ensure_all(
-        bus,
-        _bucket(subjects.jobs_bucket(namespace), subjects.watch_jobs(namespace)),
-        _bucket(subjects.endpoints_bucket(namespace), subjects.watch_endpoints(namespace)),
-        _history(
-            subjects.events_stream(namespace),
-            subjects.events_of_all(namespace),
-            subjects.watch_events(namespace),
-            bounds.events_bytes,
-            bounds.history_kept_s,
-        ),
-        _history(
-            subjects.logs_stream(namespace),
-            subjects.logs_of_all(namespace),
-            subjects.watch_logs(namespace),
-            bounds.logs_bytes,
-            bounds.history_kept_s,
-        ),
-        _objects(BUNDLES, namespace, bounds.workspaces_kept_s),
-        _objects(PAYLOADS, namespace, bounds.payloads_kept_s),
-        _results(namespace, bounds.results_bytes, bounds.results_kept_s),
-        _secrets(namespace, bounds.max_secrets, bounds.secrets_kept_s),
-        # Who serves is for everybody to watch, what was saved is not.
-        _bucket(
-            subjects.actors_bucket(namespace),
-            subjects.watch_actors(namespace, subjects.seat_key_of_any()),
-            subjects.seat_key_of_any(),
-        ),
-        _durable_calls(namespace, bounds),
-        given=given,
-        namespace_bytes=bounds.namespace_bytes,
-    )
-
-
-async def _ensure_all(
-    bus: Bus,
-    *configs: StreamConfig,
-    given: Mapping[str, Mapping[str, float | None]] | None = None,
-    namespace_bytes: int = NAMESPACE_BYTES,
-) -> None:
-    """All at once, in half the time: a cluster's start waits for it. Raises what the first raised that failed.
-
-    `given` is {stream: {field: value}}, which is also set in a stream that exists.
-    """
-    ensured = (_ensure(bus, config, (given or {}).get(str(config.name), {}), namespace_bytes) for config in configs)
-    for outcome in await asyncio.gather(*ensured, return_exceptions=True):
-        if outcome is not None:
-            raise outcome
-
-
-def _changes(config: StreamConfig, present: StreamConfig, given: Mapping[str, float | None]) -> dict[str, Any]:
-    """What is to be changed in a stream that is there."""
-    changes: dict[str, Any] = {
-        field: value for field, value in given.items() if value is not None and getattr(present, field) != value
-    }
-    if config.allow_atomic and not present.allow_atomic:  # a version without verdicts in batches made it
-        changes["allow_atomic"] = True
-    return changes
-
-
-async def _most_of_a_subject(bus: Bus, config: StreamConfig) -> int:
-    """How many messages the subject has that has most in a stream."""
-    info = await bus.jetstream.stream_info(str(config.name), subjects_filter=subjects.ANY_TAIL)
-    return max((info.state.subjects or {}).values(), default=0)
-
-
-async def _ensure(bus: Bus, config: StreamConfig, given: Mapping[str, float | None], namespace_bytes: int) -> None:
-    async def make_or_tell(left_s: float) -> None:
-        try:
-            await make(left_s)
-        except nats.js.errors.APIError as error:
-            if error.err_code != _NO_ROOM:
-                raise
-            raise StorageError(
-                f"stream {config.name} could not be made: the server's store has no room to set aside. A namespace takes "
-                f"{namespace_bytes / (1 << 30):.3g} GiB of it: give jetstream.max_file_store more, or have fewer namespaces"
-            ) from error
-
-    async def make(left_s: float) -> None:
-        async with asyncio.timeout(left_s):
-            try:
-                present = (await bus.jetstream.stream_info(str(config.name))).config
-            except nats.js.errors.NotFoundError:
-                await bus.jetstream.add_stream(config)
-            else:
-                changes = _changes(config, present, given)
-                if _PER_SUBJECT in changes and await _most_of_a_subject(bus, present) > changes[_PER_SUBJECT]:
-                    # A server would drop the oldest of them at once, which were taken for good.
-                    _log.warning("stream %s keeps its %s: a subject has more", config.name, _PER_SUBJECT)
-                    del changes[_PER_SUBJECT]
-                if changes:
-                    await bus.jetstream.update_stream(present.evolve(**changes))
-
-    try:
-        # Around a restart of the server a stream's creation now and then fails with 10049 or 503.
-        await retried(make_or_tell, on=(nats.errors.Error, TimeoutError), timeout_s=_CREATE_TIMEOUT_S)
-    except (nats.errors.Error, TimeoutError) as error:
-        raise store_error(f"stream {config.name} could not be made", error) from error
 
 
 # ---- writing -------------------------------------------------------------------------------------------

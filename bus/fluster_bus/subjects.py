@@ -506,7 +506,8 @@ JETSTREAM_ACKS = f"$JS.ACK.{ANY_TAIL}"
 JETSTREAM_FLOW = f"$JS.FC.{ANY_TAIL}"
 JETSTREAM_EVENTS = f"$JS.EVENT.{ANY_TAIL}"
 # The same requests as JETSTREAM_REQUESTS, without overlap, by how many answers one has.
-JETSTREAM_ASKS = ("$JS.API.INFO", f"$JS.API.STREAM.{ANY_TAIL}", f"$JS.API.DIRECT.GET.*.{ANY_TAIL}")
+JETSTREAM_INFO = "$JS.API.INFO"
+JETSTREAM_ASKS = (JETSTREAM_INFO, f"$JS.API.STREAM.{ANY_TAIL}", f"$JS.API.DIRECT.GET.*.{ANY_TAIL}")
 JETSTREAM_READS = ("$JS.API.DIRECT.GET.*", f"$JS.API.CONSUMER.{ANY_TAIL}")
 
 # Of all namespaces: what streams take in, and what they publish again.

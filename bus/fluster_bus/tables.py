@@ -28,6 +28,7 @@ from fluster_bus.errors import (
 from fluster_bus.fault_log import FaultLog, one_bounded_line
 from fluster_bus.feeds import CaughtUp, Entry, Feed
 from fluster_bus.messages.model import Message
+from fluster_bus.stream_bounds import full_error
 
 if TYPE_CHECKING:
     from fluster_bus.bus import Bus
@@ -39,6 +40,7 @@ Record = TypeVar("Record", bound=Message)
 
 _WRONG_REVISION = 10071  # JSStreamWrongLastSequenceErrF
 _OVER_THE_STREAMS_LIMIT = 10054  # JSStreamMessageExceedsMaximumErr
+_NO_ROOM_LEFT = "maximum bytes exceeded"  # its code, 10077, is that of other failures too
 _OPERATION_HEADER = "KV-Operation"
 _REASON_HEADER = "Fluster-Reason"
 _MAX_REASON_CHARACTERS = 300
@@ -292,6 +294,11 @@ class Table(Generic[Record]):
         """How many servers keep the records. Only whoever may read about streams can ask."""
         return int((await self._info())["config"]["num_replicas"])
 
+    async def room(self) -> tuple[int, int]:
+        """How many bytes the records take, and may take. Only whoever may read about streams can ask."""
+        told = await self._info()
+        return int(told["state"]["bytes"]), int(told["config"]["max_bytes"])
+
     async def _info(self) -> dict[str, Any]:
         try:
             answer = await self._bus.request(subjects.stream_info(self._stream))
@@ -325,7 +332,10 @@ def _operation(headers: dict[str, str] | None) -> str | None:
 
 
 def sequence_of_ack(answer: Delivery, what: str) -> int:
-    """The sequence under which a stream stored a message. Raises RevisionConflictError, MessageTooLargeError, StorageError."""
+    """The sequence under which a stream stored a message.
+
+    Raises RevisionConflictError, MessageTooLargeError, NamespaceFullError, StorageError.
+    """
     ack = json.loads(answer.data)
     error = ack.get("error")
     if error is None:
@@ -334,4 +344,6 @@ def sequence_of_ack(answer: Delivery, what: str) -> int:
         raise RevisionConflictError(f"{what} was changed by somebody else")
     if error.get("err_code") == _OVER_THE_STREAMS_LIMIT:
         raise MessageTooLargeError(f"{what} is larger than its stream takes: {error.get('description')}")
+    if error.get("description") == _NO_ROOM_LEFT:
+        raise full_error(what, str(ack.get("stream")))
     raise StorageError(f"{what} was not stored: {error.get('description')}")

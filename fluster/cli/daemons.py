@@ -83,11 +83,16 @@ CONTROLLER_SETTINGS = (
     Setting("FLUSTER_MAX_RECORDS", "COUNT", "How many of them a namespace keeps. Default: 25000."),
     Setting("FLUSTER_RECORDS_KEPT_AT_LEAST_S", "SECONDS", "How long, however many there are, at least. Default: 300."),
     Setting("FLUSTER_RECORDS_SURE_AFTER_S", "SECONDS", "It must run so long to remove one for its age. Default: 3600."),
-    Setting("FLUSTER_LOGS_BUDGET", "SIZE", "Of a namespace's logs. Default: 1GiB, or as its stream is."),
-    Setting("FLUSTER_EVENTS_BUDGET", "SIZE", "Of a namespace's events. Default: 1GiB, or as its stream is."),
-    Setting("FLUSTER_RESULTS_BUDGET", "SIZE", "Of a namespace's results. Default: 1GiB, or as its stream is."),
+    Setting(
+        "FLUSTER_NAMESPACE_BUDGET",
+        "SIZE",
+        "Of all that a namespace has in the store. Default: the store less 1GiB, divided by the namespaces; at most 12GiB.",
+    ),
+    Setting("FLUSTER_LOGS_BUDGET", "SIZE", "Of a namespace's logs. Default: a share of its budget."),
+    Setting("FLUSTER_EVENTS_BUDGET", "SIZE", "Of a namespace's events. Default: a share of its budget."),
+    Setting("FLUSTER_RESULTS_BUDGET", "SIZE", "Of a namespace's results. Default: a share of its budget."),
     Setting("FLUSTER_RESULTS_KEPT_S", "SECONDS", "Results are kept. Default: 604800, or as their stream does."),
-    Setting("FLUSTER_CALLS_BUDGET", "SIZE", "Of durable actors' calls. Default: 128MiB, or as their stream is."),
+    Setting("FLUSTER_CALLS_BUDGET", "SIZE", "Of durable actors' calls. Default: a share of its budget."),
     Setting("FLUSTER_CALLS_KEPT_S", "SECONDS", "They wait at most. Default: 604800, or as their stream has it."),
     Setting(
         "FLUSTER_MAX_CALLS_PER_ACTOR", "COUNT", "They are at most so many. Default: 100000, or as their stream has it."

@@ -70,6 +70,7 @@ SETTINGS: Mapping[type[Any], Sequence[Setting]] = {
         Setting("FLUSTER_SECRETS_ORPHANED_S", "secrets_orphaned_s", _seconds),
     ],
     NamespaceBounds: [
+        Setting("FLUSTER_NAMESPACE_BUDGET", "budget_bytes", parse_size),
         Setting("FLUSTER_LOGS_BUDGET", "logs_bytes", parse_size),
         Setting("FLUSTER_EVENTS_BUDGET", "events_bytes", parse_size),
         Setting("FLUSTER_RESULTS_BUDGET", "results_bytes", parse_size),

@@ -22,9 +22,9 @@ from fluster.testing import LocalActors
 from fluster_bus import arenas, subjects
 from fluster_bus.bus import Bus
 from fluster_bus.messages import Done, Namespace, NamespaceReply
+from fluster_bus.provisioning import ensure_namespace
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import ensure_namespace
 
 NAMESPACE = Namespace("default")
 TIMEOUT_S = 60.0

@@ -15,9 +15,9 @@ from fluster.cluster.client import AsyncCluster
 from fluster_bus.bus import Bus
 from fluster_bus.messages import Capacity, Namespace, WorkerId
 from fluster_bus.names import unique_name
+from fluster_bus.provisioning import ensure_namespace
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import ensure_namespace
 from fluster_services.config import LOCAL_TIMING, Timing
 from tests.component.actor_env import either, env, in_memory, no_arenas, shared  # noqa: F401 - fixtures for all
 from tests.component.controllers import NS, RunningController, StartController, StartWorker
@@ -64,7 +64,7 @@ def no_thread_is_left() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def shared_server() -> Iterator[EmbeddedServer]:
     """For tests that leave it alone. Each namespace reserves what its histories may grow to, so the limit is high."""
-    with EmbeddedServer(store_limit_bytes=1 << 42) as server:
+    with EmbeddedServer(store_limit_bytes=1 << 50) as server:
         yield server
 
 

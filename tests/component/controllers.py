@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from fluster.cluster.client import AsyncCluster
 from fluster_bus import subjects
@@ -33,10 +34,14 @@ S, F, K, W, U = (
 class RunningController:
     """A controller on a connection of its own; when the test ends it must still be there."""
 
-    def __init__(self, server: EmbeddedServer, timing: Timing, namespaces: tuple[Namespace, ...] = (NS,)) -> None:
+    def __init__(
+        self, server: EmbeddedServer, timing: Timing, namespaces: tuple[Namespace, ...] = (NS,), **more: Any
+    ) -> None:
+        """`more` are further fields of its ControllerConfig."""
         self._server = server
         self._namespaces = namespaces
         self._timing = timing
+        self._more = more
         self.bus: Bus
         self.controller: Controller
         self._task: asyncio.Task[None] | None = None
@@ -44,7 +49,7 @@ class RunningController:
     async def start(self) -> RunningController:
         address = self._server.credentials(Role.SERVICE)
         self.bus = await Bus.connect(address, name="controller")
-        config = ControllerConfig(address=address, timing=self._timing, namespaces=self._namespaces)
+        config = ControllerConfig(address=address, timing=self._timing, namespaces=self._namespaces, **self._more)
         self.controller = Controller(self.bus, config)
         ready = asyncio.Event()
         self._task = asyncio.create_task(self.controller.run(ready.set))

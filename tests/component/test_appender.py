@@ -10,8 +10,9 @@ from fluster_bus.errors import StorageError
 from fluster_bus.feeds import Feed
 from fluster_bus.messages import Event, JobId, JobStatus, Namespace, Transition
 from fluster_bus.nats_client import QuickClient
+from fluster_bus.provisioning import ensure_namespace
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import Appender, append, ensure_namespace
+from fluster_bus.streams import Appender, append
 from tests.component.conftest import ConnectBus
 
 pytestmark = pytest.mark.anyio

@@ -23,9 +23,9 @@ from fluster_bus.messages import Namespace
 from fluster_bus.names import unique_name
 from fluster_bus.object_kinds import BUNDLES, PAYLOADS
 from fluster_bus.objects import CHUNK_BYTES, MAX_OBJECT_BYTES, ObjectStore
+from fluster_bus.provisioning import ensure_namespace
 from fluster_bus.roles import DEFAULT_NAMESPACE, Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import ensure_namespace
 from tests.component.conftest import ConnectBus
 
 pytestmark = pytest.mark.anyio

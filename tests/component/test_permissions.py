@@ -15,7 +15,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from fluster_bus import streams, subjects
+from fluster_bus import provisioning, subjects
 from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
 from fluster_bus.object_kinds import BUNDLES, PAYLOADS
@@ -88,9 +88,9 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 async def _furnish(server: GuardedServer) -> None:
     bus = await Bus.connect(server.credentials(Role.SERVICE), name="test")
-    await streams.ensure_system(bus)
+    await provisioning.ensure_system(bus)
     for namespace in (OURS, THEIRS):
-        await streams.ensure_namespace(bus, namespace)
+        await provisioning.ensure_namespace(bus, namespace)
         for key in (_record(namespace), _entry(namespace)):
             await bus.request(key, b'"untouched"')
     await bus.close()

@@ -10,10 +10,10 @@ from fluster_bus import subjects
 from fluster_bus.bus import Bus
 from fluster_bus.errors import ObjectCorruptError, ObjectNotFoundError, StorageError
 from fluster_bus.messages import Namespace
+from fluster_bus.provisioning import ensure_namespace
 from fluster_bus.results import RESULT_CHUNK_BYTES, ResultStore
 from fluster_bus.roles import DEFAULT_NAMESPACE, Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import ensure_namespace
 from tests.component.conftest import ConnectBus
 
 pytestmark = pytest.mark.anyio

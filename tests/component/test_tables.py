@@ -9,11 +9,10 @@ import signal
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
-from pathlib import Path
 
 import pytest
 
-from fluster_bus import feeds, stream_bounds, streams, subjects
+from fluster_bus import feeds, provisioning, stream_bounds, subjects
 from fluster_bus.bus import Bus
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import (
@@ -27,7 +26,6 @@ from fluster_bus.errors import (
 from fluster_bus.feeds import CaughtUp, Feed
 from fluster_bus.messages import Capacity, Done, Event, JobId, JobStatus, Namespace, Transition
 from fluster_bus.messages.model import Message
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.stored_calls import store_call
 from fluster_bus.streams import append
@@ -298,7 +296,7 @@ async def test_watches_go_on_when_the_server_is_started_again(
 ) -> None:
     """Changes all around the restart, by a connection that comes back sooner or later than the watcher's."""
     watcher, writer = await connect_bus(own_server), await connect_bus(own_server)
-    await streams.ensure_namespace(watcher, "default")
+    await provisioning.ensure_namespace(watcher, "default")
     notes = _notes(watcher, "default")
     seen: list[Row[Note] | Deleted] = []
     caught_up = 0
@@ -352,7 +350,7 @@ async def test_a_watch_that_begins_while_there_is_no_server(
     own_server: EmbeddedServer, connect_bus: ConnectBus
 ) -> None:
     bus = await connect_bus(own_server)
-    await streams.ensure_namespace(bus, "default")
+    await provisioning.ensure_namespace(bus, "default")
     notes = _notes(bus, "default")
     await notes.put("a", Note())
     own_server.stop()
@@ -426,33 +424,9 @@ async def test_no_stream_takes_it(bus: Bus) -> None:
 
 async def test_making_what_is_there_changes_nothing(bus: Bus, namespace: Namespace, notes: Table[Note]) -> None:
     await notes.create("a", Note(text="stays"))
-    await asyncio.gather(*(streams.ensure_namespace(bus, namespace) for _ in range(3)))
-    await asyncio.gather(*(streams.ensure_system(bus) for _ in range(3)))
+    await asyncio.gather(*(provisioning.ensure_namespace(bus, namespace) for _ in range(3)))
+    await asyncio.gather(*(provisioning.ensure_system(bus) for _ in range(3)))
     assert len(await notes.rows()) == 1
-
-
-async def test_a_namespace_has_the_bounds_that_are_given_and_keeps_those_that_are_not(
-    bus: Bus, namespace: Namespace
-) -> None:
-    async def bounds() -> list[tuple[int | None, float | None]]:
-        names = [each(namespace) for each in (subjects.logs_stream, subjects.events_stream)]
-        names += [each(namespace) for each in (subjects.results_stream, subjects.calls_stream)]
-        infos = [(await bus.jetstream.stream_info(name)).config for name in names]
-        return [(info.max_bytes, info.max_age) for info in infos]
-
-    day, week, gib = 86_400, 7 * 86_400, 1 << 30
-    assert await bounds() == [(gib, week)] * 3 + [(gib // 8, week)]
-    given = stream_bounds.NamespaceBounds(
-        logs_bytes=2 * gib,
-        results_bytes=gib // 2,
-        calls_bytes=gib // 4,
-        history_kept_s=day,
-        results_kept_s=2 * day,
-        calls_kept_s=3 * day,
-    )
-    await streams.ensure_namespace(bus, namespace, given)
-    await streams.ensure_namespace(bus, namespace)
-    assert await bounds() == [(2 * gib, day), (gib, day), (gib // 2, 2 * day), (gib // 4, 3 * day)]
 
 
 async def test_calls_secrets_and_objects_are_bounded_as_is_given(bus: Bus, namespace: Namespace) -> None:
@@ -465,7 +439,7 @@ async def test_calls_secrets_and_objects_are_bounded_as_is_given(bus: Bus, names
         payloads_kept_s=day,
         workspaces_kept_s=9 * day,
     )
-    await streams.ensure_namespace(bus, namespace, given)
+    await provisioning.ensure_namespace(bus, namespace, given)
     names = (
         subjects.secrets_stream,
         partial(subjects.objects_stream, "payloads"),
@@ -487,7 +461,7 @@ async def test_no_call_that_waits_is_dropped_for_a_lower_bound(bus: Bus, namespa
     for number in range(3):
         await store_call(bus, namespace, "ledger", b"", call_id=str(number), reply="")
     for most, kept in ((2, 100_000), (3, 3)):
-        await streams.ensure_namespace(bus, namespace, stream_bounds.NamespaceBounds(max_calls_of_actor=most))
+        await provisioning.ensure_namespace(bus, namespace, stream_bounds.NamespaceBounds(max_calls_of_actor=most))
         info = await bus.jetstream.stream_info(stream)
         assert (info.state.messages, info.config.max_msgs_per_subject) == (3, kept)
 
@@ -495,28 +469,15 @@ async def test_no_call_that_waits_is_dropped_for_a_lower_bound(bus: Bus, namespa
 async def test_a_stream_that_cannot_be_made_is_named_and_keeps_no_other_back(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "_CREATE_TIMEOUT_S", 4.0)
+    monkeypatch.setattr(provisioning, "_CREATE_TIMEOUT_S", 4.0)
     await bus.jetstream.add_stream(name="IN_THE_WAY", subjects=[subjects.logs_of_all("crowded")])
     try:
         with pytest.raises(StorageError, match=f"stream {subjects.logs_stream('crowded')} could not be made"):
-            await streams.ensure_namespace(bus, "crowded")
+            await provisioning.ensure_namespace(bus, "crowded")
     finally:
         await bus.jetstream.delete_stream("IN_THE_WAY")
     for name in (f"KV_{subjects.jobs_bucket('crowded')}", subjects.events_stream("crowded")):
         assert (await bus.jetstream.stream_info(name)).config.name == name
-
-
-async def test_a_namespace_for_which_the_store_has_no_room_is_refused_at_once_with_the_remedy(tmp_path: Path) -> None:
-    with EmbeddedServer(tmp_path, store_limit_bytes=stream_bounds.set_aside_bytes(1)) as server:
-        bus = await Bus.connect(server.credentials(Role.OPERATOR), name="test")
-        try:
-            await streams.ensure_system(bus)
-            await streams.ensure_namespace(bus, "fits")
-            with pytest.raises(StorageError, match=r"takes 3\.12 GiB of it: give jetstream\.max_file_store more"):
-                async with asyncio.timeout(streams._CREATE_TIMEOUT_S / 2):
-                    await streams.ensure_namespace(bus, "does-not")
-        finally:
-            await bus.close()
 
 
 async def test_one_row_cannot_wipe_the_others(bus: Bus, namespace: Namespace, notes: Table[Note]) -> None:

@@ -20,9 +20,9 @@ from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
 from fluster_bus.delivery import Delivery
 from fluster_bus.messages import Done, NamespaceReply
+from fluster_bus.provisioning import ensure_namespace
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import ensure_namespace
 from tests.component.actor_env import TIMEOUT_S, Gate
 
 OURS, THEIRS = "default", "other"

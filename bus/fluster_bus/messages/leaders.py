@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fluster_bus.messages.model import Message
 
+_FENCE_CHARACTERS = 512
+
 
 class Leader(Message):
     """The controller that leads, as it says itself. It does as long as it writes this again and again."""
@@ -18,3 +20,13 @@ class Fence(Message):
 
     controller_id: str
     instance: str
+    padding: str = ""  # makes all of one size: in a full bucket a record is replaced by none that is larger
+
+    @classmethod
+    def of(cls, leader: Leader) -> Fence:
+        """The fence of who leads."""
+        return cls(
+            controller_id=leader.controller_id,
+            instance=leader.instance,
+            padding=" " * max(0, _FENCE_CHARACTERS - len(leader.controller_id) - len(leader.instance)),
+        )

@@ -127,6 +127,7 @@ class NamespaceReply(Message):
 
     endpoint_lease_s: float | None = None  # of what registers there without a job; None: ten seconds
     seat_lease_s: float | None = None  # of actors that have one instance; None: ten seconds
+    object_bytes: dict[str, int] = Field(default_factory=dict)  # {kind of objects: the largest that it has room for}
 
 
 class Done(Message):

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,14 +18,15 @@ from typing import Any
 from fluster_bus import subjects
 from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
-from fluster_bus.errors import BusError, DisconnectedError, RevisionConflictError
+from fluster_bus.errors import BusError, DisconnectedError, NamespaceFullError, RevisionConflictError
 from fluster_bus.fault_log import FaultLog
 from fluster_bus.feeds import CaughtUp
 from fluster_bus.messages import JobRecord, JobStatus, Look, Namespace, TaskRecord, WorkerId
+from fluster_bus.provisioning import ensure_namespaces, ensure_system
 from fluster_bus.retries import retried
 from fluster_bus.secret_store import SecretStore, remove_secrets
 from fluster_bus.stream_bounds import NamespaceBounds
-from fluster_bus.streams import ensure_namespace, ensure_system, records_table, workers_table
+from fluster_bus.streams import records_table, workers_table
 from fluster_bus.tables import Deleted, Row, Update
 from fluster_services import lifecycle
 from fluster_services.config import RecordLimits, Timing
@@ -35,6 +36,7 @@ from fluster_services.controller.event_log import EventLog
 from fluster_services.controller.explain import why_given_up
 from fluster_services.controller.gangs import Gangs
 from fluster_services.controller.intake import Intake
+from fluster_services.controller.job_room import JobRooms
 from fluster_services.controller.judge import Judge
 from fluster_services.controller.liveness import Liveness
 from fluster_services.controller.offers import Offers
@@ -56,6 +58,7 @@ log = logging.getLogger(__name__)
 
 _RECONCILED_AT_ONCE = 32
 _PAUSE_AFTER_ERROR_S = 0.2
+_PAUSE_WHEN_FULL_S = 3.0
 _CLOCK_TIMEOUT_S = 10.0
 
 
@@ -88,6 +91,8 @@ class Controller:
         self.waits = Waits()
         self.records = {namespace: records_table(bus, namespace) for namespace in config.namespaces}
         self.workers_table = workers_table(bus)
+        self.job_rooms = JobRooms(self.records)
+        self.shares: Mapping[str, int] = {}  # of each namespace, once they are made
         self.seat = Seat(
             bus,
             config.namespaces,
@@ -125,8 +130,8 @@ class Controller:
         Raises DeposedError, in an exception group, when another one leads after that: then a new Controller is needed.
         """
         await ensure_system(self.bus)
+        self.shares = await ensure_namespaces(self.bus, self.config.namespaces, self.config.bounds)
         for namespace in self.config.namespaces:
-            await ensure_namespace(self.bus, namespace, self.config.bounds)
             await self.events.load(namespace)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -392,7 +397,13 @@ class Controller:
 
     async def _later(self, records: Sequence[JobRecord | TaskRecord], error: BusError) -> None:
         names = ", ".join(record_key(record) for record in records[:3])
-        log.warning("%s could not be written, and %d in all are tried again: %s", names, len(records), error)
+        self._faults.warning("%s could not be written, and %d in all are tried again: %s", names, len(records), error)
+        if isinstance(error, NamespaceFullError):
+            # What waits for its room keeps none of those who write for all namespaces.
+            for record in records:
+                key = JobKey(record.namespace, record.job_id)
+                asyncio.get_running_loop().call_later(_PAUSE_WHEN_FULL_S, self.mark, key)
+            return
         await self.bus.wait_connected()
         await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
         for record in records:

@@ -35,6 +35,7 @@ from fluster_services.controller import conflicts, dependencies
 from fluster_services.controller.books import JobKey, record_key
 from fluster_services.controller.conflicts import Verdict
 from fluster_services.controller.event_log import refusal
+from fluster_services.controller.job_room import NoRoomForJobError
 from fluster_services.controller.reconcile import why_attempt_is_over
 from fluster_services.daemon import StartOverError
 
@@ -141,6 +142,7 @@ class Intake:
             self._check_launcher(job)
             self._check_owner(job)
             await self._check_dependencies(job)
+            await self._controller.job_rooms.take(namespace, len(submission.data), request)
         recorded: JobRecord | None = job
         try:
             await self._create(job)
@@ -412,6 +414,7 @@ _REFUSED = (
     KeyExistsError,
     LauncherEndedError,
     MessageTooLargeError,
+    NoRoomForJobError,
     TooManyOwnersError,
     TooManyReplacementsError,
     UnknownDependencyError,

@@ -11,6 +11,7 @@ import heapq
 import logging
 import time
 from collections import deque
+from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 from fluster_bus.errors import BusError, RevisionConflictError
@@ -81,8 +82,10 @@ class RetentionPlan:
         self._finished.get(key.namespace, {}).pop(key, None)
         self._due.pop(key, None)
 
-    def take_due(self, now: float, *, wall: float, limit: int) -> list[JobKey]:
+    def take_due(self, now: float, *, wall: float, limit: int, crowded: Collection[Namespace] = ()) -> list[JobKey]:
         """At most `limit` jobs whose time is over, or that are too many, each once: the longest finished first.
+
+        In namespaces that are `crowded`, whose room is running out, all are too many.
 
         What was there when this controller began goes for its age only after a while, and if the wall clock, which may
         have been put right meanwhile, still says so.
@@ -98,7 +101,8 @@ class RetentionPlan:
                     heapq.heappop(heap)
                     continue
                 seen_s = now - max(since, self._began)
-                is_too_many = len(known) > self._limits.max_finished and seen_s >= self._limits.kept_at_least_s
+                is_over = len(known) > self._limits.max_finished or namespace in crowded
+                is_too_many = is_over and seen_s >= self._limits.kept_at_least_s
                 is_old = is_sure and now - since >= self._limits.kept_s
                 if not is_old and not is_too_many:
                     break
@@ -110,6 +114,10 @@ class RetentionPlan:
                 else:
                     self._put(key, finished._replace(since=now - wall_age_s))
         return due
+
+    def namespaces(self) -> list[Namespace]:
+        """Those with finished jobs."""
+        return [namespace for namespace, known in self._finished.items() if known]
 
     def __len__(self) -> int:
         return sum(map(len, self._finished.values()))
@@ -156,13 +164,17 @@ class RecordSweep:
                 continue
             await self._controller.seat.wait_sure()
             try:
-                while due := self._plan.take_due(time.monotonic(), wall=time.time(), limit=_REMOVED_AT_ONCE):
+                while due := await self._take_due():
                     needed = [key for key in due if not await self.removed(key)]
                     if len(needed) == len(due):
                         break
                 await self._forget_marks()
             except BusError as error:
                 log.info("old records are removed later: %s", error)
+
+    async def _take_due(self) -> list[JobKey]:
+        crowded = await self._controller.job_rooms.crowded(self._plan.namespaces())
+        return self._plan.take_due(time.monotonic(), wall=time.time(), limit=_REMOVED_AT_ONCE, crowded=crowded)
 
     async def removed(self, key: JobKey) -> bool:
         """Remove the records and results of a job that is over; False when that has to wait. Raises BusError."""

@@ -249,7 +249,7 @@ class Seat:
     async def _raise_fences(self) -> None:
         present = {namespace: await fences.get(subjects.LEADER_KEY) for namespace, fences in self._fences.items()}
         await self._write()
-        fence = Fence(controller_id=self._me.controller_id, instance=self._me.instance)
+        fence = Fence.of(self._me)
         for namespace, row in present.items():
             revision = row.revision if row is not None else 0
             self._fenced_at[namespace] = await self._fences[namespace].update(subjects.LEADER_KEY, fence, revision)

@@ -39,10 +39,12 @@ from fluster_bus.messages import (
     WorkerList,
 )
 from fluster_bus.messages.stacks import TaskStack, TaskStackRequest
+from fluster_bus.objects import MAX_OBJECT_BYTES
 from fluster_bus.retries import retried
 from fluster_bus.services_api import Announcement, ServedEndpoint
 from fluster_bus.serving import Answer
 from fluster_bus.stored_calls import drop_calls
+from fluster_bus.stream_bounds import object_limits
 from fluster_bus.version import VERSION
 from fluster_services import lifecycle
 from fluster_services.controller.books import JobKey
@@ -328,7 +330,11 @@ class ControllerService:
     async def _ensure(self, _namespace: Namespace, _request: Done) -> NamespaceReply:
         # Every namespace that is known has its buckets and streams.
         timing = self._controller.config.timing
-        return NamespaceReply(endpoint_lease_s=timing.endpoint_lease_s, seat_lease_s=timing.seat_lease_s)
+        return NamespaceReply(
+            endpoint_lease_s=timing.endpoint_lease_s,
+            seat_lease_s=timing.seat_lease_s,
+            object_bytes=object_limits(self._controller.shares, MAX_OBJECT_BYTES),
+        )
 
     async def _trim_calls(self, namespace: Namespace, request: TrimCalls) -> Done:
         await drop_calls(self._controller.bus, namespace, request.name, request.before)
