@@ -51,8 +51,10 @@ CORES = {
     "fluster_services.controller.reservation": Core(("reservation",), 1),
     "fluster_services.controller.roster": Core(("roster", "dispatch"), 1),
     "fluster_services.controller.scheduler": Core(("scheduler",), None),
-    "fluster_services.gangs": Core(("gangs",), None),
-    "fluster_services.lifecycle": Core(("lifecycle", "retry_backoff", "dependencies", "gangs"), None),
+    # Of no effect: a gang of which all tasks wait has nothing that could be started again.
+    "fluster_services.gangs": Core(("gangs",), 1),
+    # Of no effect: what waits is killed at once, so a wish to do so by force finds it ended; a job that is KILLED was to be.
+    "fluster_services.lifecycle": Core(("lifecycle", "retry_backoff", "dependencies", "conflicts", "gangs"), 2),
 }
 
 _TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {

@@ -412,7 +412,7 @@ def finish_job(job: JobRecord, tasks: Iterable[TaskRecord], *, now: float) -> Jo
         if len(tasks) > 1 and not _is_of_all(job, state):
             message = f"task {number_in(job.request.array, culprit.task)}: {message}"
         # What could not be started says the same there.
-        if culprit.last_words and culprit.last_words.removeprefix("fluster: ") not in message:
+        if culprit.last_words.removeprefix("fluster: ") not in message:
             message = f"{message}; its last words:\n{culprit.last_words}"
     started = [task.started_at for task in tasks if task.started_at is not None]
     return _moved(
@@ -429,9 +429,7 @@ def finish_job(job: JobRecord, tasks: Iterable[TaskRecord], *, now: float) -> Jo
 
 def _is_of_all(job: JobRecord, state: JobStatus) -> bool:
     """True when what happened to one task was meant for all: a wish to stop the job, or a gang that nothing can hold."""
-    return (state is JobStatus.KILLED and job.kill_requested is not None) or (
-        state is JobStatus.UNSCHEDULABLE and job.request.gang
-    )
+    return job.kill_requested is not None or (state is JobStatus.UNSCHEDULABLE and job.request.gang)
 
 
 def _joined_state(job: JobRecord, tasks: list[TaskRecord]) -> JobStatus:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -275,6 +276,11 @@ def test_a_kill_wish_ends_what_nobody_holds_and_asks_who_holds() -> None:
     assert lifecycle.is_final(lost)
 
 
+def test_an_error_that_is_not_final_costs_one_failure() -> None:
+    again = _failed_after(_task(failures=5), 1.0, error=TaskError(type="E", message="try again"))
+    assert (again.failures, again.state) == (1, JobStatus.PENDING)
+
+
 def test_what_is_refused_spends_the_budget() -> None:
     refused = lifecycle.refuse(_task(failures=2), now=4, reason="no such folder")
     assert refused is not None
@@ -321,6 +327,30 @@ def test_only_who_holds_a_task_of_a_gang_makes_it_ready_or_lets_it_go_and_only_f
     assert release(running) is None
 
 
+def test_a_task_of_a_gang_waits_since_its_first_hold_until_it_has_run() -> None:
+    """What has waited longest is not put back for having been held in vain."""
+
+    def hold(task: TaskRecord, epoch: int, stored_at: datetime) -> TaskRecord:
+        held = lifecycle.claim(
+            task, attempt=task.attempt, worker_id=WORKERS[0], now=1, epoch=epoch, stored_at=stored_at
+        )
+        assert held is not None
+        return held
+
+    first, second = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
+    held = hold(_task(failures=1).model_copy(update={"gang": True}), 1, first)
+    assert held.waiting_since == first
+    released = lifecycle.release(held, attempt=1, worker_id=WORKERS[0], epoch=1, now=3, reason="called off")
+    assert released is not None
+    again = hold(released, 2, second)
+    assert again.waiting_since == first
+    retried = _lead(again, _end(F), _retry)
+    assert retried.waiting_since is None
+    alone = lifecycle.claim(_task(), attempt=1, worker_id=WORKERS[0], now=1, stored_at=first)
+    assert alone is not None
+    assert alone.waiting_since is None
+
+
 def test_a_restart_is_asked_of_what_runs_and_costs_nothing() -> None:
     held = lifecycle.claim(_task().model_copy(update={"gang": True}), attempt=1, worker_id=WORKERS[0], now=1, epoch=1)
     assert held is not None
@@ -342,6 +372,9 @@ def test_a_restart_is_asked_of_what_runs_and_costs_nothing() -> None:
         assert again is not None
         assert (again.attempt, again.backoff_s, again.restart_requested) == (2, 0, None)
         assert again.transitions[-1].reason == f"its gang starts again; this attempt ended as {state}"
+    for state in (S, F, K):
+        killed_too = _lead(asked, _kill, _end(state))
+        assert lifecycle.restart(killed_too, now=3) is None, "nobody wants it any longer"
     alone = _lead(_task(failures=1), _claim, _end(F))
     assert lifecycle.restart(alone, now=3) is None, "it has no gang"
 
@@ -471,10 +504,41 @@ def test_transitions_are_numbered_on_from_those_that_were_told_before() -> None:
     job, tasks = _tasks_in(S)
     finished = lifecycle.finish_job(job, tasks, now=9)
     assert finished is not None
+    assert finished.transitions[-1].reason == "all tasks succeeded"
+    first = _lead(_task().model_copy(update={"transitions": ()}), _claim)
+    assert [each.number for each in first.transitions] == [1]
     assert [(each.number, each.attempt, each.worker_id) for each in finished.transitions] == [
         (1, 0, None),
         (2, 0, None),
     ]
+
+
+def test_a_wish_to_stop_what_has_ended_does_nothing() -> None:
+    job, _ = _tasks_in(S)
+    ended = job.model_copy(update={"state": S})
+    assert lifecycle.request_job_kill(ended, reason="enough") is None
+
+
+def test_only_a_job_that_waits_for_others_is_released_or_ended_before_its_tasks_are_there() -> None:
+    job = _job()
+    waits = job.model_copy(update={"request": job.request.model_copy(update={"after": ("b",)})})
+    released = lifecycle.release_job(waits, now=3)
+    assert released is not None
+    ended = lifecycle.end_unreleased(waits, state=F, now=3, reason="b ended as FAILED")
+    assert ended is not None
+    assert (ended.state, ended.error_message, ended.finished_at) == (F, "b ended as FAILED", 3)
+    for other in (job, released, ended):
+        assert lifecycle.release_job(other, now=4) is None
+        assert lifecycle.end_unreleased(other, state=F, now=4, reason="so") is None
+
+
+def test_what_happened_to_one_task_names_it() -> None:
+    for states, gang in (((S, K), False), ((S, F), True)):
+        job, tasks = _tasks_in(*states)
+        job = job.model_copy(update={"request": job.request.model_copy(update={"gang": gang})})
+        finished = lifecycle.finish_job(job, tasks, now=9)
+        assert finished is not None
+        assert finished.error_message == f"task 1: ended as {states[1]}"
 
 
 def test_a_job_started_with_the_first_of_its_tasks() -> None:
@@ -583,4 +647,10 @@ def test_a_task_that_fills_the_disks_of_three_workers_or_one_six_times_has_faile
         assert len(ended.disk_filled) == count
         task = lifecycle.retry(ended, now=3) or ended
     assert (task.state, task.preemptions, lifecycle.is_final(task)) == (F, len(takers) - 1, True)
+    assert task.failures == 6
     assert task.transitions[-1].reason == f"could not be started; {told}"
+
+
+def test_disks_that_were_filled_before_make_no_failure_of_an_attempt_that_fills_none() -> None:
+    task = _task().model_copy(update={"disk_filled": (*WORKERS, WorkerId("w3"))})
+    assert _lead(task, _claim, _end(S)).state is S

@@ -63,6 +63,7 @@ def test_the_same_attempt_has_the_same_pause_whoever_computes_it(number: int) ->
 def test_jobs_that_failed_together_do_not_come_back_together() -> None:
     found = {once_more(task(f"job-{number}"), JobStatus.FAILED).backoff_s for number in range(100)}
     assert len(found) > 50
+    assert found == {round(each, 3) for each in found}, "to the millisecond"
     assert min(found) < 0.85
     assert max(found) > 1.15
 
