@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from fluster_bus import subjects
+from fluster_bus.errors import InvalidMessageError
+from fluster_bus.fault_log import one_bounded_line
 
 if TYPE_CHECKING:
     from nats.micro.service import EndpointStats
@@ -120,6 +122,33 @@ class Announcement:
             metadata=self._metadata,
             endpoints=stats,
         ).to_dict()
+
+
+def read_info(
+    data: bytes, *, name: str, instance: str, is_served: Callable[[str], bool]
+) -> list[tuple[str, Mapping[str, str]]]:
+    """Name and metadata of each endpoint that an answer to `$SRV.INFO.<name>.<instance>` tells of; those without a subject are left out.
+
+    Whoever hears the question may answer. Raises InvalidMessageError for an answer of another instance, or one that names a
+    subject that `is_served` says is not the instance's.
+    """
+    try:
+        told = json.loads(data)
+        if (told["name"], told["id"]) != (name, instance):
+            raise ValueError(f"it is that of {told['name']}.{told['id']}")
+        found = []
+        for each in told["endpoints"]:
+            subject, metadata = each["subject"], each.get("metadata") or {}
+            texts = [each["name"], subject, *metadata.keys(), *metadata.values()]
+            if not all(isinstance(text, str) for text in texts):
+                raise ValueError("what it says of an endpoint is not text")
+            if subject and not is_served(subject):
+                raise ValueError(f"it names the subject {subject}, which is another's")
+            if subject:
+                found.append((each["name"], metadata))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidMessageError(f"an answer for {name}.{instance} is not used: {one_bounded_line(error)}") from error
+    return found
 
 
 def _endpoint_stats(endpoint: ServedEndpoint, counts: EndpointCounts) -> EndpointStats:

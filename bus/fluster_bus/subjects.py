@@ -206,6 +206,12 @@ def actor_any(namespace: str, name: str, method: str = ANY_TOKEN) -> str:
     return f"{_ROOT}.{_ns(namespace)}.actors.{_name('actor', name)}.any.{_name('method', method)}"
 
 
+def is_call(namespace: str, name: str, subject: str) -> bool:
+    """True for where any member of that pool is called."""
+    head, _, method = subject.rpartition(".")
+    return head == actor_any(namespace, name).removesuffix(f".{ANY_TOKEN}") and bool(_PLAIN_TOKEN.fullmatch(method))
+
+
 def actor_one(namespace: str, name: str, endpoint: str, method: str = ANY_TOKEN) -> str:
     # fluster.default.actors.calculator.one.5f2c…
     return f"{actor_member(namespace, name, endpoint)}.{_name('method', method)}"

@@ -121,26 +121,35 @@ async def _methods(cluster: AsyncCluster, members: Sequence[Member]) -> list[dic
     """What one of them says can be called, and how; None when none of them does."""
     from fluster_bus import subjects
     from fluster_bus.errors import BusError
+    from fluster_bus.services_api import read_info
 
     for member in members:
         if not member.endpoint_id:
             continue
+        is_served = functools.partial(subjects.is_call, cluster.namespace, member.name)
         try:
             question = subjects.service_verb("INFO", member.name, member.endpoint_id)
             answer = await cluster.bus.request(question, timeout_s=_ASK_TIMEOUT_S, asked=cluster.namespace)
+            told = read_info(answer.data, name=member.name, instance=member.endpoint_id, is_served=is_served)
         except BusError:
             continue
-        told = [each for each in json.loads(answer.data)["endpoints"] if each["subject"]]  # the others are timers
         return [
             {
-                "name": each["name"],
-                "signature": each["metadata"].get("signature", each["name"]),
-                "doc": each["metadata"].get("doc", ""),
-                **{which: json.loads(each["metadata"].get(which, "null")) for which in ("parameters", "returns")},
+                "name": name,
+                "signature": metadata.get("signature", name),
+                "doc": metadata.get("doc", ""),
+                **{which: _json_or_none(metadata.get(which, "null")) for which in ("parameters", "returns")},
             }
-            for each in told
+            for name, metadata in told
         ]
     return None
+
+
+def _json_or_none(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _shown(member: Member) -> dict[str, Any]:
