@@ -129,12 +129,23 @@ class WorkerLimits:
 
 
 @dataclass(frozen=True)
+class DaemonLogs:
+    """How large the log of a daemon on this machine may get. Then it is set aside, and the one before it dropped."""
+
+    file_bytes: int = 10 << 20
+
+    def __post_init__(self) -> None:
+        _check(self, "file_bytes", "size from 64 KiB to 1 TiB", above=(64 << 10) - 1, most=1 << 40)
+
+
+@dataclass(frozen=True)
 class LocalLimits:
     """The limits of a cluster on one machine."""
 
     records: RecordLimits = field(default_factory=RecordLimits)
     bounds: NamespaceBounds = field(default_factory=NamespaceBounds)
     worker: WorkerLimits = field(default_factory=WorkerLimits)
+    daemon_logs: DaemonLogs = field(default_factory=DaemonLogs)
 
 
 def _check(group: object, name: str, wanted: str, *, above: float = -1, most: float = sys.float_info.max) -> None:

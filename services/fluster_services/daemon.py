@@ -29,13 +29,13 @@ from fluster_bus.errors import (
     StorageTimeoutError,
 )
 from fluster_bus.event_loops import loop_factory
+from fluster_services.config import DaemonLogs
 from fluster_services.private_files import open_private
 
 log = logging.getLogger(__name__)
 
 _FIRST_CONNECT_PAUSE_S, _LAST_CONNECT_PAUSE_S = 0.02, 2.0
 _SAY_WAITING_S = 30.0  # between two lines that say that the bus is waited for
-_LOG_BYTES = 10 << 20  # then the file is set aside, and the one before it dropped
 _PAUSE_BEFORE_START_OVER_S = 0.2
 _LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _ALIVE_VARIABLE = "FLUSTER_ALIVE_FILE"
@@ -66,6 +66,7 @@ def run_daemon(
     ready_fd: int | None = None,
     owner_fd: int | None = None,
     log_file: Path | None = None,
+    log_bytes: int = DaemonLogs.file_bytes,
     on_leave: Callable[[], None] | None = None,
 ) -> None:
     """Run `serve(bus, ready)` until it returns, SIGTERM, Ctrl-C, or the end of the pipe `owner_fd`: its owner is gone.
@@ -77,7 +78,7 @@ def run_daemon(
     the file that FLUSTER_ALIVE_FILE names, if it does, is touched as long as this daemon hears itself over the bus. Exits
     with status 1 and one line when it cannot go on.
     """
-    _set_up_logging(log_file)
+    _set_up_logging(log_file, log_bytes)
     status = 1
     try:
         with _told_in(log_file, name), asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -89,10 +90,10 @@ def run_daemon(
         sys.exit(status)
 
 
-def _set_up_logging(log_file: Path | None) -> None:
+def _set_up_logging(log_file: Path | None, max_bytes: int) -> None:
     handler: logging.Handler = logging.StreamHandler()
     if log_file is not None:
-        handler = _PrivateLog(log_file, maxBytes=_LOG_BYTES, backupCount=1)
+        handler = _PrivateLog(log_file, maxBytes=max_bytes, backupCount=1)
     text = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=logging.INFO, format=text, handlers=[handler], force=True)
 

@@ -92,7 +92,7 @@ class LocalDaemons:
             self._timing = local_timing(setup.timing)
         except ValueError as error:
             raise FlusterError(f"timing: {error}") from error
-        self._limits = limits
+        self._limits, self._log_bytes = limits, limits.daemon_logs.file_bytes
 
     def controller(self, number: int) -> Daemon:
         # Started again under the same name, it leads again at once if it did before.
@@ -111,7 +111,8 @@ class LocalDaemons:
                 bounds=self._limits.bounds,
                 controller_id=name,
             )
-            run_controller(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=self._store_dir / f"logs/{name}.log")
+            log_file = self._store_dir / f"logs/{name}.log"
+            run_controller(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=log_file, log_bytes=self._log_bytes)
 
         return Daemon(name, body, title=f"the {name}")
 
@@ -145,7 +146,8 @@ class LocalDaemons:
                 enforce_limits="always" if self._setup.enforce_limits else "never",
                 containers=choose_containers(self._setup.runtime, self._containers()),
             )
-            run_worker(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=self._store_dir / f"logs/{name}.log")
+            log_file = self._store_dir / f"logs/{name}.log"
+            run_worker(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=log_file, log_bytes=self._log_bytes)
 
         return Daemon(name, body, may_leave=True)
 
@@ -169,6 +171,7 @@ class LocalDaemons:
                 ready_fd=ready_fd,
                 owner_fd=owner_fd,
                 log_file=self._store_dir / "logs/vms.log",
+                log_bytes=self._log_bytes,
             )
 
         return Daemon("vms", body, title="what makes the workers' VMs", may_leave=True)

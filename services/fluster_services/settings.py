@@ -18,6 +18,7 @@ from fluster_bus.near_names import near
 from fluster_bus.stream_bounds import NamespaceBounds
 from fluster_services.config import (
     CacheLimits,
+    DaemonLogs,
     LocalLimits,
     LogLimits,
     ProportionError,
@@ -26,7 +27,7 @@ from fluster_services.config import (
     WorkerLimits,
 )
 
-Group = TypeVar("Group", Timing, RecordLimits, NamespaceBounds, CacheLimits, LogLimits)
+Group = TypeVar("Group", Timing, RecordLimits, NamespaceBounds, CacheLimits, LogLimits, DaemonLogs)
 
 
 _PREFIX = "FLUSTER_"
@@ -95,6 +96,11 @@ SETTINGS: Mapping[type[Any], Sequence[Setting]] = {
     ],
 }
 
+# Of a cluster on one machine alone: other daemons write to their standard error.
+_LOCAL_SETTINGS: Mapping[type[Any], Sequence[Setting]] = {
+    DaemonLogs: [Setting("FLUSTER_DAEMON_LOG", "file_bytes", parse_size)]
+}
+
 
 @contextmanager
 def refusing(environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
@@ -112,7 +118,7 @@ def refusing(environment: MutableMapping[str, str] = os.environ) -> Iterator[Non
 
 def read_settings(group: type[Group], environment: Mapping[str, str] = os.environ) -> Group:
     """Return a group of settings: its defaults, and what the environment says. Raises SettingError."""
-    settings, known = SETTINGS[group], {}
+    settings, known = {**SETTINGS, **_LOCAL_SETTINGS}[group], {}
     for setting in settings:
         text = environment.get(setting.variable)
         if text:
@@ -145,6 +151,7 @@ def read_local_limits(given: Mapping[str, str]) -> LocalLimits:
             read_settings(RecordLimits, environment),
             read_settings(NamespaceBounds, environment),
             read_worker_limits(environment),
+            read_settings(DaemonLogs, environment),
         )
     except SettingError as error:
         text = re.sub(rf"{_PREFIX}\w+", lambda variable: _local_name(variable[0]), str(error))
@@ -152,7 +159,7 @@ def read_local_limits(given: Mapping[str, str]) -> LocalLimits:
 
 
 def _all_settings() -> Iterator[tuple[type[Any], Setting]]:
-    for group, settings in SETTINGS.items():
+    for group, settings in {**SETTINGS, **_LOCAL_SETTINGS}.items():
         for setting in settings:
             yield group, setting
 

@@ -390,12 +390,14 @@ def test_limits_are_given_by_the_names_of_the_settings(family: Family) -> None:
     """And act: on the controller, on the streams and on the worker."""
     assert "limits: 'max_record' is not known; did you mean 'max_records'" in refused(limits={"max_record": 1})
     assert "limits: max_log_line=8000000: give a size from 1 KiB to 128 KiB" in refused(limits={"max_log_line": "8MB"})
+    assert "limits: daemon_log=1000: give a size from 64 KiB" in refused(limits={"daemon_log": "1KB"})
     assert "limits: logs_budget: 'much' is no size" in refused(limits={"logs_budget": "much"})
     limits: dict[str, int | str] = {
         "max_records": 1,
         "records_kept_at_least_s": 0,
         "logs_budget": "20GiB",
         "max_log": 4_000,
+        "daemon_log": "64KiB",
     }
     with LocalCluster(cpu=1, limits=limits, build_timeout=0.01) as cluster:
         first = cluster.launch(command("seq", "10000"))

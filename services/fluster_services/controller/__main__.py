@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fluster_bus.messages import Namespace
 from fluster_bus.stream_bounds import NamespaceBounds
-from fluster_services.config import RecordLimits, Timing
+from fluster_services.config import DaemonLogs, RecordLimits, Timing
 from fluster_services.controller.controller import Controller, ControllerConfig
 from fluster_services.daemon import address_from_environment, run_daemon
 from fluster_services.settings import read_settings, refusing
@@ -34,7 +34,12 @@ def _config_from_environment() -> ControllerConfig:
 
 
 def run_controller(
-    config: ControllerConfig, *, ready_fd: int | None = None, owner_fd: int | None = None, log_file: Path | None = None
+    config: ControllerConfig,
+    *,
+    ready_fd: int | None = None,
+    owner_fd: int | None = None,
+    log_file: Path | None = None,
+    log_bytes: int = DaemonLogs.file_bytes,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C, or until the owner is gone."""
     starts = itertools.count()  # whoever was deposed waits in line, also if it was by a controller of the same id
@@ -45,6 +50,7 @@ def run_controller(
         ready_fd=ready_fd,
         owner_fd=owner_fd,
         log_file=log_file,
+        log_bytes=log_bytes,
     )
 
 

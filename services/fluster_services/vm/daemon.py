@@ -43,6 +43,7 @@ def run_vms(
     ready_fd: int | None,
     owner_fd: int,
     log_file: Path,
+    log_bytes: int,
 ) -> None:
     """Keep the VMs until SIGTERM, or until the owner is gone; then none is left.
 
@@ -67,7 +68,9 @@ def run_vms(
             sys.stderr.write(f"{_first(errors)}\n")
             raise
 
-    run_daemon(serve, address=address, name="vms", ready_fd=ready_fd, owner_fd=owner_fd, log_file=log_file)
+    run_daemon(
+        serve, address=address, name="vms", ready_fd=ready_fd, owner_fd=owner_fd, log_file=log_file, log_bytes=log_bytes
+    )
 
 
 def _first(errors: BaseExceptionGroup[VMError]) -> BaseException:

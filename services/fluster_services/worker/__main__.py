@@ -17,7 +17,7 @@ from fluster_bus.messages.counted import parse_counts
 from fluster_bus.messages.labels import parse_labels
 from fluster_bus.messages.resources import parse_disk
 from fluster_bus.roles import Role, User
-from fluster_services.config import Timing
+from fluster_services.config import DaemonLogs, Timing
 from fluster_services.daemon import address_from_environment, run_daemon
 from fluster_services.settings import SettingError, read_settings, read_worker_limits, refusing
 from fluster_services.worker.cgroups import Enforcement, LimitsError, find_enforcer
@@ -188,7 +188,12 @@ def _make_state_folder(folder: Path) -> None:
 
 
 def run_worker(
-    config: WorkerConfig, *, ready_fd: int | None = None, owner_fd: int | None = None, log_file: Path | None = None
+    config: WorkerConfig,
+    *,
+    ready_fd: int | None = None,
+    owner_fd: int | None = None,
+    log_file: Path | None = None,
+    log_bytes: int = DaemonLogs.file_bytes,
 ) -> None:
     """Serve until the worker has drained, by request or after SIGTERM or Ctrl-C, or until the owner is gone.
 
@@ -236,6 +241,7 @@ def run_worker(
         ready_fd=ready_fd,
         owner_fd=owner_fd,
         log_file=log_file,
+        log_bytes=log_bytes,
         on_leave=lambda: draining.ask(config.drain_timeout_s),
     )
 
