@@ -104,7 +104,7 @@ CONTROLLER_SETTINGS = (
     ),
     Setting("FLUSTER_SECRETS_KEPT_S", "SECONDS", "Secrets of a job are kept at most. Default: 2592000."),
     Setting(
-        "FLUSTER_MAX_SECRETS", "COUNT", "Jobs of a namespace that have some; the oldest lose theirs. Default: 20000."
+        "FLUSTER_MAX_SECRETS", "COUNT", "Jobs of a namespace that have some; those of more are refused. Default: 20000."
     ),
     Setting("FLUSTER_SECRETS_SWEEP_S", "SECONDS", "Between two looks for secrets of no job. Default: 60."),
     Setting("FLUSTER_SECRETS_ORPHANED_S", "SECONDS", "How long these are left. Default: 600."),
