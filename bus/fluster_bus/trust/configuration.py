@@ -27,8 +27,8 @@ def trust_configuration(authority: Authority, folder: Path) -> str:
         [
             f"operator: {quoted(authority.operator_token())}",
             f"system_account: {authority.system_account}",
-            # Servers of a group tell each other what they were given, those too that were away at the time.
-            f'resolver: {{ type: full, dir: {quoted(str(folder))}, allow_delete: false, interval: "2m" }}',
+            # Servers of a group compare what they were given so often: one that was away soon refuses who is revoked.
+            f'resolver: {{ type: full, dir: {quoted(str(folder))}, allow_delete: false, interval: "5s" }}',
             "resolver_preload: {",
             *preload,
             "}",
