@@ -19,6 +19,8 @@ from fluster.worker_pool.pace import Pace
 
 AHEAD_S = 0.04  # of work that a worker has at a time; a unit that takes longer it has alone
 MAX_AHEAD = 1_024  # units
+_NEAR_S = 0.005  # of travel that is taken for work: a call costs something, and on a busy machine an answer may take that long
+_MAX_AWAY_S = 1.0  # of travel that is made up for
 _SUPPLIED = 2  # units: one to run while the answer to the other travels
 
 
@@ -64,21 +66,41 @@ class Loss(Enum):
     NOT_RUN = auto()  # it was never begun
 
 
+@dataclass(slots=True)
+class _Given:
+    """A unit that a worker has."""
+
+    at: float
+    expected_s: float  # that it takes
+
+
 @dataclass(slots=True, eq=False)
 class _Worker:
     name: str
-    out: dict[Unit, float] = field(default_factory=dict)  # {unit: seconds it is expected to take}
+    out: dict[Unit, _Given] = field(default_factory=dict)
     backlog_s: float = 0.0
-    busy_since: float = 0.0
+    answered_at: float = 0.0  # when the newest answer came
+    travel_s: float = (
+        math.inf
+    )  # of a unit and its answer, there and back, when nothing was in their way; infinity: not known
     alone: bool = False  # what it has is to be with it alone
 
     def has_room(self, pace: Pace, size: int, *, is_ending: bool = False) -> bool:
         if not self.out:
             return True
+        if self.alone or len(self.out) >= MAX_AHEAD:
+            return False
+        backlog_s, away_s = self.backlog_s + pace.expected_s(size), self.away_s
         # While units grow, small ones that are sent ahead would only delay the answer that lets the next be larger. And
-        # of the last ones each waits for the worker that is through first.
-        most = _SUPPLIED if is_ending or pace.is_new(size) else MAX_AHEAD
-        return not self.alone and self.backlog_s + pace.expected_s(size) <= AHEAD_S and len(self.out) < most
+        # of the last ones each waits for the worker that is through first. But no worker is to wait for units that travel.
+        if is_ending or pace.is_new(size):
+            return backlog_s <= (AHEAD_S + away_s if len(self.out) < _SUPPLIED else away_s)
+        return backlog_s <= AHEAD_S + away_s
+
+    @property
+    def away_s(self) -> float:
+        """How long what is on its way leaves it without work, where that is worth while."""
+        return max(0.0, min(self.travel_s, _MAX_AWAY_S) - _NEAR_S) if math.isfinite(self.travel_s) else 0.0
 
 
 class Dispatch:
@@ -110,11 +132,15 @@ class Dispatch:
             self._workers = {name: self._workers.get(name) or _Worker(name) for name in names}
             self._supplied = sum(len(worker.out) >= _SUPPLIED for worker in self._workers.values())
 
-    def on_answered(self, unit: Unit, now: float, ran: int | None = None) -> None:
-        """A worker has run a unit, or the first `ran` items of it, or said why it can't."""
-        worker = self._take(unit)
-        unit.pace.observe(unit.size if ran is None else ran, now - worker.busy_since)
-        worker.busy_since = now
+    def on_answered(self, unit: Unit, now: float, ran: int | None = None, ran_s: float | None = None) -> None:
+        """A worker has run a unit, or the first `ran` items of it, or said why it can't. That took it `ran_s`, where it tells."""
+        worker, given = self._take(unit)
+        if ran_s is not None:
+            worker.travel_s = min(worker.travel_s, max(now - given.at - ran_s, 0.0))
+        # It was begun when it had arrived and what was before it was through, as it seems from here.
+        began_at = max(worker.answered_at, given.at + worker.away_s)
+        unit.pace.observe(unit.size if ran is None else ran, now - began_at)
+        worker.answered_at = now
 
     def on_unfinished(self, rest: Unit) -> None:
         """A worker gives back what it has not begun."""
@@ -136,14 +162,15 @@ class Dispatch:
             self._again.append(unit)
         return True
 
-    def _take(self, unit: Unit) -> _Worker:
+    def _take(self, unit: Unit) -> tuple[_Worker, _Given]:
         worker = self._place.pop(unit)
-        worker.backlog_s -= worker.out.pop(unit)
+        given = worker.out.pop(unit)
+        worker.backlog_s -= given.expected_s
         if len(worker.out) == _SUPPLIED - 1 and self._workers.get(worker.name) is worker:
             self._supplied -= 1
         if not worker.out:
             worker.backlog_s, worker.alone = 0.0, False
-        return worker
+        return worker, given
 
     # ---- what to do -------------------------------------------------------------------------------------
 
@@ -192,9 +219,7 @@ class Dispatch:
     def _give(self, worker: _Worker, unit: Unit, now: float) -> None:
         expected_s = unit.pace.expected_s(unit.size)
         expected_s = expected_s if math.isfinite(expected_s) else AHEAD_S
-        if not worker.out:
-            worker.busy_since = now
-        worker.out[unit] = expected_s
+        worker.out[unit] = _Given(now, expected_s)
         self._supplied += len(worker.out) == _SUPPLIED
         worker.backlog_s += expected_s
         self._place[unit] = worker

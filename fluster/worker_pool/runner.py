@@ -79,11 +79,12 @@ class TaskRunner:
 
     def run_slice(
         self, function: bytes, items: bytes, start: int, size: int, limit_s: float | None
-    ) -> tuple[list[bytes], dict[int, bytes], int]:
-        """What the function gives for some of the items: values, {place: failure}, and how many were run.
+    ) -> tuple[list[bytes], dict[int, bytes], int, float]:
+        """What the function gives for some of the items: values, {place: failure}, how many were run, and in how many seconds.
 
         Values are pickled together, those of a moment: so it is known in time when the answer is large enough.
         """
+        began_at = time.perf_counter()
         self._check_alive()
         called = self._functions.of(function)
         parts: list[bytes] = []
@@ -109,7 +110,7 @@ class TaskRunner:
                     break
         if values:
             parts += _encoded(values, ran, failures)
-        return parts, failures, ran + len(values)
+        return parts, failures, ran + len(values), time.perf_counter() - began_at
 
     def _check_alive(self) -> None:
         if self.is_stuck:

@@ -257,8 +257,10 @@ class Workers:
             self._dispatch.on_unfinished(bundle)
 
     def _on_slice(self, unit: Slice, payload: bytes) -> None:
-        values, failures, ran = payloads.decode(payload)
-        self._dispatch.on_answered(unit, time.monotonic(), ran)
+        values, failures, ran, *more = payloads.decode(payload)
+        self._dispatch.on_answered(
+            unit, time.monotonic(), ran, *more[:1]
+        )  # an older worker does not tell how long it took
         if ran < unit.size:
             self._dispatch.on_unfinished(unit.rest(ran))
         by_place = {unit.first + place: failure for place, failure in failures.items()}

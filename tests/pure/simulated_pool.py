@@ -93,13 +93,13 @@ class _Pool:
         takes_s = WORKER_S + sum(self.durations[unit.batch][unit.first : unit.stop])
         self.busy_s += takes_s
         self.worker_free_at[worker] = max(self.worker_free_at[worker], self.now) + takes_s
-        self.at(self.worker_free_at[worker] + self.travel_s, partial(self.arrive, unit))
+        self.at(self.worker_free_at[worker] + self.travel_s, partial(self.arrive, unit, takes_s - WORKER_S))
 
-    def arrive(self, unit: Slice) -> None:
+    def arrive(self, unit: Slice, ran_s: float) -> None:
         self.client_free_at = max(self.client_free_at, self.now) + CLIENT_S / 2
-        self.at(self.client_free_at, partial(self.answer, unit))
+        self.at(self.client_free_at, partial(self.answer, unit, ran_s))
 
-    def answer(self, unit: Slice) -> None:
-        self.dispatch.on_answered(unit, self.now, unit.size)
+    def answer(self, unit: Slice, ran_s: float) -> None:
+        self.dispatch.on_answered(unit, self.now, unit.size, ran_s)
         unit.batch.on_outcome(Outcome(unit.first, unit.stop))
         self.assign()

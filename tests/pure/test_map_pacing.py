@@ -30,6 +30,15 @@ def test_items_of_no_length_travel_in_few_slices() -> None:
     assert done.seconds < 0.015
 
 
+@pytest.mark.parametrize("round_trip_s", [0.05, 0.1])
+@pytest.mark.parametrize("durations", [*LOADS.values(), [NOOP_S] * 10_000], ids=[*LOADS, "items of no length"])
+def test_far_workers_are_not_idle_while_slices_travel(durations: list[float], round_trip_s: float) -> None:
+    done = simulate([durations], workers=WORKERS, travel_s=round_trip_s / 2)
+    ideal_s = sum(durations) / WORKERS
+    assert done.seconds < 1.06 * ideal_s + 12 * round_trip_s, "slices have to grow, and each size travels once"
+    assert done.slices < 2_000
+
+
 def test_slices_are_few_also_for_many_workers() -> None:
     assert simulate([[NOOP_S] * 10_000], workers=16).slices <= 16 * 20
 

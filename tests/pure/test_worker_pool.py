@@ -89,6 +89,33 @@ def world() -> World:
     return World()
 
 
+# ---- far workers ----------------------------------------------------------------------------------------
+
+
+def answered(*units: tuple[float, float, float | None]) -> float:
+    """What an item is expected to take after units of one, each (given at, answered at, seconds that its worker tells)."""
+    dispatch, pace = Dispatch(task_retries=0), Pace(0.0)
+    dispatch.on_workers(["w"])
+    for given_at, answered_at, ran_s in units:
+        queue = TaskQueue(pace, lambda: None)
+        queue.add(Task((b"", b""), ActorFuture("f"), pace))
+        dispatch.add(queue)
+        ((_worker, unit),) = dispatch.assign(given_at)
+        dispatch.on_answered(unit, answered_at, 1, ran_s)
+    return pace.expected_s(1)
+
+
+def test_the_time_in_which_a_slice_travels_is_no_work() -> None:
+    assert answered((10.0, 10.2, 0.05)) == pytest.approx(0.05 + 0.005), "some milliseconds are what the call costs"
+    assert answered((10.0, 10.2, 0.05), (20.0, 20.3, 0.05)) == pytest.approx(0.15 + 0.005), "it took longer this time"
+    assert answered((10.0, 12.05, 0.05)) == pytest.approx(1.055), "of seconds most count: it is held up, not far"
+
+
+def test_of_a_worker_that_does_not_tell_all_time_counts() -> None:
+    assert answered((10.0, 10.2, None)) == pytest.approx(0.2)
+    assert answered((10.0, 10.2, 0.05), (20.0, 20.2, None)) == pytest.approx(0.05 + 0.005)
+
+
 # ---- pace -----------------------------------------------------------------------------------------------
 
 
@@ -488,7 +515,7 @@ def run_slice(function: Callable[..., Any], items: list[Any]) -> tuple[list[Any]
     """What a worker answers."""
     runner = TaskRunner(lambda _timeout: None)
     pickled = payloads.encode_whole([(item,) for item in items])
-    parts, failures, ran = runner.run_slice(codec.encode(function), pickled, 0, len(items), None)
+    parts, failures, ran, _ran_s = runner.run_slice(codec.encode(function), pickled, 0, len(items), None)
     return Outcome(0, ran, values=parts, failures=failures).values(), failures, ran
 
 
