@@ -43,7 +43,8 @@ CORES = {
     # Of no effect: whether the seat is open is not asked before it was seen, nor once it leads, and no write is taken twice.
     "fluster_bus.leadership": Core(("leadership",), 3),
     "fluster_services.controller.dispatch": Core(("dispatch",), 42),
-    "fluster_services.controller.judge": Core(("judge",), 6),
+    # Decides nothing: how many beats are served at once, digits that are shown, and a moment of no length.
+    "fluster_services.controller.judge": Core(("judge",), 3),
     "fluster_services.controller.liveness": Core(("liveness", "judge", "roster"), 6),
     # Of no effect: what follows of a gang is nothing for a job that is none.
     "fluster_services.controller.reconcile": Core(("reconcile", "gangs"), 1),

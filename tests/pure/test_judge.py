@@ -45,6 +45,7 @@ class Judging:
         self.while_asleep: dict[int, float] = {}  # {after so many looks: seconds that pass during the next sleep}
         monkeypatch.setattr(judge_module, "time", SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now))
         self.written: list[TaskRecord] = []
+        self.while_written: Callable[[], object] = lambda: None
         self.deleted: list[WorkerId] = []
         self.books = Books()
         self.roster = Roster(self.books, Liveness(TIMING.worker_timeout_s))
@@ -76,6 +77,7 @@ class Judging:
 
     async def _write(self, verdicts: list[tuple[TaskRecord, int]]) -> None:
         self.written += [record for record, _ in verdicts]
+        self.while_written()
 
     def submit(self, cpu: float) -> TaskRecord:
         job = recorded_job(cpu=cpu)
@@ -205,3 +207,43 @@ async def test_a_job_that_names_what_all_workers_lack_is_refused_at_once(it: Jud
     await it.look(1)
     told = {(record.state, record.transitions[-1].reason) for record in it.written}
     assert told == {(JobStatus.FAILED, "no worker can run it: worker w has no folder")}
+
+
+@judging
+async def test_it_is_refused_also_where_others_are_too_small_for_it(it: Judging) -> None:
+    it.roster.on_registered(registered_worker(WorkerId("small"), Capacity(cpu=0.5)), now=0.0)
+    it.submit(cpu=1)
+    ((place, need),) = it.dispatch.take()
+    asking = it.dispatch.offer(place, need)
+    next(asking)
+    with pytest.raises(StopIteration):
+        asking.send(OfferReply(worker_id=W, accepted=False, unfit=True, reason="worker w has no folder"))
+    await it.look(1)
+    assert {record.state for record in it.written} == {JobStatus.FAILED}
+
+
+def hold(it: Judging) -> None:
+    """The worker has claimed a task."""
+    task = it.submit(cpu=1)
+    held = lifecycle.claim(task, attempt=1, worker_id=W, now=0.0)
+    assert held is not None
+    it.books.apply(Row(record_key(held), held, 3))
+
+
+@judging
+async def test_who_is_back_while_its_tasks_are_given_away_stays_in_the_table(it: Judging) -> None:
+    hold(it)
+    it.while_written = lambda: it.roster.on_beat(W, now=it.now, free=Capacity(cpu=1))
+    it.roster.take_lost(now=TIMING.worker_timeout_s)
+    await it.look(2)
+    assert {record.state for record in it.written} == {JobStatus.WORKER_FAILED}
+    assert it.deleted == []
+
+
+@judging
+async def test_what_one_held_that_left_is_given_away_and_nothing_is_taken_from_the_table(it: Judging) -> None:
+    hold(it)
+    it.roster.on_left(W)
+    await it.look(2)
+    assert {record.state for record in it.written} == {JobStatus.WORKER_FAILED}
+    assert it.deleted == []

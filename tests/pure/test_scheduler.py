@@ -9,11 +9,12 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fluster_bus.messages import Capacity, JobId, Namespace
+from fluster_services.capacity import fits
 from fluster_services.controller.books import JobKey
 from fluster_services.controller.explain import WorkerView
 from fluster_services.controller.reservation import choose
@@ -656,3 +657,55 @@ def test_one_that_was_helped_to_its_room_tells_nothing_about_the_next_of_its_kin
         scheduler.on_declined(place, need, room=False)
     found = [each.place for each in scheduler.starving(now=60, reserve_after_s=30)]
     assert found == ([second] if helped else []), "one that found room by itself shows that there is some"
+
+
+_needs = st.builds(
+    Capacity,
+    cpu=st.sampled_from((1, 2)),
+    memory=st.sampled_from((1, 2)),
+    disk=st.sampled_from((0, 1)),
+    device=st.sampled_from(("gpu", "tpu")),
+    variant=st.sampled_from(("a", "b")),
+    devices=st.sampled_from((0, 1, 8)),
+    labels=st.sampled_from(((), ("zone=a",), ("disk=ssd", "zone=a"))),
+    resources=st.sampled_from(((), (("licence", 1),), (("licence", 2),))),
+    elsewhere=st.sampled_from(((), ("w1",), ("w1", "w2"))),
+    namespaces=st.sampled_from((("default",), ("other",))),
+)
+
+
+@given(_needs, _needs)
+@settings(max_examples=200)
+def test_of_no_room_follows_only_that_there_is_none_for_what_needs_as_much_of_all(
+    declined: Capacity, need: Capacity
+) -> None:
+    """A worker that has just what `need` asks for may not have been asked, or have had too little for the other."""
+    scheduler = Scheduler()
+    scheduler.add(_place(1), declined)
+    scheduler.add(_place(2), need)
+    (out,) = scheduler.take(1)
+    scheduler.on_declined(*out, room=False)
+    is_offered = bool(scheduler.take(2))
+    could_run = not fits(declined, need) or not set(declined.elsewhere) <= set(need.elsewhere)
+    if could_run:
+        assert is_offered, "it was held up by one that needs something else"
+    elif declined.devices == 0 or (declined.device, declined.variant) == (need.device, need.variant):
+        assert not is_offered
+
+
+def test_it_is_known_which_tasks_are_out_and_of_which_need_no_more_may_be() -> None:
+    scheduler, job = Scheduler(), _place(1).job
+    assert not scheduler.is_full(SMALL)
+    for number in (1, 2):
+        scheduler.add(_place(number), SMALL)
+    assert scheduler.is_idle(job, _place(1).task)
+    (out,) = scheduler.take(1)
+    assert not scheduler.is_idle(out[0].job, out[0].task)
+    assert not scheduler.is_full(SMALL)
+    scheduler.on_declined(*out, room=True)
+    assert scheduler.is_idle(out[0].job, out[0].task)
+    (again,) = scheduler.take(2)
+    assert scheduler.is_full(SMALL), "where room is scarce one is out at a time"
+    scheduler.remove(again[0].job, again[0].task)
+    assert not scheduler.is_idle(again[0].job, again[0].task)
+    assert not scheduler.is_full(SMALL)
