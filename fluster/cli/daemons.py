@@ -147,6 +147,7 @@ WORKER_SETTINGS = (
     Setting("FLUSTER_ENVIRONMENTS_CACHE", "SIZE", "Disk for environments that are not in use. Default: 32GiB."),
     Setting("FLUSTER_MAX_LOG", "SIZE", "Kept of each stream of a task. Default: 64MiB."),
     Setting("FLUSTER_MAX_LOG_LINE", "SIZE", "Of a line, 1KiB to 128KiB; longer ones come in pieces. Default: 64KiB."),
+    Setting("FLUSTER_MAX_PROCESSES", "COUNT", "Of a task, with threads, where limits are enforced. Default: 16384."),
     Setting("FLUSTER_ADVERTISED_HOST", "HOST", "Where tasks on other workers reach this machine."),
 )
 

@@ -121,11 +121,22 @@ class LogLimits:
 
 
 @dataclass(frozen=True)
+class TaskLimits:
+    """What a worker lets each task have, beside what its job asks for."""
+
+    max_processes: int = 16_384  # with their threads; where limits are enforced
+
+    def __post_init__(self) -> None:
+        _check(self, "max_processes", "number from 16 to 4194304", above=15, most=1 << 22)
+
+
+@dataclass(frozen=True)
 class WorkerLimits:
     """All of a worker's limits."""
 
     caches: CacheLimits = field(default_factory=CacheLimits)
     logs: LogLimits = field(default_factory=LogLimits)
+    tasks: TaskLimits = field(default_factory=TaskLimits)
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,12 @@ from fluster_services.config import (
     LogLimits,
     ProportionError,
     RecordLimits,
+    TaskLimits,
     Timing,
     WorkerLimits,
 )
 
-Group = TypeVar("Group", Timing, RecordLimits, NamespaceBounds, CacheLimits, LogLimits, DaemonLogs)
+Group = TypeVar("Group", Timing, RecordLimits, NamespaceBounds, CacheLimits, LogLimits, TaskLimits, DaemonLogs)
 
 
 _PREFIX = "FLUSTER_"
@@ -94,6 +95,7 @@ SETTINGS: Mapping[type[Any], Sequence[Setting]] = {
         Setting("FLUSTER_MAX_LOG", "stream_bytes", parse_size),
         Setting("FLUSTER_MAX_LOG_LINE", "line_bytes", parse_size),
     ],
+    TaskLimits: [Setting("FLUSTER_MAX_PROCESSES", "max_processes", _count)],
 }
 
 # Of a cluster on one machine alone: other daemons write to their standard error.
@@ -136,7 +138,11 @@ def read_settings(group: type[Group], environment: Mapping[str, str] = os.enviro
 
 def read_worker_limits(environment: Mapping[str, str] = os.environ) -> WorkerLimits:
     """Return all limits of a worker. Raises SettingError."""
-    return WorkerLimits(caches=read_settings(CacheLimits, environment), logs=read_settings(LogLimits, environment))
+    return WorkerLimits(
+        caches=read_settings(CacheLimits, environment),
+        logs=read_settings(LogLimits, environment),
+        tasks=read_settings(TaskLimits, environment),
+    )
 
 
 def read_local_limits(given: Mapping[str, str]) -> LocalLimits:

@@ -20,7 +20,7 @@ from fluster_services.worker.attempt_directory import KEEPER_FILE, read_json_lin
 from fluster_services.worker.limits import group_name
 from tests import optional
 from tests.system.daemons import PATIENT, Daemons
-from tests.system.job_requests import call, command, wait_ready
+from tests.system.job_requests import call, command, texts, wait_ready
 from tests.system.processes import Family
 from tests.waiting import wait_until
 
@@ -42,6 +42,17 @@ def enforced() -> None:
 def limited(enforced: None, family: Family) -> Iterator[LocalCluster]:
     with LocalCluster(enforce_limits=True) as cluster:
         yield cluster
+    family.wait_gone()
+
+
+@pytest.mark.usefixtures("enforced")
+def test_a_task_has_no_more_processes_than_its_worker_lets_it(family: Family) -> None:
+    script = "for n in $(seq 40); do sleep 60 & done; echo all"
+    with LocalCluster(enforce_limits=True, limits={"max_processes": 20}) as cluster:
+        job_id = cluster.launch(command("sh", "-c", script))
+        assert cluster.wait(job_id, timeout=60).status is JobStatus.FAILED
+        assert "all" not in texts(cluster, job_id)
+        assert any("fork" in text for text in texts(cluster, job_id, "stderr"))
     family.wait_gone()
 
 

@@ -99,7 +99,7 @@ class Attempts:
             credentials=config.job_credentials,
             credentials_dir=config.state_dir / "credentials",
             timing=config.timing,
-            logs=config.limits.logs,
+            limits=config.limits,
             working_dir=config.working_dir,
             python_path=config.python_path,
             device_kind=config.total.device,

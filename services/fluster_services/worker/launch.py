@@ -17,10 +17,10 @@ from fluster_bus.messages import JobRecord, JobRequest, Namespace, TaskRecord, W
 from fluster_bus.messages.jobs import port_variable
 from fluster_bus.messages.origin import SEARCH_VARIABLES, Origin
 from fluster_bus.subjects import attempt_key
-from fluster_services.config import LogLimits, Timing
+from fluster_services.config import Timing, WorkerLimits
 from fluster_services.worker.attempt_directory import LaunchSpec
 from fluster_services.worker.interpreters import TaskPython, without_interpreters_own
-from fluster_services.worker.limits import MAX_PIDS, Limits
+from fluster_services.worker.limits import Limits
 from fluster_services.worker.preparation import Prepared
 
 _LOOPBACK = "127.0.0.1"
@@ -34,7 +34,7 @@ class Launcher:
     credentials: Mapping[Namespace, BusAddress]  # of the role "job"
     credentials_dir: Path
     timing: Timing
-    logs: LogLimits = field(default_factory=LogLimits)
+    limits: WorkerLimits = field(default_factory=WorkerLimits)
     working_dir: Path | None = None  # None: a fresh folder for each attempt
     python_path: tuple[str, ...] = ()
     device_kind: str = "cpu"  # of those that tasks are given
@@ -135,12 +135,14 @@ class Launcher:
             must_return=request.must_return,
             timeout_s=request.timeout_s,
             fence_after_s=self.timing.fence_after_s if request.on_disconnect == "stop" else None,
-            max_log_bytes=self.logs.stream_bytes,
-            max_line_bytes=self.logs.line_bytes,
+            max_log_bytes=self.limits.logs.stream_bytes,
+            max_line_bytes=self.limits.logs.line_bytes,
             devices=list(devices),
             image=prepared.image,
             mounts=dict(request.environment.mounts),
-            limits=Limits(memory=request.resources.memory, cpu=request.resources.cpu, pids=MAX_PIDS),
+            limits=Limits(
+                memory=request.resources.memory, cpu=request.resources.cpu, pids=self.limits.tasks.max_processes
+            ),
             disk=request.resources.disk or None,
         )
         return spec, request.entrypoint.pickled
