@@ -50,8 +50,9 @@ async def test_who_hears_an_odd_subject_stays_connected(
         await reader.flush()
         writer = await connect_bus(own_server, Role.JOB, NS)
         await Registry(writer, NS).register(endpoint("last"))
-        seen = await asyncio.wait_for(anext(watched), 30)
-        assert isinstance(seen, Row)
+        seen: object = None
+        while not isinstance(seen, Row):  # that the others are removed is told, too
+            seen = await asyncio.wait_for(anext(watched), 30)
         assert seen.value.name == "last"  # the others are under keys that are not theirs
     finally:
         await watched.aclose()
