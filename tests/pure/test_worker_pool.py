@@ -635,3 +635,39 @@ def test_a_slice_names_its_items_by_their_places_in_the_batch() -> None:
     told.clear()
     assert batch.fail(error) == 0
     assert [(each.start, each.stop, each.failed) for each in told] == [(17, 18, 1)]
+
+
+class Cancelled:
+    """Futures of which the one at that place was cancelled; it remembers what it was asked to begin."""
+
+    def __init__(self, place: int) -> None:
+        self._place = place
+        self.asked: list[tuple[int, int]] = []
+
+    def begin(self, start: int, size: int) -> int:
+        self.asked.append((start, size))
+        return self._place - start if start <= self._place < start + size else size
+
+
+def test_a_cancelled_item_is_passed_over_and_told_in_its_place() -> None:
+    told: list[Outcome] = []
+    futures = Cancelled(12)
+    batch = Batch(b"", told.append, chunksize=4, futures=futures, is_complete=True)
+    batch.add(blocks_of(range(8), 10, 4))
+    taken = []
+    while size := batch.next_size(1):
+        one = batch.take(size)
+        taken.append(None if one is None else (one.first, one.stop))
+    assert taken == [(10, 12), None, (13, 14), (14, 18)]
+    assert futures.asked == [(10, 4), (12, 2), (13, 1), (14, 4)]
+    assert [(each.start, each.stop, each.cancelled) for each in told] == [(12, 13, True)]
+    assert batch.items == 0
+
+
+def test_what_is_added_to_a_batch_that_was_ended_is_told_as_cancelled() -> None:
+    told: list[Outcome] = []
+    batch = Batch(b"", told.append, chunksize=None, is_complete=False)
+    batch.cancel()
+    batch.add(blocks_of(range(3), 0, None))
+    assert batch.next_size(1) == 0
+    assert [(each.start, each.stop, each.cancelled) for each in told] == [(0, 3, True)]
