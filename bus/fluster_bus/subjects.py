@@ -407,6 +407,11 @@ def is_ack(subject: str) -> bool:
     return subject.startswith(JETSTREAM_ACKS.removesuffix(ANY_TAIL))
 
 
+def is_flow(subject: str) -> bool:
+    """True for where a stream waits to hear that what it delivered has been taken."""
+    return subject.startswith(JETSTREAM_FLOW.removesuffix(ANY_TAIL))
+
+
 def task_key(job: str, task: int) -> str:
     return f"{check_name('job', job)}.{task}"  # train-1.0
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import nats.errors
@@ -16,6 +16,7 @@ from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from fluster_bus import subjects
+from fluster_bus.errors import DisconnectedError
 from fluster_bus.retries import retried
 from fluster_bus.store_errors import store_error
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ACK_WAIT_S = 3  # then the server delivers again
+_IDLE_HEARTBEAT_S = 5.0  # which the server wants to be set together with the bound on bytes
+_STALLED_HEADER = "Nats-Consumer-Stalled"
 _MAX_OUT = 1_000  # delivered and not yet acknowledged
 _ENSURE_TIMEOUT_S = 10.0
 _ACK, _TERM = b"+ACK", b"+TERM"
@@ -37,10 +40,25 @@ class Submission:
     """A submitted message. `sequence` is its place in the order of submission."""
 
     subject: str
-    data: bytes
+    size: int  # of its data, in bytes
     sequence: int
     _bus: Bus
     _ack_subject: str
+    _data: bytes | None = None
+
+    async def data(self) -> bytes:
+        """What was submitted, from the stream if it is not held here. Raises StorageError when it is not there any more."""
+        if self._data is not None:
+            return self._data
+        try:
+            stored = await self._bus.jetstream.get_msg(subjects.SUBMIT_STREAM, self.sequence)
+        except (nats.errors.Error, TimeoutError) as error:
+            raise store_error(f"submission {self.sequence} could not be read", error) from error
+        return stored.data or b""
+
+    def without_data(self) -> Submission:
+        """The same, holding nothing: its data is read again when it is needed."""
+        return replace(self, _data=None)
 
     @property
     def namespace(self) -> str:
@@ -57,26 +75,56 @@ class Submission:
 
 
 async def submissions(bus: Bus) -> AsyncGenerator[Submission]:
-    """Submitted jobs in order, until the caller stops; one that is not acknowledged in 3 s comes again.
+    """Submitted jobs in order, until the caller stops; one that is not acknowledged in 3 s comes again, unless it waits here.
+
+    How many bytes are on their way the server bounds (2 MiB to 32 MiB) by asking how far this reader is.
 
     There is one reader, the newest: it takes over at once what another has and did not acknowledge, also from one that was
     stopped and still seems to listen. The stream pushes, so nothing is left asking when a reader goes or the server restarts.
     """
-    arrived: asyncio.Queue[Delivery] = asyncio.Queue()  # bounded by _MAX_OUT
+    arrived: asyncio.Queue[Submission | str] = (
+        asyncio.Queue()
+    )  # bounded by _MAX_OUT; a text is where to say how far it is
+    waiting: set[int] = set()
     where = subjects.submit_delivery(bus.inbox())
-    subscription = await bus.subscribe(where, arrived.put_nowait)
+
+    def on_delivery(delivery: Delivery) -> None:
+        if subjects.is_ack(delivery.reply):  # then its headers are its writer's word
+            sequence = Msg(_PARSER, reply=delivery.reply).metadata.sequence.stream
+            if sequence not in waiting:
+                waiting.add(sequence)
+                size = len(delivery.data)
+                arrived.put_nowait(Submission(delivery.subject, size, sequence, bus, delivery.reply, delivery.data))
+        elif asked := _asked_how_far(delivery):
+            arrived.put_nowait(asked)
+        elif delivery.status is None:
+            # Services answer to whatever inbox they are told, and this is one.
+            log.warning("%s: passed over what is no submission: %r", bus.name, delivery.data[:100])
+
+    subscription = await bus.subscribe(where, on_delivery)
     try:
         await _make_consumer(bus, where)
         while True:
-            delivery = await arrived.get()
-            if not subjects.is_ack(delivery.reply):
-                # Services answer to whatever inbox they are told, and this is one.
-                log.warning("%s: passed over what is no submission: %r", bus.name, delivery.data[:100])
+            next_ = await arrived.get()
+            if isinstance(next_, str):
+                with contextlib.suppress(DisconnectedError):  # then it asks again
+                    await bus.publish(next_)
                 continue
-            sequence = Msg(_PARSER, reply=delivery.reply).metadata.sequence.stream
-            yield Submission(delivery.subject, delivery.data, sequence, bus, delivery.reply)
+            waiting.discard(next_.sequence)
+            yield next_
+            del next_  # while the next one is waited for, nothing holds what it has
     finally:
         await subscription.unsubscribe()  # what is on its way comes again, to whoever reads next
+
+
+def _asked_how_far(delivery: Delivery) -> str | None:
+    """Where the server wants to hear that everything before this has been taken; None when it does not ask."""
+    if delivery.status is None:
+        return None
+    for subject in (delivery.reply, (delivery.headers or {}).get(_STALLED_HEADER, "")):
+        if subjects.is_flow(subject):
+            return subject
+    return None
 
 
 @dataclass(frozen=True)
@@ -108,6 +156,8 @@ async def _make_consumer(bus: Bus, where: str) -> None:
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=_ACK_WAIT_S,
         max_ack_pending=_MAX_OUT,
+        flow_control=True,
+        idle_heartbeat=_IDLE_HEARTBEAT_S,
     )
 
     async def make(left_s: float) -> None:

@@ -47,8 +47,8 @@ async def _next(reader: AsyncGenerator[Submission]) -> Submission:
         return await anext(reader)
 
 
-def _name(submission: Submission) -> str:
-    return JobRequest.from_json(submission.data).name
+async def _name(submission: Submission) -> str:
+    return JobRequest.from_json(await submission.data()).name
 
 
 async def _left(service: Bus) -> int:
@@ -63,7 +63,7 @@ async def test_they_come_in_order(service: Bus, client: Bus) -> None:
             if number >= 5:
                 await _submit(client, number)
             submission = await _next(reader)
-            assert (_name(submission), submission.namespace) == (f"job{number}", "default")
+            assert (await _name(submission), submission.namespace) == (f"job{number}", "default")
             assert submission.sequence == number + 1
             await submission.done()
         assert await _left(service) == 0
@@ -94,12 +94,12 @@ async def test_what_was_not_acknowledged_comes_again_also_to_another(
         await _submit(client, number)
     async with aclosing(submissions(service)) as reader:
         first = await _next(reader)
-        assert _name(first) == "job0"
+        assert await _name(first) == "job0"
         await (await _next(reader)).done()
     # The first reader is gone with two that it had and did not acknowledge.
     other = await connect_bus(own_server, Role.SERVICE)
     async with aclosing(submissions(other)) as reader:
-        again = {_name(each): each for each in [await _next(reader), await _next(reader)]}
+        again = {await _name(each): each for each in [await _next(reader), await _next(reader)]}
         assert set(again) == {"job0", "job2"}
         assert again["job0"].sequence == 1
         for each in again.values():
@@ -118,7 +118,7 @@ async def test_the_newest_reader_takes_over_at_once(
         async with aclosing(submissions(await connect_bus(own_server, Role.SERVICE))) as newer:
             for number in range(3):
                 submission = await _next(newer)
-                assert (_name(submission), submission.sequence) == (f"job{number}", number + 1)
+                assert (await _name(submission), submission.sequence) == (f"job{number}", number + 1)
                 if number:
                     await submission.done()
             await _submit(client, 3)
@@ -137,7 +137,7 @@ async def test_a_restart_of_the_server_loses_none(
     async def reading() -> None:
         async with aclosing(submissions(service)) as reader:
             async for submission in reader:
-                seen.add(_name(submission))
+                seen.add(await _name(submission))
                 try:
                     await submission.done()
                 except BusError:
@@ -188,4 +188,4 @@ async def test_what_is_no_submission_is_passed_over(
         await client.publish(asked, b"{}", reply=str(info.config.deliver_subject))
         await wait_until_async(lambda: "no submission" in caplog.text)
         await _submit(client, 0)
-        assert _name(await first) == "job0"
+        assert await _name(await first) == "job0"

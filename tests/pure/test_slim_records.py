@@ -1,8 +1,17 @@
 """What a controller keeps of records in its memory."""
 
+import gc
+import json
+import tracemalloc
+
+import pytest
+
 from fluster_bus.messages import Entrypoint, JobId, JobRecord, JobRequest, JobStatus, Namespace, TaskError
+from fluster_bus.tables import Row
 from fluster_services import lifecycle
+from fluster_services.controller.books import Books, JobKey
 from fluster_services.controller.slim_records import (
+    is_left,
     is_slim_error,
     is_slim_request,
     slim_job,
@@ -25,7 +34,7 @@ def _error(size: int) -> TaskError:
 
 
 def test_small_callables_and_commands_stay() -> None:
-    for request in (_request(b"small"), JobRequest(name="job", entrypoint=Entrypoint(command=("x" * 10_000,)))):
+    for request in (_request(b"small"), JobRequest(name="job", entrypoint=Entrypoint(command=("x" * 5_000,)))):
         assert slim_request(request) is request
         assert not is_slim_request(request)
 
@@ -40,6 +49,51 @@ def test_of_a_large_callable_the_hash_stays() -> None:
     assert (
         JobRequest.from_json(slim.to_json()).to_json() == slim.to_json()
     )  # as it is written when the job has finished
+
+
+LARGE: dict[str, dict[str, object]] = {
+    "command": {"entrypoint": {"command": ["a"] * 6_000}},
+    "variables": {"environment": {"env_vars": {f"A{n}": "x" for n in range(3_000)}, "secrets": ["TOKEN"]}},
+    "unknown fields": {"newer": [[] for _ in range(10_000)]},
+    "unknown fields of a part": {"environment": {"newer": {str(n): [] for n in range(3_000)}}},
+    "a callable": {"entrypoint": {"python": "3.12", "pickled": "A" * 100_000}},
+}
+
+
+@pytest.mark.parametrize("large", LARGE)
+@pytest.mark.parametrize("state", [JobStatus.PENDING, JobStatus.SUCCEEDED])
+def test_the_books_retain_no_bodies_of_requests(large: str, state: JobStatus) -> None:
+    plain = {"name": "job", "entrypoint": {"command": ["true"]}}
+    data = json.dumps({**plain, **LARGE[large]}).encode()
+    books, count = Books(), 5
+
+    def take(number: int) -> None:
+        request = JobRequest.from_json(data)
+        job = lifecycle.new_job(Namespace("default"), JobId(f"job-{number}"), request, order=number, now=0)
+        (task,) = lifecycle.new_tasks(job)
+        books.apply(Row(job.job_id, job, 1))
+        books.apply(Row(f"{job.job_id}.0", task, 1))
+        books.apply(Row(job.job_id, job.model_copy(update={"state": state}), 2))
+
+    take(1)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(2, count + 2):
+            take(number)
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (after - before) / count < 16_000
+    entry = books.get(JobKey(Namespace("default"), JobId("job-1")))
+    assert entry is not None
+    assert entry.job is not None
+    if state is JobStatus.PENDING:
+        assert is_slim_request(entry.job.value.request)
+        assert is_left(entry.job.value.request) == (large != "a callable")
+        assert entry.job.value.request.environment.secrets == (("TOKEN",) if large == "variables" else ())
 
 
 def test_errors_of_finished_jobs_are_cut() -> None:

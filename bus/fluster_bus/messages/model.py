@@ -133,6 +133,14 @@ class Message(BaseModel, **_CALLED):
         object.__setattr__(copied, "__pydantic_private__", None)
         return copied
 
+    def without_unknown(self) -> Self:
+        """The message without the fields that this version does not know, of which there may be megabytes."""
+        if not self.__pydantic_extra__:
+            return self
+        copied = self.compact_copy({})
+        object.__setattr__(copied, "__pydantic_extra__", _NOTHING_UNKNOWN)
+        return copied
+
     def __deepcopy__(self, memo: dict[int, object] | None = None) -> Self:
         return self  # frozen; pydantic copies the default of a field for every model that it reads
 

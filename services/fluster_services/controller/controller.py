@@ -49,7 +49,7 @@ from fluster_services.controller.roster import Roster
 from fluster_services.controller.seat import DeposedError, Seat
 from fluster_services.controller.secret_sweep import SecretSweep
 from fluster_services.controller.service import ControllerService
-from fluster_services.controller.slim_records import is_slim_end, is_slim_request, whole_end
+from fluster_services.controller.slim_records import is_left, is_slim_end, is_slim_request, whole_end, without_callable
 from fluster_services.controller.verdicts import RecordUpdate, Verdicts
 from fluster_services.controller.vm_troubles import VMTroubles
 from fluster_services.controller.waits import Waits, waited_s
@@ -427,14 +427,15 @@ class Controller:
         """The record with what is not kept in memory, if that is needed yet; None when it has changed."""
         if isinstance(record, TaskRecord) or not is_slim_request(record.request):
             return record
-        if record.state.finished() and not is_slim_end(record):
+        if record.state.finished() and not is_slim_end(record) and not is_left(record.request):
             return record
         present = await self.records[record.namespace].get(record.job_id)
         if present is None or present.revision != decided_from or not isinstance(present.value, JobRecord):
             return None
         if is_slim_end(record):
             return whole_end(record, present.value)
-        return record.model_copy(update={"request": present.value.request})
+        whole = present.value.request
+        return record.model_copy(update={"request": without_callable(whole) if record.state.finished() else whole})
 
     async def _tell_worker(self, task: TaskRecord) -> None:
         if task.worker_id is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import time
@@ -35,8 +36,10 @@ from fluster_services.controller import conflicts, dependencies
 from fluster_services.controller.books import JobKey, record_key
 from fluster_services.controller.conflicts import Verdict
 from fluster_services.controller.event_log import refusal
+from fluster_services.controller.intake_room import IntakeRoom
 from fluster_services.controller.job_room import NoRoomForJobError
 from fluster_services.controller.reconcile import why_attempt_is_over
+from fluster_services.controller.slim_records import MAX_BODY_BYTES, weighs_more
 from fluster_services.daemon import StartOverError
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _RECORDED_AT_ONCE = 64
+_BYTES_AT_ONCE = 4 << 20  # of JSON, which takes up to thirty times as much once it is read
 _MAX_PARKED = 500  # below what the stream has out at once, so that these never hold up the others
 _STREAM_TIMEOUT_S = 10.0
 _NAMES_COMPARED = 1_000  # of the latest jobs, when one is named that does not exist
@@ -72,7 +76,7 @@ class Intake:
 
     async def run(self) -> None:
         """Record what is submitted, until cancelled."""
-        room = asyncio.Semaphore(_RECORDED_AT_ONCE)
+        room = IntakeRoom(_RECORDED_AT_ONCE, _BYTES_AT_ONCE)
         bus = self._controller.bus
         self._settled_before = await retried(
             lambda _left_s: first_unsettled(bus), on=(StorageError,), timeout_s=_STREAM_TIMEOUT_S
@@ -80,8 +84,11 @@ class Intake:
         try:
             async with asyncio.TaskGroup() as self._tasks, aclosing(submissions(bus)) as submitted:
                 async for submission in submitted:
-                    await room.acquire()
-                    self._begin(submission, then=room.release)
+                    if submission.sequence in self._in_hand:
+                        continue  # it came again before it was done with
+                    await room.enter(submission.size)
+                    self._begin(submission, then=functools.partial(room.leave, submission.size))
+                    del submission  # while the next one is waited for, nothing holds what it has
         finally:
             self._parked.clear()
             self._blocking.clear()
@@ -97,10 +104,11 @@ class Intake:
         await self._controller.seat.wait_sure()
         refused: RefusedJob | None = None
         try:
+            data = await submission.data()
             try:
-                await self._record(submission)
+                await self._record(submission, data)
             except _REFUSED as error:
-                refused = self._refused(submission, str(error))
+                refused = self._refused(submission, data, str(error))
                 await submission.refuse()
             except (BusError, StartOverError, _ParkedError, _TooEarlyError):
                 raise
@@ -109,7 +117,7 @@ class Intake:
                 self._faults.fault(
                     error, "submission %d to %s could not be taken", submission.sequence, submission.subject
                 )
-                refused = self._refused(submission, f"it cannot be recorded: {type(error).__name__}: {error}")
+                refused = self._refused(submission, data, f"it cannot be recorded: {type(error).__name__}: {error}")
                 await submission.refuse()
             else:
                 await submission.done()
@@ -121,19 +129,24 @@ class Intake:
             return
         self._remember(submission.sequence, refused)
 
-    async def _record(self, submission: Submission) -> None:
+    async def _record(self, submission: Submission, data: bytes) -> None:
         namespace = Namespace(submission.namespace)
         table = self._controller.records.get(namespace)
         if table is None:
             raise UnknownNamespaceError(
                 f"the cluster has no namespace {namespace!r}; it has {', '.join(sorted(self._controller.records))}"
             )
-        if len(submission.data) > MAX_REQUEST_BYTES:
+        if submission.size > MAX_REQUEST_BYTES:
             raise MessageTooLargeError(
-                f"the request has {len(submission.data):,} bytes, over the limit of {MAX_REQUEST_BYTES:,}: "
+                f"the request has {submission.size:,} bytes, over the limit of {MAX_REQUEST_BYTES:,}: "
                 "pass a path or a name, and load the data inside the job"
             )
-        request = JobRequest.from_json(submission.data)
+        request = JobRequest.from_json(data)
+        if weighs_more(request.resources, MAX_BODY_BYTES):
+            raise MessageTooLargeError(
+                f"resources of job {request.name} take more than {MAX_BODY_BYTES:,} bytes, and each task has them: "
+                "name fewer of them"
+            )
         job_id = request.job_id or JobId(f"{request.name[: MAX_NAME_LENGTH - 20]}-{submission.sequence}")
         if job_id == subjects.LEADER_KEY:
             raise InvalidNameError(f"{job_id!r} is no job id: the cluster itself has that key; choose another")
@@ -142,7 +155,7 @@ class Intake:
             self._check_launcher(job)
             self._check_owner(job)
             await self._check_dependencies(job)
-            await self._controller.job_rooms.take(namespace, len(submission.data), request)
+            await self._controller.job_rooms.take(namespace, submission.size, request)
         recorded: JobRecord | None = job
         try:
             await self._create(job)
@@ -252,7 +265,7 @@ class Intake:
     def _park(self, key: JobKey, submission: Submission, blocking: JobKey) -> None:
         """Look at the submission again when the job that it waits for has ended. Until then the stream keeps it too."""
         before = self._parked.get(key)
-        self._parked[key] = submission
+        self._parked[key] = submission.without_data()
         self._blocking.setdefault(blocking, set()).add(key)
         if before is not None and before.sequence != submission.sequence:
             self._begin(before)  # it is the later one that counts
@@ -320,10 +333,10 @@ class Intake:
         revision = await self._controller.records[record.namespace].create(key, record)
         self._controller.apply(Row(key, record, revision))
 
-    def _refused(self, submission: Submission, reason: str) -> RefusedJob:
+    def _refused(self, submission: Submission, data: bytes, reason: str) -> RefusedJob:
         reason = one_bounded_line(reason)
         self._faults.warning("submission %d to %s is refused: %s", submission.sequence, submission.subject, reason)
-        job_id = _claimed_id(submission.data)
+        job_id = _claimed_id(data)
         for namespace in self._controller.records:
             if submission.subject == subjects.jobs_submit(namespace):
                 event = refusal(submission.sequence, job_id or "refused", reason, now=time.time())

@@ -54,7 +54,7 @@ from fluster_services.controller.flushing import flush_job
 from fluster_services.controller.job_pages import JobPage, Json, terminated, written_job
 from fluster_services.controller.requests import Pace, Requests
 from fluster_services.controller.scheduler import place_in_line
-from fluster_services.controller.slim_records import is_slim_end, is_slim_error
+from fluster_services.controller.slim_records import is_left, is_slim_end, is_slim_error
 from fluster_services.controller.stacks import stack_of
 from fluster_services.job_info import job_status, job_summary
 
@@ -202,7 +202,7 @@ class ControllerService:
     async def _details(self, info: JobInfo) -> JobDetails | None:
         entry = self._controller.books.get(JobKey(info.namespace, info.job_id))
         job = entry.job.value if entry is not None and entry.job is not None else None
-        if job is None or is_slim_end(job):
+        if job is None or is_slim_end(job) or is_left(job.request):
             row = await self._controller.records[info.namespace].get(info.job_id)
             job = row.value if row is not None and isinstance(row.value, JobRecord) else None
         return JobDetails.of(job.request) if job is not None else None

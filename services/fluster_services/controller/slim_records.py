@@ -1,13 +1,15 @@
 """Records without what a controller has no use for, so that many jobs fit into its memory.
 
 A pickled callable is needed by the worker alone, which reads the record itself; once the job has finished, by nobody, so
-its last record is written without it. In its place stands its hash, by which two requests can be told apart. The
-exceptions of finished jobs are read again for whoever asks.
+its last record is written without it. In its place stands its hash, by which two requests can be told apart. What else may
+be large of a request (a long command, variables, fields of another version) stays on the bus, and is read there before the
+record is written again. The exceptions of finished jobs are read again for whoever asks.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +19,7 @@ from fluster_bus.messages import (
     EnvironmentConfig,
     JobRecord,
     JobRequest,
+    Message,
     ResourceConfig,
     TaskError,
     TaskRecord,
@@ -25,6 +28,10 @@ from fluster_bus.messages import (
 
 _SMALL_BYTES = 1_024  # not worth the trouble
 _MARK = b"sha256:"  # no pickle begins so
+_LEFT = b"on the bus"  # in the place of a request's body
+MAX_BODY_BYTES = 8 << 10  # that are kept in memory of a request's body, as `weighs_more` counts them
+_OVERHEAD_BYTES = 50  # of each value
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 # What nobody asks of a job that has finished: the same for all.
 _OF_NO_USE: Mapping[str, Any] = MappingProxyType(
     {
@@ -36,18 +43,60 @@ _OF_NO_USE: Mapping[str, Any] = MappingProxyType(
 )
 
 
+def weighs_more(value: object, limit: int) -> bool:
+    """True when a value takes more than about `limit` bytes of memory. It is not looked at beyond that."""
+    weight, ahead = 0, [value]
+    while ahead and weight <= limit:
+        each = ahead.pop()
+        weight += _OVERHEAD_BYTES
+        if isinstance(each, str | bytes):
+            weight += len(each)
+        elif isinstance(each, Message):
+            ahead += each.__dict__.values()
+            ahead += (each.__pydantic_extra__ or _NOTHING).items()
+        elif isinstance(each, Mapping):
+            weight += _OVERHEAD_BYTES * len(each)
+            ahead += itertools.islice(each.items(), limit)
+        elif isinstance(each, list | tuple):
+            weight += len(each)
+            ahead += itertools.islice(each, limit)
+    return weight > limit
+
+
 def slim_request(request: JobRequest) -> JobRequest:
+    """The request with the hash of its callable in its place, and without a body that is large for another reason."""
+    request = without_callable(request)
+    if is_left(request) or not weighs_more(_body(request), MAX_BODY_BYTES):
+        return request
+    entrypoint = Entrypoint(pickled=_LEFT)
+    environment = EnvironmentConfig(secrets=request.environment.secrets)
+    left = {"entrypoint": entrypoint, "environment": environment, "origin": None}
+    return request.compact_copy(left).without_unknown()
+
+
+def _body(request: JobRequest) -> tuple[object, ...]:
+    return request.entrypoint, request.environment, request.origin, request.__pydantic_extra__ or _NOTHING
+
+
+def is_left(request: JobRequest) -> bool:
+    """True when the request's body is on the bus alone."""
+    return request.entrypoint.pickled == _LEFT
+
+
+def without_callable(request: JobRequest) -> JobRequest:
     """The request with the hash of its callable in its place."""
     pickled = request.entrypoint.pickled
     if pickled is None or len(pickled) <= _SMALL_BYTES:
         return request
     mark = _MARK + hashlib.sha256(pickled).digest()
-    return request.model_copy(update={"entrypoint": request.entrypoint.model_copy(update={"pickled": mark})})
+    entrypoint = request.entrypoint.model_copy(update={"pickled": mark, "callable": None, "args": (), "kwargs": {}})
+    return request.model_copy(update={"entrypoint": entrypoint})
 
 
 def is_slim_request(request: JobRequest) -> bool:
-    """True when the callable is not there."""
-    return request.entrypoint.pickled is not None and request.entrypoint.pickled.startswith(_MARK)
+    """True when the callable, or the whole body, is not there."""
+    pickled = request.entrypoint.pickled
+    return pickled is not None and pickled.startswith((_MARK, _LEFT))
 
 
 def is_slim_end(job: JobRecord) -> bool:
@@ -70,7 +119,7 @@ def slim_job(job: JobRecord) -> JobRecord:
     error = job.error
     if error is not None and _size(error) > _SMALL_BYTES:
         error = error.model_copy(update={"pickled": _MARK, "traceback": ""})
-    request = job.request.compact_copy({**_OF_NO_USE, "job_id": job.request.job_id and job.job_id})
+    request = job.request.compact_copy({**_OF_NO_USE, "job_id": job.request.job_id and job.job_id}).without_unknown()
     return job.compact_copy({"request": request, "error": error, "transitions": _last(job.transitions)})
 
 

@@ -1,0 +1,118 @@
+"""Requests of megabytes: the controller keeps none of them, and what they ask for is done all the same."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fluster.cluster.client import AsyncCluster
+from fluster_bus import subjects
+from fluster_bus.messages import JobId, JobRecord, JobStatus
+from fluster_bus.roles import Role
+from fluster_bus.server import EmbeddedServer
+from fluster_bus.streams import jobs_table
+from fluster_bus.submissions import submissions
+from fluster_services.controller.books import JobKey
+from fluster_services.controller.slim_records import is_left
+from tests.component.conftest import ConnectBus
+from tests.component.controllers import NS, RunningController, StartController, StartWorker
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.anyio
+
+MANY, MIB4 = 20, 4 << 20
+MOST_BYTES_OUT = 40 << 20  # 32 MiB, and the one message with which they are passed
+VARIABLES = {f"VARIABLE_{number}": "x" * 20 for number in range(5_000)}
+
+
+def large(job_id: str, **fields: object) -> bytes:
+    request = {"name": "job", "job_id": job_id, "entrypoint": {"command": ["true"]}, "newer": {"a": "x" * 50_000}}
+    return json.dumps({**request, "environment": {"env_vars": VARIABLES}, **fields}).encode()
+
+
+async def record(cluster: AsyncCluster, job_id: str) -> JobRecord:
+    row = await jobs_table(cluster.bus, NS).get(job_id)
+    assert row is not None
+    assert isinstance(row.value, JobRecord)
+    return row.value
+
+
+async def test_a_large_request_is_kept_on_the_bus_and_read_there(
+    own_server: EmbeddedServer,
+    connect_bus: ConnectBus,
+    start_controller: StartController,
+    start_worker: StartWorker,
+) -> None:
+    running = await start_controller()
+    bus = await connect_bus(own_server)
+    cluster = AsyncCluster(bus, NS)
+    await bus.request(subjects.jobs_submit(NS), large("stopped"))
+    await bus.request(subjects.jobs_submit(NS), large("done"))
+
+    def kept(controller: RunningController, job_id: str) -> JobRecord | None:
+        entry = controller.controller.books.get(JobKey(NS, JobId(job_id)))
+        return entry.job.value if entry is not None and entry.job is not None and entry.tasks else None
+
+    await wait_until_async(lambda: kept(running, "stopped") is not None and kept(running, "done") is not None)
+    for name in ("stopped", "done"):
+        known = kept(running, name)
+        assert known is not None
+        assert is_left(known.request)
+        details = (await cluster.poll(JobId(name), details=True)).details
+        assert details is not None
+        assert dict(details.environment.env_vars) == VARIABLES
+    await cluster.terminate(JobId("stopped"))
+    assert (await cluster.wait(JobId("stopped"))).status is JobStatus.KILLED
+    # One that takes over has read the same.
+    await running.stop()
+    second = await start_controller()
+    known = kept(second, "done")
+    assert known is not None
+    assert is_left(known.request)
+    await start_worker()
+    assert (await cluster.wait(JobId("done"))).status is JobStatus.SUCCEEDED
+    for name in ("stopped", "done"):
+        told = await record(cluster, name)
+        assert dict(told.request.environment.env_vars) == VARIABLES
+        assert told.request.entrypoint.command == ("true",)
+        assert b'"newer"' in told.to_json()
+
+
+@pytest.mark.usefixtures("controller")
+async def test_resources_which_each_task_has_are_refused_when_they_are_large(
+    own_server: EmbeddedServer, connect_bus: ConnectBus, cluster: AsyncCluster
+) -> None:
+    bus = await connect_bus(own_server, Role.CLIENT, NS)
+    await bus.request(subjects.jobs_submit(NS), large("large", resources={"cpu": 1, "newer": ["x"] * 10_000}))
+    await bus.request(subjects.jobs_submit(NS), large("next"))
+
+    async def listed() -> set[str]:
+        return {info.job_id for info in await cluster.list_jobs()}
+
+    async def is_next_listed() -> bool:
+        return "next" in await listed()
+
+    await wait_until_async(is_next_listed)
+    assert await listed() == {"next"}
+
+
+async def test_what_is_on_its_way_to_the_controller_is_bounded_in_bytes(
+    own_server: EmbeddedServer, connect_bus: ConnectBus, start_controller: StartController
+) -> None:
+    await (await start_controller()).stop()  # it has made the stream
+    service = await connect_bus(own_server, Role.SERVICE, name="reader")
+    client = await connect_bus(own_server, Role.CLIENT, NS, name="client")
+    for number in range(MANY):
+        await client.request(subjects.jobs_submit(NS), large(f"job-{number}", padding="x" * MIB4))
+    read = []
+    async for submission in submissions(service):
+        read.append(submission.sequence)
+        await service.flush()
+        consumer = await service.jetstream.consumer_info(subjects.SUBMIT_STREAM, subjects.SUBMIT_CONSUMER)
+        assert (consumer.num_ack_pending or 0) * MIB4 <= MOST_BYTES_OUT
+        assert len(await submission.without_data().data()) == submission.size
+        await submission.done()
+        if len(read) == MANY:
+            break
+    assert read == list(range(1, MANY + 1))
