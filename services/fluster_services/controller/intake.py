@@ -61,6 +61,8 @@ class Intake:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self._looked_at: OrderedDict[int, RefusedJob | None] = OrderedDict()  # {sequence: why it was refused}
+        self._room = IntakeRoom(_RECORDED_AT_ONCE, _BYTES_AT_ONCE)
+        self._unstored: dict[int, int] = {}  # {sequence: bytes of what is not recorded yet}
         self._in_hand: dict[int, asyncio.Task[None]] = {}  # {sequence: who looks at it}
         self._parked: dict[JobKey, Submission] = {}  # {job that is to be gone first: what replaces it}
         self._blocking: dict[JobKey, set[JobKey]] = {}  # {unfinished job: parked ones that wait for it}
@@ -76,7 +78,7 @@ class Intake:
 
     async def run(self) -> None:
         """Record what is submitted, until cancelled."""
-        room = IntakeRoom(_RECORDED_AT_ONCE, _BYTES_AT_ONCE)
+        room = self._room
         bus = self._controller.bus
         self._settled_before = await retried(
             lambda _left_s: first_unsettled(bus), on=(StorageError,), timeout_s=_STREAM_TIMEOUT_S
@@ -87,11 +89,15 @@ class Intake:
                     if submission.sequence in self._in_hand:
                         continue  # it came again before it was done with
                     await room.enter(submission.size)
-                    self._begin(submission, then=functools.partial(room.leave, submission.size))
+                    self._unstored[submission.sequence] = submission.size
+                    self._begin(submission, then=functools.partial(self._leave, submission.sequence))
                     del submission  # while the next one is waited for, nothing holds what it has
         finally:
             self._parked.clear()
             self._blocking.clear()
+
+    def _leave(self, sequence: int) -> None:
+        self._room.leave(self._unstored.pop(sequence, 0))
 
     async def _take(self, submission: Submission) -> None:
         try:
@@ -161,6 +167,7 @@ class Intake:
             await self._create(job)
         except KeyExistsError:
             recorded = await self._settle(submission, job)
+        self._room.leave_bytes(self._unstored.pop(submission.sequence, 0))  # of thousands of tasks none needs them
         for task in lifecycle.new_tasks(recorded) if recorded is not None else ():
             await self.record_task(task)
 

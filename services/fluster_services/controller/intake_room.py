@@ -16,14 +16,18 @@ class IntakeRoom:
 
     async def enter(self, size: int) -> None:
         """Return when there is room, which is taken."""
-        while self._count and (self._count >= self._at_once or self._bytes + size > self._most_bytes):
+        while self._count >= self._at_once or (self._bytes and self._bytes + size > self._most_bytes):
             self._changed.clear()
             await self._changed.wait()
         self._count += 1
         self._bytes += size
 
     def leave(self, size: int) -> None:
-        """Give back the room that one of that size had."""
+        """Give back the room that one had; `size` is what it has not given back yet."""
         self._count -= 1
+        self.leave_bytes(size)
+
+    def leave_bytes(self, size: int) -> None:
+        """Go on with less: what was read is stored."""
         self._bytes -= size
         self._changed.set()
