@@ -479,9 +479,10 @@ class Bus:
     ) -> Subscription:
         """Answer requests on `subject` with what `handler(request, subject)` returns, `concurrency` at a time.
 
-        More wait their turn, or, with an `entrance`, as that decides, which is told of each as it arrives. A BusError of the handler becomes an error reply with its code and text, any other
-        exception an error reply and a line in the log. A reply subject that is no inbox is refused: else whoever
-        may ask here could make this service write wherever it may write itself.
+        More wait their turn; with an `entrance` that decides when each is answered, and hears of each as it arrives. A
+        BusError of the handler becomes an error reply with its code and text, any other exception an error reply and a
+        line in the log. A reply subject that is not an inbox is refused: else those who may ask here could make this
+        service write wherever it may write itself.
         """
         service = Service(self, subject, request, handler, concurrency=concurrency, entrance=entrance)
         return await self.subscribe(subject, service.on_delivery, queue=queue)

@@ -1,4 +1,7 @@
-"""Accelerators as people name them, and the most that a machine is believed to have. Imports next to nothing: also a cluster that just starts reads them."""
+"""Accelerators as people name them, and the most that a machine is believed to have.
+
+Imports next to nothing: also a cluster that just starts reads them.
+"""
 
 from __future__ import annotations
 

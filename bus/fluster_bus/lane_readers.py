@@ -66,9 +66,8 @@ class LaneReaders:
     def _read_in_turn(self, is_out: Callable[[], bool], deadline: float | None, eagerness: Eagerness | None) -> None:
         lane = self._lane
         while is_out() and lane.closed is None and (deadline is None or time.monotonic() < deadline):
-            look_s = (
-                LOOK_S if deadline is None else min(deadline - time.monotonic(), LOOK_S)
-            )  # as wait_seeing_signals does
+            # As wait_seeing_signals does.
+            look_s = LOOK_S if deadline is None else min(deadline - time.monotonic(), LOOK_S)
             lane.receive(look_s, beside=self._interrupter, eagerness=eagerness)
 
 

@@ -121,7 +121,10 @@ class _Plan(NamedTuple):
     more_bytes: int  # to be set aside, in all
 
     def check_room(self, store: _Store) -> None:
-        """Raise _NoRoomError where it would not fit. A server that makes several at once would take it, and then change none any more."""
+        """Raise _NoRoomError where it would not fit.
+
+        A server that makes several at once would take too much, and change none of them from then on.
+        """
         if store.limit is not None and self.more_bytes > max(store.limit - store.reserved, 0):
             raise _NoRoomError(
                 f"the server's store has {store.limit - store.reserved:,} bytes left to set aside, and not {self.more_bytes:,}"

@@ -114,7 +114,8 @@ class EmbeddedServer:
     ) -> None:
         """Nothing is started or written yet. Without `store_dir` a folder is made, and removed by `close`.
 
-        With an `authority` it takes the users that this issues, else those of `credentials`. The store may grow to 16 GiB, or to what the namespaces need by their `bounds`: 1 GiB for each, and one more, where none is given.
+        With an `authority` it takes the users that this issues, else those of `credentials`. The store may grow to 16 GiB, or to
+        what the namespaces need by their `bounds`: 1 GiB for each, and one more, where none is given.
 
         Raises InvalidNameError for a name that is no namespace.
         """

@@ -69,8 +69,9 @@ MIN_BUDGET_BYTES = sum(share.least_bytes for share in SHARES.values())
 
 @dataclass(frozen=True)
 class NamespaceBounds:
-    """How much room each namespace has, and how long it keeps its history, results, calls to durable actors that wait, secrets and stored objects.
+    """How much room each namespace has, and how long it keeps what is in it.
 
+    That is its history, results, calls to durable actors that wait, secrets and stored objects.
     Without `budget_bytes` a namespace has its part of the store; sizes of single streams go before the shares that they have
     of the budget. Of times and numbers, None is the default, or as the stream is if that is there already. Raises ValueError
     for what no stream can have.

@@ -82,9 +82,8 @@ async def submissions(bus: Bus) -> AsyncGenerator[Submission]:
     There is one reader, the newest: it takes over at once what another has and did not acknowledge, also from one that was
     stopped and still seems to listen. The stream pushes, so nothing is left asking when a reader goes or the server restarts.
     """
-    arrived: asyncio.Queue[Submission | str] = (
-        asyncio.Queue()
-    )  # bounded by _MAX_OUT; a text is where to say how far it is
+    # Bounded by _MAX_OUT; a text is where to say how far it is.
+    arrived: asyncio.Queue[Submission | str] = asyncio.Queue()
     waiting: set[int] = set()
     where = subjects.submit_delivery(bus.inbox())
 

@@ -30,9 +30,8 @@ class DeskPool:
     # After a reconnect each member is sent one call alone, by which it is seen whether it listens again.
     probing: set[str] = field(default_factory=set)  # endpoints that have been sent one
     listening: set[str] = field(default_factory=set)  # endpoints from which it did not come back
-    overtaking: dict[str, list[Call]] = field(
-        default_factory=dict
-    )  # {endpoint id: out there as an earlier one came back}
+    # {endpoint id: out there as an earlier one came back}.
+    overtaking: dict[str, list[Call]] = field(default_factory=dict)
     overtook: dict[str, int] = field(default_factory=dict)  # {endpoint id: the last of those that it has had}
 
     @property

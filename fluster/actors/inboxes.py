@@ -23,8 +23,9 @@ class Inboxes:
     """Those of one client. An answer is told by the number of the message that it is for.
 
     Nothing is read of what comes with another number: jobs of the namespace may send it here, and to unpickle is to run code.
-    `recipient` says to whom a message went, `expects` whether it was sent and may be answered yet. `on_replies` and `on_question` are given the endpoint that answers and what it says;
-    the latter, first, where to answer whether anybody reads on.
+    `recipient` says to whom a message went, `expects` whether it was sent and may be answered yet. `on_replies` and
+    `on_question` are given the endpoint that answers and what it says; the latter, first, where to answer whether anybody
+    reads on.
     """
 
     def __init__(

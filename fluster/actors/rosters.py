@@ -63,9 +63,8 @@ class Roster:
     name: str
     on_change: Callable[[str, Change], None]
     members: dict[str, Member] = field(default_factory=dict)  # {endpoint id: member}
-    retries: Mapping[str, int] = field(
-        default_factory=dict
-    )  # {method: how often}, as told last, if by one that is gone
+    # {method: how often}, as told last, if by one that is gone.
+    retries: Mapping[str, int] = field(default_factory=dict)
     known: bool = False
     users: int = 0  # pools that need it
     error: BusError | None = None

@@ -455,9 +455,8 @@ class AsyncCluster:
             reply = await self.bus.ask(subjects.jobs_verb(self.namespace, "list"), request, ListReply)
             found |= {info.job_id: info for info in reply.jobs}
             more, cursor = reply.more, reply.cursor
-            skip = (
-                0 if cursor is not None else skip + len(reply.jobs)
-            )  # a controller of an older version has no cursors
+            # A controller of an older version has no cursors.
+            skip = 0 if cursor is not None else skip + len(reply.jobs)
         return list(found.values())
 
     def logs(

@@ -80,9 +80,8 @@ class _Worker:
     out: dict[Unit, _Given] = field(default_factory=dict)
     backlog_s: float = 0.0
     answered_at: float = 0.0  # when the newest answer came
-    travel_s: float = (
-        math.inf
-    )  # of a unit and its answer, there and back, when nothing was in their way; infinity: not known
+    # Of a unit and its answer, there and back, when nothing was in their way; infinity: not known.
+    travel_s: float = math.inf
     alone: bool = False  # what it has is to be with it alone
 
     def has_room(self, pace: Pace, size: int, *, is_ending: bool = False) -> bool:

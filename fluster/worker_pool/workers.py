@@ -258,9 +258,8 @@ class Workers:
 
     def _on_slice(self, unit: Slice, payload: bytes) -> None:
         values, failures, ran, *more = payloads.decode(payload)
-        self._dispatch.on_answered(
-            unit, time.monotonic(), ran, *more[:1]
-        )  # an older worker does not tell how long it took
+        # An older worker does not tell how long it took.
+        self._dispatch.on_answered(unit, time.monotonic(), ran, *more[:1])
         if ran < unit.size:
             self._dispatch.on_unfinished(unit.rest(ran))
         by_place = {unit.first + place: failure for place, failure in failures.items()}

@@ -318,9 +318,8 @@ def _held(store_dir: Path) -> Iterator[None]:
     """Keep the store from other clusters while this process lives. Raises FlusterError when another one has it."""
     with (store_dir / leftovers.LOCK_FILE).open("a+", encoding="utf-8") as file:
         try:
-            fcntl.lockf(
-                file, fcntl.LOCK_EX | fcntl.LOCK_NB
-            )  # not inherited by daemons, which may outlive this process a little
+            # Not inherited by daemons, which may outlive this process a little.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in {errno.EACCES, errno.EAGAIN}:
                 raise

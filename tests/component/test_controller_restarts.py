@@ -176,9 +176,8 @@ async def test_a_restart_of_the_bus_loses_no_healthy_worker(
         await wait_until_async(lambda: sum(len(worker.held) for worker in workers) == 4)
         for _ in range(3):
             kill_server(own_server)
-            await asyncio.sleep(
-                IMPATIENT.worker_timeout_s + 0.2
-            )  # longer than any worker may be silent: the time itself is what is tried
+            # Longer than any worker may be silent: the time itself is what is tried.
+            await asyncio.sleep(IMPATIENT.worker_timeout_s + 0.2)
             own_server.start()
             await cluster.bus.wait_connected(60)
             await wait_until_async(lambda: are_registered(cluster, {"w0", "w1"}))

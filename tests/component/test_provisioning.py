@@ -50,9 +50,8 @@ async def test_a_store_is_divided_and_divided_anew_when_namespaces_come(tmp_path
     async with _served(tmp_path, 9 * GIB) as bus:
         await ensure_namespaces(bus, ["a"])
         assert await _sizes(bus, "a") == shares(8 * GIB)
-        await ensure_namespaces(
-            bus, ["a", "b", "c", "d"]
-        )  # which fit only if the first gives back what it does not use
+        # Which fit only if the first gives back what it does not use.
+        await ensure_namespaces(bus, ["a", "b", "c", "d"])
         assert [await _sizes(bus, each) for each in "abcd"] == [shares(2 * GIB)] * 4
         await ensure_namespaces(bus, ["a", "b"])
         # The others are still there, so there is less than was planned: but more than before.

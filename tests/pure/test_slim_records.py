@@ -46,9 +46,8 @@ def test_of_a_large_callable_the_hash_stays() -> None:
     assert slim_request(slim) == slim
     assert slim == slim_request(_request(b"x" * 100_000))
     assert slim != slim_request(_request(b"y" * 100_000))
-    assert (
-        JobRequest.from_json(slim.to_json()).to_json() == slim.to_json()
-    )  # as it is written when the job has finished
+    # As it is written when the job has finished.
+    assert JobRequest.from_json(slim.to_json()).to_json() == slim.to_json()
 
 
 LARGE: dict[str, dict[str, object]] = {

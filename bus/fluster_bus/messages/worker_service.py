@@ -35,9 +35,8 @@ class AttemptQuery(Message):
     namespace: Namespace
     job_id: JobId
     task: int = Field(default=0, ge=0)
-    number: int | None = Field(
-        default=None, ge=0
-    )  # by which the task is shown, in an array its id there; before `task`
+    # By which the task is shown, in an array its id there; before `task`.
+    number: int | None = Field(default=None, ge=0)
     attempt: int | None = Field(default=None, ge=1)
 
 

@@ -24,9 +24,8 @@ class Capacity(Message):
     device: str = "cpu"  # cpu, gpu or tpu
     variant: str = "none"
     devices: int = Field(default=0, ge=0)
-    tasks: int | None = Field(
-        default=None, ge=0
-    )  # how many it may have at once; None: as many as the rest has room for
+    # How many it may have at once; None: as many as the rest has room for.
+    tasks: int | None = Field(default=None, ge=0)
     labels: tuple[str, ...] = ()  # sorted, as `zone=a`; those that a task needs are among those that its worker has
     # Of a worker, sorted: whose jobs it runs; none: it does not say. Of a need: that of its job.
     namespaces: tuple[Namespace, ...] = ()

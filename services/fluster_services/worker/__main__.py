@@ -208,9 +208,8 @@ def run_worker(
     except (EngineError, LimitsError) as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(1)
-    template = start_template(
-        config.environment, owner_fd=owner_fd
-    )  # before there is an event loop or a connection to inherit
+    # Before there is an event loop or a connection to inherit.
+    template = start_template(config.environment, owner_fd=owner_fd)
     raise_descriptor_limit()  # after the template is forked, so that tasks have the limit that they would have elsewhere
     threads = ready_threads()
     # Now, as tasks have no use for it, and while the template imports what they have use for.
