@@ -39,7 +39,7 @@ class Core(NamedTuple):
 CORES = {
     "fluster.worker_pool.dispatch": Core(("worker_pool", "map_pacing"), 0),
     "fluster.worker_pool.pace": Core(("worker_pool", "map_pacing"), 0),
-    "fluster.worker_pool.work": Core(("worker_pool", "map_pacing"), 3),
+    "fluster.worker_pool.work": Core(("worker_pool", "map_pacing"), 0),
     # Of no effect: whether the seat is open is not asked before it was seen, nor once it leads, and no write is taken twice.
     "fluster_bus.leadership": Core(("leadership",), 3),
     "fluster_services.controller.dispatch": Core(("dispatch",), 42),

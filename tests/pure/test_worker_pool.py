@@ -18,7 +18,7 @@ from fluster.worker_pool.pace import CHUNK_S, MAX_ITEMS, Pace
 from fluster.worker_pool.runner import TaskRunner
 from fluster.worker_pool.tasks import Bundle, Task, TaskQueue
 from fluster.worker_pool.tickets import BundleTicket
-from fluster.worker_pool.work import Batch, Outcome, Slice, blocks_of
+from fluster.worker_pool.work import Batch, Block, Outcome, Slice, blocks_of
 from fluster_bus import codec, payloads
 
 
@@ -662,6 +662,19 @@ def test_a_cancelled_item_is_passed_over_and_told_in_its_place() -> None:
     assert futures.asked == [(10, 4), (12, 2), (13, 1), (14, 4)]
     assert [(each.start, each.stop, each.cancelled) for each in told] == [(12, 13, True)]
     assert batch.items == 0
+
+
+@pytest.mark.parametrize(
+    ("items", "chunksize", "is_complete", "ending"),
+    [(36, None, True, True), (40, None, True, False), (36, None, False, False), (36, 3, True, False)],
+)
+def test_a_map_ends_when_each_worker_has_less_than_a_good_slice_left(
+    items: int, chunksize: int | None, is_complete: bool, ending: bool
+) -> None:
+    batch = Batch(b"", lambda outcome: None, chunksize=chunksize, is_complete=is_complete)
+    batch.pace.observe(10, CHUNK_S)
+    batch.add([Block(0, items, b"")])
+    assert batch.is_ending(workers=2) is ending
 
 
 def test_what_is_added_to_a_batch_that_was_ended_is_told_as_cancelled() -> None:
