@@ -13,6 +13,7 @@ from nats.aio.msg import Msg
 from nats.js.kv import KeyValue
 
 from fluster.cluster import LocalCluster
+from fluster_bus.messages.resources import MIB
 
 pytestmark = pytest.mark.anyio
 
@@ -143,7 +144,11 @@ async def test_endpoints_are_registered_looked_up_and_taken_away(client: Client)
 
 
 async def test_the_rest_is_asked(client: Client) -> None:
-    assert await ask(client, "fluster.default.ensure") == {"endpoint_lease_s": 10.0, "seat_lease_s": 10.0}
+    assert await ask(client, "fluster.default.ensure") == {
+        "endpoint_lease_s": 10.0,
+        "seat_lease_s": 10.0,
+        "object_bytes": {"bundles": 512 * MIB, "payloads": 512 * MIB},
+    }
     workers = (await ask(client, "fluster.default.workers.list"))["workers"]
     assert [worker["info"]["worker_id"] for worker in workers] == ["worker-0", "worker-1"]
 

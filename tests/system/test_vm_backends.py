@@ -85,7 +85,8 @@ async def test_a_vm_boots_is_ready_when_its_worker_has_registered_and_is_release
     assert await backend.list_vms() == [ready]
     row = await workers_table(site.bus).get(info.vm_id)
     assert row is not None
-    assert row.value.total.model_copy(update={"labels": info.resources.labels}) == info.resources
+    of_worker = {"labels": info.resources.labels, "namespaces": info.resources.namespaces}  # what only a worker knows
+    assert row.value.total.model_copy(update=of_worker) == info.resources
 
     waiting = asyncio.create_task(backend.wait_over(info.vm_id))
     await asyncio.sleep(0)
