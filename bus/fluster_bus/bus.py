@@ -195,8 +195,12 @@ class Bus:
             gone.cancel()
         if not draining.done():
             self._drop_unsent()
-            draining.cancel()  # it closes all the same
-        await draining
+            draining.cancel()
+            await asyncio.wait({draining})
+        if draining.cancelled():  # as nats-py had not yet begun to wait, or waited for what it does last
+            await self._abandon()
+        else:
+            draining.result()
 
     def _drop_unsent(self) -> None:
         # It would be written to the transport that is gone, which asyncio answers with a TypeError.

@@ -562,6 +562,21 @@ async def test_closing_does_not_wait_for_a_server_that_has_just_died(own_server:
     assert asyncio.get_running_loop().time() - began < DRAIN_S / 2
 
 
+async def test_closing_is_quiet_when_the_server_dies_after_it_was_given_up(
+    own_server: EmbeddedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last that is waited for is an answer of it."""
+    caplog.set_level(logging.INFO)
+    bus = await Bus.connect(own_server.credentials(Role.OPERATOR), name="test")
+    freeze_server(own_server)
+    closing = asyncio.create_task(bus.close())
+    await wait_until_async(lambda: "draining connection timed out" in caplog.text)
+    kill_server(own_server)
+    async with asyncio.timeout(SOON_S):
+        await closing
+    gc.collect()  # an unclosed socket is an error here
+
+
 async def test_errors_can_be_told_apart() -> None:
     for kind in (DisconnectedError, ClosedError, RequestTimeoutError, NoRespondersError, ServiceError):
         assert issubclass(kind, BusError)
