@@ -43,6 +43,12 @@ class Family:
                 continue
         return found
 
+    def kill_named(self, part: str) -> None:
+        """Kill those that `named` finds; one may have ended by itself since."""
+        for process in self.named(part):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
     def _has(self, process: psutil.Process) -> bool:
         try:
             return _mark_of(process.environ()) == self.mark and process.status() != psutil.STATUS_ZOMBIE

@@ -276,8 +276,7 @@ def test_a_task_cannot_write_more_than_the_disk_that_it_asked_for(disks: Daemons
         wait_ready(cluster, lost)
         wait_until(lambda: len(mounted_in(disks.folder)) == 1, PATIENCE_S, lambda: mounted_in(disks.folder))
         disks.kill("w1")
-        for keeper in disks.family.named("fluster-keeper"):
-            keeper.kill()
+        disks.family.kill_named("fluster-keeper")
         disks.start_worker("w1", enforce_limits="auto", total=DISK, working_dir=None)
         assert cluster.wait(lost, timeout=PATIENCE_S).status is JobStatus.WORKER_FAILED
         wait_until(lambda: mounted_in(disks.folder) == [], PATIENCE_S, lambda: mounted_in(disks.folder))

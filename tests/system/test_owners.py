@@ -163,8 +163,7 @@ def test_helpers_that_keep_dying_are_told_of_once(daemons: Daemons, cluster: Clu
     with running(daemons, errors) as client:
 
         def is_told() -> bool:
-            for helper in client.family.named(HELPER):
-                helper.kill()
+            client.family.kill_named(HELPER)
             return "6 times in a row" in errors.read_text()
 
         wait_until(is_told)
