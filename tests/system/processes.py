@@ -66,6 +66,19 @@ class Family:
         wait_until(lambda: not self.members(), timeout_s, lambda: [_shown(process) for process in self.members()])
 
 
+def wait_ended(process: psutil.Process, timeout_s: float = 60) -> None:
+    """Return when `process` runs no more, though its parent may not have taken note of it."""
+
+    def has_ended() -> bool:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+    def shown() -> list[str]:
+        return [_shown(each) for each in (process, *process.parents())]
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        wait_until(has_ended, timeout_s, shown)
+
+
 def _mark_of(environment: Mapping[str, str]) -> str | None:
     return environment.get(_VARIABLE)
 

@@ -21,7 +21,7 @@ from fluster_services.worker.limits import group_name
 from tests import optional
 from tests.system.daemons import PATIENT, Daemons
 from tests.system.job_requests import call, command, texts, wait_ready
-from tests.system.processes import Family
+from tests.system.processes import Family, wait_ended
 from tests.waiting import wait_until
 
 PATIENCE_S = 60
@@ -132,10 +132,11 @@ def test_with_worker_and_keeper_dead_a_process_that_hides_is_found_by_its_group(
         with daemons.connect() as cluster:
             job_id = cluster.launch(command("sh", "-c", f"{hidden} & wait", max_retries_preemption=0))
             wait_ready(cluster, job_id)
+            hiding = psutil.Process(int(pid_file.read_text()))
             (keeper,) = daemons.family.named("fluster-keeper")
             daemons.kill("w1")
             keeper.kill()
-            wait_until(lambda: not psutil.pid_exists(int(pid_file.read_text())))
+            wait_ended(hiding)
             daemons.start_worker(enforce_limits="auto")
             assert cluster.wait(job_id, timeout=PATIENCE_S).status is JobStatus.WORKER_FAILED
 
