@@ -115,6 +115,40 @@ def test_a_damaged_folder_is_said_so(tmp_path: Path) -> None:
         Authority(tmp_path / "file", PERMISSIONS, [])
 
 
+def test_a_key_that_is_lost_is_not_made_anew(authority: Authority, tmp_path: Path) -> None:
+    seed = tmp_path / "authority" / "role-client.seed"
+    kept = seed.read_text()
+    seed.unlink()
+    with pytest.raises(CredentialsError, match=r"role-client\.seed is lost: restore it from a backup"):
+        Authority(tmp_path / "authority", PERMISSIONS, [])
+    assert not seed.exists()
+    seed.write_text(Key.generate(KeyKind.ACCOUNT).seed)
+    with pytest.raises(CredentialsError, match=r"role-client\.seed holds another key than the one that was made there"):
+        Authority(tmp_path / "authority", PERMISSIONS, [])
+    seed.write_text(kept)
+    assert Authority(tmp_path / "authority", PERMISSIONS, []).signer(Role.CLIENT).key.seed == kept.strip()
+
+
+def test_the_last_key_that_is_lost_leaves_no_empty_folder(authority: Authority, tmp_path: Path) -> None:
+    (tmp_path / "authority" / "operator.seed").unlink()
+    assert Authority.is_there(tmp_path / "authority")
+
+
+def test_a_newer_version_adds_the_keys_of_its_roles(authority: Authority, tmp_path: Path) -> None:
+    (tmp_path / "authority" / "keys.json").unlink()  # as an earlier version left it
+    older = authority.signer(Role.CLIENT).key.public
+    newer = Authority(tmp_path / "authority", {**PERMISSIONS, Role.JOB: PERMISSIONS[Role.CLIENT]}, [])
+    assert newer.signer(Role.CLIENT).key.public == older
+    assert newer.signer(Role.JOB).key.public != older
+
+
+def test_a_damaged_list_of_keys_is_said_so(authority: Authority, tmp_path: Path) -> None:
+    for damaged in ("{", "[]"):
+        (tmp_path / "authority" / "keys.json").write_text(damaged)
+        with pytest.raises(CredentialsError, match=r"keys\.json is damaged: restore it from a backup"):
+            Authority(tmp_path / "authority", PERMISSIONS, [])
+
+
 def test_a_damaged_register_is_said_so(authority: Authority, tmp_path: Path) -> None:
     (tmp_path / "authority" / "issued.json").write_text(json.dumps([{"name": "alice"}]))
     with pytest.raises(CredentialsError, match="restore it from a backup"):

@@ -21,12 +21,12 @@ from fluster_bus.address import DEFAULT_PORT, BusAddress, write_private
 from fluster_bus.errors import AddressError, CredentialsError
 from fluster_bus.roles import Permissions, Role
 from fluster_bus.store_exports import STORE_EXPORTS, Export
+from fluster_bus.trust.key_folder import OPERATOR_KEY, KeyFolder
 from fluster_bus.trust.keys import Key, KeyKind, is_public_key
 from fluster_bus.trust.signer import Identity, Signer
 from fluster_bus.trust.tokens import Scope, account_token, operator_token, user_token
 
 SYSTEM_ACCOUNT, STORE_ACCOUNT, CLUSTER_ACCOUNT = "system", "store", "cluster"
-_OPERATOR_KEY = "operator"
 _NAME = "authority"  # as a user
 _REGISTER_FILE, _LOCK_FILE = "issued.json", "lock"
 UNKNOWN_ROLE = "-"  # of keys that were not issued here
@@ -67,7 +67,7 @@ class Authority:
     """The authority whose keys lie in a folder. Two processes may use it at once."""
 
     def __init__(self, folder: Path, permissions: Mapping[Role, Permissions], flows: Sequence[Export]) -> None:
-        """The authority in `folder`; keys that are missing there are made.
+        """The authority in `folder`; keys that were never there are made, and those that were and are lost are an error.
 
         `permissions` are those of each role, with `{{tag(ns)}}` for a namespace and `{{name()}}` for the user's name;
         `flows` are the subjects of the account with the streams that users may use. Raises CredentialsError.
@@ -78,20 +78,21 @@ class Authority:
         with _explained(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._locked():
-                self._operator = self._key(_OPERATOR_KEY, KeyKind.OPERATOR)
+                keys = KeyFolder(folder)
+                self._operator = keys.key(OPERATOR_KEY, KeyKind.OPERATOR)
                 self._accounts = {
-                    name: self._key(name, KeyKind.ACCOUNT) for name in (SYSTEM_ACCOUNT, STORE_ACCOUNT, CLUSTER_ACCOUNT)
+                    name: keys.key(name, KeyKind.ACCOUNT) for name in (SYSTEM_ACCOUNT, STORE_ACCOUNT, CLUSTER_ACCOUNT)
                 }
-                self._roles = {role: self._key(f"role-{role}", KeyKind.ACCOUNT) for role in self._permissions}
+                self._roles = {role: keys.key(f"role-{role}", KeyKind.ACCOUNT) for role in self._permissions}
 
     @staticmethod
     def is_there(folder: Path) -> bool:
         """Whether the keys of an authority lie in `folder`."""
-        return (folder / f"{_OPERATOR_KEY}.seed").exists()
+        return KeyFolder.is_there(folder)
 
     @classmethod
     def of_cluster(cls, folder: Path) -> Self:
-        """The authority in `folder`, where missing keys are made, with the roles of Fluster, each with what it may do in this version."""
+        """The authority in `folder`, where keys that were never there are made, with the roles of Fluster, each with what it may do in this version."""
         return cls(folder, {role: grants.scoped(role) for role in Role}, STORE_EXPORTS)
 
     # ---- users ------------------------------------------------------------------------------------------
@@ -211,15 +212,6 @@ class Authority:
             yield
         finally:
             os.close(descriptor)
-
-    def _key(self, name: str, kind: KeyKind) -> Key:
-        file = self._folder / f"{name}.seed"
-        if not file.exists():
-            write_private(file, Key.generate(kind).seed + "\n")
-        key = Key(file.read_text(encoding="ascii"))
-        if key.kind is not kind:
-            raise CredentialsError(f"the file {file} holds a key of another kind: restore it from a backup")
-        return key
 
     def _read(self) -> list[Issued]:
         file = self._folder / _REGISTER_FILE
