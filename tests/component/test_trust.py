@@ -123,6 +123,20 @@ async def test_who_is_revoked_is_cut_off_and_does_not_come_back(
     await again.close()
 
 
+async def test_a_key_that_is_revoked_stays_so_whatever_is_signed_for_it(
+    server: EmbeddedServer, authority: Authority
+) -> None:
+    address = _address(server, authority, Role.CLIENT, "alice", "one")
+    authority.revoke("alice")
+    await publish_accounts(authority, address.url)
+    signed = int(time.time())
+    await wait_until_async(lambda: int(time.time()) > signed)  # servers compare whole seconds
+    key = Key(address.seed or "")
+    again = authority.signer(Role.CLIENT).sign(key.public, "alice", ["one"])
+    with pytest.raises(CredentialsError):
+        await Bus.connect(BusAddress(address.url, token=again, seed=key.seed), name="alice")
+
+
 async def test_what_is_revoked_stays_so_when_the_server_starts_again(
     server: EmbeddedServer, authority: Authority
 ) -> None:

@@ -33,6 +33,8 @@ UNKNOWN_ROLE = "-"  # of keys that were not issued here
 _URL_FILE = "url"
 _DEFAULT_URL = f"nats://127.0.0.1:{DEFAULT_PORT}"
 _MAX_REVOKED = 10_000  # of tokens that have not expired: they all stand in one message to the servers
+# Servers refuse tokens of a revoked key that were signed until then: for good, also where another signs a new one.
+_FOR_GOOD = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -229,9 +231,9 @@ class Authority:
 
 
 def _revoked(register: Sequence[Issued], now: float) -> dict[str, int]:
-    """{public key: when} of those that a server would take otherwise."""
+    """{public key: until when what is signed for it is refused} of those that a server would take otherwise."""
     return {
-        each.public: each.revoked_at
+        each.public: _FOR_GOOD
         for each in register
         if each.revoked_at is not None and replace(each, revoked_at=None).is_good(now)
     }
