@@ -82,8 +82,8 @@ class BusAddress:
     @property
     def home(self) -> str | None:
         """The namespace at whose inbox the user hears replies; None for users who hear them as the cluster's own."""
-        if self.token is not None and read_user_token(self.token).tagged("role") == (Role.WORKER,):
-            return None  # it serves namespaces, and belongs to none
+        if self.token is not None and read_user_token(self.token).tagged("role") in ((Role.WORKER,), (Role.GATEWAY,)):
+            return None  # they serve namespaces, and belong to none
         return next(iter(self.namespaces), None)
 
     def inbox_prefix(self, namespace: str | None = None) -> str:

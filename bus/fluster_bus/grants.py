@@ -41,6 +41,16 @@ def granted(role: Role, namespaces: Sequence[str], name: str, *, workers: str) -
             return Permissions((*everything, *flow, subjects.ALL_INBOXES), (*everything, _inbox(name)))
         case Role.WORKER:
             return _worker(namespaces, name, workers)
+        case Role.GATEWAY:
+            return Permissions(
+                (_inbox(name), *_of_each(namespaces, lambda each: (_inbox(name, each), *_speaks_for(each)))),
+                (
+                    _inbox(name),
+                    *_of_each(namespaces, lambda each: (_inbox(name, each), subjects.watch_any(each))),
+                ),
+            )
+        case Role.AUTOSCALER:
+            return _autoscaler(name)
         case Role.CLIENT:
             return Permissions(
                 _of_each(namespaces, _asks),
@@ -109,6 +119,42 @@ def _keeps_tasks(namespace: str) -> tuple[str, ...]:
         subjects.inboxes_of(namespace),  # of its clients, and of operators who ask there
         *(subjects.objects_of_all(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
         *(subject for stream in streams for subject in _with_below(subjects.direct_get(stream))),
+    )
+
+
+def _speaks_for(namespace: str) -> tuple[str, ...]:
+    """What a gateway sends for users of a namespace: it submits, asks and reads, and neither calls actors nor answers anybody."""
+    streams = (
+        subjects.bucket_stream(subjects.endpoints_bucket(namespace)),
+        subjects.logs_stream(namespace),
+        subjects.events_stream(namespace),
+        *(subjects.objects_stream(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
+        subjects.results_stream(namespace),
+    )
+    return (
+        subjects.jobs_submit(namespace),
+        *(subjects.jobs_verb(namespace, verb) for verb in subjects.JOB_VERBS),
+        subjects.ensure_namespace(namespace),
+        *(subjects.endpoints_verb(namespace, verb) for verb in ("lookup", "list")),
+        subjects.workers_list(namespace),
+        subjects.secrets(namespace),  # to be written; what is there only services read
+        *(subjects.objects_of_all(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
+        *(subject for stream in streams for subject in _with_below(subjects.direct_get(stream))),
+    )
+
+
+def _autoscaler(name: str) -> Permissions:
+    """It sees the workers, and has them drained; of jobs it sees nothing."""
+    workers = subjects.bucket_stream(subjects.WORKERS_BUCKET)
+    return Permissions(
+        publish=(
+            *_with_below(subjects.direct_get(workers)),
+            subjects.workers_list(subjects.ANY_TOKEN),
+            subjects.worker_verb(subjects.ANY_TOKEN, "drain"),
+            subjects.vm_trouble(),
+            _inbox(name),
+        ),
+        subscribe=(_inbox(name), subjects.watch_workers()),
     )
 
 

@@ -20,6 +20,8 @@ class Role(StrEnum):
 
     SERVICE = "service"  # controllers
     WORKER = "worker"  # runs the tasks of its namespaces
+    GATEWAY = "gateway"  # submits, asks and watches for the users of its namespaces
+    AUTOSCALER = "autoscaler"  # sees which workers there are, and sends them away
     OPERATOR = "operator"  # those who own the cluster: everything
     CLIENT = "client"  # submits and calls in its namespace
     JOB = "job"  # calls and serves in its namespace
@@ -28,6 +30,11 @@ class Role(StrEnum):
     def is_tenant(self) -> bool:
         """Whether each namespace has its own user of this role."""
         return self in {Role.CLIENT, Role.JOB}
+
+    @property
+    def is_confined(self) -> bool:
+        """Whether users with signed tokens are confined to the namespaces which these name."""
+        return self in {Role.WORKER, Role.GATEWAY, Role.CLIENT, Role.JOB}
 
 
 @dataclass(frozen=True)
@@ -78,10 +85,12 @@ class Permissions:
 
 
 def users(namespaces: Sequence[str]) -> tuple[User, ...]:
-    """All users of a cluster with these namespaces. Raises InvalidNameError."""
+    """All users with passwords of a cluster with these namespaces. Raises InvalidNameError."""
     return (
         User(Role.SERVICE),
         User(Role.WORKER),
+        User(Role.GATEWAY),
+        User(Role.AUTOSCALER),
         User(Role.OPERATOR),
         *(User(role, namespace) for namespace in dict.fromkeys(namespaces) for role in (Role.CLIENT, Role.JOB)),
     )

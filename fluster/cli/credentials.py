@@ -245,7 +245,7 @@ def _split(namespaces: list[str] | None) -> list[str]:
 def _given(context: typer.Context, role: Role) -> list[str]:
     """The namespace that stands before the command, for roles that have one."""
     namespace = Options.of(context).namespace
-    return [namespace] if namespace is not None and role not in {Role.SERVICE, Role.OPERATOR} else []
+    return [namespace] if namespace is not None and role.is_confined else []
 
 
 def _state(user: Issued, now: float) -> str:

@@ -19,8 +19,11 @@ WORKER = "w1"  # the worker that a token is of
 class GuardedServer:
     """The server, and one user of each role and namespace."""
 
-    def __init__(self, server: EmbeddedServer, authority: Authority | None = None) -> None:
+    def __init__(
+        self, server: EmbeddedServer, authority: Authority | None = None, namespaces: tuple[str, ...] = ()
+    ) -> None:
         self._server = server
+        self._namespaces = namespaces
         self._authority = authority
         self._known: dict[User, BusAddress] = {}
 
@@ -35,6 +38,7 @@ class GuardedServer:
             return self._server.credentials(role, namespace)
         if user not in self._known:
             name = WORKER if role is Role.WORKER else user.name
+            serves = serves or (self._namespaces if role is Role.GATEWAY else ())
             made = self._authority.issue(role, name, serves if namespace is None else (namespace,))
             self._known[user] = BusAddress(self.url, token=made.token, seed=made.seed)
         return self._known[user]
@@ -45,7 +49,7 @@ def guarded_server(kind: str, namespaces: tuple[str, ...], folder: Path) -> Iter
     """One of KINDS."""
     authority = Authority.of_cluster(folder / "authority") if kind == "tokens" else None
     with EmbeddedServer(namespaces=namespaces, authority=authority) as server:
-        yield GuardedServer(server, authority)
+        yield GuardedServer(server, authority, namespaces)
 
 
 def plain_options(address: BusAddress) -> dict[str, Any]:

@@ -330,6 +330,94 @@ async def test_services_hear_no_inbox_but_their_own(connect: Connect) -> None:
         assert len(await service.refusals()) == 1, subject
 
 
+async def test_a_gateway_submits_asks_and_watches_for_its_users(
+    connect: Connect,
+) -> None:
+    service, gateway, job = await connect(Role.SERVICE), await connect(Role.GATEWAY), await connect(Role.JOB, OURS)
+
+    async def answer(message: Msg) -> None:
+        await message.respond(b"[]")
+
+    await service.client.subscribe(subjects.jobs_verb("*", "explain"), cb=answer)
+    assert await service.refusals() == []
+    seen = await gateway.listen(subjects.watch_endpoints(OURS))
+    assert (await gateway.ask(subjects.jobs_verb(OURS, "explain"))).data == b"[]"
+    assert "seq" in json.loads((await gateway.ask(subjects.jobs_submit(OURS), b"{}")).data)
+    part = subjects.object_part(BUNDLES.name, OURS, "2" * 64, 0)
+    assert "seq" in json.loads((await gateway.ask(part, b"part")).data)
+    entry = _entry(OURS, "seen-by-gateway")
+    await job.ask(entry, b"{}")
+    assert (await asyncio.wait_for(seen.get(), TIMEOUT_S)).data == b"{}"
+    assert (await gateway.ask(f"{subjects.direct_get(REGISTRY)}.{entry}")).data == b"{}"
+
+
+# Of what clients may: it answers nobody, calls no actors, and registers nothing.
+_NOT_FOR_A_GATEWAY = (
+    subjects.actor_any(OURS, "calculator", "add"),
+    subjects.actor_one(OURS, "calculator", "e1", "add"),
+    subjects.durable_calls(OURS, "ledger"),
+    subjects.endpoints_verb(OURS, "register"),
+    subjects.endpoints_verb(OURS, "unregister"),
+    subjects.trim_calls(OURS),
+    f"{User(Role.JOB, OURS).inbox[:-1]}token",
+    f"{User(Role.CLIENT, OURS).inbox[:-1]}token",
+    "_INBOX.token",
+    _entry(OURS),
+    _seat(OURS),
+    f"{subjects.direct_get(subjects.bucket_stream(subjects.actors_bucket(OURS)))}.{_seat(OURS)}",
+)
+
+
+async def test_what_a_gateway_may_not(connect: Connect) -> None:
+    gateway = await connect(Role.GATEWAY)
+    not_ours = [subject for subject in NOT_TO_SEND if f".{THEIRS}." not in subject and f"_{THEIRS}" not in subject]
+    for subject in (*not_ours, *_NOT_FOR_A_GATEWAY):
+        await gateway.client.publish(subject, b"{}")
+        (refusal,) = await gateway.refusals() or ["allowed"]
+        assert f'publish to "{subject.lower()}"' in refusal.lower(), subject
+    heard = [subject for subject in NOT_TO_HEAR if subject != subjects.watch_any(THEIRS)]
+    for subject in (*heard, subjects.actors_of(OURS), User(Role.CLIENT, OURS).inbox):
+        await gateway.client.subscribe(subject)
+        (refusal,) = await gateway.refusals() or ["allowed"]
+        assert f'subscription to "{subject.lower()}"' in refusal.lower(), subject
+
+
+async def test_an_autoscaler_sees_the_workers_and_sends_them_away(connect: Connect) -> None:
+    scaler, operator = await connect(Role.AUTOSCALER), await connect(Role.OPERATOR)
+    row = subjects.bucket_key(subjects.WORKERS_BUCKET, "w1")
+    seen = await scaler.listen(subjects.watch_workers())
+    await operator.ask(row, b"{}")
+    assert (await asyncio.wait_for(seen.get(), TIMEOUT_S)).data == b"{}"
+    workers = subjects.bucket_stream(subjects.WORKERS_BUCKET)
+    assert (await scaler.ask(f"{subjects.direct_get(workers)}.{row}")).data == b"{}"
+    for subject in (subjects.worker_verb("w1", "drain"), subjects.vm_trouble(), subjects.workers_list(OURS)):
+        await scaler.client.publish(subject, b"{}")
+        assert await scaler.refusals() == [], subject
+
+
+async def test_an_autoscaler_sees_nothing_of_jobs(connect: Connect) -> None:
+    scaler = await connect(Role.AUTOSCALER)
+    allowed = (subjects.workers_list(THEIRS),)
+    reads = (
+        subjects.jobs_submit(OURS),
+        subjects.jobs_verb(OURS, "list"),
+        subjects.direct_get(REGISTRY),
+        subjects.direct_get(subjects.logs_stream(OURS)),
+        subjects.direct_get(subjects.events_stream(OURS)),
+        subjects.secrets(OURS, "token"),
+        *(subjects.worker_verb("w1", verb) for verb in subjects.WORKER_VERBS if verb != "drain"),
+    )
+    for subject in (*(each for each in NOT_TO_SEND if each not in allowed), *reads, *_NOT_FOR_A_GATEWAY):
+        await scaler.client.publish(subject, b"{}")
+        (refusal,) = await scaler.refusals() or ["allowed"]
+        assert f'publish to "{subject.lower()}"' in refusal.lower(), subject
+    heard = [subject for subject in NOT_TO_HEAR if subject != subjects.watch_workers()]
+    for subject in (*heard, subjects.watch_any(OURS), subjects.heartbeats(), subjects.dispatch_any(OURS)):
+        await scaler.client.subscribe(subject)
+        (refusal,) = await scaler.refusals() or ["allowed"]
+        assert f'subscription to "{subject.lower()}"' in refusal.lower(), subject
+
+
 # ---- holes that permissions leave -----------------------------------------------------------------------
 
 

@@ -186,7 +186,8 @@ def test_credentials_are_written_and_their_files_told(tmp_path: Path) -> None:
         app, ["credentials", "passwords", str(tmp_path), "--namespace", "a", "--url", "tls://bus"]
     )
     assert done.exit_code == 0
-    names = ["passwords.env", "service.json", "worker.json", "operator.json", "client_a.json", "job_a.json"]
+    users = ("service", "worker", "gateway", "autoscaler", "operator", "client_a", "job_a")
+    names = ["passwords.env", *(f"{user}.json" for user in users)]
     assert done.output.splitlines() == [str(tmp_path / name) for name in names]
     assert BusAddress.parse(str(tmp_path / "client_a.json")).url == "tls://bus:4222"
 

@@ -15,7 +15,7 @@ from fluster_services.daemon import address_from_environment
 from fluster_services.settings import SettingError
 from fluster_services.worker.identity import job_address, served_namespaces, worker_id
 
-NAMES = ["service", "worker", "operator", "client_default", "job_default"]
+NAMES = ["service", "worker", "gateway", "autoscaler", "operator", "client_default", "job_default"]
 
 
 def test_each_user_has_a_file_and_the_server_has_all_passwords(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_the_servers_configuration_has_the_same_variables(tmp_path: Path) -> Non
     from fluster_bus.server_configuration import production_configuration
 
     text = production_configuration(["team-a", "b"])
-    assert len(lines) == 7
+    assert len(lines) == 9
     assert all(f"password: ${line.split('=')[0]}\n" in text for line in lines)
 
 

@@ -17,6 +17,8 @@ def test_each_namespace_has_a_client_and_a_job() -> None:
     assert [user.name for user in roles.users(NAMESPACES)] == [
         "service",
         "worker",
+        "gateway",
+        "autoscaler",
         "operator",
         "client_default",
         "job_default",

@@ -137,9 +137,9 @@ def test_the_last_key_that_is_lost_leaves_no_empty_folder(authority: Authority, 
 def test_a_newer_version_adds_the_keys_of_its_roles(authority: Authority, tmp_path: Path) -> None:
     (tmp_path / "authority" / "keys.json").unlink()  # as an earlier version left it
     older = authority.signer(Role.CLIENT).key.public
-    newer = Authority(tmp_path / "authority", {**PERMISSIONS, Role.JOB: PERMISSIONS[Role.CLIENT]}, [])
+    newer = Authority(tmp_path / "authority", {**PERMISSIONS, Role.GATEWAY: PERMISSIONS[Role.CLIENT]}, [])
     assert newer.signer(Role.CLIENT).key.public == older
-    assert newer.signer(Role.JOB).key.public != older
+    assert newer.signer(Role.GATEWAY).key.public != older
 
 
 def test_a_damaged_list_of_keys_is_said_so(authority: Authority, tmp_path: Path) -> None:
@@ -190,12 +190,14 @@ def test_a_key_that_was_not_issued_here_is_revoked_by_itself(authority: Authorit
             authority.revoke(wrong)
 
 
-def test_a_worker_hears_replies_as_one_of_the_clusters_own(tmp_path: Path) -> None:
+def test_who_serves_several_namespaces_hears_replies_as_one_of_the_clusters_own(tmp_path: Path) -> None:
     authority = Authority.of_cluster(tmp_path)
     for role, name, inbox in (
         (Role.OPERATOR, "me", "_INBOX.sys.me"),
         (Role.CLIENT, "alice", "_INBOX.default.alice"),
         (Role.WORKER, "w1", "_INBOX.sys.w1"),
+        (Role.GATEWAY, "gw", "_INBOX.sys.gw"),
+        (Role.AUTOSCALER, "scaler", "_INBOX.sys.scaler"),
     ):
-        made = authority.issue(role, name, () if role is Role.OPERATOR else ("default", "b"))
+        made = authority.issue(role, name, ("default", "b") if role.is_confined else ())
         assert BusAddress("nats://h", token=made.token, seed=made.seed).inbox_prefix() == inbox

@@ -13,7 +13,6 @@ from fluster_bus.trust.keys import Key
 from fluster_bus.trust.tokens import user_token
 
 _ROLE_TAG = "role"
-_OF_THE_CLUSTER = {Role.SERVICE, Role.OPERATOR}
 
 
 @dataclass(frozen=True)
@@ -39,9 +38,9 @@ class Identity:
 
 def check_namespaces_of(role: Role, namespaces: Sequence[str]) -> None:
     """Raise InvalidNameError where users of that role cannot have these namespaces."""
-    if role in _OF_THE_CLUSTER and namespaces:
+    if not role.is_confined and namespaces:
         raise InvalidNameError(f"users of the role {role} are of the whole cluster: name no namespace")
-    if role not in _OF_THE_CLUSTER and not namespaces:
+    if role.is_confined and not namespaces:
         raise InvalidNameError(f"users of the role {role} are confined to namespaces: name one at least")
     if role is Role.JOB and len(set(namespaces)) > 1:
         raise InvalidNameError(f"jobs are of one namespace, not of {', '.join(namespaces)}: make a user for each")
