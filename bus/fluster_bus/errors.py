@@ -9,7 +9,8 @@ FlusterError
     ├── RequestTimeoutError     nobody answered in time
     ├── NoRespondersError       nobody listens on that subject
     ├── ServiceError            a service answered with an error; `code` is stable
-    │   └── BusyError           it has too many requests of this namespace: ask again in a moment
+    │   ├── BusyError           it has too many requests of this namespace: ask again in a moment
+    │   └── WireVersionError    it and this program have no version of the wire in common: one is to be updated
     ├── MessageTooLargeError
     ├── AddressError            what names the bus is no address, or its file is not private
     │   └── NoAddressError
@@ -86,9 +87,25 @@ class BusyError(ServiceError):
         return type(self), (str(self),)
 
 
+class WireVersionError(ServiceError):
+    """A service and this program have no version of the wire in common; the text names the versions, and which to update."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(type(self).__name__, message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self),)
+
+
+_SERVICE_ERRORS: dict[str, type[BusyError | WireVersionError]] = {
+    each.__name__: each for each in (BusyError, WireVersionError)
+}
+
+
 def service_error(code: str, message: str) -> ServiceError:
     """The error that a service answered with, as the class that it stands for."""
-    return BusyError(message) if code == BusyError.__name__ else ServiceError(code, message)
+    kind = _SERVICE_ERRORS.get(code)
+    return kind(message) if kind is not None else ServiceError(code, message)
 
 
 class MessageTooLargeError(BusError, ValueError):

@@ -29,7 +29,8 @@ from fluster_bus.errors import (
     ObjectTooLargeError,
 )
 from fluster_bus.messages.model import Message
-from fluster_bus.messages.requests import Done, NamespaceReply
+from fluster_bus.messages.requests import NamespaceReply, NamespaceRequest
+from fluster_bus.messages.wire_range import SPOKEN
 from fluster_bus.object_kinds import BUNDLES, ObjectKind
 from fluster_bus.stored_messages import StoredMessages, side_by_side
 from fluster_bus.stream_bounds import BUDGET_SETTING, SURE_OBJECT_BYTES
@@ -107,7 +108,9 @@ class ObjectStore:
         """Raise ObjectTooLargeError where the namespace's share has never room for it. Else it would push out all others first."""
         try:
             asked = await self.bus.request(
-                subjects.ensure_namespace(self.namespace), Done().to_json(), timeout_s=_ASK_TIMEOUT_S
+                subjects.ensure_namespace(self.namespace),
+                NamespaceRequest(wire=SPOKEN).to_json(),
+                timeout_s=_ASK_TIMEOUT_S,
             )
             limit = NamespaceReply.from_json(asked.data).object_bytes.get(self.kind.name, size)
         except BusError as error:

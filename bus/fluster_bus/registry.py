@@ -14,11 +14,14 @@ from fluster_bus.errors import (
     NoRespondersError,
     RequestTimeoutError,
     StreamNotFoundError,
+    WireVersionError,
 )
 from fluster_bus.messages.endpoints import Endpoint
-from fluster_bus.messages.requests import Done, NamespaceReply
+from fluster_bus.messages.requests import NamespaceReply, NamespaceRequest
+from fluster_bus.messages.wire_range import SPOKEN, why_apart
 from fluster_bus.names import EndpointId, JobId, Namespace, WorkerId
 from fluster_bus.streams import endpoint_key, endpoints_table, seats_table
+from fluster_bus.version import VERSION
 
 if TYPE_CHECKING:
     from fluster_bus.bus import Bus
@@ -47,8 +50,15 @@ class Registry:
         self.seats = seats_table(bus, namespace)
 
     async def learn_leases(self) -> None:
-        """Ask the cluster how long leases are, and whether it has the namespace. Raises ServiceError, BusError."""
-        told = await self._bus.ask(subjects.ensure_namespace(self._namespace), Done(), NamespaceReply)
+        """Ask the cluster how long leases are, and whether it has the namespace. Raises ServiceError, BusError.
+
+        A WireVersionError when the cluster and this program have no version of the wire in common.
+        """
+        asked = NamespaceRequest(wire=SPOKEN)
+        told = await self._bus.ask(subjects.ensure_namespace(self._namespace), asked, NamespaceReply)
+        there = f"the cluster's controller (fluster {told.version or 'of an older version'})"
+        if (apart := why_apart(told.wire, there, here=f"this program (fluster {VERSION})")) is not None:
+            raise WireVersionError(apart)
         self.lease_s = told.endpoint_lease_s or LEASE_S
         self.told_seat_lease_s = told.seat_lease_s or LEASE_S
 

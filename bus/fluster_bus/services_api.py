@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fluster_bus import subjects
 from fluster_bus.errors import InvalidMessageError
 from fluster_bus.fault_log import one_bounded_line
+from fluster_bus.messages.wire_range import SPOKEN
 
 if TYPE_CHECKING:
     from nats.micro.service import EndpointStats
@@ -66,7 +67,8 @@ class Announcement:
         self._description = description
         self._endpoints = endpoints
         self._counts = counts
-        self._metadata = dict(metadata or {})
+        # Also what it speaks, so that plain tools list who is older than the rest.
+        self._metadata = {"wire": str(SPOKEN.newest), "wire_oldest": str(SPOKEN.oldest), **(metadata or {})}
         self._started = datetime.now(UTC)
 
     async def serve(self, bus: Carrier) -> list[Interest]:

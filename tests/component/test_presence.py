@@ -11,7 +11,9 @@ from fluster_bus import subjects
 from fluster_bus.bus import Bus
 from fluster_bus.fence_clock import fence_clock
 from fluster_bus.messages import Capacity, Heartbeat, HeartbeatReply, WorkerId
+from fluster_bus.messages.wire_range import WireRange
 from fluster_bus.names import unique_name
+from fluster_bus.version import VERSION
 from fluster_services.config import Timing
 from fluster_services.worker.presence import Presence
 from tests.waiting import wait_until_async
@@ -29,6 +31,8 @@ class Listener:
         self.heard = asyncio.Event()
         self.may_answer = asyncio.Event()
         self.renewed = list[float]()
+        self.apart = list[str | None]()
+        self.wire: WireRange | None = None
         self.presence = Presence(
             bus,
             self.worker_id,
@@ -37,13 +41,17 @@ class Listener:
             free=Capacity,
             attempts=lambda: (),
             renew=self.renewed.append,
+            on_apart=self._on_apart,
         )
+
+    async def _on_apart(self, why: str | None) -> None:
+        self.apart.append(why)
 
     async def on_beat(self, beat: Heartbeat, _subject: str) -> HeartbeatReply:
         assert beat.worker_id == self.worker_id
         self.heard.set()
         await self.may_answer.wait()
-        return HeartbeatReply(registered=True)
+        return HeartbeatReply(registered=True, wire=self.wire)
 
     async def answer_late(self) -> float:
         """When a beat was answered that had been heard for a while."""
@@ -87,3 +95,16 @@ async def test_a_beat_that_nobody_heard_changes_nothing(bus: Bus) -> None:
     heard_at = presence.heard_at
     assert not await presence.beat()
     assert (presence.heard_at, listener.renewed) == (heard_at, [])
+
+
+async def test_a_controller_that_speaks_otherwise_is_told_of_once_and_no_reason_to_end(listener: Listener) -> None:
+    presence = listener.presence
+    listener.may_answer.set()
+    for wire in (None, WireRange(newest=9, oldest=8), WireRange(newest=9, oldest=8), WireRange(newest=2, oldest=1)):
+        listener.wire = wire
+        assert await presence.beat()
+    why, again = listener.apart
+    assert why is not None
+    assert "speaks versions 8 to 9" in why
+    assert why.endswith(f"update worker {listener.worker_id} (fluster {VERSION})")
+    assert again is None

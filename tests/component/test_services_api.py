@@ -61,7 +61,7 @@ async def test_ping_info_and_stats(bus: Bus, plain: Client) -> None:
         "name": name,
         "id": "one",
         "version": "1.2.3",
-        "metadata": {"job": "train-1"},
+        "metadata": {"job": "train-1", "wire": "1", "wire_oldest": "1"},
         "type": "io.nats.micro.v1.ping_response",
     }
     info = await _ask(plain, f"$SRV.INFO.{name}")

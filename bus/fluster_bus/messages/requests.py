@@ -8,6 +8,7 @@ from fluster_bus.messages.endpoints import Endpoint
 from fluster_bus.messages.jobs import JobInfo, JobStatus
 from fluster_bus.messages.model import Message
 from fluster_bus.messages.records import RefusedJob
+from fluster_bus.messages.wire_range import WireRange
 from fluster_bus.names import JobId, check_name
 
 MAX_JOBS_A_REQUEST = 10_000
@@ -122,9 +123,17 @@ class OwnerReply(Message):
     unfinished: int = 0
 
 
+class NamespaceRequest(Message):
+    """Asks for a namespace to be there, with its buckets and streams: what a client says first."""
+
+    wire: WireRange | None = None  # what it speaks
+
+
 class NamespaceReply(Message):
     """A namespace has its buckets and streams."""
 
+    wire: WireRange | None = None  # what the controller speaks
+    version: str = ""  # of Fluster, at the controller
     endpoint_lease_s: float | None = None  # of what registers there without a job; None: ten seconds
     seat_lease_s: float | None = None  # of actors that have one instance; None: ten seconds
     object_bytes: dict[str, int] = Field(default_factory=dict)  # {kind of objects: the largest that it has room for}

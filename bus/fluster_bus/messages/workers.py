@@ -12,6 +12,7 @@ from fluster_bus.messages.jobs import Progress
 from fluster_bus.messages.labels import from_words
 from fluster_bus.messages.model import Message
 from fluster_bus.messages.records import TaskRecord
+from fluster_bus.messages.wire_range import WireRange
 from fluster_bus.names import JobId, Namespace, WorkerId
 
 
@@ -50,6 +51,7 @@ class WorkerInfo(Message):
     # Silent for less than this, it may still run what it had; a controller waits longer if its own setting is longer.
     worker_timeout_s: float = 0.0
     trouble: str = ""  # why it takes nothing new for the time being; empty while it is well
+    wire: WireRange | None = None  # what it speaks
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -131,6 +133,7 @@ class HeartbeatReply(Message):
     """The controller has heard it. `registered` is false when it does not know the worker: register again."""
 
     registered: bool = True
+    wire: WireRange | None = None  # what the controller speaks
 
 
 class WorkerStatus(Message):

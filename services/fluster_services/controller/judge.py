@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from fluster_bus import subjects
 from fluster_bus.errors import BusError
 from fluster_bus.messages import Heartbeat, HeartbeatReply, WorkerId, WorkerStatus
+from fluster_bus.messages.wire_range import SPOKEN
 from fluster_services import capacity, lifecycle
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Judge:
         await self._controller.seat.wait_led_since()  # a beat that only a deposed leader heard was not heard
         if self._roster.on_beat(beat.worker_id, now=time.monotonic(), free=beat.free):
             self._controller.dispatch.on_room()
-        return HeartbeatReply(registered=beat.worker_id in self._roster.workers)
+        return HeartbeatReply(registered=beat.worker_id in self._roster.workers, wire=SPOKEN)
 
     def on_held(self, worker_id: WorkerId) -> None:
         """A record says that the worker holds a task."""

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from fluster_bus.messages import Capacity, TaskRecord, WorkerId, WorkerInfo
+from fluster_bus.messages.wire_range import why_apart
+from fluster_bus.version import VERSION
 from fluster_services import capacity, lifecycle
 from fluster_services.controller.books import Books
 from fluster_services.controller.explain import WorkerView
@@ -29,7 +31,9 @@ class Roster:
 
     def on_registered(self, info: WorkerInfo, *, now: float) -> None:
         """A worker is in the table: a sign of life, also from one that was given up."""
-        self.workers[info.worker_id] = info
+        here = f"the cluster's controller (fluster {VERSION})"
+        apart = why_apart(info.wire, f"worker {info.worker_id} (fluster {info.version})", here=here)
+        self.workers[info.worker_id] = info if apart is None else info.model_copy(update={"trouble": apart})
         self.liveness.forget(info.worker_id)
         self.liveness.expect(info.worker_id, now=now, timeout_s=info.worker_timeout_s)
         self._changed.add(info.worker_id)

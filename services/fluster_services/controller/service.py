@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
 from fluster_bus.bus import Bus, Request
-from fluster_bus.errors import ConnectError, ServiceError
+from fluster_bus.errors import ConnectError, ServiceError, WireVersionError
 from fluster_bus.messages import (
     Done,
     Endpoint,
@@ -27,6 +27,7 @@ from fluster_bus.messages import (
     ListRequest,
     Namespace,
     NamespaceReply,
+    NamespaceRequest,
     OwnerRequest,
     RefusedJob,
     StatusReply,
@@ -39,6 +40,7 @@ from fluster_bus.messages import (
     WorkerList,
 )
 from fluster_bus.messages.stacks import TaskStack, TaskStackRequest
+from fluster_bus.messages.wire_range import SPOKEN, why_apart
 from fluster_bus.objects import MAX_OBJECT_BYTES
 from fluster_bus.retries import retried
 from fluster_bus.services_api import Announcement, ServedEndpoint
@@ -100,7 +102,7 @@ class ControllerService:
         await self._serve(subjects.jobs_verb(every, "stack"), TaskStackRequest, self._stack)
         await self._serve(subjects.jobs_verb(every, "flush"), FlushRequest, self._flush)
         await self._serve(subjects.jobs_verb(every, "own"), OwnerRequest, self._controller.owners.on_told)
-        await self._serve(subjects.ensure_namespace(every), Done, self._ensure)
+        await self._serve(subjects.ensure_namespace(every), NamespaceRequest, self._ensure)
         await self._serve(subjects.workers_list(every), Done, self._workers)
         await self._serve(subjects.trim_calls(every), TrimCalls, self._trim_calls)
         await self._serve(subjects.endpoints_verb(every, "register"), Endpoint, self._register)
@@ -327,10 +329,15 @@ class ControllerService:
 
     # ---- the rest ---------------------------------------------------------------------------------------
 
-    async def _ensure(self, _namespace: Namespace, _request: Done) -> NamespaceReply:
+    async def _ensure(self, _namespace: Namespace, request: NamespaceRequest) -> NamespaceReply:
+        here = f"the cluster's controller (fluster {VERSION})"
+        if (apart := why_apart(request.wire, "the program that asks", here=here)) is not None:
+            raise WireVersionError(apart)
         # Every namespace that is known has its buckets and streams.
         timing = self._controller.config.timing
         return NamespaceReply(
+            wire=SPOKEN,
+            version=VERSION,
             endpoint_lease_s=timing.endpoint_lease_s,
             seat_lease_s=timing.seat_lease_s,
             object_bytes=object_limits(self._controller.shares, MAX_OBJECT_BYTES),

@@ -8,13 +8,14 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
 from fluster_bus.errors import BusError, StreamNotFoundError
 from fluster_bus.fence_clock import fence_clock
 from fluster_bus.messages import Capacity, Heartbeat, HeartbeatReply, WorkerId, WorkerInfo
+from fluster_bus.messages.wire_range import SPOKEN, why_apart
 from fluster_bus.retries import retried
 from fluster_bus.services_api import Announcement, ServedEndpoint
 from fluster_bus.streams import workers_table
@@ -30,6 +31,8 @@ class Presence:
     """One worker as others know it. `free` and `attempts` tell what its heartbeats say.
 
     `renew(fence_in_s)` is called after each beat that was heard: what the worker runs is fenced from the sending of the last.
+    `on_apart` hears why this worker and the controller that answers have no version of the wire in common, when that is
+    another than before; None when they have one.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Presence:
         attempts: Callable[[], Collection[str]],
         is_detecting: bool = False,
         renew: Callable[[float], None],
+        on_apart: Callable[[str | None], Awaitable[None]],
     ) -> None:
         self._bus = bus
         self._worker_id = worker_id
@@ -50,6 +54,8 @@ class Presence:
         self._free = free
         self._attempts = attempts
         self._renew = renew
+        self._on_apart = on_apart
+        self._apart: str | None = None
         self.heard_at = fence_clock()  # when the last sign of life that was heard was sent
         self._info = WorkerInfo(
             worker_id=worker_id,
@@ -61,6 +67,7 @@ class Presence:
             started_at=time.time(),
             worker_timeout_s=timing.worker_timeout_s,
             detecting=is_detecting,
+            wire=SPOKEN,
         )
 
     @property
@@ -140,11 +147,20 @@ class Presence:
         subject = subjects.heartbeats(self._worker_id)
         try:
             answer = await self._bus.request(subject, beat.to_json(), timeout_s=self._timing.heartbeat_s)
-            if not HeartbeatReply.from_json(answer.data).registered:
+            reply = HeartbeatReply.from_json(answer.data)
+            if not reply.registered:
                 await self.register()
+            await self._compare(reply)
         except BusError as error:
             log.info("a heartbeat was not heard: %s", error)
             return False
         self.heard_at = sent
         self._renew(self.fence_at - fence_clock())
         return True
+
+    async def _compare(self, reply: HeartbeatReply) -> None:
+        here = f"worker {self._worker_id} (fluster {self._info.version})"
+        apart = why_apart(reply.wire, "the cluster's controller", here=here)
+        if apart != self._apart:
+            self._apart = apart
+            await self._on_apart(apart)

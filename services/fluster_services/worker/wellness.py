@@ -61,6 +61,7 @@ class Wellness:
         self._grace_s = grace_s
         self._on_change = on_change
         self._health = Health()
+        self._apart: str | None = None
         self._told: str | None = None
         self._well: DiskUse | None = None  # when the worker was last seen well
         self._measure_at = 0.0  # not earlier, while it is well
@@ -73,12 +74,17 @@ class Wellness:
     @property
     def trouble(self) -> str | None:
         """Why the worker takes no work; None while it is well."""
-        return self._health.trouble
+        return self._apart or self._health.trouble
 
     def problems(self) -> list[str]:
         """All that an operator should know."""
         found = [self.trouble, self._runtime.trouble(), *self._survivors.problems()]
         return [each for each in dict.fromkeys(found) if each is not None]
+
+    async def on_apart(self, why: str | None) -> None:
+        """The controller and this worker do not understand each other; None: they do."""
+        self._apart = why
+        await self._tell()
 
     async def run(self) -> None:
         """Look now and then, until cancelled."""

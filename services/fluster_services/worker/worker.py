@@ -83,6 +83,7 @@ class Worker:
             attempts=lambda: list(self._attempts.running),
             is_detecting=config.detected_share is not None,
             renew=self._on_heard,
+            on_apart=self._on_apart,
         )
         self._progress = ProgressPump(bus)
         self._attempts = Attempts(
@@ -198,6 +199,9 @@ class Worker:
 
     def _on_heard(self, fence_in_s: float) -> None:
         self._attempts.renew(fence_in_s)
+
+    async def _on_apart(self, why: str | None) -> None:
+        await self._attempts.wellness.on_apart(why)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         try:
