@@ -14,6 +14,7 @@ from nats.js.kv import KeyValue
 
 from fluster.cluster import LocalCluster
 from fluster_bus.messages.resources import MIB
+from fluster_bus.version import VERSION
 
 pytestmark = pytest.mark.anyio
 
@@ -145,6 +146,8 @@ async def test_endpoints_are_registered_looked_up_and_taken_away(client: Client)
 
 async def test_the_rest_is_asked(client: Client) -> None:
     assert await ask(client, "fluster.default.ensure") == {
+        "wire": {"newest": 1, "oldest": 1},
+        "version": VERSION,
         "endpoint_lease_s": 10.0,
         "seat_lease_s": 10.0,
         "object_bytes": {"bundles": 512 * MIB, "payloads": 512 * MIB},

@@ -1,0 +1,57 @@
+"""A client that does each kind of work once, and says what came of it; run by the release that PYTHONPATH names."""
+
+import json
+import sys
+
+import fluster
+from fluster import Cluster, Entrypoint, JobRequest, ResourceConfig, WorkerPool, actor, deploy
+
+SMALL = ResourceConfig.with_cpu(1, memory="128MiB")
+
+
+@actor
+class Counter:
+    def __init__(self, start: int) -> None:
+        self.value = start
+
+    def add(self, amount: int) -> int:
+        self.value += amount
+        return self.value
+
+
+def where() -> str:
+    """The release that the task itself has."""
+    return str(fluster.__file__)
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def main() -> None:
+    with Cluster() as cluster:
+        command = Entrypoint(command=("sh", "-c", "echo said"))
+        printed = cluster.launch(JobRequest(name="printed", entrypoint=command, resources=SMALL))
+        called = cluster.launch(
+            JobRequest(name="called", entrypoint=Entrypoint(callable=where, args=()), resources=SMALL)
+        )
+        ended = cluster.wait(printed, timeout=60)
+        counters = deploy(cluster, Counter, 100, resources=SMALL)
+        counted = [counters.call().add(1), counters.submit().add(1).result(60), *counters.broadcast().add(10).results()]
+        with WorkerPool(cluster, num_workers=2, resources=SMALL) as pool:
+            squares = pool.map(square, range(200)).results()
+            one = pool.submit(square, 12).result(60)
+        said = {
+            "release": fluster.__file__,
+            "status": ended.status,
+            "output": [line.text for line in cluster.logs(printed)],
+            "task_release": cluster.result(called),
+            "counted": counted,
+            "squares": sum(squares),
+            "one": one,
+        }
+    json.dump(said, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
