@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -16,12 +15,15 @@ from nats.js.api import (
 )
 
 from fluster_bus import subjects
-from fluster_bus.errors import BusError, StorageError
+from fluster_bus.errors import StorageError, StorageTimeoutError
+from fluster_bus.replication import NoRoomError, Replication, TooFewServersError, placement_error
 from fluster_bus.retries import retried
 from fluster_bus.store_errors import store_error
+from fluster_bus.store_room import store_room, try_room
 from fluster_bus.stream_bounds import (
     BUDGET_SETTING,
     MIN_BUDGET_BYTES,
+    SYSTEM_BYTES,
     NamespaceBounds,
     budgets,
     shares,
@@ -37,20 +39,39 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 _CREATE_TIMEOUT_S = 10.0
-_NO_ROOM = (10_047, 10_002)  # of the server, and of the account
-
-
-class _NoRoomError(StorageError):
-    """The server has not so much to set aside."""
-
+_STATISTICS_S = 12.0  # servers of a group tell each other each 10 s what they have set aside
+_ANY = Replication()
 
 # ---- making them ----------------------------------------------------------------------------------------
 
 
-async def ensure_system(bus: Bus) -> None:
-    """Make what the whole cluster needs, unless it is there. Raises StorageError."""
-    plan = await _plan(bus, system_streams())
-    await plan.carry_out(bus)
+async def ensure_system(bus: Bus, replication: Replication = _ANY, *, patience_s: float = 0.0) -> int:
+    """Make what the whole cluster needs, unless it is there, and return how many copies there are of it.
+
+    Where the servers are too few for those that are asked for, others are waited for as long as `patience_s`.
+    Raises TooFewServersError, StorageError.
+    """
+
+    async def on_servers(replicas: int) -> int:
+        plan = await _plan(bus, system_streams(), replicas, replication)
+        await plan.carry_out(bus)
+        return replicas
+
+    # A server that has just started does not know the others of its group yet.
+    return await retried(
+        lambda _left_s: _on_enough(replication, on_servers), on=(TooFewServersError,), timeout_s=patience_s
+    )
+
+
+async def _on_enough(replication: Replication, attempt: Callable[[int], Awaitable[Answer]]) -> Answer:
+    """What `attempt(replicas)` returns for the largest number for which there are servers enough. Raises TooFewServersError."""
+    *first, last = replication.tried
+    for replicas in first:
+        try:
+            return await attempt(replicas)
+        except StorageError as error:
+            log.info("streams get fewer copies than %d: %s", replicas, error)
+    return await attempt(last)
 
 
 async def ensure_namespace(bus: Bus, namespace: str, bounds: NamespaceBounds | None = None) -> None:
@@ -59,30 +80,40 @@ async def ensure_namespace(bus: Bus, namespace: str, bounds: NamespaceBounds | N
 
 
 async def ensure_namespaces(
-    bus: Bus, namespaces: Sequence[str], bounds: NamespaceBounds | None = None
+    bus: Bus, namespaces: Sequence[str], bounds: NamespaceBounds | None = None, replication: Replication = _ANY
 ) -> dict[str, int]:
     """Make the buckets and streams of all namespaces of a cluster; those that are there get the bounds that they are to have.
 
     What is there never shrinks below what it holds, unless by a setting of its own. Where the store has not even room for
     the budgets that follow from its size, as others have taken some of it, they are halved. Returns {share: its size} of
-    each namespace. Raises StorageError.
+    each namespace. Raises TooFewServersError, StorageError.
     """
-    bounds = bounds or NamespaceBounds()
+    found = bounds or NamespaceBounds()
+    return await _on_enough(replication, lambda replicas: _divide(bus, namespaces, found, replicas, replication))
+
+
+async def _divide(
+    bus: Bus, namespaces: Sequence[str], bounds: NamespaceBounds, replicas: int, replication: Replication
+) -> dict[str, int]:
     failure, plan = None, None
-    limit = (await _store(bus)).limit
+    limit = (await store_room(bus, replicas)).limit
+    is_untold = limit is None and replicas > 1 and await _is_group(bus)
     for budget in budgets(limit, len(namespaces), bounds):
         if failure is not None:
             log.info("%s; each namespace gets %.3g GiB now", failure, budget / (1 << 30))
         sizes = shares(budget, bounds.given)
-        plan = await _plan(bus, [each for name in namespaces for each in namespace_streams(name, sizes, bounds)])
+        wanted = [each for name in namespaces for each in namespace_streams(name, sizes, bounds)]
+        plan = await _plan(bus, wanted, replicas, replication)
         try:
-            plan.check_room(await _store(bus))
-            await plan.carry_out(bus, at_once=limit is not None)
-        except _NoRoomError as error:
+            (await store_room(bus, replicas)).check(plan.more_bytes)
+            if is_untold and plan.room_bytes > 0:
+                await try_room(bus, plan.room_bytes, replicas)
+            await plan.carry_out(bus, at_once=limit is not None, patience_s=_STATISTICS_S if is_untold else 0)
+        except NoRoomError as error:
             failure = error
         else:
             return sizes
-    if bounds.budget_bytes is None and plan is not None and not plan.new:
+    if bounds.budget_bytes is None and plan is not None and not (plan.new or plan.copied):
         # As after the server's limit was made smaller: it changes no stream then, and serves all that are there.
         log.warning("%s: the streams of %s keep the bounds that they have", failure, ", ".join(namespaces))
         return {share: await _size(bus, stream_of(share, namespaces[0])) for share in shares(MIN_BUDGET_BYTES)}
@@ -93,64 +124,48 @@ async def ensure_namespaces(
     ) from failure
 
 
-class _Store(NamedTuple):
-    """What the server lets all streams set aside, None where it does not tell, and what is set aside."""
-
-    limit: int | None
-    reserved: int
-
-
-async def _store(bus: Bus) -> _Store:
-    async def ask(left_s: float) -> _Store:
-        told = json.loads((await bus.request(subjects.JETSTREAM_INFO, timeout_s=left_s)).data)
-        limit = int(told["limits"]["max_storage"])
-        return _Store(limit if limit >= 0 else None, int(told.get("reserved_storage", 0)))
-
-    try:
-        return await retried(ask, on=(BusError, KeyError), timeout_s=_CREATE_TIMEOUT_S)
-    except KeyError as error:
-        raise StorageError("the server does not tell of its store: is JetStream enabled there?") from error
-
-
 class _Plan(NamedTuple):
     """What is to be done to the streams."""
 
     shrinking: list[StreamConfig]
     growing: list[StreamConfig]
+    copied: list[StreamConfig]  # or no longer
     new: list[StreamConfig]
     more_bytes: int  # to be set aside, in all
+    room_bytes: int  # that each server needs for it, at most
 
-    def check_room(self, store: _Store) -> None:
-        """Raise _NoRoomError where it would not fit.
+    async def carry_out(self, bus: Bus, *, at_once: bool = True, patience_s: float = 0.0) -> None:
+        """Change and make the streams, all `at_once` in half the time. Raises what the first raised that failed.
 
-        A server that makes several at once would take too much, and change none of them from then on.
+        For room that servers do not know of yet they are asked again as long as `patience_s`.
         """
-        if store.limit is not None and self.more_bytes > max(store.limit - store.reserved, 0):
-            raise _NoRoomError(
-                f"the server's store has {store.limit - store.reserved:,} bytes left to set aside, and not {self.more_bytes:,}"
-            )
 
-    async def carry_out(self, bus: Bus, *, at_once: bool = True) -> None:
-        """Change and make the streams, all `at_once` in half the time. Raises what the first raised that failed."""
-        change, make = bus.jetstream.update_stream, bus.jetstream.add_stream
-        await _side_by_side(_make(each, change) for each in self.shrinking)  # they make room for the others
+        async def change(config: StreamConfig) -> None:
+            await _make(config, bus.jetstream.update_stream, patience_s)
+
+        async def make(config: StreamConfig) -> None:
+            await _make(config, bus.jetstream.add_stream, patience_s)
+
+        await _side_by_side(map(change, self.shrinking))  # they make room for the others
+        for each in self.copied:
+            # One after the other: while its copies are made, a stream has no leader for a moment.
+            await change(each)
+            await _led(bus, str(each.name))
         if at_once:
-            await _side_by_side(
-                (*(_make(each, change) for each in self.growing), *(_make(each, make) for each in self.new))
-            )
+            await _side_by_side((*map(change, self.growing), *map(make, self.new)))
             return
         for each in self.growing:
-            await _make(each, change)
+            await change(each)
         for each in self.new:
-            await _make(each, make)
+            await make(each)
 
 
-async def _plan(bus: Bus, wanted: Sequence[WantedStream]) -> _Plan:
+async def _plan(bus: Bus, wanted: Sequence[WantedStream], replicas: int, replication: Replication) -> _Plan:
     present = await _side_by_side(_info(bus, str(each.config.name)) for each in wanted)
-    plan, more_bytes = _Plan([], [], [], 0), 0
+    plan, more_bytes, room_bytes = _Plan([], [], [], [], 0, 0), 0, 0
     for each, info in zip(wanted, present, strict=True):
         if info is None:
-            plan.new.append(each.config)
+            plan.new.append(each.config.evolve(num_replicas=replicas))
             more_bytes += int(each.config.max_bytes or 0)
             continue
         changes = _changes(each, info)
@@ -158,12 +173,19 @@ async def _plan(bus: Bus, wanted: Sequence[WantedStream]) -> _Plan:
             # A server would drop the oldest of them at once, which were taken for good.
             log.warning("stream %s keeps its %s: a subject has more", each.config.name, PER_SUBJECT)
             del changes[PER_SUBJECT]
+        copies = info.config.num_replicas or 1
+        if (wanted_copies := replication.wanted(replicas, copies)) != copies:
+            changes["num_replicas"] = wanted_copies
         if changes:
             had = max(info.config.max_bytes or 0, 0)  # it is -1 without a bound
             more = changes.get("max_bytes", had) - had
             more_bytes += more
-            (plan.growing if more > 0 else plan.shrinking).append(info.config.evolve(**changes))
-    return plan._replace(more_bytes=more_bytes)
+            room_bytes += had + more if changes.get("num_replicas", 0) > copies else more
+            changed = plan.copied if "num_replicas" in changes else plan.growing if more > 0 else plan.shrinking
+            changed.append(info.config.evolve(**changes))
+    room_bytes += sum(int(each.max_bytes or 0) for each in plan.new)
+    # What the system's streams took a moment ago may not be known yet.
+    return plan._replace(more_bytes=more_bytes, room_bytes=room_bytes + (SYSTEM_BYTES if plan.new else 0))
 
 
 async def _patiently(ask: Callable[[float], Awaitable[Answer]], failed: str) -> Answer:
@@ -192,6 +214,17 @@ async def _info(bus: Bus, name: str) -> StreamInfo | None:
                 return None
 
     return await _patiently(look, f"stream {name} could not be made")
+
+
+async def _led(bus: Bus, stream: str) -> None:
+    """Return once one of the servers leads the stream."""
+
+    async def look(_left_s: float) -> None:
+        info = await _info(bus, stream)
+        if info is not None and info.cluster is not None and not info.cluster.leader:
+            raise StorageTimeoutError(f"stream {stream} has no leader yet: are most of its servers there?")
+
+    await retried(look, on=(StorageTimeoutError,), timeout_s=_CREATE_TIMEOUT_S)
 
 
 async def _size(bus: Bus, stream: str) -> int:
@@ -230,16 +263,24 @@ def _changes(wanted: WantedStream, info: StreamInfo) -> dict[str, Any]:
     return changes
 
 
-async def _make(config: StreamConfig, how: Callable[[StreamConfig], Awaitable[object]]) -> None:
+async def _make(
+    config: StreamConfig, how: Callable[[StreamConfig], Awaitable[object]], room_patience_s: float = 0.0
+) -> None:
+    failed = f"stream {config.name} could not be made"
+
     async def make(left_s: float) -> None:
         try:
             async with asyncio.timeout(left_s):
                 await how(config)
         except nats.js.errors.APIError as error:
-            if error.err_code not in _NO_ROOM:
+            why = placement_error(str(config.name), config.max_bytes, config.num_replicas or 1, error)
+            if why is None:
                 raise
-            raise _NoRoomError(
-                f"stream {config.name} could not be made: the server's store has not {config.max_bytes:,} bytes to set aside"
-            ) from error
+            raise why from error
 
-    await _patiently(make, f"stream {config.name} could not be made")
+    await retried(lambda _left_s: _patiently(make, failed), on=(NoRoomError,), timeout_s=room_patience_s)
+
+
+async def _is_group(bus: Bus) -> bool:
+    info = await _info(bus, subjects.SUBMIT_STREAM)
+    return info is not None and info.cluster is not None

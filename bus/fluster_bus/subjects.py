@@ -300,6 +300,9 @@ CLAIMS_UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
 
 SUBMIT_STREAM = "FLUSTER_SUBMIT"
 SUBMIT_CONSUMER = "controller"
+# By which a controller tries how much room servers have; nobody writes there.
+ROOM_STREAM = "FLUSTER_ROOM"
+ROOM = "fluster.sys.room"
 WORKERS_BUCKET = "fluster_workers"
 CONTROLLERS_BUCKET = "fluster_controllers"
 

@@ -84,6 +84,11 @@ CONTROLLER_SETTINGS = (
     Setting("FLUSTER_RECORDS_KEPT_AT_LEAST_S", "SECONDS", "How long, however many there are, at least. Default: 300."),
     Setting("FLUSTER_RECORDS_SURE_AFTER_S", "SECONDS", "It must run so long to remove one for its age. Default: 3600."),
     Setting(
+        "FLUSTER_REPLICAS",
+        "COUNT",
+        "How many servers keep each stream, 1 or 3. Default: 3 where the group has as many; copies are never given up.",
+    ),
+    Setting(
         "FLUSTER_NAMESPACE_BUDGET",
         "SIZE",
         "Of all that a namespace has in the store. Default: the store less 1GiB, divided by the namespaces; at most 12GiB.",

@@ -15,6 +15,7 @@ from fluster.local_setup import OPTIONS_VARIABLE
 from fluster_bus.errors import FlusterError
 from fluster_bus.messages import parse_size
 from fluster_bus.near_names import near
+from fluster_bus.replication import REPLICAS_SETTING, Replication
 from fluster_bus.stream_bounds import NamespaceBounds
 from fluster_services.config import (
     CacheLimits,
@@ -28,7 +29,9 @@ from fluster_services.config import (
     WorkerLimits,
 )
 
-Group = TypeVar("Group", Timing, RecordLimits, NamespaceBounds, CacheLimits, LogLimits, TaskLimits, DaemonLogs)
+Group = TypeVar(
+    "Group", Timing, RecordLimits, NamespaceBounds, Replication, CacheLimits, LogLimits, TaskLimits, DaemonLogs
+)
 
 
 _PREFIX = "FLUSTER_"
@@ -87,6 +90,7 @@ SETTINGS: Mapping[type[Any], Sequence[Setting]] = {
         Setting("FLUSTER_WORKSPACES_KEPT_S", "workspaces_kept_s", _seconds),
         Setting("FLUSTER_PAYLOADS_KEPT_S", "payloads_kept_s", _seconds),
     ],
+    Replication: [Setting(REPLICAS_SETTING, "replicas", _count)],
     CacheLimits: [
         Setting("FLUSTER_WORKSPACES_CACHE", "workspaces_bytes", parse_size),
         Setting("FLUSTER_ENVIRONMENTS_CACHE", "environments_bytes", parse_size),
@@ -102,6 +106,8 @@ SETTINGS: Mapping[type[Any], Sequence[Setting]] = {
 _LOCAL_SETTINGS: Mapping[type[Any], Sequence[Setting]] = {
     DaemonLogs: [Setting("FLUSTER_DAEMON_LOG", "file_bytes", parse_size)]
 }
+
+_NO_LIMITS = (Timing, Replication)  # a cluster on one machine has one server
 
 
 @contextmanager
@@ -147,7 +153,7 @@ def read_worker_limits(environment: Mapping[str, str] = os.environ) -> WorkerLim
 
 def read_local_limits(given: Mapping[str, str]) -> LocalLimits:
     """Return the limits that are given by the names of their variables, without FLUSTER_ and in lower case. Raises SettingError."""
-    known = {_local_name(each.variable) for group, each in _all_settings() if group is not Timing}
+    known = {_local_name(each.variable) for group, each in _all_settings() if group not in _NO_LIMITS}
     for name in given:
         if name not in known:
             raise SettingError(f"limits: {name!r} is not known{near(name, sorted(known))}")

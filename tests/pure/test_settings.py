@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fluster.cli.daemons import CONTROLLER_SETTINGS, WORKER_SETTINGS
+from fluster_bus.replication import Replication
 from fluster_bus.stream_bounds import NamespaceBounds
 from fluster_services.config import CacheLimits, LogLimits, RecordLimits, TaskLimits, Timing
 from fluster_services.controller.__main__ import _config_from_environment
@@ -16,7 +17,9 @@ from fluster_services.settings import SETTINGS, SettingError, read_settings
 from fluster_services.worker.__main__ import _given
 
 
-@pytest.mark.parametrize("group", [Timing, RecordLimits, NamespaceBounds, CacheLimits, LogLimits, TaskLimits])
+@pytest.mark.parametrize(
+    "group", [Timing, RecordLimits, NamespaceBounds, Replication, CacheLimits, LogLimits, TaskLimits]
+)
 def test_what_is_not_said_is_the_default(group: type[Any]) -> None:
     assert read_settings(group, dict.fromkeys((each.variable for each in SETTINGS[group]), "")) == group()
 
@@ -136,6 +139,7 @@ def test_what_is_said_is_taken(environment: Mapping[str, str], expected: Any) ->
         ),
         (CacheLimits, {"FLUSTER_WORKSPACES_CACHE": "much"}, "FLUSTER_WORKSPACES_CACHE: 'much' is no size"),
         (TaskLimits, {"FLUSTER_MAX_PROCESSES": "1"}, "FLUSTER_MAX_PROCESSES=1: give a number from 16 to 4194304"),
+        (Replication, {"FLUSTER_REPLICAS": "2"}, "FLUSTER_REPLICAS=2: give 1, or 3 where the servers are 3 or more"),
         (LogLimits, {"FLUSTER_MAX_LOG_LINE": "8MB"}, "FLUSTER_MAX_LOG_LINE=8000000: give a size from 1 KiB to 128 KiB"),
     ],
 )
@@ -156,7 +160,9 @@ def test_a_controller_goes_by_its_environment(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("FLUSTER_WORKER_TIMEOUT_S", "200")
     monkeypatch.setenv("FLUSTER_MAX_RECORDS", "10")
     monkeypatch.setenv("FLUSTER_LOGS_BUDGET", "2GiB")
+    monkeypatch.setenv("FLUSTER_REPLICAS", "3")
     config = _config_from_environment()
+    assert config.replication == Replication(3)
     assert config.bounds == NamespaceBounds(logs_bytes=2 << 30)
     assert (config.timing, config.records) == (Timing(worker_timeout_s=200), RecordLimits(max_finished=10))
 

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 from fluster_bus.messages import Namespace
+from fluster_bus.replication import Replication
 from fluster_bus.stream_bounds import NamespaceBounds
 from fluster_services.config import DaemonLogs, RecordLimits, Timing
 from fluster_services.controller.controller import Controller, ControllerConfig
@@ -29,6 +30,7 @@ def _config_from_environment() -> ControllerConfig:
         timing=read_settings(Timing),
         records=read_settings(RecordLimits),
         bounds=read_settings(NamespaceBounds),
+        replication=read_settings(Replication),
         controller_id=os.environ.get("FLUSTER_CONTROLLER_ID", f"controller-{socket.gethostname()}-{os.getpid()}"),
     )
 

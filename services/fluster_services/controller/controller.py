@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ from fluster_bus.errors import BusError, DisconnectedError, NamespaceFullError, 
 from fluster_bus.fault_log import FaultLog
 from fluster_bus.feeds import CaughtUp
 from fluster_bus.messages import JobRecord, JobStatus, Look, Namespace, TaskRecord, WorkerId
-from fluster_bus.provisioning import ensure_namespaces, ensure_system
+from fluster_bus.replication import Replication
 from fluster_bus.retries import retried
 from fluster_bus.secret_store import SecretStore, remove_secrets
 from fluster_bus.stream_bounds import NamespaceBounds
@@ -50,6 +50,7 @@ from fluster_services.controller.seat import DeposedError, Seat
 from fluster_services.controller.secret_sweep import SecretSweep
 from fluster_services.controller.service import ControllerService
 from fluster_services.controller.slim_records import is_left, is_slim_end, is_slim_request, whole_end, without_callable
+from fluster_services.controller.store_setup import StoreSetup
 from fluster_services.controller.verdicts import RecordUpdate, Verdicts
 from fluster_services.controller.vm_troubles import VMTroubles
 from fluster_services.controller.waits import Waits, waited_s
@@ -74,6 +75,7 @@ class ControllerConfig:
     timing: Timing = field(default_factory=Timing)
     records: RecordLimits = field(default_factory=RecordLimits)
     bounds: NamespaceBounds = field(default_factory=NamespaceBounds)
+    replication: Replication = field(default_factory=Replication)
     controller_id: str = "controller"
 
 
@@ -92,7 +94,7 @@ class Controller:
         self.records = {namespace: records_table(bus, namespace) for namespace in config.namespaces}
         self.workers_table = workers_table(bus)
         self.job_rooms = JobRooms(self.records)
-        self.shares: Mapping[str, int] = {}  # of each namespace, once they are made
+        self.store = StoreSetup(bus, config.namespaces, config.bounds, config.replication)
         self.seat = Seat(
             bus,
             config.namespaces,
@@ -129,8 +131,7 @@ class Controller:
 
         Raises DeposedError, in an exception group, when another one leads after that: then a new Controller is needed.
         """
-        await ensure_system(self.bus)
-        self.shares = await ensure_namespaces(self.bus, self.config.namespaces, self.config.bounds)
+        await self.store.make()
         for namespace in self.config.namespaces:
             await self.events.load(namespace)
         try:
@@ -173,6 +174,7 @@ class Controller:
             self.retention.run,
             self._secrets.run,
             self.owners.run,
+            self.store.run,
         )
         for loop in loops:
             tasks.create_task(loop())

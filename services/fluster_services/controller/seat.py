@@ -73,7 +73,6 @@ class Seat:
         self._fenced_at: dict[Namespace, int] = {}  # {namespace: the revision of this leader's fence}
         self._passed: dict[Namespace, int] = dict.fromkeys(namespaces, 0)  # how far the records have been read
         self._leads = False
-        self._is_kept_once = False  # the seat, by one server
         self._holder: Leader | None = None  # as it was seen last
         self._wake = asyncio.Event()
         self._changed = asyncio.Condition()
@@ -118,7 +117,7 @@ class Seat:
         read, as long as one server alone keeps it. Others may take the seat a moment later, but what they count begins then.
         """
         while not (self._leads and self._leadership.is_sure(self._clock())):
-            if self._leads and self._is_kept_once and await self._stands():
+            if self._leads and await self._stands():
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(_PAUSE_AFTER_ERROR_S), self._changed:
@@ -126,6 +125,9 @@ class Seat:
 
     async def _stands(self) -> bool:
         try:
+            # A copy at a server that is cut off from the others may tell what was, so there only writing proves anything.
+            if await self._leaders.copies() > 1:
+                return False
             row = await self._leaders.get(subjects.LEADER_KEY)
         except BusError as error:
             log.info("the leader's seat could not be read: %s", error)
@@ -153,8 +155,6 @@ class Seat:
     async def run(self) -> None:
         """Take the seat when it may be taken, and keep it, until cancelled. Raises DeposedError."""
         self._bus.on_reconnect(self._on_interruption)
-        # A copy at a server that is cut off from the others may tell what was, so there only writing proves anything.
-        self._is_kept_once = await self._leaders.copies() == 1
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch())

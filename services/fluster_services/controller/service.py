@@ -340,7 +340,7 @@ class ControllerService:
             version=VERSION,
             endpoint_lease_s=timing.endpoint_lease_s,
             seat_lease_s=timing.seat_lease_s,
-            object_bytes=object_limits(self._controller.shares, MAX_OBJECT_BYTES),
+            object_bytes=object_limits(self._controller.store.shares, MAX_OBJECT_BYTES),
         )
 
     async def _trim_calls(self, namespace: Namespace, request: TrimCalls) -> Done:
