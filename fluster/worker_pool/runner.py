@@ -15,6 +15,7 @@ from fluster.actors.failures import encode_failure
 from fluster.actors.server import ActorServer
 from fluster.cluster.refs import Ref, resolved
 from fluster.errors import ActorTimeoutError, NotRunError
+from fluster.missing_modules import add_remedy
 from fluster_bus import codec, payloads
 
 _KEPT_FUNCTIONS = 64  # of those that a worker has read
@@ -174,7 +175,11 @@ class _Functions:
     def of(self, pickled: bytes) -> Callable[..., Any]:
         if pickled != self._newest[0]:
             reads = self._read.cache_info().misses
-            function = self._read(pickled)
+            try:
+                function = self._read(pickled)
+            except ModuleNotFoundError as error:
+                add_remedy(error, "the pool's function", sent="it is submitted")
+                raise
             if _CLASS_BY_VALUE in pickled and self._read.cache_info().misses == reads:
                 # A class is one, whichever pickle brings it, and is as the last that was read has it: that shall be this one.
                 codec.decode(pickled)

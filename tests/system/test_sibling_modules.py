@@ -12,8 +12,9 @@ import cloudpickle  # type: ignore[import-untyped, unused-ignore]
 import pytest
 
 from fluster.cluster import LocalCluster
+from fluster.worker_pool import WorkerPool
 from fluster_bus.messages import EnvironmentConfig, JobStatus
-from tests.system.job_requests import call
+from tests.system.job_requests import call, texts
 
 PATIENCE_S = 60
 
@@ -41,6 +42,20 @@ def test_a_module_that_the_worker_lacks_is_told_with_what_can_be_done(
         "yours, pass its folder as workspace=…, define the callable in the script that you start, or call "
         "cloudpickle.register_pickle_by_value(sibling) before the launch; if it is a package, name it in pip_packages=…"
     )
+    written = "\n".join(texts(cluster, job_id, "stderr"))
+    assert written.count("Traceback") == 1, "what it was raised from says nothing more"
+
+
+def test_a_pool_tells_it_too_and_takes_its_environment(cluster: LocalCluster, sibling: ModuleType) -> None:
+    told = r"^No module named 'sibling': the pool's function needs it, .*register_pickle_by_value\(sibling\) before it"
+    with WorkerPool(cluster, 1) as pool:
+        with pytest.raises(ModuleNotFoundError, match=told):
+            pool.submit(sibling.double, 2).result(PATIENCE_S)
+        with pytest.raises(ModuleNotFoundError, match=told):
+            pool.map(sibling.double, [2]).results(PATIENCE_S)
+    environment = EnvironmentConfig(workspace=Path(str(sibling.__file__)).parent)
+    with WorkerPool(cluster, 1, environment=environment) as pool:
+        assert pool.submit(sibling.double, 2).result(PATIENCE_S) == 4
 
 
 def test_a_workspace_has_it(cluster: LocalCluster, sibling: ModuleType) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fluster.breakpoints import with_hook
+from fluster.missing_modules import add_remedy
 from fluster.progress_file import DIRECTORY_VARIABLE
 from fluster.tracing import continue_trace
 from fluster.user_frames import from_user_code
@@ -356,14 +357,8 @@ def _unpickled(payload: bytes) -> Any:
     try:
         return pickle.loads(payload)
     except ModuleNotFoundError as error:
-        module = (error.name or "").partition(".")[0]
-        raise ModuleNotFoundError(
-            f"{error}: the job's callable needs it, and the worker has none. If it is yours, pass its folder as "
-            "workspace=…, define the callable in the script that you start, or call "
-            f"cloudpickle.register_pickle_by_value({module}) before the launch; if it is a package, name it in "
-            "pip_packages=…",
-            name=error.name,
-        ) from error
+        add_remedy(error, "the job's callable", sent="the launch")
+        raise
     finally:
         if gc.get_threshold() == rare:  # no module has chosen another
             gc.set_threshold(*usual)
