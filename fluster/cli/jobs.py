@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import time
 from collections.abc import Mapping, Sequence
@@ -192,8 +193,10 @@ def print_logs(
 ) -> None:
     from fluster.cluster.job_logs import LogQuery
 
+    from fluster_bus.messages.arrays import number_in
     query = LogQuery(job_id, follow=follow, **(wanted or {}))
-    print_chunks(cluster.log_chunks(query), as_json=options.json, numbered=numbered, array=array)
+    array_id_of = None if array is None else functools.partial(number_in, array)
+    print_chunks(cluster.log_chunks(query), as_json=options.json, numbered=numbered, array_id_of=array_id_of)
 
 
 def result(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
 from collections.abc import Callable, Iterable
@@ -13,30 +12,34 @@ from fluster.terminal_text import shown
 if TYPE_CHECKING:
     from fluster.cluster.log_chunks import LogChunk
     from fluster_bus.messages import LogLine
-    from fluster_bus.messages.arrays import TaskArray
 
 
 def print_chunks(
-    lists: Iterable[Iterable[LogChunk]], *, as_json: bool, numbered: bool, array: TaskArray | None = None
+    lists: Iterable[Iterable[LogChunk]],
+    *,
+    as_json: bool,
+    numbered: bool,
+    array_id_of: Callable[[int], int] | None = None,
 ) -> None:
     """Print lines, each after the number of its task if they are `numbered`: of a task of an array, its number there.
 
-    What went to stderr goes to stderr. The pieces of a line are put together again, each as it comes.
+    `array_id_of` gives a task's number in the array; without it the job is none. What went to stderr goes to stderr. The pieces of a line are put together again, each as it comes.
     """
-    from fluster_bus.messages.arrays import number_in
-
-    number = functools.partial(number_in, array)
-    printer = _Printer(number if numbered else None)
+    printer = _Printer((array_id_of or _its_rank) if numbered else None)
     for chunks in lists:
         for chunk in chunks:
             if as_json:
-                more = None if array is None else {"array_id": number(chunk.task)}
+                more = None if array_id_of is None else {"array_id": array_id_of(chunk.task)}
                 sys.stdout.write("".join(f"{_as_json(line, more)}\n" for line in chunk.messages()))
             else:
                 printer.print(chunk)
         sys.stdout.flush()  # a reader that follows is to see it now
         sys.stderr.flush()
     printer.end_line()
+
+
+def _its_rank(task: int) -> int:
+    return task
 
 
 def _as_json(line: LogLine, more: dict[str, int] | None) -> str:

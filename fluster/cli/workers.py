@@ -242,7 +242,9 @@ def logs(
         wanted = {"tail": tail, "grep": grep, "since": None if since is None else time.time() - since}
         request = AttemptLogsRequest.model_validate({**_place(cluster, job, task, attempt), **wanted})
         reply = _ask(cluster, name, "logs", request, AttemptLogsReply)
-    print_chunks([chunks_of(reply.lines)], as_json=options.json, numbered=False)
+    array_id = reply.array_id  # all lines are of that one task
+    array_id_of = None if array_id is None else lambda _task: array_id
+    print_chunks([chunks_of(reply.lines)], as_json=options.json, numbered=False, array_id_of=array_id_of)
     if not reply.searched_all and len(reply.lines) < tail:
         say("only the end of its output was looked through; `fluster logs` has all of it")
 

@@ -70,9 +70,10 @@ def test_a_task_of_an_array_is_shown_and_named_by_its_number(cluster: LocalClust
 
 
 def test_a_worker_shows_and_names_a_task_of_an_array_by_its_number(cluster: LocalCluster) -> None:
-    def worker(verb: str, *words: str, code: int = 0) -> str:
-        done = CliRunner().invoke(app, ["--address", cluster.address, "worker", verb, worker_id, *words])
-        assert done.exit_code == code, done.output
+    def worker(verb: str, *words: str, output: str = "table") -> str:
+        where = ["--address", cluster.address, "--output", output]
+        done = CliRunner().invoke(app, [*where, "worker", verb, worker_id, *words])
+        assert done.exit_code == 0, done.output
         return done.output
 
     job_id = cluster.launch(command("sh", "-c", "echo I am $FLUSTER_ARRAY_ID; exec sleep 600", array="10-20:10"))
@@ -83,6 +84,8 @@ def test_a_worker_shows_and_names_a_task_of_an_array_by_its_number(cluster: Loca
     assert [job_id, "1", "1"] not in listed
     assert worker("status", job_id, "--task", "20").splitlines()[1].split()[1:4] == [job_id, "20", "1"]
     assert worker("logs", job_id, "--task", "20") == "I am 20\n"
+    line = json.loads(worker("logs", job_id, "--task", "20", output="json"))
+    assert (line["array_id"], line["task"], line["text"]) == (20, 1, "I am 20")
     assert worker("kill", job_id, "--task", "20") == f"{job_id}.20.1\n"
     wait_until(lambda: cluster.poll(job_id).tasks[1].status is JobStatus.KILLED)
     assert cluster.poll(job_id).tasks[0].status is JobStatus.RUNNING

@@ -88,6 +88,7 @@ class AttemptLogsReply(Message):
 
     lines: tuple[LogLine, ...] = ()
     searched_all: bool = True
+    array_id: int | None = None  # FLUSTER_ARRAY_ID, of a task of an array
 
 
 class KillAttemptRequest(AttemptQuery):

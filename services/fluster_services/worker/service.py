@@ -200,10 +200,10 @@ class WorkerService:
         )
 
     async def _logs(self, request: AttemptLogsRequest) -> AttemptLogsReply:
-        place = AttemptKey.parse(self._found(request))
-        running = self._attempts.get(self._found(request))
+        key = self._found(request)
+        place, running, array_id = AttemptKey.parse(key), self._attempts.get(key), self._array_ids.get(key)
         if running is None:
-            return AttemptLogsReply()
+            return AttemptLogsReply(array_id=array_id)
         records, is_all = await asyncio.to_thread(running.read_log_end, max_bytes=_SEARCHED_BYTES)
         lines = tuple(
             LogLine(
@@ -217,7 +217,7 @@ class WorkerService:
             )
             for record in await asyncio.to_thread(selected, records, request)
         )
-        return AttemptLogsReply(lines=lines, searched_all=is_all)
+        return AttemptLogsReply(lines=lines, searched_all=is_all, array_id=array_id)
 
     async def _stack(self, query: AttemptQuery) -> TaskStack:
         key = self._found(query)
