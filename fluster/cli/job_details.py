@@ -11,17 +11,23 @@ if TYPE_CHECKING:
     from fluster_bus.messages import EnvironmentConfig, JobInfo, ResourceConfig
 
 _MAX_COMMAND = 60  # characters
+_SHOWN_HASH = 12  # hexadecimal digits
 
 
-def shown_details(info: JobInfo) -> tuple[str, str, str]:
-    """Its resources, its command, and its environment; `-` for what a controller of an earlier version does not tell."""
+def shown_details(info: JobInfo) -> tuple[str, str, str, str]:
+    """Its resources, command, variables and the rest of its environment; `-` for what an earlier controller does not tell."""
     details = info.details
     if details is None:
-        return "-", "-", "-"
+        return "-", "-", "-", "-"
     command = "(a callable)" if details.command is None else shlex.join(details.command)
     if len(command) > _MAX_COMMAND:
         command = command[: _MAX_COMMAND - 1] + "…"
-    return _resources(details.resources), command, _environment(details.environment) or "-"
+    return (
+        _resources(details.resources),
+        command,
+        _variables(details.environment) or "-",
+        _environment(details.environment) or "-",
+    )
 
 
 def _resources(resources: ResourceConfig) -> str:
@@ -38,7 +44,22 @@ def _resources(resources: ResourceConfig) -> str:
     return ", ".join(words)
 
 
-def _environment(environment: EnvironmentConfig) -> str:
+def _variables(environment: EnvironmentConfig) -> str:
     variables = [f"{name}={value}" for name, value in sorted(environment.env_vars.items())]
     secrets = [f"{name}=***" for name in environment.secrets if name not in environment.env_vars]
     return " ".join([*variables, *secrets])
+
+
+def _environment(environment: EnvironmentConfig) -> str:
+    words = [
+        # A path of the client says nothing elsewhere; what was packed is named by its hash.
+        ("workspace", environment.bundle and environment.bundle[:_SHOWN_HASH]),
+        ("cwd", environment.cwd),
+        ("python", environment.python),
+        ("image", environment.image),
+        ("packages", ", ".join(environment.pip_packages)),
+        ("requirements", environment.requirements and f"of {len(environment.requirements.splitlines())} lines"),
+        ("packages", environment.uv_lock and "of uv.lock"),
+        ("mounts", ", ".join(f"{source} at {path}" for path, source in environment.mounts.items())),
+    ]
+    return "; ".join(f"{name} {value}" for name, value in words if value)

@@ -87,7 +87,7 @@ def status(context: typer.Context, job: Id) -> None:
     if options.json:
         write_json(dumped(info))
         return
-    resources, command, environment = shown_details(info)
+    resources, command, variables, environment = shown_details(info)
     facts = {
         "job": info.job_id,
         "name": info.name,
@@ -95,7 +95,8 @@ def status(context: typer.Context, job: Id) -> None:
         "state": info.status,
         "resources": resources,
         "command": command,
-        "variables": environment,
+        "environment": environment,
+        "variables": variables,
         "parent": info.parent or "-",
         "priority": str(info.priority),
         "after": ", ".join(info.after) or "-",
@@ -107,7 +108,7 @@ def status(context: typer.Context, job: Id) -> None:
         "error": info.error_message or "-",
     }
     for what, value in facts.items():
-        write(f"{what:10} {one_line(value)}")
+        write(f"{what:11} {one_line(value)}")
     write("")
     write_table(
         ["TASK", "STATE", "ATTEMPT", "WORKER", "EXIT", "DURATION", "PROGRESS", "FAILURES", "PREEMPTIONS", "ERROR"],

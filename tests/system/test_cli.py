@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -183,7 +184,7 @@ def test_status_tells_about_the_job_and_its_tasks(cli: Cli) -> None:
 
 @pytest.mark.parametrize("program", ["true", "sleep"])
 def test_what_a_job_was_asked_to_run_is_shown_without_its_secrets(cli: Cli, program: str) -> None:
-    wanted = ("--cpu", "2", "--memory", "64MiB", "--env", "STEPS=10", "--env", "HF_TOKEN=hidden")
+    wanted = ("--cpu", "2", "--memory", "64MiB", "--cwd", "/", "--env", "STEPS=10", "--env", "HF_TOKEN=hidden")
     ends = ("--wait",) if program == "true" else ()
     job_id = cli.ok("submit", *ends, *wanted, "--", program, "600").strip()
     for shown in (cli.ok("status", job_id), cli.ok("ps", "--all")):
@@ -191,6 +192,7 @@ def test_what_a_job_was_asked_to_run_is_shown_without_its_secrets(cli: Cli, prog
         assert f"{program} 600" in shown
         assert "hidden" not in shown
     assert "STEPS=10" in cli.ok("status", job_id)
+    assert re.search(r"^environment +cwd /$", cli.ok("status", job_id), re.MULTILINE)
     [listed] = [job for job in cli.json("ps", "--all") if job["job_id"] == job_id]
     for info in (cli.json("status", job_id), listed):
         details = info["details"]

@@ -1,0 +1,48 @@
+"""What `fluster status` shows of a job's environment."""
+
+from fluster.cli.job_details import shown_details
+from fluster_bus.messages import (
+    Entrypoint,
+    EnvironmentConfig,
+    JobDetails,
+    JobId,
+    JobInfo,
+    JobRequest,
+    JobStatus,
+    Namespace,
+)
+
+
+def shown(environment: EnvironmentConfig) -> str:
+    request = JobRequest(name="a", entrypoint=Entrypoint(command=("true",)), environment=environment)
+    details = JobDetails.of(request)
+    info = JobInfo(
+        job_id=JobId("a-1"),
+        name="a",
+        namespace=Namespace("default"),
+        status=JobStatus.PENDING,
+        details=details,
+    )
+    return shown_details(info)[-1]
+
+
+def test_all_that_was_asked_for_of_an_environment_is_shown() -> None:
+    everything = EnvironmentConfig(
+        bundle="0123456789abcdef" * 4,
+        cwd="runs",
+        python="3.12",
+        pip_packages=("numpy>=2", "rich"),
+        requirements="--no-index\nattrs\n",
+    )
+    assert (
+        shown(everything)
+        == "workspace 0123456789ab; cwd runs; python 3.12; packages numpy>=2, rich; requirements of 2 lines"
+    )
+    assert shown(EnvironmentConfig(image="python:3.12", mounts={"/data": "/srv/data"})) == (
+        "image python:3.12; mounts /srv/data at /data"
+    )
+    assert shown(EnvironmentConfig(bundle="ab" * 32, uv_lock=True)) == "workspace abababababab; packages of uv.lock"
+
+
+def test_what_is_as_anywhere_is_not_shown() -> None:
+    assert shown(EnvironmentConfig(env_vars={"A": "1"})) == "-"
