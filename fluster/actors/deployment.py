@@ -259,7 +259,7 @@ def _failure_of(task: TaskRecord) -> Exception:
         return exception_of(task.error)
     reason = f": {task.transitions[-1].reason}" if task.transitions else ""
     # What never ran, for want of its image or its packages say, wrote nothing.
-    wrote = f"; `fluster logs {task.job_id}` shows what it wrote" if task.started_at else ""
+    wrote = f"; `fluster logs {task.job_id}` shows what it wrote" if task.has_output else ""
     return ActorDiedError(
         f"task {task.task} of job {task.job_id} ended as {task.state} before its actor answered{reason}{wrote}"
     )

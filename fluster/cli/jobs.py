@@ -193,8 +193,8 @@ def print_logs(
     wanted: Mapping[str, Any] | None = None,
 ) -> None:
     from fluster.cluster.job_logs import LogQuery
-
     from fluster_bus.messages.arrays import number_in
+
     query = LogQuery(job_id, follow=follow, **(wanted or {}))
     array_id_of = None if array is None else functools.partial(number_in, array)
     print_chunks(cluster.log_chunks(query), as_json=options.json, numbered=numbered, array_id_of=array_id_of)
@@ -321,7 +321,7 @@ def succeeded(info: JobInfo) -> bool:
 
 def outcome(info: JobInfo) -> str:
     reason = f": {info.error_message}" if info.error_message else ""
-    if info.started_at is None:  # it never ran
+    if not any(task.has_output for task in info.tasks):
         return f"job {info.job_id} ended as {info.status}{reason}"
     return f"job {info.job_id} ended as {info.status}{reason}; `fluster logs {info.job_id}` shows what it wrote"
 

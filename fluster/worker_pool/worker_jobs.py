@@ -137,8 +137,8 @@ class WorkerJobs:
             if self._cluster.bus.connected:
                 await subscription.unsubscribe()
         reason = f"a worker failed {record.failures} times before any was there: {record.last_failure}"
-        text = f"{self._plan.name}: {reason}; `fluster logs {job_id}` shows what it wrote"
-        self._on_end(ActorDiedError(text))
+        wrote = f"; `fluster logs {job_id}` shows what it wrote" if record.has_output else ""
+        self._on_end(ActorDiedError(f"{self._plan.name}: {reason}{wrote}"))
         try:
             await self._cluster.terminate(job_id, reason=reason)
         except BusError as error:

@@ -73,6 +73,7 @@ def _task_status(task: TaskRecord, array: TaskArray | None, progress: Progress |
         error_message=task.transitions[-1].reason if task.transitions and task.state in _UNHAPPY else "",
         started_at=task.started_at,
         finished_at=task.finished_at,
+        has_output=task.has_output,
         failures=task.failures,
         preemptions=task.preemptions,
         will_retry=task.state.finished() and not is_final(task),

@@ -154,7 +154,7 @@ def run(task: TaskRecord, *, attempt: int, worker_id: WorkerId, now: float) -> T
     """The attempt's process runs."""
     if task.state is not JobStatus.BUILDING or not _holds(task, attempt, worker_id):
         return None
-    return _moved(task, JobStatus.RUNNING, now, "started", started_at=now)
+    return _moved(task, JobStatus.RUNNING, now, "started", started_at=now, has_output=True)
 
 
 def end(
@@ -172,6 +172,7 @@ def end(
     progress: Progress | None = None,
     is_spared: bool = False,
     filled_disk: bool = False,
+    has_output: bool = False,
 ) -> TaskRecord | None:
     """The attempt ended at its worker: SUCCEEDED, FAILED, KILLED, or WORKER_FAILED when it was not its own fault.
 
@@ -204,6 +205,7 @@ def end(
         preemptions=task.preemptions + (is_charged and state is JobStatus.WORKER_FAILED),
         spared=task.spared + is_spared,
         disk_filled=filled,
+        has_output=task.has_output or has_output,
         **failed,
     )
 

@@ -21,6 +21,7 @@ from fluster_bus.messages import (
     JobStatus,
     Namespace,
     ResourceConfig,
+    TaskStatus,
     TpuConfig,
 )
 from fluster_services import capacity
@@ -108,7 +109,11 @@ def test_what_never_ran_has_written_nothing() -> None:
         error_message="needs 8 CPUs",
     )
     assert outcome(info) == "job a-1 ended as UNSCHEDULABLE: needs 8 CPUs"
-    assert "`fluster logs a-1`" in outcome(info.model_copy(update={"started_at": 1.0}))
+    building = TaskStatus(task=0, status=JobStatus.FAILED, attempt=1, started_at=1.0)
+    claimed = info.model_copy(update={"started_at": 1.0, "tasks": (building,)})
+    assert outcome(claimed) == outcome(info), "its worker claimed it, and started no process"
+    ran = info.model_copy(update={"tasks": (building.model_copy(update={"has_output": True}),)})
+    assert "`fluster logs a-1`" in outcome(ran)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from fluster.cli.jobs import outcome
 from fluster.cluster import Cluster, LocalCluster
 from fluster.errors import WorkspaceError
 from fluster.worker_pool import WorkerPool
@@ -356,6 +357,18 @@ def other() -> OtherPython:
         if found.returncode == 0:
             return OtherPython(version, os.path.realpath(found.stdout.strip()))
     pytest.skip(f"this machine has no Python beside {sys.version_info[:2]}")
+
+
+def test_what_was_said_in_vain_is_in_the_log_and_what_said_nothing_is_not_looked_for(site: LocalCluster) -> None:
+    refused = _run(
+        site, EnvironmentConfig(pip_packages=("no-such-package-here==1.0",), requirements="--no-index"), ["true"]
+    )
+    assert f"; `fluster logs {refused.job_id}` shows what it wrote" in outcome(refused)
+    assert any("no-such-package-here" in text for text in texts(site, refused.job_id, "stderr"))
+    missing = _run(site, EnvironmentConfig(python="/no/such/python"), ["true"])
+    assert missing.tasks[0].started_at is not None, "a worker took it, and made its environment in vain"
+    assert "`fluster logs" not in outcome(missing)
+    assert [line.text for line in site.logs(missing.job_id)] == []
 
 
 def test_a_command_has_another_python(site: LocalCluster, other: OtherPython, tmp_path: Path) -> None:

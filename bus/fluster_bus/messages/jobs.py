@@ -279,6 +279,7 @@ class TaskStatus(Message):
     error_message: str = ""
     started_at: float | None = None
     finished_at: float | None = None
+    has_output: bool = False  # its logs may hold something: it began to run, or what it needs was being made
     failures: int = 0
     preemptions: int = 0
     will_retry: bool = False  # this attempt has ended, and another follows

@@ -72,6 +72,9 @@ class TaskRecord(Message):
     failure_ages_s: tuple[float, ...] = ()
     started_at: float | None = None
     finished_at: float | None = None
+    has_output: bool = (
+        False  # an attempt, this or an earlier one, began to run, or said something while it was prepared
+    )
     transitions: tuple[Transition, ...] = ()
 
     @property

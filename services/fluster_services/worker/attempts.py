@@ -444,7 +444,12 @@ class Attempts:
         if outcome.is_spared and row.value.gang and await self._holds.give_up(row, outcome.reason):
             return
         await self._claims.end(
-            row, outcome.state, outcome.reason, is_spared=outcome.is_spared, filled_disk=outcome.filled_disk
+            row,
+            outcome.state,
+            outcome.reason,
+            is_spared=outcome.is_spared,
+            filled_disk=outcome.filled_disk,
+            has_output=outcome.has_output,
         )
 
     async def _remove_endpoints(self, record: TaskRecord, reason: str) -> None:

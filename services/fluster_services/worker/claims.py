@@ -163,6 +163,7 @@ class Claims:
         progress: Progress | None = None,
         is_spared: bool = False,
         filled_disk: bool = False,
+        has_output: bool = False,
     ) -> bool:
         """Write how the attempt of `row` ended; False when it was superseded meanwhile.
 
@@ -187,6 +188,7 @@ class Claims:
                 progress=progress,
                 is_spared=is_spared,
                 filled_disk=filled_disk,
+                has_output=has_output,
             )
 
         def briefly(task: TaskRecord, cause: BusError) -> TaskRecord | None:
@@ -200,6 +202,7 @@ class Claims:
                 exit_code=exit_code,
                 is_spared=is_spared,
                 filled_disk=filled_disk,
+                has_output=has_output,
             )
 
         return await self.change(row, ended, briefly=briefly) is not None

@@ -32,6 +32,7 @@ class Outcome:
     result: TaskResult | None = None
     progress: Progress | None = None  # its last word
     is_own_end: bool = False  # it failed by itself, and was not stopped
+    has_output: bool = False  # it was not started, and what was said while it was prepared is in its log
     is_unstarted: bool = False  # none of its code was reached, as its own process says
     is_workers_fault: bool = False  # it could not be started, and has nothing to do with that
     is_spared: bool = False  # it was the worker's fault, and is charged to nobody

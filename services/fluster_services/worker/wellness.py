@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fluster_bus.messages import JobStatus, WorkerId
 from fluster_services.capacity import describe_bytes
+from fluster_services.worker.build_output import BuildError
 from fluster_services.worker.folder_sizes import size_of
 from fluster_services.worker.health import (
     DiskUse,
@@ -153,6 +154,11 @@ class Wellness:
 
         When it is the worker's fault that takes no offers any more by the time this returns.
         """
+        outcome = await self._why_unstarted(error, settled)
+        has_output = isinstance(error, BuildError) and error.output.said > 0
+        return dataclasses.replace(outcome, has_output=has_output)
+
+    async def _why_unstarted(self, error: Exception, settled: Callable[[], Awaitable[None]]) -> Outcome:
         reason = f"could not be started: {error}"
         if not isinstance(error, (LaunchError, OSError)):  # whose text says little by itself
             reason = f"could not be started: {type(error).__name__}: {error}"
