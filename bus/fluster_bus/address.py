@@ -19,6 +19,7 @@ from fluster_bus.errors import AddressError, CredentialsError, NoAddressError
 from fluster_bus.names import SYSTEM_NAMESPACE
 from fluster_bus.roles import Role
 from fluster_bus.signed_file import is_signed_file, signed_file_text, signed_file_values
+from fluster_bus.tls import CA_VARIABLE, certificates_in, read_certificates
 from fluster_bus.trust.claims import read_user_token
 
 ADDRESS_VARIABLE = "FLUSTER_CLUSTER_ADDRESS"
@@ -35,7 +36,8 @@ _ANYBODY = "anybody"  # stands for the user of a server that asks for none
 _PRIVATE = 0o600
 _MAX_FILE_BYTES = 1 << 16
 _PROOFS = ("user", "password", "token", "seed")
-_KEYS = {"url", *_PROOFS}
+_CA = "ca"
+_KEYS = {"url", *_PROOFS, _CA}
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class BusAddress:
     password: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)  # signed by the cluster; in place of a password
     seed: str | None = field(default=None, repr=False)  # of the key that the token names
+    ca: str | None = field(default=None, repr=False)  # certificates (PEM) of who signed those of the servers
     file: Path | None = field(default=None, repr=False, compare=False)  # where all of this stands, for messages
 
     def __post_init__(self) -> None:
@@ -70,6 +73,11 @@ class BusAddress:
     def servers(self) -> list[str]:
         """The URL of each server, without credentials."""
         return self.url.split(",")
+
+    @property
+    def may_encrypt(self) -> bool:
+        """Whether connections are encrypted, or can be if a server wants it, by what this address says."""
+        return self.ca is not None or self.url.startswith("tls://")
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -119,15 +127,29 @@ class BusAddress:
     def parse(cls, text: str) -> Self:
         """The address in a URL (`nats://user:password@host:port`, several with commas) or in the file of that path.
 
-        Raises AddressError, which never shows a password.
+        Who signs the servers' certificates stands in the file, or in that which FLUSTER_CA names. Raises AddressError, which
+        never shows a password.
         """
-        text = text.strip()
+        return cls._parse(text.strip()).with_ca_of(os.environ)
+
+    @classmethod
+    def _parse(cls, text: str) -> Self:
         if "://" in text:
             return cls._from_url(text)
         if not text or "@" in text or ":" in text:
             # Never tried as a path: it is more likely a URL without its scheme, password and all.
             raise AddressError(f"{_masked(text)!r} is no address of a bus: write {_EXAMPLE}, or the path of a file")
         return cls._from_file(Path(text))
+
+    def with_ca_of(self, environ: Mapping[str, str]) -> Self:
+        """This address, with the certificates in the file that FLUSTER_CA names unless it has some. Raises AddressError."""
+        file = environ.get(CA_VARIABLE, "").strip()
+        if self.ca is not None or not file:
+            return self
+        try:
+            return replace(self, ca=read_certificates(Path(file)))
+        except AddressError as error:
+            raise AddressError(f"{CA_VARIABLE}: {error}") from error
 
     @classmethod
     def _from_url(cls, text: str) -> Self:
@@ -166,19 +188,20 @@ class BusAddress:
                 f'the file {path} names no server: add "url", or set {ADDRESS_VARIABLE} to a URL and {CREDENTIALS_VARIABLE} to the file'
             )
         address = cls._from_url(values["url"])
-        address = replace(address, file=path)
-        return address if values.keys() == {"url"} else address.with_credentials(path)
+        address = replace(address, file=path, ca=values.get(_CA))
+        return address if values.keys() <= {"url", _CA} else address.with_credentials(path)
 
     def with_credentials(self, path: Path) -> Self:
         """This address with the user and password, or the token and seed, of the file at `path`. Raises AddressError."""
         values = _read(path)
+        ca = values.get(_CA, self.ca)
         if {"token", "seed"} <= values.keys():
             try:
-                return replace(self, user=None, password=None, token=values["token"], seed=values["seed"])
+                return replace(self, user=None, password=None, token=values["token"], seed=values["seed"], ca=ca)
             except CredentialsError as error:
                 raise AddressError(f"the file {path}: {error}") from error
         if {"user", "password"} <= values.keys():
-            return replace(self, user=values["user"], password=values["password"], token=None, seed=None)
+            return replace(self, user=values["user"], password=values["password"], token=None, seed=None, ca=ca)
         raise AddressError(f"the file {path} lacks the user or the password: give both, or a token and a seed")
 
     def save(self, path: Path) -> None:
@@ -187,12 +210,12 @@ class BusAddress:
         Raises AddressError.
         """
         if self.token is not None and self.seed is not None:
-            return write_private(path, signed_file_text(self.url, self.token, self.seed))
+            return write_private(path, signed_file_text(self.url, self.token, self.seed, self.ca))
         return write_private(path, json.dumps(self.values(), indent=2) + "\n")
 
     def values(self) -> dict[str, Any]:
         """All that this says, secrets too, for another process: `BusAddress(**values)` is the same."""
-        values = {name: getattr(self, name) for name in ("url", *_PROOFS)}
+        values = {name: getattr(self, name) for name in ("url", *_PROOFS, _CA)}
         return {key: value for key, value in values.items() if value is not None}
 
     @classmethod
@@ -208,15 +231,14 @@ class BusAddress:
                 f"URL, as in {_EXAMPLE}, or to a file of credentials"
             )
         try:
-            if not text:
-                return cls._from_file(Path(file))
-            address = cls.parse(text)
+            address = cls._parse(text) if text else cls._from_file(Path(file))
         except AddressError as error:
             raise AddressError(f"{ADDRESS_VARIABLE if text else CREDENTIALS_VARIABLE}: {error}") from error
         try:
-            return address.with_credentials(Path(file)) if file else address
+            address = address.with_credentials(Path(file)) if file and text else address
         except AddressError as error:
             raise AddressError(f"{CREDENTIALS_VARIABLE}: {error}") from error
+        return address.with_ca_of(environ)
 
 
 def write_private(path: Path, text: str) -> None:
@@ -285,7 +307,10 @@ def _read(path: Path) -> dict[str, str]:
         raise AddressError(f"the file {path} holds no credentials: {_FORM}") from error
     if not isinstance(values, dict) or not all(isinstance(values.get(key, ""), str) for key in _KEYS):
         raise AddressError(f"the file {path} holds no credentials: {_FORM}")
-    return {key: values[key] for key in _KEYS & values.keys()}
+    known = {key: values[key] for key in _KEYS & values.keys()}
+    if _CA in known and not certificates_in(known[_CA]):
+        known[_CA] = read_certificates(path.parent / known[_CA])
+    return known
 
 
 def _whose(path: Path, error: OSError) -> str:

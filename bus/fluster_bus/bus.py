@@ -36,6 +36,7 @@ from fluster_bus.retries import retried
 from fluster_bus.serving import Answer, Entrance, Service
 from fluster_bus.spawned import SpawnedTasks
 from fluster_bus.subscription import Subscription
+from fluster_bus.tls import HandshakeError, client_context
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -87,6 +88,7 @@ class Bus:
         self._connected = False
         self._closed = False
         self._gone = asyncio.Event()  # the connection was lost while it was being closed, or is closed
+        self._handshakes_failed = 0  # since there was a connection
         self._over: str | None = None  # why there will be no connection any more
         self._settled = asyncio.Event()  # there is a connection, or there will be none
         self._on_disconnect: list[Callable[[], None]] = []
@@ -122,6 +124,7 @@ class Bus:
         await self._nats.connect(
             servers=self.address.servers,
             **_nats_options(self.address),
+            tls=client_context(self.address.ca) if self.address.may_encrypt else None,
             name=self.name,
             inbox_prefix=self.address.inbox_prefix(),
             allow_reconnect=True,
@@ -154,6 +157,7 @@ class Bus:
     def _on_standing(self) -> None:
         if self._over is None:
             self._connected = True
+            self._handshakes_failed = 0
             self._settled.set()
 
     def _end(self, reason: str) -> None:
@@ -270,6 +274,13 @@ class Bus:
     async def _on_error(self, error: Exception) -> None:
         if not self._opened and is_refusal(error):
             raise error  # out of nats-py's connect, which would try the same credentials for ever
+        if isinstance(error, HandshakeError):
+            self._handshakes_failed += 1
+            if not self._opened and self._handshakes_failed >= len(self.address.servers):
+                raise error  # by now each of them was tried
+            if self._opened and self._handshakes_failed == 1:
+                log.warning("%s: %s", self.name, error)
+            return
         denied = _DENIED.search(str(error))
         if denied is None:
             # Before there was a connection, the error that `connect` raises says it all.

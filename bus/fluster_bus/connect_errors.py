@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fluster_bus.address import BusAddress
-from fluster_bus.errors import ConnectError, CredentialsError
+from fluster_bus.errors import ConnectError, CredentialsError, UntrustedServerError
+from fluster_bus.tls import HandshakeError
 
 
 def is_refusal(error: Exception) -> bool:
@@ -14,6 +15,8 @@ def is_refusal(error: Exception) -> bool:
 def connect_error(address: BusAddress, error: Exception) -> ConnectError:
     """What the attempt to connect to `address` raises, which ended with `error`."""
     file = address.file
+    if isinstance(error, HandshakeError):
+        return UntrustedServerError(str(error))
     if is_refusal(error) and address.token is not None:
         return CredentialsError(
             f"{address} refused the credentials{f' in the file {file}' if file is not None else ''}: they were revoked, have expired, or "

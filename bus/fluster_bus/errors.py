@@ -3,7 +3,8 @@
 FlusterError
 └── BusError
     ├── ConnectError            no server there, or it refused the credentials
-    │   └── CredentialsError
+    │   ├── CredentialsError
+    │   └── UntrustedServerError  its certificate has expired, is of another host, or of an unknown authority
     ├── DisconnectedError       the connection is lost; it is being rebuilt
     ├── ClosedError             you closed this connection
     ├── RequestTimeoutError     nobody answered in time
@@ -48,6 +49,10 @@ class ConnectError(BusError):
 
 class CredentialsError(ConnectError):
     """The server refused these credentials, or they could not be read."""
+
+
+class UntrustedServerError(ConnectError):
+    """The connection to the server cannot be encrypted so that it is to be trusted; nothing was sent to it."""
 
 
 class DisconnectedError(BusError):

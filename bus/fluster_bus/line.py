@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from fluster_bus import wire
 from fluster_bus.address import BusAddress
 from fluster_bus.eagerness import Eagerness
+from fluster_bus.tls import check_offer, client_context, handshake_error
 from fluster_bus.waker import Waker
 from fluster_bus.wire import Info, Message, Parser, Pong, ProtocolError, Refusal, Said
 
@@ -118,10 +119,12 @@ class Line:
     # ---- handshake --------------------------------------------------------------------------------------
 
     @classmethod
-    def dial(cls, server: str, address: BusAddress, name: str, *, timeout_s: float) -> Self:
-        """A connection to `server`, one of the servers of `address`.
+    def dial(
+        cls, server: str, address: BusAddress, name: str, *, timeout_s: float, tls_name: str | None = None
+    ) -> Self:
+        """A connection to `server`, one of the servers of `address`, whose certificate is for `tls_name` if it is not for its host.
 
-        Raises OSError, ProtocolError, and RefusedError when it does not take the credentials.
+        Raises OSError (HandshakeError when it cannot be trusted), ProtocolError, and RefusedError when it does not take the credentials.
         """
         parts = urlsplit(server)
         deadline = time.monotonic() + timeout_s
@@ -131,9 +134,9 @@ class Line:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             parser = Parser(wire.message)
             info = _expect(sock, parser, deadline, Info)
-            if parts.scheme == "tls" or info.values.get("tls_required"):
+            if check_offer(server, info.values):
                 sock.settimeout(max(deadline - time.monotonic(), 0.01))
-                sock = ssl.create_default_context().wrap_socket(sock, server_hostname=parts.hostname)
+                sock = client_context(address.ca).wrap_socket(sock, server_hostname=tls_name or parts.hostname)
             options = {"verbose": False, "pedantic": False, "protocol": 1, "headers": True, "no_responders": True}
             sock.sendall(
                 wire.connect(
@@ -144,6 +147,9 @@ class Line:
             _expect(sock, parser, deadline, Pong)
             sock.setblocking(False)
             return cls(sock, info.values)
+        except ssl.SSLError as error:
+            sock.close()
+            raise handshake_error(server, error) from error
         except BaseException:
             sock.close()
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from nats.protocol.parser import Parser
 from fluster_bus import wire
 from fluster_bus.pulse import PingTiming, Pulse
 from fluster_bus.tcp_stream import TcpStream
+from fluster_bus.tls import check_offer, handshake_error
 
 if TYPE_CHECKING:
     from nats.aio.client import Srv
@@ -108,7 +110,21 @@ class QuickClient(Client):
 
     async def _process_connect_init(self) -> None:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-            await super()._process_connect_init()
+            try:
+                await super()._process_connect_init()
+            except ssl.SSLError as error:
+                raise handshake_error(self._server, error) from error
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if (
+            initial_connection
+        ):  # nats-py would send credentials as they are to whoever says in a tls:// server's place that it has none
+            info["tls_required"] = check_offer(self._server, info)
+        await super()._process_info(info, initial_connection)
+
+    @property
+    def _server(self) -> str:
+        return self._current_server.uri.geturl() if self._current_server is not None else ""
 
     async def watch_pulse(self, timing: PingTiming) -> None:
         """Let a connection go whose server is silent though it is sent pings; it is then rebuilt as after any loss."""

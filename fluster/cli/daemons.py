@@ -43,6 +43,7 @@ class Setting:
 
 _FOR_BOTH = (
     Setting("FLUSTER_CREDENTIALS", "FILE", "User and password, for an address without."),
+    Setting("FLUSTER_CA", "FILE", "Certificates (PEM) of who signed those of the servers, for an address without."),
     Setting(
         "FLUSTER_NAMESPACES",
         "NAME,…",

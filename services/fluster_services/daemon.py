@@ -29,6 +29,7 @@ from fluster_bus.errors import (
     StorageTimeoutError,
 )
 from fluster_bus.event_loops import loop_factory
+from fluster_bus.tls import plain_servers
 from fluster_services.config import DaemonLogs
 from fluster_services.private_files import open_private
 
@@ -79,6 +80,12 @@ def run_daemon(
     with status 1 and one line when it cannot go on.
     """
     _set_up_logging(log_file, log_bytes)
+    if plain := plain_servers(address.servers):
+        log.warning(
+            "connections to %s are not encrypted: who is on the network can read and change all that is sent, credentials too; give the "
+            "server a certificate, and address it by tls://",
+            ", ".join(plain),
+        )
     status = 1
     try:
         with _told_in(log_file, name), asyncio.Runner(loop_factory=loop_factory()) as runner:

@@ -12,9 +12,11 @@ from tests.waiting import wait_until
 
 
 @contextmanager
-def configured(folder: Path, configuration: str) -> Iterator[int]:
+def configured(folder: Path, configuration: str, port: int = -1) -> Iterator[int]:
     """A nats-server with that configuration; its port."""
-    (folder / "nats.conf").write_text(f"listen: 127.0.0.1:-1\n{configuration}")
+    for left in folder.glob("*.ports"):  # by one before it
+        left.unlink()
+    (folder / "nats.conf").write_text(f"listen: 127.0.0.1:{port}\n{configuration}")
     arguments = [str(find_binary()), "--config", str(folder / "nats.conf"), "--ports_file_dir", str(folder)]
     server = subprocess.Popen(arguments, stderr=subprocess.DEVNULL)
     try:

@@ -191,6 +191,19 @@ def test_its_log_gets_no_larger_than_it_may(own_server: EmbeddedServer, tmp_path
     assert "the disk is full" in log_file.read_text()
 
 
+@pytest.mark.parametrize(
+    ("host", "warns"), [("127.0.0.1", False), ("0.0.0.0", True)]
+)  # one that is not called loopback
+def test_a_daemon_warns_of_connections_that_leave_the_machine_as_they_are(
+    own_server: EmbeddedServer, host: str, warns: bool
+) -> None:
+    url = own_server.credentials(Role.SERVICE).to_url().replace("127.0.0.1", host)
+    command, environment = [sys.executable, "-c", _FAILING], {**os.environ, ADDRESS_VARIABLE: url}
+    ended = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=60)
+    assert (f"connections to nats://{host}:{own_server.port} are not encrypted" in ended.stderr) is warns
+    assert "the disk is full" in ended.stderr
+
+
 def test_it_starts_over_when_the_connection_is_lost_while_it_starts(own_server: EmbeddedServer) -> None:
     with _controller(own_server.credentials(Role.SERVICE), _CUT_OFF) as (process, ready, _owner):
         assert process.stderr is not None

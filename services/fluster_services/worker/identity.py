@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 from fluster_bus.address import BusAddress
@@ -57,7 +58,7 @@ def job_address(address: BusAddress, user: User) -> BusAddress:
             f"neither {user.credentials_variable} nor {user.password_variable} is set: "
             f"the worker hands the credentials to the jobs of {user.namespace!r}"
         )
-    return BusAddress(address.url, user.name, password)
+    return replace(address, user=user.name, password=password, token=None, seed=None, file=None)
 
 
 def _check_job(found: BusAddress, user: User, file: str) -> None:

@@ -1,0 +1,195 @@
+"""Encrypted connections to real servers, with certificates that another program made: good ones, and what should fail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import trustme
+
+from fluster_bus.address import BusAddress
+from fluster_bus.bus import Bus
+from fluster_bus.dialler import Dialler
+from fluster_bus.errors import AddressError, BusError, UntrustedServerError
+from fluster_bus.line import Line
+from fluster_bus.server import _free_port
+from tests.component.nats_servers import configured
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.anyio
+
+USER = "authorization { user: me, password: secret }\n"
+YEAR = timedelta(days=365)
+
+
+@dataclass(frozen=True)
+class Site:
+    """Who signs certificates, and where they are put."""
+
+    authority: trustme.CA
+    folder: Path
+
+    @property
+    def ca(self) -> str:
+        return self.authority.cert_pem.bytes().decode()
+
+    def address(self, port: int, *, host: str = "127.0.0.1", scheme: str = "tls") -> BusAddress:
+        return BusAddress(f"{scheme}://{host}:{port}", "me", "secret", ca=self.ca)
+
+    def block(self, *hosts: str, after: datetime | None = None, before: datetime | None = None) -> str:
+        """Configuration of a server whose certificate is for `hosts`."""
+        made = self.authority.issue_cert(*hosts, not_after=after, not_before=before)
+        made.private_key_and_cert_chain_pem.write_to_path(str(self.folder / "server.pem"))
+        return f'cert_file: "{self.folder}/server.pem", key_file: "{self.folder}/server.pem"'
+
+    @contextmanager
+    def server(
+        self, *hosts: str, after: datetime | None = None, before: datetime | None = None, at: int = -1
+    ) -> Iterator[int]:
+        """A server whose certificate is for `hosts`; its port."""
+        block = self.block(*hosts, after=after, before=before)
+        with configured(self.folder, f"tls {{ {block} }}\n{USER}", at) as port:
+            yield port
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(trustme.CA(), tmp_path)
+
+
+async def _both_ways(address: BusAddress) -> list[str]:
+    """What connections by the loop and by a thread of its own raise."""
+    with pytest.raises(BusError) as caught:
+        await Bus.connect(address, name="test")
+    (made,) = Dialler(address, "test").attempts()
+    assert isinstance(made, UntrustedServerError)
+    assert isinstance(caught.value, UntrustedServerError)
+    return [str(caught.value), str(made)]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_connections_are_encrypted_by_the_authority_in_the_address(site: Site, host: str) -> None:
+    with site.server(host) as port:
+        address = site.address(port, host=host)
+        (line,) = Dialler(address, "test").attempts()
+        assert isinstance(line, Line)
+        bus = await Bus.connect(address, name="test")
+        heard: list[bytes] = []
+        await bus.subscribe("test", lambda message: heard.append(message.data))
+        data = [bytes([number]) * 900_000 for number in range(20)]
+        for each in data:
+            await bus.publish("test", each)
+        await bus.flush()
+        assert heard == data
+        await bus.close()
+
+
+async def test_an_address_that_says_nothing_of_it_is_encrypted_where_the_server_wants_it(site: Site) -> None:
+    with site.server("127.0.0.1") as port:
+        bus = await Bus.connect(site.address(port, scheme="nats"), name="test")
+        await bus.close()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "age", "told"),
+    [
+        pytest.param(["127.0.0.1"], -YEAR, "has expired: renew it there", id="expired"),
+        pytest.param(["127.0.0.1"], YEAR, "is not valid yet: compare the clocks", id="early"),
+        pytest.param(["10.1.2.3"], None, "is for other hosts: address it by", id="other-address"),
+        pytest.param(["bus.example.org"], None, "have one made that is for 127.0.0.1, too", id="other-name"),
+    ],
+)
+async def test_what_is_wrong_with_a_certificate_is_told_with_the_remedy(
+    site: Site, hosts: list[str], age: timedelta | None, told: str
+) -> None:
+    now = datetime.now(UTC)
+    middle = now + (age or timedelta())
+    with site.server(*hosts, before=middle - YEAR / 2, after=middle + YEAR / 2) as port:
+        for text in await _both_ways(site.address(port)):
+            assert f"the certificate of the server at tls://127.0.0.1:{port}" in text
+            assert told in text
+
+
+@pytest.mark.parametrize("ca", [trustme.CA().cert_pem.bytes().decode(), None], ids=["another", "none"])
+async def test_an_unknown_authority_is_told_with_the_remedy(site: Site, ca: str | None) -> None:
+    with site.server("127.0.0.1") as port:
+        for text in await _both_ways(BusAddress(f"tls://127.0.0.1:{port}", "me", "secret", ca=ca)):
+            assert "is signed by an authority that is not known here: name the file of" in text
+
+
+async def test_credentials_are_not_sent_to_a_server_that_does_not_encrypt(site: Site) -> None:
+    """As one that stands in another's place, or says so in its words."""
+    heard: list[bytes] = []
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"x","version":"2.14.0","max_payload":1048576,"headers":true}\r\n')
+        heard.append(await reader.read())
+        writer.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        address = site.address(port)
+        with pytest.raises(UntrustedServerError, match="does not encrypt connections: give it a certificate"):
+            await Bus.connect(address, name="test")
+        made = await asyncio.to_thread(lambda: list(Dialler(address, "test").attempts()))
+        assert isinstance(made[0], UntrustedServerError)
+        await wait_until_async(lambda: len(heard) > 1)
+    assert set(heard) == {b""}
+
+
+async def test_of_several_servers_those_with_good_certificates_are_used(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Site(trustme.CA(), tmp_path / "other")
+    with site.server("127.0.0.1") as good, other.server("127.0.0.1") as bad:
+        url = f"tls://127.0.0.1:{bad},tls://127.0.0.1:{good}"
+        bus = await Bus.connect(BusAddress(url, "me", "secret", ca=site.ca), name="test")
+        await bus.close()
+
+
+async def test_a_connection_that_cannot_be_made_anew_says_why_once(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And comes back once the certificate is good."""
+    caplog.set_level(logging.WARNING)
+    now = datetime.now(UTC)
+    with site.server("127.0.0.1", at=_free_port()) as port:
+        bus = await Bus.connect(site.address(port), name="test")
+    back = asyncio.Event()
+    bus.on_reconnect(back.set)
+    with site.server("127.0.0.1", before=now - YEAR, after=now - YEAR / 2, at=port):
+        await wait_until_async(lambda: "has expired" in caplog.text)
+    with site.server("127.0.0.1", at=port):
+        await asyncio.wait_for(back.wait(), 30)
+        assert len([each for each in caplog.records if "has expired" in each.message]) == 1
+        await bus.close()
+
+
+def test_an_address_file_names_the_authority(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = site.address(4222)
+    address.save(tmp_path / "me.json")
+    assert BusAddress.parse(str(tmp_path / "me.json")) == address
+    (tmp_path / "ca.pem").write_text(site.ca)
+    (tmp_path / "hand.json").write_text(
+        '{"url": "tls://127.0.0.1", "user": "me", "password": "secret", "ca": "ca.pem"}'
+    )
+    (tmp_path / "hand.json").chmod(0o600)
+    assert BusAddress.parse(str(tmp_path / "hand.json")) == address
+    monkeypatch.setenv("FLUSTER_CA", str(tmp_path / "ca.pem"))
+    assert BusAddress.parse("tls://me:secret@127.0.0.1") == address
+    for name in ("hand.json", "absent.pem"):
+        monkeypatch.setenv("FLUSTER_CA", str(tmp_path / name))
+        with pytest.raises(AddressError, match=rf"^FLUSTER_CA: the .*{name}"):
+            BusAddress.parse("tls://me:secret@127.0.0.1")
+
+
+async def test_damaged_certificates_of_an_authority_are_told(site: Site) -> None:
+    damaged = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+    with pytest.raises(AddressError, match="certificates of the servers' authority are damaged"):
+        await Bus.connect(BusAddress("tls://127.0.0.1:1", ca=damaged), name="test")
