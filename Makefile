@@ -162,7 +162,7 @@ docker: ## Install what the tests of containers need (Debian's packages), unless
 
 .PHONY: chaos
 chaos: $(SETUP) ## Break a cluster in each way at random, for longer than the tests do: make chaos ROUNDS=20 SEED=7
-	FLUSTER_CHAOS_ROUNDS=$(ROUNDS) FLUSTER_CHAOS_SEED=$(SEED) $(BIN)/python -m pytest -s $(PYTEST_FLAGS) tests/system/test_chaos.py
+	FLUSTER_CHAOS_ROUNDS=$(ROUNDS) FLUSTER_CHAOS_SEED=$(SEED) $(BIN)/python -m pytest -s $(PYTEST_FLAGS) tests/system/test_chaos.py tests/system/test_lost_servers.py
 
 .PHONY: mutants
 mutants: $(SETUP) ## Tell how many small faults in the pure cores their tests notice

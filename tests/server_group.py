@@ -34,14 +34,14 @@ class ServerGroup:
             (DEFAULT_NAMESPACE,), lambda _user: f'"{PASSWORD}"', store_bytes=store_bytes
         )
         for number in range(servers):
-            self._configure(number, f"s{number}")
+            self._configure(number)
             self.servers.append(self._started(number))
 
-    def _configure(self, number: int, name: str) -> None:
+    def _configure(self, number: int) -> None:
         known = ", ".join(f'"nats://127.0.0.1:{port}"' for port in self._routes)
         route = f'cluster {{ name: "group", listen: "127.0.0.1:{self._routes[number]}", routes: [{known}] }}\n'
         self._file(number).write_text(
-            f'server_name: "{name}"\nlisten: "127.0.0.1:{self.ports[number]}"\n'
+            f'server_name: "s{number}"\nlisten: "127.0.0.1:{self.ports[number]}"\n'
             f"max_payload: {MAX_PAYLOAD_BYTES}\n{SERVER_PINGS}"
             f'jetstream {{ store_dir: "{self._stored(number)}"{self._store} }}\n'
             f"{route if len(self.ports) > 1 else ''}{self._accounts}"
@@ -75,10 +75,9 @@ class ServerGroup:
         """A server that was killed, with the store that it had."""
         self.servers[number] = self._started(number)
 
-    def replace(self, number: int, name: str) -> None:
-        """Have another server, with another name and nothing stored, in the place of one that was killed."""
+    def replace(self, number: int) -> None:
+        """Have a server with nothing stored in the place of one that was killed."""
         shutil.rmtree(self._stored(number))
-        self._configure(number, name)
         self.start(number)
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import json
 import logging
 import math
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from datetime import datetime
@@ -40,6 +41,7 @@ _BATCH_BYTES = 4 << 20  # as much is held at once, but for the last message: a b
 _END_OF_BATCH, _NOT_FOUND = "204", "404"
 _MAX_WAITING = 65_536  # republished messages that a slow reader lets lie before it reads on from the stream instead
 _STREAM_PATIENCE_S, _REREAD_PAUSE_S = 5.0, 0.05
+_COPY_PATIENCE_S, _INFO_TIMEOUT_S = 2.0, 2.0
 _NOT_YET = (DisconnectedError, NoRespondersError, RequestTimeoutError)
 
 
@@ -112,14 +114,24 @@ class Feed:
             return Entry.of(delivery)
         return None
 
+    async def _newest(self) -> int:
+        """The sequence up to which the server has stored that leads the others; 0 where there is one copy."""
+        told = json.loads((await self._bus.request(subjects.stream_info(self._stream), timeout_s=_INFO_TIMEOUT_S)).data)
+        if "error" in told:
+            raise NoRespondersError(f"stream {self._stream}: {told['error'].get('description')}")
+        return int(told["state"]["last_seq"]) if told["config"]["num_replicas"] > 1 else 0
+
     async def last(self) -> Entry | None:
         """The newest message, None when there is none."""
         request = json.dumps({"last_by_subj": self._subject}).encode()
         answer = await self._bus.request(subjects.direct_get(self._stream), request)
         return Entry.of(answer) if answer.status is None else None
 
-    async def follow(self, start: int = 1) -> AsyncGenerator[Entry | CaughtUp]:
+    async def follow(self, start: int = 1, *, sure: bool = False) -> AsyncGenerator[Entry | CaughtUp]:
         """What is stored from `start` on, then CaughtUp, then what comes, until the caller stops reading.
+
+        Any of the servers that keep a copy answers, and one may be behind what was acknowledged before: with `sure` it is waited for.
+        Only whoever may read about streams can ask for that, who reads all of one.
 
         CaughtUp is given again after every reconnect. Raises StreamNotFoundError when there is no such stream, and ClosedError
         when there will be no connection any more.
@@ -134,9 +146,15 @@ class Feed:
                 arrivals.clear()
                 try:
                     await self._bus.flush()  # what is stored from here on arrives
-                    async for entry in self.stored(start):
-                        start = entry.sequence + 1
-                        yield entry
+                    newest = await self._newest() if sure else 0
+                    until = time.monotonic() + _COPY_PATIENCE_S  # the newest may have been deleted
+                    while True:
+                        async for entry in self.stored(start):
+                            start = entry.sequence + 1
+                            yield entry
+                        if start > newest or time.monotonic() >= until:
+                            break
+                        await asyncio.sleep(_REREAD_PAUSE_S)
                 except _NOT_YET as error:
                     if patience_s <= 0 and isinstance(error, NoRespondersError):
                         raise StreamNotFoundError(f"there is no stream {self._stream}") from error

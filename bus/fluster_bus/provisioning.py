@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 _CREATE_TIMEOUT_S = 10.0
+_ANSWER_S = 2.0  # what was asked while no server of a group led is answered by none
 _STATISTICS_S = 12.0  # servers of a group tell each other each 10 s what they have set aside
 _ANY = Replication()
 
@@ -64,11 +65,13 @@ async def ensure_system(bus: Bus, replication: Replication = _ANY, *, patience_s
 
 
 async def _on_enough(replication: Replication, attempt: Callable[[int], Awaitable[Answer]]) -> Answer:
-    """What `attempt(replicas)` returns for the largest number for which there are servers enough. Raises TooFewServersError."""
+    """What `attempt(replicas)` returns for the largest number for which there are servers enough. Raises TooFewServersError, StorageError."""
     *first, last = replication.tried
     for replicas in first:
         try:
             return await attempt(replicas)
+        except StorageTimeoutError:
+            raise  # that says nothing of how many servers there are
         except StorageError as error:
             log.info("streams get fewer copies than %d: %s", replicas, error)
     return await attempt(last)
@@ -207,7 +210,7 @@ async def _side_by_side(calls: Iterable[Awaitable[Answer]]) -> list[Answer]:
 
 async def _info(bus: Bus, name: str) -> StreamInfo | None:
     async def look(left_s: float) -> StreamInfo | None:
-        async with asyncio.timeout(left_s):
+        async with asyncio.timeout(min(left_s, _ANSWER_S)):
             try:
                 return await bus.jetstream.stream_info(name)
             except nats.js.errors.NotFoundError:

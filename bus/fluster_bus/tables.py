@@ -219,13 +219,15 @@ class Table(Generic[Record]):
         *,
         is_known: Callable[[str, int], bool] | None = None,
         passed: Callable[[int], None] | None = None,
+        sure: bool = False,
     ) -> AsyncGenerator[Row[Record] | Deleted | CaughtUp]:
         """The records whose keys match, then CaughtUp, then every change, in order, across server restarts.
 
         A record that cannot be read is passed over, with a line in the log; so is what `is_known(key, revision)`. `passed` is
-        told the revision of whatever else lies in the bucket, when every change before it has been taken in.
+        told the revision of whatever else lies in the bucket, when every change before it has been taken in. With `sure`
+        nothing that was acknowledged before is missing, whichever copy is read (`Feed.follow`).
         """
-        async with aclosing(self._feed(keys).follow()) as entries:
+        async with aclosing(self._feed(keys).follow(sure=sure)) as entries:
             async for entry in entries:
                 if isinstance(entry, CaughtUp):
                     yield entry
@@ -240,7 +242,7 @@ class Table(Generic[Record]):
 
     async def watch_whole(self) -> AsyncGenerator[Row[Record] | Deleted | Unreadable | CaughtUp]:
         """As `watch`, for the one who removes what is no record: that is told as well."""
-        async with aclosing(self._feed(subjects.ANY_TAIL).follow()) as entries:
+        async with aclosing(self._feed(subjects.ANY_TAIL).follow(sure=True)) as entries:
             async for entry in entries:
                 change = entry if isinstance(entry, CaughtUp) else self._change(entry)
                 if change is not None:

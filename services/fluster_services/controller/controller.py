@@ -200,7 +200,7 @@ class Controller:
             passed = functools.partial(self.seat.on_passed, namespace)
             table, began = self.records[namespace], time.monotonic()
             bus_began = await retried(lambda _left_s: table.time(), on=(BusError,), timeout_s=_CLOCK_TIMEOUT_S)
-            async with aclosing(table.watch(is_known=is_known, passed=passed)) as changes:
+            async with aclosing(table.watch(is_known=is_known, passed=passed, sure=True)) as changes:
                 async for change in changes:
                     if isinstance(change, Row):
                         is_new = read.is_set()  # so it waits since now
@@ -216,7 +216,7 @@ class Controller:
         return watch
 
     async def _watch_workers(self, read: asyncio.Event) -> None:
-        async with aclosing(self.workers_table.watch()) as changes:
+        async with aclosing(self.workers_table.watch(sure=True)) as changes:
             async for change in changes:
                 if isinstance(change, CaughtUp):
                     read.set()
