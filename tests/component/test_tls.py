@@ -37,7 +37,7 @@ class Site:
 
     @property
     def ca(self) -> str:
-        return self.authority.cert_pem.bytes().decode()
+        return str(self.authority.cert_pem.bytes(), "utf-8")
 
     def address(self, port: int, *, host: str = "127.0.0.1", scheme: str = "tls") -> BusAddress:
         return BusAddress(f"{scheme}://{host}:{port}", "me", "secret", ca=self.ca)
