@@ -51,6 +51,8 @@ def granted(role: Role, namespaces: Sequence[str], name: str, *, workers: str) -
             )
         case Role.AUTOSCALER:
             return _autoscaler(name)
+        case Role.JOIN:
+            return Permissions((subjects.join(name), _inbox(name)), (_inbox(name),))
         case Role.CLIENT:
             return Permissions(
                 _of_each(namespaces, _asks),

@@ -25,6 +25,7 @@ class Role(StrEnum):
     OPERATOR = "operator"  # those who own the cluster: everything
     CLIENT = "client"  # submits and calls in its namespace
     JOB = "job"  # calls and serves in its namespace
+    JOIN = "join"  # is there to become a worker, by a join token
 
     @property
     def is_tenant(self) -> bool:
@@ -85,7 +86,10 @@ class Permissions:
 
 
 def users(namespaces: Sequence[str]) -> tuple[User, ...]:
-    """All users with passwords of a cluster with these namespaces. Raises InvalidNameError."""
+    """All users with passwords of a cluster with these namespaces. Raises InvalidNameError.
+
+    None of them is there to join: only what is signed can be handed out.
+    """
     return (
         User(Role.SERVICE),
         User(Role.WORKER),

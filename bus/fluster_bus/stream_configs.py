@@ -22,6 +22,7 @@ from fluster_bus.stream_bounds import (
     CALLS_KEPT_S,
     CONTROLLERS_BYTES,
     HISTORY_KEPT_S,
+    JOINS_BYTES,
     MAX_CALL_BYTES,
     MAX_CALLS_OF_ACTOR,
     MAX_SECRETS,
@@ -177,6 +178,7 @@ def system_streams() -> list[WantedStream]:
     buckets = (
         _bucket(subjects.WORKERS_BUCKET, subjects.watch_workers(), WORKERS_BYTES),
         _bucket(subjects.CONTROLLERS_BUCKET, subjects.watch_controllers(), CONTROLLERS_BYTES),
+        _bucket(subjects.JOINS_BUCKET, subjects.watch_joins(), JOINS_BYTES),
     )
     return [WantedStream(config, {}) for config in (submitted, *buckets)]
 

@@ -17,6 +17,7 @@ from fluster_bus.errors import (
 )
 from fluster_bus.messages.actors import ActorSeat, HandledCalls, SavedState
 from fluster_bus.messages.endpoints import Endpoint
+from fluster_bus.messages.joins import IssuedWorkers, JoinedWorker, JoinTokenRecord
 from fluster_bus.messages.leaders import Fence, Leader
 from fluster_bus.messages.model import Message
 from fluster_bus.messages.records import JobRecord, TaskRecord
@@ -104,6 +105,25 @@ def workers_table(bus: Bus) -> Table[WorkerInfo]:
         lambda _key, data: WorkerInfo.from_json(data),
         watch=subjects.watch_workers,
     )
+
+
+def _joins(bus: Bus, read: Callable[[str, bytes], Record]) -> Table[Record]:
+    return Table(bus, subjects.JOINS_BUCKET, read, watch=subjects.watch_joins)
+
+
+def join_tokens_table(bus: Bus) -> Table[JoinTokenRecord]:
+    """The join tokens that there are, under `join_token_key`. Only services and operators may read or write these, and the next two."""
+    return _joins(bus, lambda _key, data: JoinTokenRecord.from_json(data))
+
+
+def joined_workers_table(bus: Bus) -> Table[JoinedWorker]:
+    """The workers that joined by a token, under `joined_worker_key`, in the same bucket."""
+    return _joins(bus, lambda _key, data: JoinedWorker.from_json(data))
+
+
+def issued_workers_table(bus: Bus) -> Table[IssuedWorkers]:
+    """Under ISSUED_WORKERS_KEY of the same bucket, the ids that no worker can join as."""
+    return _joins(bus, lambda _key, data: IssuedWorkers.from_json(data))
 
 
 def _actors(bus: Bus, namespace: str, read: Callable[[str, bytes], Record]) -> Table[Record]:

@@ -194,6 +194,15 @@ def capacity() -> str:
     return f"{_SYS}.capacity"  # fluster.sys.capacity
 
 
+def join(token: str) -> str:
+    """Where a join token is exchanged: its user alone may ask there, so that the subject says who asks."""
+    return f"{_SYS}.join.{_name('join token', token)}"  # fluster.sys.join.join-3f2a9c1b
+
+
+def watch_joins(key: str = ANY_TAIL) -> str:
+    return f"{_SYS}.watch.joins.{key}"  # fluster.sys.watch.joins.worker.w1
+
+
 def vm_trouble() -> str:
     """Where whoever keeps VMs says why one of them is not there."""
     return f"{_SYS}.vms.trouble"  # fluster.sys.vms.trouble
@@ -305,11 +314,24 @@ ROOM_STREAM = "FLUSTER_ROOM"
 ROOM = "fluster.sys.room"
 WORKERS_BUCKET = "fluster_workers"
 CONTROLLERS_BUCKET = "fluster_controllers"
+JOINS_BUCKET = "fluster_joins"
 
 # Who leads, in CONTROLLERS_BUCKET and in every bucket of jobs. No job can have that id.
 LEADER_KEY = "leader"
 # In every bucket of jobs: a message under it stands before each batch of verdicts, and voids it when another leads.
 VERDICTS_KEY = f"{LEADER_KEY}.verdicts.batch"  # three tokens: no key of a task, so workers may not write it
+
+
+# In JOINS_BUCKET: the names of workers that were given credentials in another way than by a token.
+ISSUED_WORKERS_KEY = "issued"
+
+
+def join_token_key(token: str) -> str:
+    return f"token.{_name('join token', token)}"  # token.join-3f2a9c1b
+
+
+def joined_worker_key(worker: str) -> str:
+    return f"worker.{_name('worker', worker)}"  # worker.w1
 
 
 def submit_delivery(inbox: str) -> str:

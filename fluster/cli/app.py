@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fluster.cli import actors, clusters, credentials, daemons, deploy, jobs, stacks, submit, workers
+from fluster.cli import actors, clusters, credentials, daemons, deploy, jobs, stacks, submit, tokens, workers
 from fluster.cli.exit_codes import DEBUG_VARIABLE, EXIT_CODES_HELP, ExitCode, report, report_usage
 from fluster.cli.options import MAX_SECONDS, PATIENCE_S, Options, Output
 
@@ -159,6 +159,25 @@ _CREDENTIALS_VERBS: dict[str, Callable[..., None]] = {
 for _name, _command in _CREDENTIALS_VERBS.items():
     trust.command(_name)(_guarded(_command))
 app.add_typer(trust, rich_help_panel="Clusters")
+
+join_tokens = typer.Typer(
+    name="token",
+    help="""Let machines become workers of a cluster, by tokens.
+
+    Try:
+      fluster token create --uses 10 --for 12h
+    """,
+    no_args_is_help=True,
+)
+_TOKEN_VERBS: dict[str, Callable[..., None]] = {
+    "create": tokens.create,
+    "ls": tokens.ls,
+    "revoke": tokens.revoke,
+    "keys": tokens.keys,
+}
+for _name, _command in _TOKEN_VERBS.items():
+    join_tokens.command(_name)(_guarded(_command))
+app.add_typer(join_tokens, rich_help_panel="Clusters")
 
 _ALONE = ("demo", "up", "passwords", "init")  # they bring their own cluster
 

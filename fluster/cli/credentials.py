@@ -46,11 +46,12 @@ Url = Annotated[
     str | None,
     typer.Option(metavar="URL", help="Of the nats-server, as users reach it; nats://127.0.0.1:4222 at first."),
 ]
-_FOLDER = Path("authority")
+FOLDER = Path("authority")
+_ROLES = [role for role in Role if role is not Role.JOIN]
 
 
 def init(
-    authority: AuthorityFolder = _FOLDER,
+    authority: AuthorityFolder = FOLDER,
     *,
     url: Url = None,
     store: Annotated[
@@ -81,9 +82,9 @@ def init(
 
 def add(
     context: typer.Context,
-    role: Annotated[Role, typer.Argument(metavar="ROLE", help=f"What it may do: {', '.join(Role)}.")],
+    role: Annotated[Role, typer.Argument(metavar="ROLE", help=f"What it may do: {', '.join(_ROLES)}.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of the user; a worker's is its id.")],
-    authority: AuthorityFolder = _FOLDER,
+    authority: AuthorityFolder = FOLDER,
     *,
     namespace: Namespaces = None,
     until: Until = None,
@@ -105,12 +106,14 @@ def add(
     """
     from fluster_bus.address import BusAddress
 
-    issuer = _existing(authority)
+    issuer = existing(authority)
+    if role is Role.JOIN:
+        raise CommandError("who is to join gets a token: make one with `fluster token create`", ExitCode.USAGE)
     path = file or Path(f"{name}.creds")
     if path.exists():
         raise CommandError(f"the file {path} exists already: move it, or name another with --file", ExitCode.USAGE)
     lifetime_s = None if until is None else seconds_until("--until", until, time.time())
-    made = issuer.issue(role, name, _split(namespace) or _given(context, role), lifetime_s=lifetime_s)
+    made = issuer.issue(role, name, split(namespace) or _given(context, role), lifetime_s=lifetime_s)
     try:
         BusAddress(issuer.url, token=made.token, seed=made.seed).save(path)
     except Exception:
@@ -122,24 +125,31 @@ def add(
 def revoke(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The user's name, or its public key.")],
-    authority: AuthorityFolder = _FOLDER,
+    authority: AuthorityFolder = FOLDER,
 ) -> None:
     """Take a user's credentials back, and have the servers cut it off, within 5 seconds. It cannot come back.
+
+    Also those of a worker that joined by a token, with what it hands to jobs; its name is its id.
 
     Try:
       fluster credentials revoke w1
     """
-    issuer = _existing(authority)
-    for user in issuer.revoke(name):
-        say(f"{user.name} is revoked")
+    import asyncio
+
+    from fluster_bus.trust.join_register import JoinRegister
+
+    issuer = existing(authority)
+    before = {each.public for each in issuer.issued() if each.revoked_at is not None}
     try:
-        _push(context, issuer)
+        asyncio.run(JoinRegister(issuer, servers(context, issuer)).revoke_user(name))
     except Exception:
-        say("the servers do not know it yet: run `fluster credentials push` once they can be reached")
+        if _say_revoked(issuer, before):
+            say("the servers do not know it yet: run `fluster credentials push` once they can be reached")
         raise
+    _say_revoked(issuer, before)
 
 
-def push(context: typer.Context, authority: AuthorityFolder = _FOLDER) -> None:
+def push(context: typer.Context, authority: AuthorityFolder = FOLDER) -> None:
     """Tell the servers who is revoked, and what each role may do in this version of Fluster.
 
     After a revocation while no server could be reached, and after an upgrade. A server that is away learns it from the
@@ -148,17 +158,17 @@ def push(context: typer.Context, authority: AuthorityFolder = _FOLDER) -> None:
     Try:
       fluster credentials push
     """
-    _push(context, _existing(authority))
+    _push(context, existing(authority))
 
 
-def ls(context: typer.Context, authority: AuthorityFolder = _FOLDER) -> None:
+def ls(context: typer.Context, authority: AuthorityFolder = FOLDER) -> None:
     """List the users that were made here, with those that are revoked or have expired.
 
     Try:
       fluster credentials ls
     """
     now = time.time()
-    users = _existing(authority).issued()
+    users = existing(authority).issued()
     if Options.of(context).json:
         write_json([{**vars(each), "namespaces": list(each.namespaces), "state": _state(each, now)} for each in users])
         return
@@ -193,7 +203,7 @@ def passwords(
     """
     from fluster_bus.credentials import write_credentials
 
-    given = list(dict.fromkeys([*filter(None, [Options.of(context).namespace]), *_split(namespace)]))
+    given = list(dict.fromkeys([*filter(None, [Options.of(context).namespace]), *split(namespace)]))
     for file in write_credentials(folder, given or [DEFAULT_NAMESPACE], url):
         write(str(file))
 
@@ -215,7 +225,15 @@ def seconds_until(option: str, text: str, now: float) -> float:
     return seconds
 
 
-def _existing(folder: Path) -> Authority:
+def _say_revoked(issuer: Authority, before: set[str]) -> bool:
+    """Tell who is revoked now and was not `before`; True when there is somebody."""
+    revoked = [each for each in issuer.issued() if each.revoked_at is not None and each.public not in before]
+    for user in revoked:
+        say(f"{user.name} is revoked")
+    return bool(revoked)
+
+
+def existing(folder: Path) -> Authority:
     """The authority there: a wrong folder is not to become one."""
     from fluster_bus.trust.authority import Authority
 
@@ -231,14 +249,20 @@ def _existing(folder: Path) -> Authority:
 def _push(context: typer.Context, issuer: Authority) -> None:
     import asyncio
 
-    from fluster_bus.address import BusAddress
     from fluster_bus.trust.publishing import publish_accounts
 
+    asyncio.run(publish_accounts(issuer, servers(context, issuer)))
+
+
+def servers(context: typer.Context, issuer: Authority) -> str:
+    """Where the servers are, which trust that authority."""
+    from fluster_bus.address import BusAddress
+
     address = Options.of(context).address
-    asyncio.run(publish_accounts(issuer, issuer.url if address is None else BusAddress.parse(address).url))
+    return issuer.url if address is None else BusAddress.parse(address).url
 
 
-def _split(namespaces: list[str] | None) -> list[str]:
+def split(namespaces: list[str] | None) -> list[str]:
     return [each.strip() for text in namespaces or () for each in text.split(",")]
 
 

@@ -14,9 +14,11 @@ from typing import Annotated, Any
 import typer
 
 from fluster.cli.exit_codes import CommandError, ExitCode
+from fluster.cli.joining import JOIN_VARIABLE, joined_environment
 from fluster.cli.options import Options, refuse_empty, resources_option
 from fluster.local_setup import OPTIONS_VARIABLE
 
+ADDRESS_VARIABLE, CREDENTIALS_VARIABLE = "FLUSTER_CLUSTER_ADDRESS", "FLUSTER_CREDENTIALS"
 _JOB_CREDENTIALS = "job_credentials"
 
 
@@ -67,6 +69,7 @@ _FENCES = (
 )
 CONTROLLER_SETTINGS = (
     *_FOR_BOTH,
+    Setting("FLUSTER_SIGNING_KEYS", "FILE", "Of `fluster token keys`: by them it admits workers that join by a token."),
     Setting("FLUSTER_CONTROLLER_ID", "NAME", "Started again under the same one, it leads at once if it did before."),
     Setting(
         "FLUSTER_OWNER_LEASE_S", "SECONDS", "What a program owns ends when it is silent for so long. Default: 600."
@@ -118,6 +121,11 @@ CONTROLLER_SETTINGS = (
 )
 WORKER_SETTINGS = (
     *_FOR_BOTH,
+    Setting(
+        "FLUSTER_JOIN",
+        "TOKEN|FILE",
+        "A join token, or a file with one: its credentials are kept in the state folder. On a command line others of the machine see it.",
+    ),
     Setting(
         "FLUSTER_WORKER_ID", "NAME", "It adopts its tasks if it comes back under the same one. Default: the host's."
     ),
@@ -175,10 +183,12 @@ def start_worker(
     """Run a worker on this machine until it has drained, by request or after SIGTERM or Ctrl-C.
 
     The options are the settings that its environment has; one that is given goes before the variable. It hands the
-    credentials of --job-credentials to the jobs of their namespace.
+    credentials of --job-credentials to the jobs of their namespace. With --join it gets its own, and those of its jobs, for a
+    token, keeps them in its state folder, and uses them at its next start.
 
     Try:
       fluster --address credentials/worker.json worker start --cpus 8 --job-credentials default=credentials/job_default.json
+      fluster worker start --join join.token
     """
     from fluster_bus.roles import Role, User
 
@@ -189,7 +199,25 @@ def start_worker(
             raise CommandError(f"--job-credentials {text}: write NAMESPACE=FILE", ExitCode.USAGE)
         files[User(Role.JOB, match[1]).credentials_variable] = match[2]
     resources_option(_as_text(values["resources"]) or "", "--resources")
-    _become("fluster_services.worker", context, WORKER_SETTINGS, values, files)
+    for setting in WORKER_SETTINGS:
+        if setting.variable == JOIN_VARIABLE and _is_option(context, setting):
+            refuse_empty(setting.options[0], values[setting.name])
+    joined = joined_environment(
+        _as_text(values.pop("join")),
+        has_address=Options.of(context).address is not None or ADDRESS_VARIABLE in os.environ,
+        worker_id=_as_text(values["worker_id"]),
+        state_dir=_as_text(values["state_dir"]),
+        namespaces=_as_text(values["namespaces"]),
+    )
+    os.environ.pop(JOIN_VARIABLE, None)  # tasks may see a worker's environment, and the token may have uses left
+    settings = [each for each in WORKER_SETTINGS if each.variable != JOIN_VARIABLE]
+    if joined is None:
+        _become("fluster_services.worker", context, settings, values, files)
+        return
+    if Options.of(context).address is not None:
+        raise CommandError("--join names the servers, as the token does: leave --address out", ExitCode.USAGE)
+    os.environ.pop(CREDENTIALS_VARIABLE, None)
+    _become("fluster_services.worker", context, settings, {**values, "credentials": None}, {**joined, **files})
 
 
 def _become(
@@ -200,8 +228,6 @@ def _become(
     more: dict[str, str] | None = None,
 ) -> None:
     """Be the daemon, in a process that has nothing of the command line's but its id."""
-    from fluster_bus.address import ADDRESS_VARIABLE
-
     address = Options.of(context).address
     given = {setting.variable: _as_text(values[setting.name]) for setting in settings}
     options = {setting.variable: setting.options[0] for setting in settings if _is_option(context, setting)}

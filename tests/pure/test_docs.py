@@ -26,6 +26,7 @@ NOT_RUN = {
             "nats-server --config",
             "export FLUSTER_CLUSTER_ADDRESS",
             "fluster credentials add",
+            "fluster token create",
         ),
         "tests/system/test_signed_cluster.py runs these commands, each daemon in a terminal of its own",
     ),

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,8 +44,9 @@ class Terminals:
             name, _, value = words[1].partition("=")
             self._environment[name] = value
             return ""
-        if words[0] == "nats-server" or words[3:5] in (["controller", "start"], ["worker", "start"]):
-            self.daemons[words[2].removesuffix(".creds")] = subprocess.Popen(
+        if words[0] == "nats-server" or "start" in words:
+            name = words[words.index("--worker-id") + 1] if "--worker-id" in words else words[2].removesuffix(".creds")
+            self.daemons[name] = subprocess.Popen(
                 words, cwd=self._folder, env=self._environment, stderr=subprocess.DEVNULL
             )
             return ""
@@ -101,7 +103,7 @@ def _workers(cluster: Cluster) -> dict[str, bool]:
 
 
 def test_the_page_makes_a_cluster_adds_a_worker_and_revokes_one(terminals: Terminals, tmp_path: Path) -> None:
-    make, start, use, change = (source.splitlines() for _, source in blocks(PAGE))
+    make, start, use, change, join = (source.splitlines() for _, source in blocks(PAGE))
     for line in [*make, *start]:
         terminals.type(line)
     wait_until(terminals.is_served)
@@ -119,6 +121,23 @@ def test_the_page_makes_a_cluster_adds_a_worker_and_revokes_one(terminals: Termi
         assert [line.split()[3] for line in table.splitlines() if line.startswith(("w1", "w2"))] == ["revoked", "good"]
         job = JobRequest(name="after", entrypoint=Entrypoint(command=("true",)))
         assert operator.wait(operator.launch(job), timeout=60).status is JobStatus.SUCCEEDED
+        create, start_third, listed, revoke = join
+        for line in (create, start_third):
+            terminals.type(line)
+        wait_until(lambda: _workers(operator).get("w3") is True)
+        terminals.daemons["w2"].send_signal(signal.SIGTERM)
+        assert terminals.daemons["w2"].wait(60) == 0
+        assert operator.wait(operator.launch(job), timeout=60).status is JobStatus.SUCCEEDED  # by who has joined
+        row = terminals.type(listed).splitlines()[1].split()
+        assert (row[1], row[2], row[3], row[-1]) == ("default", "1/10", "good", "w3")
+        terminals.daemons["w3"].kill()
+        terminals.daemons["w3"].wait(60)
+        terminals.type("fluster worker start --worker-id w3 --state-dir ./w3")  # with what it has kept
+        wait_until(lambda: _workers(operator).get("w3") is True)
+        terminals.type(revoke)
+        revoked = time.monotonic()
+        assert terminals.daemons["w3"].wait(60) == 1
+        assert time.monotonic() - revoked < 5  # the bound that operators are promised
     terminals.restart_server()
     with pytest.raises(CredentialsError):
         Cluster(str(tmp_path / "w1.creds"))

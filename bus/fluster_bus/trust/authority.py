@@ -142,13 +142,24 @@ class Authority:
                 register = [*register, *meant]
             if not meant:
                 raise CredentialsError(f"unknown user {name!r}: {_known(register, now)}")
-            changed = [replace(each, revoked_at=now) if each in meant else each for each in register]
-            if len(_revoked(changed, now)) > _MAX_REVOKED:
-                raise CredentialsError(
-                    f"{_MAX_REVOKED} users are revoked whose credentials do not expire: make a new authority, or issue with a lifetime"
-                )
-            self._write(changed)
-            return [each for each in changed if each.public in {one.public for one in meant}]
+            return self._revoke(register, meant, now)
+
+    def revoke_joined(self, users: Sequence[Issued]) -> list[Issued]:
+        """Revoke users that another who signs for this cluster issued; those that are revoked already stay so. Raises CredentialsError."""
+        with _explained(self._folder), self._locked():
+            register = self._read()
+            known = {each.public for each in register}
+            fresh = [each for each in users if each.public not in known]
+            return self._revoke([*register, *fresh], fresh, int(time.time()))
+
+    def _revoke(self, register: list[Issued], meant: Sequence[Issued], now: int) -> list[Issued]:
+        changed = [replace(each, revoked_at=now) if each in meant else each for each in register]
+        if len(_revoked(changed, now)) > _MAX_REVOKED:
+            raise CredentialsError(
+                f"{_MAX_REVOKED} users are revoked whose credentials do not expire: make a new authority, or issue with a lifetime"
+            )
+        self._write(changed)
+        return [each for each in changed if each.public in {one.public for one in meant}]
 
     @property
     def url(self) -> str:
@@ -202,6 +213,12 @@ class Authority:
             permissions=Permissions(publish=(subjects.CLAIMS_REQUESTS, inbox), subscribe=(inbox,)),
             expires_at=int(time.time() + lifetime_s),
         )
+        return Credentials(token, key.seed)
+
+    def operator_credentials(self, lifetime_s: float = 60) -> Credentials:
+        """An operator of the cluster, by which what is changed here is told to its controllers. It is short-lived."""
+        key = Key.generate(KeyKind.USER)
+        token = self.signer(Role.OPERATOR).sign(key.public, _NAME, (), expires_at=int(time.time() + lifetime_s))
         return Credentials(token, key.seed)
 
     # ---- in the folder ----------------------------------------------------------------------------------

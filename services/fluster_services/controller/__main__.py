@@ -5,15 +5,22 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from fluster_bus.errors import CredentialsError
 from fluster_bus.messages import Namespace
 from fluster_bus.replication import Replication
+from fluster_bus.roles import Role
 from fluster_bus.stream_bounds import NamespaceBounds
 from fluster_services.config import DaemonLogs, RecordLimits, Timing
 from fluster_services.controller.controller import Controller, ControllerConfig
 from fluster_services.daemon import address_from_environment, run_daemon
-from fluster_services.settings import read_settings, refusing
+from fluster_services.settings import SettingError, read_settings, refusing
+
+if TYPE_CHECKING:
+    from fluster_bus.trust.signer import Signer
 
 
 def main() -> None:
@@ -24,6 +31,7 @@ def main() -> None:
 
 def _config_from_environment() -> ControllerConfig:
     namespaces = os.environ.get("FLUSTER_NAMESPACES", "default").split(",")
+    signing_keys = os.environ.get("FLUSTER_SIGNING_KEYS")
     return ControllerConfig(
         address=address_from_environment(),
         namespaces=tuple(Namespace(name.strip()) for name in namespaces),
@@ -32,7 +40,17 @@ def _config_from_environment() -> ControllerConfig:
         bounds=read_settings(NamespaceBounds),
         replication=read_settings(Replication),
         controller_id=os.environ.get("FLUSTER_CONTROLLER_ID", f"controller-{socket.gethostname()}-{os.getpid()}"),
+        signers=_signers(signing_keys) if signing_keys else {},
     )
+
+
+def _signers(file: str) -> Mapping[Role, Signer]:
+    from fluster_bus.trust.signing_keys import read_signing_keys
+
+    try:
+        return read_signing_keys(Path(file))
+    except CredentialsError as error:
+        raise SettingError(f"FLUSTER_SIGNING_KEYS: {error}") from error
 
 
 def run_controller(

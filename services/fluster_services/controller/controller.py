@@ -10,10 +10,10 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fluster_bus import subjects
 from fluster_bus.address import BusAddress
@@ -24,6 +24,7 @@ from fluster_bus.feeds import CaughtUp
 from fluster_bus.messages import JobRecord, JobStatus, Look, Namespace, TaskRecord, WorkerId
 from fluster_bus.replication import Replication
 from fluster_bus.retries import retried
+from fluster_bus.roles import Role
 from fluster_bus.secret_store import SecretStore, remove_secrets
 from fluster_bus.stream_bounds import NamespaceBounds
 from fluster_bus.streams import records_table, workers_table
@@ -55,6 +56,9 @@ from fluster_services.controller.verdicts import RecordUpdate, Verdicts
 from fluster_services.controller.vm_troubles import VMTroubles
 from fluster_services.controller.waits import Waits, waited_s
 
+if TYPE_CHECKING:
+    from fluster_bus.trust.signer import Signer
+
 log = logging.getLogger(__name__)
 
 _RECONCILED_AT_ONCE = 32
@@ -77,6 +81,7 @@ class ControllerConfig:
     bounds: NamespaceBounds = field(default_factory=NamespaceBounds)
     replication: Replication = field(default_factory=Replication)
     controller_id: str = "controller"
+    signers: Mapping[Role, Signer] = field(default_factory=dict)  # of workers and jobs, for those who join by a token
 
 
 class Controller:

@@ -62,9 +62,18 @@ class Requests:
             raise MessageTooLargeError(
                 f"the request has {size:,} bytes, over the limit of {_MAX_REQUEST_BYTES:,}: ask about fewer at once",
             )
-        namespace = subjects.namespace_of(subject)
-        if not self._lines.enter(namespace, _Request(answer, refuse), size=size, now=time.monotonic()):
-            raise _busy(namespace)
+        self.enter_line(subjects.namespace_of(subject), size, answer, refuse)
+
+    def enter_line(
+        self,
+        line: str,
+        size: int,
+        answer: Callable[[], Awaitable[None]],
+        refuse: Callable[[FlusterError], Awaitable[None]],
+    ) -> None:
+        """The same for a line that is a namespace's, or of somebody else, whose name has a blank then."""
+        if not self._lines.enter(line, _Request(answer, refuse), size=size, now=time.monotonic()):
+            raise _busy(line)
         self._wake.set()
 
     @staticmethod
@@ -120,5 +129,6 @@ class Requests:
             self._wake.set()
 
 
-def _busy(namespace: str) -> BusyError:
-    return BusyError(f"too many requests of namespace {namespace!r} wait for the controller: ask again in a moment")
+def _busy(line: str) -> BusyError:
+    who = line if " " in line else f"namespace {line!r}"
+    return BusyError(f"too many requests of {who} wait for the controller: ask again in a moment")

@@ -39,6 +39,7 @@ from fluster_bus.messages import (
     WorkerId,
     WorkerList,
 )
+from fluster_bus.messages.joins import JoinRequest
 from fluster_bus.messages.stacks import TaskStack, TaskStackRequest
 from fluster_bus.messages.wire_range import SPOKEN, why_apart
 from fluster_bus.objects import MAX_OBJECT_BYTES
@@ -54,6 +55,7 @@ from fluster_services.controller.dependencies import waits_for
 from fluster_services.controller.explain import explain
 from fluster_services.controller.flushing import flush_job
 from fluster_services.controller.job_pages import JobPage, Json, terminated, written_job
+from fluster_services.controller.joining import JoinEntrance, Joining
 from fluster_services.controller.requests import Pace, Requests
 from fluster_services.controller.scheduler import place_in_line
 from fluster_services.controller.slim_records import is_left, is_slim_end, is_slim_error
@@ -77,6 +79,7 @@ class ControllerService:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self._requests = Requests()
+        self._joining = Joining(controller)
         self._bus: Bus
 
     async def run(self, serving: asyncio.Event) -> None:
@@ -109,6 +112,10 @@ class ControllerService:
         await self._serve(subjects.endpoints_verb(every, "unregister"), UnregisterRequest, self._unregister)
         await self._serve(subjects.endpoints_verb(every, "lookup"), EndpointQuery, self._lookup)
         await self._serve(subjects.endpoints_verb(every, "list"), EndpointQuery, self._lookup)
+        # Joining is the cluster's own, and of no namespace.
+        await self._bus.serve(
+            subjects.join(every), JoinRequest, self._joining.answer, entrance=JoinEntrance(self._requests)
+        )
         await self._announce()
 
     async def _serve(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fluster.local_setup import ProfileName, RuntimeName
+from fluster.worker_defaults import STATE_DIR_VARIABLE, default_state_dir
 from fluster_bus.bus import Bus
 from fluster_bus.devices import MAX_BYTES, MAX_CPUS, VISIBLE_DEVICES, parse_gpus
 from fluster_bus.messages import parse_size
@@ -48,7 +49,7 @@ def main() -> None:
 
 
 def _config_from_environment() -> WorkerConfig:
-    state_dir = Path(os.environ.get("FLUSTER_STATE_DIR", Path.home() / ".fluster" / "worker"))
+    state_dir = Path(os.environ.get(STATE_DIR_VARIABLE, default_state_dir()))
     address = address_from_environment()
     credentials = {each: job_address(address, User(Role.JOB, each)) for each in served_namespaces(address)}
     timing, limits = read_settings(Timing), read_worker_limits()

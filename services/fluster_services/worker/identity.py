@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
 from dataclasses import replace
 from pathlib import Path
 
+from fluster.worker_defaults import WORKER_ID_VARIABLE, default_worker_id
 from fluster_bus.address import BusAddress
 from fluster_bus.errors import AddressError
 from fluster_bus.messages import Namespace, WorkerId
@@ -14,18 +14,18 @@ from fluster_bus.roles import DEFAULT_NAMESPACE, Role, User
 from fluster_bus.trust.claims import read_user_token
 from fluster_services.settings import SettingError
 
-_WORKER_ID, _NAMESPACES = "FLUSTER_WORKER_ID", "FLUSTER_NAMESPACES"
+_NAMESPACES = "FLUSTER_NAMESPACES"
 
 
 def worker_id(address: BusAddress) -> WorkerId:
     """FLUSTER_WORKER_ID, or the name in signed credentials of a worker, or the host's. Raises SettingError."""
-    given, signed = os.environ.get(_WORKER_ID), _signed_worker(address)
+    given, signed = os.environ.get(WORKER_ID_VARIABLE), _signed_worker(address)
     if given and signed is not None and given != signed:
         raise SettingError(
-            f"{_WORKER_ID}={given!r}, but its credentials are of the worker {signed!r}: leave the setting out, or run "
+            f"{WORKER_ID_VARIABLE}={given!r}, but its credentials are of the worker {signed!r}: leave the setting out, or run "
             f"`fluster credentials add worker {given}`"
         )
-    return WorkerId(given or signed or socket.gethostname().replace(".", "-"))
+    return WorkerId(given or signed or default_worker_id())
 
 
 def served_namespaces(address: BusAddress) -> list[Namespace]:
