@@ -47,12 +47,16 @@ class TcpStream(Transport):
             self._writer.transport.abort()
 
     def close(self) -> None:
-        if self._writer is not None:
+        """Also more than once: nats-py does, after which an encrypted stream of Python 3.11.2 could not be aborted."""
+        if self._writer is not None and not self._writer.is_closing():
             self._writer.close()
 
     async def wait_closed(self) -> None:
+        """Returns in each task that waits: asyncio has one future for them all, which the first to be cancelled would
+        cancel for the others.
+        """
         if self._writer is not None:
-            await self._writer.wait_closed()
+            await asyncio.shield(self._writer.wait_closed())
 
     def __bool__(self) -> bool:
         """True: else nats-py would take a transport of its own instead, before this one is connected."""
