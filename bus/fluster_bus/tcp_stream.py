@@ -87,10 +87,17 @@ class TcpStream(Transport):
         return self._reader is None or self._reader.at_eof()
 
     def write(self, payload: bytes) -> None:
-        self._open().write(payload)
+        """Raises OSError where the connection is lost: so does `writelines`."""
+        self._writable().write(payload)
 
     def writelines(self, payload: list[bytes]) -> None:
-        self._open().writelines(payload)
+        self._writable().writelines(payload)
+
+    def _writable(self) -> asyncio.StreamWriter:
+        writer = self._open()
+        if writer.is_closing():  # asyncio would drop it, or raise a TypeError or AttributeError out of its own parts
+            raise ConnectionResetError("the connection to the server is lost")
+        return writer
 
     async def drain(self) -> None:
         await self._open().drain()

@@ -64,3 +64,14 @@ async def test_a_stream_that_was_closed_twice_can_be_aborted(*, encrypted: bool)
         stream.abort()
         await asyncio.wait_for(stream.wait_closed(), 10)
         stream.abort()
+
+
+async def test_what_is_written_to_a_lost_connection_is_an_error_of_the_connection() -> None:
+    async with _connected() as stream:
+        stream.writelines([b"first"])
+        stream.abort()
+        await stream.wait_closed()
+        with pytest.raises(ConnectionResetError, match="is lost"):
+            stream.write(b"second")
+        with pytest.raises(ConnectionResetError, match="is lost"):
+            stream.writelines([b"second"])

@@ -103,9 +103,11 @@ async def test_what_cannot_be_taken_is_refused_with_an_event(
     async def all_are_told() -> bool:
         return set(sent) <= await refused()
 
+    async def none_waits() -> bool:
+        return (await controller.bus.jetstream.stream_info(subjects.SUBMIT_STREAM)).state.messages == 0
+
     await wait_until_async(all_are_told)
-    stream = await controller.bus.jetstream.stream_info(subjects.SUBMIT_STREAM)
-    assert stream.state.messages == 0
+    await wait_until_async(none_waits)
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
