@@ -21,6 +21,7 @@ _MIB, _GIB = 1 << 20, 1 << 30
 SYSTEM_BYTES = _GIB
 # What lies in that: the rest is for what operators make there themselves.
 SUBMITTED_BYTES, WORKERS_BYTES, CONTROLLERS_BYTES, JOINS_BYTES = 768 * _MIB, 64 * _MIB, 8 * _MIB, 16 * _MIB
+NAMESPACES_BYTES = 8 * _MIB
 MAX_BUDGET_BYTES = 12 * _GIB  # of a namespace, unless more is asked for
 BUDGET_SETTING = "FLUSTER_NAMESPACE_BUDGET"
 

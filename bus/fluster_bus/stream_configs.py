@@ -26,6 +26,7 @@ from fluster_bus.stream_bounds import (
     MAX_CALL_BYTES,
     MAX_CALLS_OF_ACTOR,
     MAX_SECRETS,
+    NAMESPACES_BYTES,
     RESULTS_KEPT_S,
     SECRETS_KEPT_S,
     SUBMITTED_BYTES,
@@ -179,6 +180,7 @@ def system_streams() -> list[WantedStream]:
         _bucket(subjects.WORKERS_BUCKET, subjects.watch_workers(), WORKERS_BYTES),
         _bucket(subjects.CONTROLLERS_BUCKET, subjects.watch_controllers(), CONTROLLERS_BYTES),
         _bucket(subjects.JOINS_BUCKET, subjects.watch_joins(), JOINS_BYTES),
+        _bucket(subjects.NAMESPACES_BUCKET, subjects.watch_namespaces(), NAMESPACES_BYTES),
     )
     return [WantedStream(config, {}) for config in (submitted, *buckets)]
 

@@ -20,6 +20,7 @@ from fluster_bus.messages.endpoints import Endpoint
 from fluster_bus.messages.joins import IssuedWorkers, JoinedWorker, JoinTokenRecord
 from fluster_bus.messages.leaders import Fence, Leader
 from fluster_bus.messages.model import Message
+from fluster_bus.messages.namespaces import NamespaceRecord
 from fluster_bus.messages.records import JobRecord, TaskRecord
 from fluster_bus.messages.workers import WorkerInfo
 from fluster_bus.tables import Table, sequence_of_ack
@@ -105,6 +106,18 @@ def workers_table(bus: Bus) -> Table[WorkerInfo]:
         lambda _key, data: WorkerInfo.from_json(data),
         watch=subjects.watch_workers,
     )
+
+
+def namespaces_table(bus: Bus) -> Table[NamespaceRecord]:
+    """The namespaces of the cluster, each under its name. Only services and operators may read or write them."""
+
+    def read(key: str, data: bytes) -> NamespaceRecord:
+        record = NamespaceRecord.from_json(data)
+        if record.name != key:
+            raise InvalidMessageError(f"it is of namespace {record.name!r}")
+        return record
+
+    return Table(bus, subjects.NAMESPACES_BUCKET, read, watch=subjects.watch_namespaces)
 
 
 def _joins(bus: Bus, read: Callable[[str, bytes], Record]) -> Table[Record]:

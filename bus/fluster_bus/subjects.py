@@ -203,6 +203,10 @@ def watch_joins(key: str = ANY_TAIL) -> str:
     return f"{_SYS}.watch.joins.{key}"  # fluster.sys.watch.joins.worker.w1
 
 
+def watch_namespaces(key: str = ANY_TAIL) -> str:
+    return f"{_SYS}.watch.namespaces.{key}"  # fluster.sys.watch.namespaces.team-a
+
+
 def vm_trouble() -> str:
     """Where whoever keeps VMs says why one of them is not there."""
     return f"{_SYS}.vms.trouble"  # fluster.sys.vms.trouble
@@ -315,6 +319,7 @@ ROOM = "fluster.sys.room"
 WORKERS_BUCKET = "fluster_workers"
 CONTROLLERS_BUCKET = "fluster_controllers"
 JOINS_BUCKET = "fluster_joins"
+NAMESPACES_BUCKET = "fluster_namespaces"
 
 # Who leads, in CONTROLLERS_BUCKET and in every bucket of jobs. No job can have that id.
 LEADER_KEY = "leader"

@@ -17,6 +17,7 @@ from fluster_bus.messages.jobs import (
 from fluster_bus.messages.leaders import Fence, Leader
 from fluster_bus.messages.logs import LogBatch, LogLine
 from fluster_bus.messages.model import Message
+from fluster_bus.messages.namespaces import NamespaceQuota, NamespaceRecord, NamespaceState
 from fluster_bus.messages.records import Event, JobRecord, RefusedJob, Replacement, TaskRecord, Transition
 from fluster_bus.messages.requests import (
     Done,
@@ -113,8 +114,11 @@ __all__ = [
     "Look",
     "Message",
     "Namespace",
+    "NamespaceQuota",
+    "NamespaceRecord",
     "NamespaceReply",
     "NamespaceRequest",
+    "NamespaceState",
     "Offer",
     "OfferReply",
     "OwnerReply",
