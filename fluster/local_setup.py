@@ -52,11 +52,7 @@ class LocalSetup:
     drain_timeout_s: float | None = None  # None: as other workers
     build_timeout_s: float | None = None  # the same
     backend: str | None = None  # what has VMs for the workers, pickled, in Base64; None: they are processes here
-
-    @property
-    def start_timeout_s(self) -> float:
-        """How long it may take from the first process to the last."""
-        return START_TIMEOUT_S if self.backend is None else VM_START_TIMEOUT_S
+    start_timeout_s: float = START_TIMEOUT_S  # from the first process until the last is ready
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()

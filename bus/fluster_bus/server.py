@@ -199,7 +199,7 @@ class EmbeddedServer:
             if free:
                 self._port = _free_port()
             try:
-                self._launch(binary, deadline, meanwhile if attempt == 0 else lambda: None)
+                self._launch(binary, timeout_s, deadline, meanwhile if attempt == 0 else lambda: None)
             except _PortBusyError as error:
                 if not free:
                     raise
@@ -223,7 +223,7 @@ class EmbeddedServer:
                 "make room, or choose another folder"
             )
 
-    def _launch(self, binary: Path, deadline: float, meanwhile: Callable[[], object]) -> None:
+    def _launch(self, binary: Path, timeout_s: float, deadline: float, meanwhile: Callable[[], object]) -> None:
         with _explained(self._given_dir):
             arguments = ["--config", str(self._write_configuration())]
             output = self.store_dir / "nats-server.out"
@@ -245,7 +245,7 @@ class EmbeddedServer:
         late = time.monotonic() >= deadline
         code = self._terminate(_STOP_GRACE_S) if late else self.wait(_STOP_GRACE_S)
         self._release()
-        ended = "was not ready in time" if late else f"ended with {_status(code)} before it was ready"
+        ended = f"was not ready within {timeout_s:g} s" if late else f"ended with {_status(code)} before it was ready"
         raise self._failure(ended, _last_word(_said(self.log_file, log_start) + _said(output, 0)))
 
     def _spawn(self, binary: Path, arguments: list[str], output: Path, lock: int) -> None:

@@ -115,6 +115,13 @@ def up(
             help="A limit of its records, histories, caches or logs, the same; repeatable. Example: --limit max_log=1MB",
         ),
     ] = None,
+    start_timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="For the start, 45 unless given, with --backend 900. Example: --start-timeout 300 for a large store",
+        ),
+    ] = None,
     backend: Annotated[
         Literal["docker"] | None,
         typer.Option(help="Have each worker in a container of its own, held to its share of CPUs and memory."),
@@ -181,6 +188,7 @@ def up(
             runtime=runtime,
             timing=_named("--timing", timing, _seconds),
             limits=_named("--limit", limit, str),
+            start_timeout=start_timeout,
             docker_host=docker_host if backend is None else None,
             image=image if backend is None else None,
             backend=_docker_backend(image, docker_host, folder or []) if backend is not None else None,

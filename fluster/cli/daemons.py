@@ -162,6 +162,11 @@ WORKER_SETTINGS = (
     Setting("FLUSTER_MAX_LOG", "SIZE", "Kept of each stream of a task. Default: 64MiB."),
     Setting("FLUSTER_MAX_LOG_LINE", "SIZE", "Of a line, 1KiB to 128KiB; longer ones come in pieces. Default: 64KiB."),
     Setting("FLUSTER_MAX_PROCESSES", "COUNT", "Of a task, with threads, where limits are enforced. Default: 16384."),
+    Setting(
+        "FLUSTER_LEAST_FREE_DISK",
+        "SIZE",
+        "With less at its state folder it takes no work until there is twice as much. Default: 32MiB.",
+    ),
     Setting("FLUSTER_ADVERTISED_HOST", "HOST", "Where tasks on other workers reach this machine."),
 )
 

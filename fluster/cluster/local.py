@@ -27,7 +27,9 @@ from fluster.local_setup import (
     MAX_LOCAL_CONTROLLERS,
     MAX_LOCAL_WORKERS,
     MAX_PORT,
+    START_TIMEOUT_S,
     SUPERVISOR_MODULE,
+    VM_START_TIMEOUT_S,
     LocalSetup,
     LocalStarted,
     ProfileName,
@@ -38,7 +40,7 @@ from fluster_bus.names import check_namespace
 
 _log = logging.getLogger(__name__)
 
-_REPORT_TIMEOUT_S = 15.0  # beyond what the supervisor itself gives to the start
+_REPORT_TIMEOUT_S = 15.0  # beyond what the supervisor itself gives to the start: it tells what was late
 _STOP_TIMEOUT_S = 30.0
 _REMOVE_TIMEOUT_S, _REMOVE_PAUSE_S = 10.0, 0.05
 # {setting of a worker's containers: the argument of LocalCluster, where that is called otherwise}
@@ -74,11 +76,14 @@ class LocalCluster(Cluster):
     The environment of a job, or its image, is made within `build_timeout` seconds (1800), or the job fails. A worker that gets SIGTERM
     waits `drain_timeout` seconds (60) for its tasks before it hands them back.
 
+    The start fails unless all are ready within `start_timeout` seconds (45, with a backend 900): a large store takes a while to read,
+    and so does an image that has to be pulled.
+
     `timing` replaces some of the times of a cluster on one machine, in seconds: {"fence_after_s": 30, "worker_timeout_s": 40}
     or {"seat_lease_s": 3}. Names and rules are those of the settings FLUSTER_…_S of a deployed cluster.
 
-    `limits` replaces limits of records, histories, caches and logs, by the names of a deployed cluster's settings FLUSTER_… in lower
-    case: {"max_records": 100, "logs_budget": "2GiB", "environments_cache": "5GB", "max_log": "1MB", "results_kept_s": 3_600}.
+    `limits` replaces limits of records, histories, caches, logs and disks, by the names of a deployed cluster's settings FLUSTER_… in lower
+    case: {"max_records": 100, "logs_budget": "2GiB", "environments_cache": "5GB", "max_log": "1MB", "results_kept_s": 3_600, "least_free_disk": "1GB"}.
 
     With a `backend`, a VMBackend such as `fluster_services.vm.DockerBackend()`, each worker is one of its VMs, which
     has its usual size unless `cpu` or `memory` say what all have together. It is copied: one object may serve several clusters.
@@ -120,6 +125,7 @@ class LocalCluster(Cluster):
         build_ca: str | Path | None = None,
         build_timeout: float | None = None,
         drain_timeout: float | None = None,
+        start_timeout: float | None = None,
         timing: Mapping[str, float] | None = None,
         limits: Mapping[str, int | float | str] | None = None,
         backend: object | None = None,
@@ -150,6 +156,8 @@ class LocalCluster(Cluster):
         if containers and runtime == "process":
             given = ", ".join(_OPTIONS.get(name, name) for name in containers)
             raise ValueError(f"{given} are for tasks in containers: choose runtime='docker'")
+        if start_timeout is None:
+            start_timeout = START_TIMEOUT_S if backend is None else VM_START_TIMEOUT_S
         logical_cpu = max(_LOGICAL_CPUS, _LOGICAL_CPUS_PER_CORE * (os.cpu_count() or 1))
         setup = LocalSetup(
             namespaces=tuple(dict.fromkeys((chosen, *namespaces))),
@@ -174,6 +182,7 @@ class LocalCluster(Cluster):
             timing={name: check_seconds(f"timing: {name}", value) for name, value in (timing or {}).items()},
             limits=check_limits(limits or {}),
             backend=_pickled(backend) if backend is not None else None,
+            start_timeout_s=check_seconds("start_timeout", start_timeout),
             working_dir=str(Path.cwd()),
             python_path=tuple(str(Path(entry or ".").absolute()) for entry in sys.path),
         )

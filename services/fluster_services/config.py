@@ -131,12 +131,28 @@ class TaskLimits:
 
 
 @dataclass(frozen=True)
+class DiskLimits:
+    """When a worker takes nothing new for want of room. It does again where there is twice as much, so that it does not come and go."""
+
+    least_free_bytes: int = 32 << 20  # with less it can neither start tasks nor note how they end
+
+    def __post_init__(self) -> None:
+        _check(self, "least_free_bytes", "size from 1 MiB to 1 PiB", above=(1 << 20) - 1, most=1 << 50)
+
+    @property
+    def well_free_bytes(self) -> int:
+        """So much lets it take work again."""
+        return 2 * self.least_free_bytes
+
+
+@dataclass(frozen=True)
 class WorkerLimits:
     """All of a worker's limits."""
 
     caches: CacheLimits = field(default_factory=CacheLimits)
     logs: LogLimits = field(default_factory=LogLimits)
     tasks: TaskLimits = field(default_factory=TaskLimits)
+    disk: DiskLimits = field(default_factory=DiskLimits)
 
 
 @dataclass(frozen=True)

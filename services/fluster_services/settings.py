@@ -20,6 +20,7 @@ from fluster_bus.stream_bounds import NamespaceBounds
 from fluster_services.config import (
     CacheLimits,
     DaemonLogs,
+    DiskLimits,
     LocalLimits,
     LogLimits,
     ProportionError,
@@ -30,7 +31,16 @@ from fluster_services.config import (
 )
 
 Group = TypeVar(
-    "Group", Timing, RecordLimits, NamespaceBounds, Replication, CacheLimits, LogLimits, TaskLimits, DaemonLogs
+    "Group",
+    Timing,
+    RecordLimits,
+    NamespaceBounds,
+    Replication,
+    CacheLimits,
+    LogLimits,
+    TaskLimits,
+    DiskLimits,
+    DaemonLogs,
 )
 
 
@@ -100,6 +110,7 @@ SETTINGS: Mapping[type[Any], Sequence[Setting]] = {
         Setting("FLUSTER_MAX_LOG_LINE", "line_bytes", parse_size),
     ],
     TaskLimits: [Setting("FLUSTER_MAX_PROCESSES", "max_processes", _count)],
+    DiskLimits: [Setting("FLUSTER_LEAST_FREE_DISK", "least_free_bytes", parse_size)],
 }
 
 # Of a cluster on one machine alone: other daemons write to their standard error.
@@ -148,6 +159,7 @@ def read_worker_limits(environment: Mapping[str, str] = os.environ) -> WorkerLim
         caches=read_settings(CacheLimits, environment),
         logs=read_settings(LogLimits, environment),
         tasks=read_settings(TaskLimits, environment),
+        disk=read_settings(DiskLimits, environment),
     )
 
 

@@ -79,7 +79,8 @@ class Supervisor:
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: None)  # the wake-up pipe tells
         _become_subreaper()
-        self.server.start(meanwhile=lambda: import_kept(*FOR_ALL))
+        deadline = time.monotonic() + self.setup.start_timeout_s
+        self.server.start(timeout_s=self.setup.start_timeout_s, meanwhile=lambda: import_kept(*FOR_ALL))
         ready = self._fork_all(self._kinds.controller(number) for number in range(self.setup.controllers))
         if self.setup.backend is not None:
             import_kept(*FOR_VMS)
@@ -87,7 +88,6 @@ class Supervisor:
         else:
             import_kept(*FOR_WORKERS)  # while controllers import what is theirs
             ready += self._fork_all(self._kinds.worker(number) for number in range(self.setup.workers))
-        deadline = time.monotonic() + self.setup.start_timeout_s
         for daemon, ready_fd in ready:
             self._wait_ready(daemon, ready_fd, leash, deadline)
         return self.server.credentials(Role.OPERATOR).to_url()
@@ -109,7 +109,8 @@ class Supervisor:
                     return
                 if not part:
                     break
-        how = "could not be started" if not part else f"was not ready within {self.setup.start_timeout_s:g} s"
+        late = f"was not ready within {self.setup.start_timeout_s:g} s (start_timeout)"
+        how = "could not be started" if not part else late
         raise FlusterError(f"{daemon.title or daemon.name} {how}: {self._last_words(daemon)}")
 
     def _last_words(self, daemon: Daemon) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fluster_services.config import DiskLimits
 from fluster_services.worker.folder_cache import FolderCache
 
 pytestmark = pytest.mark.anyio
@@ -55,7 +56,7 @@ async def reopen(tmp_path: Path) -> AsyncIterator[Reopen]:
     async def make(max_bytes: int = 10 * SIZE) -> FolderCache:
         for cache in opened:
             await cache.close()
-        opened.append(FolderCache(tmp_path / "cache", max_bytes))
+        opened.append(FolderCache(tmp_path / "cache", max_bytes, DiskLimits()))
         opened[-1].open()
         return opened[-1]
 

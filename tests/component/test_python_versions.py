@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fluster_bus.messages import EnvironmentConfig
+from fluster_services.config import DiskLimits
 from fluster_services.worker.build_output import BuildError
 from fluster_services.worker.environments import Environments
 from fluster_services.worker.folder_cache import FolderCache
@@ -34,9 +35,9 @@ def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment
     monkeypatch.setenv("PATH", f"{shims}:/usr/bin:/bin")
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))
     monkeypatch.delenv("PYENV_VERSION", raising=False)
-    cache = FolderCache(tmp_path / "environments", 1 << 30)
+    cache = FolderCache(tmp_path / "environments", 1 << 30, DiskLimits())
     cache.open()
-    return Environments(cache, build_timeout_s=60)
+    return Environments(cache, DiskLimits(), build_timeout_s=60)
 
 
 async def test_a_shim_is_told_the_version(environments: Environments) -> None:

@@ -293,7 +293,7 @@ def test_a_program_that_is_no_server_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLUSTER_NATS_SERVER", _wrapper(tmp_path, "exec sleep 60"))
-    assert "was not ready in time" in _refusal(EmbeddedServer(tmp_path / "store"), timeout_s=0.3)
+    assert "was not ready within 0.3 s" in _refusal(EmbeddedServer(tmp_path / "store"), timeout_s=0.3)
     monkeypatch.setenv("FLUSTER_NATS_SERVER", _wrapper(tmp_path, "exit 3"))
     assert "ended with status 3" in _refusal(EmbeddedServer(tmp_path / "store"))
 

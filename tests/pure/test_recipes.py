@@ -13,7 +13,7 @@ import pytest
 from fluster_bus.messages import Entrypoint, EnvironmentConfig, JobRequest, Namespace
 from fluster_bus.objects import ObjectStore
 from fluster_bus.secret_store import SecretStore
-from fluster_services.config import CacheLimits
+from fluster_services.config import WorkerLimits
 from fluster_services.worker.build_output import BuildError, BuildOutput
 from fluster_services.worker.environments import (
     _PLAIN,
@@ -168,7 +168,7 @@ def _nobody_listens(_output: BuildOutput) -> None:
 
 
 def test_a_folder_that_was_not_packed_is_told(tmp_path: Path) -> None:
-    preparation = Preparation(tmp_path, _no_store, _no_secrets, CacheLimits())
+    preparation = Preparation(tmp_path, _no_store, _no_secrets, WorkerLimits())
     with pytest.raises(LaunchError, match="workspace='/src' is a folder of the client, which was not packed"):
         _run(preparation.prepare(Namespace("default"), _request(workspace="/src"), "key", _nobody_listens))
 

@@ -11,14 +11,14 @@ import pytest
 from fluster.cli.daemons import CONTROLLER_SETTINGS, WORKER_SETTINGS
 from fluster_bus.replication import Replication
 from fluster_bus.stream_bounds import NamespaceBounds
-from fluster_services.config import CacheLimits, LogLimits, RecordLimits, TaskLimits, Timing
+from fluster_services.config import CacheLimits, DiskLimits, LogLimits, RecordLimits, TaskLimits, Timing
 from fluster_services.controller.__main__ import _config_from_environment
 from fluster_services.settings import SETTINGS, SettingError, read_settings
 from fluster_services.worker.__main__ import _given
 
 
 @pytest.mark.parametrize(
-    "group", [Timing, RecordLimits, NamespaceBounds, Replication, CacheLimits, LogLimits, TaskLimits]
+    "group", [Timing, RecordLimits, NamespaceBounds, Replication, CacheLimits, LogLimits, TaskLimits, DiskLimits]
 )
 def test_what_is_not_said_is_the_default(group: type[Any]) -> None:
     assert read_settings(group, dict.fromkeys((each.variable for each in SETTINGS[group]), "")) == group()
@@ -139,6 +139,7 @@ def test_what_is_said_is_taken(environment: Mapping[str, str], expected: Any) ->
         ),
         (CacheLimits, {"FLUSTER_WORKSPACES_CACHE": "much"}, "FLUSTER_WORKSPACES_CACHE: 'much' is no size"),
         (TaskLimits, {"FLUSTER_MAX_PROCESSES": "1"}, "FLUSTER_MAX_PROCESSES=1: give a number from 16 to 4194304"),
+        (DiskLimits, {"FLUSTER_LEAST_FREE_DISK": "0"}, "FLUSTER_LEAST_FREE_DISK=0: give a size from 1 MiB to 1 PiB"),
         (Replication, {"FLUSTER_REPLICAS": "2"}, "FLUSTER_REPLICAS=2: give 1, or 3 where the servers are 3 or more"),
         (LogLimits, {"FLUSTER_MAX_LOG_LINE": "8MB"}, "FLUSTER_MAX_LOG_LINE=8000000: give a size from 1 KiB to 128 KiB"),
     ],

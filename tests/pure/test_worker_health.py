@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fluster_services.config import DiskLimits
 from fluster_services.worker.health import (
-    LEAST_FREE_BYTES,
     DiskUse,
     Filler,
     Health,
@@ -20,19 +20,33 @@ from fluster_services.worker.runtime import LaunchError, WorkerFaultError
 
 GIB = 1 << 30
 WELL = Look("/state", free_bytes=GIB)
-FULL = Look("/state", free_bytes=LEAST_FREE_BYTES - 1)
+LIMITS = DiskLimits()
+FULL = Look("/state", free_bytes=LIMITS.least_free_bytes - 1)
 
 
 def test_a_full_disk_takes_it_out_until_there_is_clearly_room_again() -> None:
-    health = Health()
+    health = Health(LIMITS)
     health.on_look(WELL, now=0.0)
     assert health.trouble is None
     health.on_look(FULL, now=5.0)
     assert health.trouble == "its disk has no room: less than 64 MiB are left at /state"
-    health.on_look(Look("/state", free_bytes=LEAST_FREE_BYTES + 1), now=10.0)
+    health.on_look(Look("/state", free_bytes=LIMITS.least_free_bytes + 1), now=10.0)
     assert health.trouble == "its disk has no room: less than 64 MiB are left at /state"
-    health.on_look(Look("/state", free_bytes=2 * LEAST_FREE_BYTES), now=15.0)
+    health.on_look(Look("/state", free_bytes=2 * LIMITS.least_free_bytes), now=15.0)
     assert health.trouble is None
+
+
+def test_it_goes_by_the_room_that_its_operator_says() -> None:
+    health = Health(DiskLimits(least_free_bytes=GIB))
+    for free, trouble in [
+        (GIB, None),
+        (GIB - 1, "its disk has no room: less than 2 GiB are left at /state"),
+        (2 * GIB - 1, "its disk has no room: less than 2 GiB are left at /state"),
+        (2 * GIB, None),
+    ]:
+        look = Look("/state", free_bytes=free)
+        health.on_look(look, now=0.0)
+        assert (health.trouble, health.has_no_room(look)) == (trouble, free < 2 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +60,7 @@ def test_a_full_disk_takes_it_out_until_there_is_clearly_room_again() -> None:
     ],
 )
 def test_whatever_else_a_look_finds_takes_it_out_too(look: Look, trouble: str) -> None:
-    health = Health()
+    health = Health(LIMITS)
     health.on_look(look, now=0.0)
     assert health.trouble == trouble
     health.on_look(WELL, now=1.0)
@@ -54,7 +68,7 @@ def test_whatever_else_a_look_finds_takes_it_out_too(look: Look, trouble: str) -
 
 
 def test_a_fault_that_no_look_finds_comes_back_after_longer_and_longer_pauses() -> None:
-    health, now, pauses = Health(), 1000.0, []
+    health, now, pauses = Health(LIMITS), 1000.0, []
     for _ in range(8):
         health.on_fault("no process can be made", now=now)
         health.on_fault("no process can be made", now=now)  # of another task at the same moment
@@ -72,7 +86,7 @@ def test_a_fault_that_no_look_finds_comes_back_after_longer_and_longer_pauses() 
 
 @given(st.lists(st.tuples(st.sampled_from(["fault", "well", "full"]), st.floats(0, 100)), max_size=50))
 def test_it_never_stays_out_when_looks_find_nothing_for_a_minute(steps: list[tuple[str, float]]) -> None:
-    health, now = Health(), 0.0
+    health, now = Health(LIMITS), 0.0
     for step, pause_s in steps:
         now += pause_s
         if step == "fault":

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from anyio.abc import Process
 
+from fluster_services.config import DiskLimits
 from fluster_services.worker.attempt_directory import ExitRecord, LaunchSpec, to_json
 from fluster_services.worker.container import STATE_LABEL, ContainerSettings
 from fluster_services.worker.docker_runtime import DockerRuntime
@@ -87,7 +88,7 @@ def make_runtime(
     processes = ProcessRuntime(state_dir, template)
     if containers is None:
         return processes
-    return DockerRuntime(processes, containers, find_api_version(containers.engine))
+    return DockerRuntime(processes, containers, find_api_version(containers.engine), DiskLimits())
 
 
 class Worker(NamedTuple):

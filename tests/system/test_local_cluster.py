@@ -415,6 +415,14 @@ def test_limits_are_given_by_the_names_of_the_settings(family: Family) -> None:
     family.wait_gone()
 
 
+def test_the_start_and_the_disk_are_as_large_as_is_said(family: Family) -> None:
+    assert "not ready within 0.001 s" in refused(start_timeout=0.001)
+    with LocalCluster(cpu=1, start_timeout=300, limits={"least_free_disk": "1000TiB"}) as cluster:
+        job_id = cluster.launch(command("true"))
+        wait_until(lambda: "its disk has no room: less than 2000 TiB are left" in cluster.explain(job_id), PATIENCE_S)
+    family.wait_gone()
+
+
 def test_wrong_arguments_are_refused_before_anything_starts(family: Family) -> None:
     for setup in ({"namespace": "a.b"}, {"namespace": "sys"}, {"namespaces": ["ok", "not ok"]}):
         with pytest.raises(InvalidNameError, match=r"is no namespace|namespace of the cluster itself"):

@@ -81,6 +81,7 @@ class Attempts:
             config.worker_id,
             config.state_dir,
             runtime,
+            config.limits.disk,
             examine=self._examine,
             running=self.running,
             grace_s=config.timing.kill_grace_s,
@@ -110,7 +111,7 @@ class Attempts:
             config.state_dir,
             functools.partial(ObjectStore, bus),
             functools.partial(SecretStore, bus),
-            config.limits.caches,
+            config.limits,
             images,
             build_timeout_s=config.build_timeout_s,
         )

@@ -32,7 +32,7 @@ def make_runtime(
     images = None
     if settings is not None and api_version is not None:
         enforces_limits = config.enforce_limits != "never"
-        runtime = DockerRuntime(processes, settings, api_version, enforces_limits=enforces_limits)
+        runtime = DockerRuntime(processes, settings, api_version, config.limits.disk, enforces_limits=enforces_limits)
         images = Images(settings, api_version)
     _log.info("%s", runtime.limits())
     return runtime, images

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from fluster.progress_file import DIRECTORY_VARIABLE
 from fluster_bus.address import CREDENTIALS_VARIABLE
+from fluster_services.capacity import describe_bytes
+from fluster_services.config import DiskLimits
 from fluster_services.worker.attempt_directory import (
     TASK_FOLDER,
     LaunchSpec,
@@ -32,7 +34,6 @@ from fluster_services.worker.container import (
     own_libraries,
 )
 from fluster_services.worker.engine import EngineError, NotThereError, asked, connect, told
-from fluster_services.worker.health import WELL_FREE_BYTES
 from fluster_services.worker.interpreters import without_interpreters_own
 from fluster_services.worker.limits import Limits, group_name
 from fluster_services.worker.mounts import checked_mounts, secret_places
@@ -61,10 +62,12 @@ class DockerRuntime:
         processes: ProcessRuntime,
         settings: ContainerSettings,
         api_version: str,
+        disk: DiskLimits,
         *,
         enforces_limits: bool = True,
     ) -> None:
         self._processes = processes
+        self._disk = disk
         self._settings = settings
         self._api_version = api_version
         self._enforces_limits = enforces_limits
@@ -108,10 +111,11 @@ class DockerRuntime:
             free_bytes = shutil.disk_usage(self._root).free if self._root else None
         except OSError:  # it is not to be seen from here: what the engine says at the next start has to do
             return None
-        if free_bytes is None or free_bytes >= WELL_FREE_BYTES:
+        wanted_bytes = self._disk.well_free_bytes
+        if free_bytes is None or free_bytes >= wanted_bytes:
             return None
         return (
-            f"the disk of the Docker engine at {self._settings.engine} has no room: less than {WELL_FREE_BYTES >> 20} MiB are left at "
+            f"the disk of the Docker engine at {self._settings.engine} has no room: less than {describe_bytes(wanted_bytes)} are left at "
             f"{self._root}: `docker system prune` frees what it does not need"
         )
 

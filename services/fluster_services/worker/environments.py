@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fluster_bus.messages import EnvironmentConfig
+from fluster_services.config import DiskLimits
 from fluster_services.worker.build_output import BuildError, BuildOutput
 from fluster_services.worker.folder_cache import FolderCache, in_thread
 from fluster_services.worker.interpreters import (
@@ -83,15 +84,16 @@ def wants_environment(config: EnvironmentConfig) -> bool:
 class Environments:
     """The virtual environments of one worker."""
 
-    def __init__(self, cache: FolderCache, *, build_timeout_s: float) -> None:
+    def __init__(self, cache: FolderCache, disk: DiskLimits, *, build_timeout_s: float) -> None:
         self._cache = cache
+        self._disk = disk
         self._build_timeout_s = build_timeout_s
         self._is_suspect = False  # uv could not make one
 
     def examine(self) -> str | None:
         """Why uv cannot keep packages; None when it can, or always could. Blocks; to be called in a thread."""
         folder = find_uv_cache() if self._is_suspect else None
-        why = why_unfit(folder) if folder is not None else None
+        why = why_unfit(folder, self._disk) if folder is not None else None
         self._is_suspect = why is not None
         return None if why is None else f"its package cache {folder} cannot be used: {why}"
 

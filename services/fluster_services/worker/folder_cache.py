@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fluster_services.config import DiskLimits
 from fluster_services.worker.attempt_directory import GONE_SUFFIX, delete_tree
 from fluster_services.worker.folder_sizes import size_of
 from fluster_services.worker.probing import why_unfit
@@ -43,9 +44,10 @@ class _Folder:
 class FolderCache:
     """The folders below `root`, at most `max_bytes` of them beside those in use. Used by one event loop."""
 
-    def __init__(self, root: Path, max_bytes: int) -> None:
+    def __init__(self, root: Path, max_bytes: int, disk: DiskLimits) -> None:
         self._root = root
         self._max_bytes = max_bytes
+        self._disk = disk
         self._folders: dict[str, _Folder] = {}  # {name: folder}
         self._deletions: set[asyncio.Task[None]] = set()
         self._makings: set[asyncio.Task[None]] = set()
@@ -114,7 +116,7 @@ class FolderCache:
         """Why nothing can be put there; None when something can, or always could. Blocks; to be called in a thread."""
         if not self._is_suspect:
             return None
-        why = why_unfit(self._root)
+        why = why_unfit(self._root, self._disk)
         self._is_suspect = why is not None
         return None if why is None else f"its cache {self._root} cannot be used: {why}"
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from errno import EAGAIN, EIO, EMFILE, ENFILE, ENOBUFS, ENODEV, ENOMEM, EROFS, ESTALE
 
+from fluster_services.capacity import describe_bytes
+from fluster_services.config import DiskLimits
 from fluster_services.worker.runtime import NO_ROOM, WorkerFaultError
 
-LEAST_FREE_BYTES = 32 << 20  # with less, a worker can neither start tasks nor note how they end
-WELL_FREE_BYTES = 2 * LEAST_FREE_BYTES  # so that it does not come and go
 _UNWELL_INTERVAL_S = 1.0  # between two looks
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _LAPSE_S = 120.0  # a fault that comes later than this after the return is another one
@@ -33,16 +33,12 @@ class Look:
     unwritable: str | None = None  # why nothing can be written there
     trouble: str | None = None  # why the runtime can start nothing
 
-    @property
-    def has_no_room(self) -> bool:
-        """Whether what is wrong is that the disk is full."""
-        return self.free_bytes < WELL_FREE_BYTES
-
 
 class Health:
     """What is wrong with one worker. Times are seconds of a monotonic clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: DiskLimits) -> None:
+        self._limits = limits
         self._found: str | None = None  # by the last look
         self.has_no_disk = False  # what that found is that the disk is full, or cannot be written to
         self._fault: str | None = None  # met since the worker was well
@@ -67,7 +63,7 @@ class Health:
     def on_look(self, look: Look, *, now: float) -> None:
         """The machine was looked at."""
         was_well = self.trouble is None
-        self._found = _problem(look, was_well=was_well)
+        self._found = self._problem(look, was_well=was_well)
         self.has_no_disk = self._found is not None and self._found != look.trouble
         if self._found is None and now >= self._back_at:
             self._fault = None
@@ -80,14 +76,18 @@ class Health:
             return min(_UNWELL_INTERVAL_S, interval_s)
         return min(max(self._back_at - now, 0.0), interval_s) if self._fault is not None else interval_s
 
+    def has_no_room(self, look: Look) -> bool:
+        """Whether what is wrong with a worker that is not well is that its disk is full."""
+        return look.free_bytes < self._limits.well_free_bytes
 
-def _problem(look: Look, *, was_well: bool) -> str | None:
-    """What is wrong, in words that stay the same as long as it does."""
-    if look.free_bytes < (LEAST_FREE_BYTES if was_well else WELL_FREE_BYTES):
-        return f"its disk has no room: less than {WELL_FREE_BYTES >> 20} MiB are left at {look.folder}"
-    if look.unwritable is not None:
-        return f"its disk cannot be written to at {look.folder}: {look.unwritable}"
-    return look.trouble
+    def _problem(self, look: Look, *, was_well: bool) -> str | None:
+        """What is wrong, in words that stay the same as long as it does."""
+        limits = self._limits
+        if look.free_bytes < (limits.least_free_bytes if was_well else limits.well_free_bytes):
+            return f"its disk has no room: less than {describe_bytes(limits.well_free_bytes)} are left at {look.folder}"
+        if look.unwritable is not None:
+            return f"its disk cannot be written to at {look.folder}: {look.unwritable}"
+        return look.trouble
 
 
 # ---- whose fault a failure is ---------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from fluster_bus.errors import ObjectNotFoundError
 from fluster_bus.messages import EnvironmentConfig, JobRequest, Namespace
 from fluster_bus.objects import ObjectStore
 from fluster_bus.secret_store import SecretStore
-from fluster_services.config import CacheLimits
+from fluster_services.config import WorkerLimits
 from fluster_services.worker.attempt_directory import LaunchSpec
 from fluster_services.worker.environment_images import EnvironmentImages
 from fluster_services.worker.environments import (
@@ -50,7 +50,7 @@ class Preparation:
         folder: Path,
         store: Callable[[Namespace], ObjectStore],
         secrets: Callable[[Namespace], SecretStore],
-        limits: CacheLimits,
+        limits: WorkerLimits,
         images: Images | None = None,
         *,
         build_timeout_s: float = 1_800.0,
@@ -61,12 +61,12 @@ class Preparation:
             EnvironmentImages(images.settings, images.api_version, str(folder)) if images is not None else None
         )
         self._caches = (
-            FolderCache(folder / "workspaces", limits.workspaces_bytes),
-            FolderCache(folder / "environments", limits.environments_bytes),
+            FolderCache(folder / "workspaces", limits.caches.workspaces_bytes, limits.disk),
+            FolderCache(folder / "environments", limits.caches.environments_bytes, limits.disk),
         )
         self._unopened = list(self._caches)
         self._workspaces = Workspaces(self._caches[0], store)
-        self._environments = Environments(self._caches[1], build_timeout_s=build_timeout_s)
+        self._environments = Environments(self._caches[1], limits.disk, build_timeout_s=build_timeout_s)
 
     def open_caches(self) -> None:
         """Find what is there from an earlier run; called again after an OSError it goes on. To be called in a thread."""

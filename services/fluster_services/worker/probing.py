@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fluster_bus.errors import FlusterError
 from fluster_services.capacity import describe_bytes
-from fluster_services.worker.health import LEAST_FREE_BYTES
+from fluster_services.config import DiskLimits
 
 _PROBE = "probe"  # a file that is written and removed again
 _PROBE_BYTES = 64 << 10
@@ -33,14 +33,14 @@ def why_unwritable(folder: Path) -> str | None:
     return None
 
 
-def why_unfit(folder: Path) -> str | None:
+def why_unfit(folder: Path, limits: DiskLimits) -> str | None:
     """Why nothing large can be put into `folder`, which is made if need be; None when it can."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         free_bytes = shutil.disk_usage(folder).free
     except OSError as error:
         return error.strerror or str(error)
-    if free_bytes < LEAST_FREE_BYTES:
+    if free_bytes < limits.least_free_bytes:
         return f"only {describe_bytes(free_bytes)} are left there"
     return why_unwritable(folder)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fluster_bus.messages import JobStatus, WorkerId
 from fluster_services.capacity import describe_bytes
+from fluster_services.config import DiskLimits
 from fluster_services.worker.build_output import BuildError
 from fluster_services.worker.folder_sizes import size_of
 from fluster_services.worker.health import (
@@ -48,6 +49,7 @@ class Wellness:
         worker_id: WorkerId,
         state_dir: Path,
         runtime: Runtime,
+        limits: DiskLimits,
         *,
         examine: Callable[[], str | None],
         running: Mapping[str, RunningTask],
@@ -61,7 +63,7 @@ class Wellness:
         self._running = running
         self._grace_s = grace_s
         self._on_change = on_change
-        self._health = Health()
+        self._health = Health(limits)
         self._apart: str | None = None
         self._told: str | None = None
         self._well: DiskUse | None = None  # when the worker was last seen well
@@ -107,7 +109,7 @@ class Wellness:
             if self.trouble is None:
                 if now >= self._measure_at:
                     self._well = await self._measured(look)
-            elif look.has_no_room:
+            elif self._health.has_no_room(look):
                 await self._blame(look)
         await self._tell()
 
