@@ -179,12 +179,13 @@ def end(
     One that was to be stopped for the sake of its gang costs it nothing, however it ended. Neither does one with `is_spared`,
     for which the worker itself is to blame, but only so often: a task that meets such a worker again and again may well be
     what is wrong. With `filled_disk` it took all the room of its worker's disk; a task that does so on three workers, or six times
-    on fewer, has failed.
+    on fewer, has failed. With both it did so where little was left: that is spared so often, and counts from then on.
     """
     if task.state not in _HELD or not _holds(task, attempt, worker_id):
         return None
     is_spared = is_spared and task.spared < _MAX_SPARED
     is_charged = task.restart_requested is None and not is_spared
+    filled_disk = filled_disk and not is_spared
     filled = (*task.disk_filled, worker_id) if filled_disk else task.disk_filled
     failed = _charge_failure(task, now, error) if is_charged and state is JobStatus.FAILED else {}
     where = tuple(dict.fromkeys(filled))

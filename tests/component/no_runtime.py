@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from fluster_services.worker.attempt_directory import LaunchSpec
 from fluster_services.worker.runtime import RunningTask, WorkerFaultError
@@ -22,6 +23,9 @@ class NoRuntime:
 
     def trouble(self) -> str | None:
         return None
+
+    def places(self) -> list[Path]:
+        return []
 
     def examine(self) -> str | None:
         return None

@@ -651,6 +651,16 @@ def test_a_task_that_fills_the_disks_of_three_workers_or_one_six_times_has_faile
     assert task.transitions[-1].reason == f"could not be started; {told}"
 
 
+def test_where_little_was_left_it_is_spared_ten_times_before_it_counts_as_too_large() -> None:
+    task = _task()
+    for attempt in range(1, 17):
+        assert task.state is JobStatus.PENDING
+        ended = _ended(task, WorkerId("w1"), is_spared=True, filled_disk=True)
+        assert (ended.spared, len(ended.disk_filled)) == (min(attempt, 10), max(0, attempt - 10))
+        task = lifecycle.retry(ended, now=3) or ended
+    assert (task.state, task.preemptions, lifecycle.is_final(task)) == (F, 5, True)
+
+
 def test_disks_that_were_filled_before_make_no_failure_of_an_attempt_that_fills_none() -> None:
     task = _task().model_copy(update={"disk_filled": (*WORKERS, WorkerId("w3"))})
     assert _lead(task, _claim, _end(S)).state is S

@@ -13,6 +13,7 @@ from fluster_services.worker.health import (
     Health,
     Look,
     is_no_room,
+    is_scarce,
     is_workers_fault,
     who_filled,
 )
@@ -120,6 +121,22 @@ NO_ROOM = OSError(errno.ENOSPC, "No space left on device")
 )
 def test_whose_fault_a_failure_is(error: Exception, is_fault: bool, is_room: bool) -> None:
     assert (is_workers_fault(error), is_no_room(error)) == (is_fault, is_room)
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "expected"),
+    [
+        (10 * GIB - 1, 100 * GIB, True),
+        (10 * GIB, 100 * GIB, False),
+        (32 * GIB - 1, 10_000 * GIB, True),
+        (32 * GIB, 10_000 * GIB, False),  # what does not fit there is large
+        (0, 0, False),  # of a file system that does not say
+    ],
+)
+def test_a_disk_with_less_than_a_tenth_left_may_lack_room_for_what_is_usual(
+    free: int, total: int, expected: bool
+) -> None:
+    assert is_scarce(free=free, total=total) is expected
 
 
 def test_the_task_that_took_more_than_half_of_what_went_filled_the_disk() -> None:

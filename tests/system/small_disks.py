@@ -1,6 +1,7 @@
 """Disks of a few MiB, to be filled."""
 
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -28,8 +29,10 @@ def mounted(folder: Path, *, megabytes: int) -> Iterator[Path]:
         subprocess.run(["umount", folder], check=True)
 
 
-def fill(file: Path) -> None:
-    """Write to `file` until there is no room left."""
+def fill(file: Path, *, left_bytes: int = 0) -> None:
+    """Write to `file` until there is no room left, or just that much."""
+    free = shutil.disk_usage(file.parent).free
     with contextlib.suppress(OSError), file.open("wb", buffering=0) as ballast:
-        while True:
+        os.posix_fallocate(ballast.fileno(), 0, free - left_bytes)
+        while not left_bytes:  # and what is freed meanwhile
             ballast.write(bytes(4096))

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from fluster_bus.messages import (
     ResourceConfig,
     WorkerId,
 )
+from fluster_services.config import DiskLimits, WorkerLimits
 from fluster_services.worker.container import OWN_MINOR, STATE_LABEL, ContainerSettings
 from tests import optional
 from tests.docker_engine import Engine, OwnEngine, small_engine
@@ -403,6 +405,27 @@ def test_an_engine_without_room_for_an_image_costs_no_task_anything(tmp_path: Pa
             info = cluster.wait(job, timeout=PATIENCE_S)
             assert "command 'true' cannot be run in image" in info.error_message, "it was pulled"
             assert (info.tasks[0].failures, info.tasks[0].preemptions) == (1, 0)
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_nearly_full_charges_no_task_for_packages_without_room(tmp_path: Path) -> None:
+    workspace = tmp_path / "workspace"
+    wheel = make_wheel(workspace, "large")
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("large.bin", os.urandom(20 << 20))
+    environment = EnvironmentConfig(workspace=workspace, pip_packages=(f"./{wheel.name}",))
+    with small_engine() as engine, Daemons(tmp_path, Family()) as daemons:
+        daemons.start_controller()
+        settings = ContainerSettings(engine=engine.host, image=engine.image)
+        limits = WorkerLimits(disk=DiskLimits(least_free_bytes=1 << 20))
+        daemons.start_worker("w1", working_dir=None, containers=settings, limits=limits)
+        with daemons.connect() as cluster:
+            engine.fill(left_bytes=30 << 20)
+            job = cluster.launch(command("true").model_copy(update={"environment": environment}))
+            wait_until(lambda: "w1 takes no work: only" in cluster.explain(job), describe=lambda: cluster.explain(job))
+            engine.make_room()
+            (task,) = cluster.wait(job, timeout=PATIENCE_S).tasks
+            assert (task.status, task.failures, task.preemptions) == (JobStatus.SUCCEEDED, 0, 0)
 
 
 def test_who_waits_for_an_image_sees_how_far_it_is(contained: LocalCluster, engine: Engine) -> None:

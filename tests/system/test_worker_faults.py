@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +12,13 @@ import pytest
 from fluster.cluster import Cluster
 from fluster.errors import JobResultError
 from fluster_bus.messages import EnvironmentConfig, JobStatus, WorkerId, WorkerStatus
+from fluster_services.config import DiskLimits, WorkerLimits
 from tests.system.crowds import crowd
 from tests.system.daemons import Daemons
 from tests.system.job_requests import call, command
 from tests.system.processes import Family
 from tests.system.small_disks import fill, mounted
+from tests.system.wheels import make_wheel
 from tests.waiting import wait_until
 
 PATIENCE_S = 60
@@ -150,6 +153,40 @@ def test_a_worker_whose_environments_have_no_room_charges_nobody(tmp_path: Path,
             (disk / "ballast").unlink()
             (task,) = cluster.wait(job, timeout=PATIENCE_S).tasks
             assert (task.status, task.failures, task.preemptions) == (JobStatus.SUCCEEDED, 0, 0)
+
+
+def _large_wheel(folder: Path, megabytes: int) -> EnvironmentConfig:
+    wheel = make_wheel(folder, "large")
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("large.bin", os.urandom(megabytes << 20))
+    return EnvironmentConfig(workspace=folder, pip_packages=(f"./{wheel.name}",))
+
+
+@pytest.mark.parametrize("left_mib", [5, 20], ids=["nearly-full", "roomy"])
+def test_packages_without_room_are_the_faults_of_a_disk_that_is_nearly_full_and_of_no_other(
+    tmp_path: Path, family: Family, monkeypatch: pytest.MonkeyPatch, left_mib: int
+) -> None:
+    """There is some room on it, so that nothing is wrong with it but that these do not fit."""
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    environment = _large_wheel(tmp_path / "workspace", left_mib * 3 // 4)  # it is copied, and installed from there
+    (tmp_path / "w1").mkdir()
+    with mounted(tmp_path / "w1" / "environments", megabytes=64) as disk, Daemons(tmp_path, family) as daemons:
+        fill(disk / "ballast", left_bytes=left_mib << 20)
+        daemons.start_controller()
+        daemons.start_worker("w1", limits=WorkerLimits(disk=DiskLimits(least_free_bytes=1 << 20)))
+        with daemons.connect() as cluster:
+            job = cluster.launch(call(print, "works", environment=environment))
+            if left_mib > 6:
+                wait_until(lambda: cluster.poll(job).tasks[0].preemptions > 0)
+                assert worker(cluster, "w1").info.trouble == ""
+                cluster.terminate(job)
+                return
+            wait_until(lambda: f"w1 takes no work: only 5 MiB of 64 MiB are left at {disk}" in cluster.explain(job))
+            (disk / "ballast").unlink()
+            (task,) = cluster.wait(job, timeout=PATIENCE_S).tasks
+            assert (task.status, task.failures, task.preemptions) == (JobStatus.SUCCEEDED, 0, 0)
+            assert task.attempt > 1
 
 
 def test_a_worker_that_cannot_fork_charges_nobody_and_returns_when_it_can(tmp_path: Path, family: Family) -> None:

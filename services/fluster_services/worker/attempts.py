@@ -8,6 +8,7 @@ import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fluster_bus import subjects
@@ -83,6 +84,7 @@ class Attempts:
             runtime,
             config.limits.disk,
             examine=self._examine,
+            places=self._places,
             running=self.running,
             grace_s=config.timing.kill_grace_s,
             on_change=change,
@@ -144,6 +146,9 @@ class Attempts:
 
     def _examine(self) -> str | None:
         return self._make_ready() or self._preparation.examine() or self._runtime.examine()
+
+    def _places(self) -> list[Path]:
+        return [self._config.state_dir, *self._preparation.places(), *self._runtime.places()]
 
     async def close(self) -> None:
         """Stop what is being prepared."""

@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fluster.progress_file import DIRECTORY_VARIABLE
@@ -105,6 +106,9 @@ class DockerRuntime:
                 return str(error)
             return self._why_full()
         return trouble
+
+    def places(self) -> list[Path]:
+        return [Path(self._root)] if self._root else []
 
     def _why_full(self) -> str | None:
         try:

@@ -97,6 +97,11 @@ class Environments:
         self._is_suspect = why is not None
         return None if why is None else f"its package cache {folder} cannot be used: {why}"
 
+    def places(self) -> list[Path]:
+        """Where uv makes what it puts into environments. Blocks; to be called in a thread."""
+        folder = find_uv_cache()
+        return [folder] if folder is not None else []
+
     async def use(self, config: EnvironmentConfig, workspace: Path | None, user: str, listen: Listener) -> TaskPython:
         """The environment that `config` asks for, made unless it is there; it stays until `user` releases it.
 

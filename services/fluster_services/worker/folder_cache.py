@@ -112,6 +112,10 @@ class FolderCache:
             raise
         self._evict()
 
+    @property
+    def root(self) -> Path:
+        return self._root
+
     def examine(self) -> str | None:
         """Why nothing can be put there; None when something can, or always could. Blocks; to be called in a thread."""
         if not self._is_suspect:

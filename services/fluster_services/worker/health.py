@@ -126,6 +126,17 @@ def _chain(error: BaseException) -> list[BaseException]:
     return found
 
 
+_PLENTY_BYTES = 32 << 30
+
+
+def is_scarce(*, free: int, total: int) -> bool:
+    """Whether a disk has so little left that what finds no room there may well be no larger than is usual.
+
+    Measured, since what a build says is the word of those whose packages it makes.
+    """
+    return free < min(total // 10, _PLENTY_BYTES)
+
+
 # ---- who filled the disk --------------------------------------------------------------------------------
 
 

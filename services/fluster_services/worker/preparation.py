@@ -84,6 +84,10 @@ class Preparation:
         found = (each.examine() for each in (*self._caches, self._environments))
         return next((trouble for trouble in found if trouble is not None), None)
 
+    def places(self) -> list[Path]:
+        """Where all of it is made. To be called in a thread."""
+        return [*(cache.root for cache in self._caches), *self._environments.places()]
+
     async def prepare(self, namespace: Namespace, request: JobRequest, key: str, listen: Listener) -> Prepared:
         """Make what the request's environment asks for; it stays until `key` is released. `listen` gets what is said meanwhile.
 

@@ -111,6 +111,9 @@ class ProcessRuntime:
     def trouble(self) -> str | None:
         return None if self._template.is_alive() else f"its template process {self._template.pid} is gone: restart it"
 
+    def places(self) -> list[Path]:
+        return []
+
     def examine(self) -> str | None:
         return self.trouble()
 

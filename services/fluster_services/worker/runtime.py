@@ -129,6 +129,9 @@ class Runtime(Protocol):
     def examine(self) -> str | None:
         """The same, with all asked that it depends on. Blocks meanwhile; to be called in a thread."""
 
+    def places(self) -> list[Path]:
+        """Folders on whose disks it makes what tasks need, beside the worker's own. To be called in a thread."""
+
     async def wait_broken(self) -> WorkerFaultError:
         """Wait until nothing can be started here until the worker process is replaced; returns the reason."""
 

@@ -23,6 +23,7 @@ from fluster_services.worker.health import (
     Health,
     Look,
     is_no_room,
+    is_scarce,
     is_workers_fault,
     who_filled,
 )
@@ -41,7 +42,8 @@ _MEASURING_COSTS = 20  # folders are walked so seldom that it takes one part in 
 class Wellness:
     """Whether one worker may take work. `on_change` is awaited whenever that, or the reason, is another.
 
-    `examine` tells why no attempt can be started, whatever the disk of `state_dir` has; it is called in a thread.
+    `examine` tells why no attempt can be started, whatever the disk of `state_dir` has, and `places` where what attempts need is
+    made; both are called in a thread.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Wellness:
         limits: DiskLimits,
         *,
         examine: Callable[[], str | None],
+        places: Callable[[], list[Path]],
         running: Mapping[str, RunningTask],
         grace_s: float,
         on_change: Callable[[], Awaitable[None]],
@@ -60,6 +63,7 @@ class Wellness:
         self._state_dir = state_dir
         self._runtime = runtime
         self._examine = examine
+        self._places = places
         self._running = running
         self._grace_s = grace_s
         self._on_change = on_change
@@ -168,7 +172,7 @@ class Wellness:
             await settled()
             await self.look()
             if self.trouble is None:  # with what was made for it gone there is room again
-                return Outcome(JobStatus.WORKER_FAILED, f"{reason} (worker {self._worker_id})", filled_disk=True)
+                return await self._why_too_large(reason)
         elif is_workers_fault(error):
             await self._on_fault(str(error))
         else:  # it may well be for something that it does not name
@@ -176,6 +180,15 @@ class Wellness:
         if self.trouble is None:
             return Outcome(JobStatus.FAILED, reason)
         return self._spared(reason)
+
+    async def _why_too_large(self, reason: str) -> Outcome:
+        """How an attempt ends for which there is some room, and not enough. One that meets it too often is too large after all."""
+        scarce = await asyncio.to_thread(_find_scarce, self._places)
+        if scarce is None:
+            return Outcome(JobStatus.WORKER_FAILED, f"{reason} (worker {self._worker_id})", filled_disk=True)
+        await self._on_fault(scarce)
+        why = f"{reason}; worker {self._worker_id} takes no work, {scarce}"
+        return Outcome(JobStatus.WORKER_FAILED, why, is_spared=True, filled_disk=True)
 
     async def why_ended(self, key: str, outcome: Outcome) -> Outcome:
         """How an attempt ended whose process is over, once the state of the worker is taken into account.
@@ -210,6 +223,18 @@ class Wellness:
     def _spared(self, reason: str) -> Outcome:
         why = f"{reason}; it was not the task's fault: worker {self._worker_id} takes no work, {self.trouble}"
         return Outcome(JobStatus.WORKER_FAILED, why, is_spared=True)
+
+
+def _find_scarce(places: Callable[[], list[Path]]) -> str | None:
+    """Which of the places has little room left, in words; None when all have some."""
+    for folder in places():
+        try:
+            usage = shutil.disk_usage(folder)
+        except OSError:  # it is not to be seen from here
+            continue
+        if is_scarce(free=usage.free, total=usage.total):
+            return f"only {describe_bytes(usage.free)} of {describe_bytes(usage.total)} are left at {folder}"
+    return None
 
 
 def _look(folder: Path, examine: Callable[[], str | None]) -> Look:
