@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fluster_bus.credentials import write_credentials
+from typer.testing import CliRunner
+
+from fluster.cli.app import app
 from fluster_bus.server import find_binary
 from tests.docker_engine import Engine
 from tests.networked_engine import from_outside
@@ -38,11 +40,18 @@ class ComposeProject:
     credentials: Path
     port: int = 4222
     name: str = field(default_factory=lambda: f"t{uuid.uuid4().hex[:8]}")
+    is_group: bool = False  # of three servers, at this port and the two above
 
     def __post_init__(self) -> None:
-        write_credentials(self.credentials, url=f"nats://127.0.0.1:{self.port}")
+        ports = range(self.port, self.port + (3 if self.is_group else 1))
+        self.trust("passwords", str(self.credentials), "--url", ",".join(f"tls://127.0.0.1:{port}" for port in ports))
         for name in ("service.json", "worker.json", "job_default.json"):
             os.chown(self.credentials / name, _DAEMON_USER, _DAEMON_USER)
+
+    def trust(self, *words: str) -> None:
+        """Run a command of `fluster credentials`."""
+        done = CliRunner().invoke(app, ["credentials", *words])
+        assert done.exit_code == 0, done.output
 
     def compose(self, *words: str, status: int = 0, **variables: str) -> str:
         """What `docker-compose` says."""
@@ -54,6 +63,9 @@ class ComposeProject:
             "NATS_IMAGE": "fluster-test-nats",
             "FLUSTER_CREDENTIALS_DIR": str(self.credentials),
             "FLUSTER_PORT": str(self.port),
+            "FLUSTER_PORT_2": str(self.port + 1),
+            "FLUSTER_PORT_3": str(self.port + 2),
+            **({"COMPOSE_PROFILES": "three"} if self.is_group else {}),
             **variables,
         }
         return _run([*command, "--project-name", self.name, *words], environment, status, timeout_s=300)

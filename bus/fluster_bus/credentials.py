@@ -10,8 +10,9 @@ from pathlib import Path
 
 from fluster_bus.address import DEFAULT_PORT, BusAddress, write_private
 from fluster_bus.errors import AddressError
-from fluster_bus.roles import DEFAULT_NAMESPACE, User
+from fluster_bus.roles import DEFAULT_NAMESPACE, Role, User
 from fluster_bus.server_configuration import password_variables
+from fluster_bus.tls import CA_FILE, SCHEME, read_certificates
 
 PASSWORDS_FILE = "passwords.env"
 _DEFAULT_URL = f"nats://127.0.0.1:{DEFAULT_PORT}"
@@ -23,14 +24,15 @@ def write_credentials(
 ) -> list[Path]:
     """The files in `folder`: the passwords of all users for nats-server, and NAME.json for each user.
 
-    What is there already stays, but for its URL when another one is given. Raises AddressError, and InvalidNameError for
-    namespaces that are none or share a variable.
+    What is there already stays, but for its URL when another one is given, and for the authority of certificates that lies in
+    the folder. Raises AddressError, and InvalidNameError for namespaces that are none or share a variable.
     """
     variables = password_variables(namespaces)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise AddressError(f"the folder {folder} cannot be made: {error.strerror}") from error
+    ca = read_certificates(folder / CA_FILE) if (folder / CA_FILE).exists() else None
     lines, files = [], []
     for user, variable in variables.items():
         file = folder / f"{user.name}.json"
@@ -39,12 +41,20 @@ def write_credentials(
         address = known or BusAddress(_DEFAULT_URL, user.name, f"p{secrets.token_hex(24)}")
         if url is not None:
             address = replace(address, url=url)
+        if ca is not None and address.url.startswith(SCHEME):
+            address = replace(address, ca=ca)
         if address != known:  # else its owner stays, too
             address.save(file)
         lines.append(f"{variable}={address.password}\n")
         files.append(file)
     write_private(folder / PASSWORDS_FILE, "".join(lines))
     return [folder / PASSWORDS_FILE, *files]
+
+
+def known_url(folder: Path) -> str | None:
+    """Where the files in `folder` say that the server is; None when there are none. Raises AddressError."""
+    file = folder / f"{User(Role.OPERATOR).name}.json"
+    return BusAddress.parse(str(file)).url if file.exists() else None
 
 
 def _known(user: User, file: Path) -> BusAddress | None:

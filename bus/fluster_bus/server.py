@@ -31,7 +31,8 @@ from fluster_bus.roles import (
     User,
     users,
 )
-from fluster_bus.server_configuration import accounts_configuration, quoted
+from fluster_bus.server_configuration import accounts_configuration
+from fluster_bus.server_text import quoted
 from fluster_bus.stream_bounds import NamespaceBounds, store_bytes
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
 """The users of a cluster as configuration of nats-server.
 
-`python -m fluster_bus.server_configuration [NAMESPACE…]` prints that of a production server.
+`python -m fluster_bus.server_configuration [--without-tls] [NAMESPACE…]` prints that of a production server, and with --three what each of
+three has beside that.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from fluster_bus.address import DEFAULT_PORT
 from fluster_bus.errors import InvalidNameError
 from fluster_bus.pulse import SERVER_PINGS
 from fluster_bus.roles import DEFAULT_NAMESPACE, MAX_PAYLOAD_BYTES, Permissions, User, users
+from fluster_bus.server_text import quoted
+from fluster_bus.server_tls import PLAIN, clients_tls, group
 from fluster_bus.store_exports import STORE_EXPORTS, Export
+
+TLS_FOLDER = "/etc/nats/tls"  # at a production server, unless it is told another
+WITHOUT_TLS, THREE = "--without-tls", "--three"
+THREE_SERVERS = ("nats-1", "nats-2", "nats-3")  # of docker-compose.yml
+_ROUTES_PORT = 6_222
 
 
 def permissions(user: User, namespaces: Sequence[str]) -> Permissions:
@@ -97,11 +105,6 @@ def _allow(verb: str, allowed: tuple[str, ...]) -> list[str]:
     ]
 
 
-def quoted(text: str) -> str:
-    """`text` as a string of the server's configuration language."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
-
-
 def password_variables(namespaces: Sequence[str]) -> dict[User, str]:
     """{user: the variable from which a production server takes the password}, for all users of the cluster.
 
@@ -118,28 +121,62 @@ def password_variables(namespaces: Sequence[str]) -> dict[User, str]:
     return variables
 
 
-def production_configuration(namespaces: Sequence[str] = (DEFAULT_NAMESPACE,)) -> str:
+def production_configuration(
+    namespaces: Sequence[str] = (DEFAULT_NAMESPACE,), tls_folder: str | None = TLS_FOLDER
+) -> str:
     """The configuration of a server that other machines reach, with passwords from its environment.
 
+    Its certificate lies in `tls_folder` there; with None, connections are not encrypted.
     Raises InvalidNameError when two namespaces would take their passwords from the same variable.
     """
     variables = password_variables(namespaces)
     return (
         _PASSWORDS.format(
-            arguments="" if tuple(namespaces) == (DEFAULT_NAMESPACE,) else f" {' '.join(namespaces)}",
+            arguments="".join(f" {word}" for word in _arguments(namespaces, tls_folder)),
             variables="\n".join(f"#   {variable}" for variable in variables.values()),
         )
-        + production_server(DEFAULT_PORT, "/data")
+        + production_server(DEFAULT_PORT, "/data", tls_folder)
         + accounts_configuration(namespaces, lambda user: f"${user.password_variable}")
     )
 
 
-def production_server(port: int, store: str) -> str:
+def _arguments(namespaces: Sequence[str], tls_folder: str | None) -> list[str]:
+    """Those that make the configuration again."""
+    named = [] if tuple(namespaces) == (DEFAULT_NAMESPACE,) else list(namespaces)
+    return [*([] if tls_folder is not None else [WITHOUT_TLS]), *named]
+
+
+def production_server(port: int, store: str, tls_folder: str | None, *, name: str = "fluster") -> str:
     """The configuration of a production server but for whom it trusts; its streams lie in the folder `store`."""
     return _PRODUCTION.format(
-        listen=quoted(f"0.0.0.0:{port}"), max_payload=MAX_PAYLOAD_BYTES, pings=SERVER_PINGS, store=quoted(store)
+        name=quoted(name),
+        listen=quoted(f"0.0.0.0:{port}"),
+        encryption=PLAIN if tls_folder is None else clients_tls(tls_folder),
+        max_payload=MAX_PAYLOAD_BYTES,
+        pings=SERVER_PINGS,
+        store=quoted(store),
     )
 
+
+def three_servers_configuration() -> str:
+    """The configuration of one of three servers on one machine, beside that of one alone, from which it has all else."""
+    return _THREE.format(
+        group=group([f"tls://{name}:{_ROUTES_PORT}" for name in THREE_SERVERS], _ROUTES_PORT, TLS_FOLDER)
+    )
+
+
+_THREE = """\
+# One of the three servers of docker-compose.yml. Made by `python -m fluster_bus.server_configuration --three`: change it there.
+
+include "nats-server.conf"
+
+# Apart from what a server alone has stored: servers of a group remove streams that the group does not know.
+jetstream {{
+  store_dir: "/data/three"
+  sync_interval: always
+}}
+
+{group}"""
 
 _PASSWORDS = """\
 # A production server. Made by `python -m fluster_bus.server_configuration{arguments}`: change it there, or name your own namespaces.
@@ -152,10 +189,10 @@ _PASSWORDS = """\
 """
 
 _PRODUCTION = """\
-server_name: fluster
-# Other machines come in here; whoever has credentials can run code. Beyond a private network add a `tls` block with
-# `cert_file` and `key_file`.
+server_name: {name}
+# Other machines come in here; who has credentials can run code.
 listen: {listen}
+{encryption}\
 # There is no `http` port for monitoring: it asks for no credentials, and shows every connection's subjects, by which replies can be forged.
 max_payload: {max_payload}
 # Of clients that are silent. A dead connection's own client has long made another; one that is stopped is let live.
@@ -171,4 +208,7 @@ jetstream {{
 
 
 if __name__ == "__main__":
-    sys.stdout.write(production_configuration(sys.argv[1:] or (DEFAULT_NAMESPACE,)))
+    given = [each for each in sys.argv[1:] if each not in (WITHOUT_TLS, THREE)]
+    tls_folder = None if WITHOUT_TLS in sys.argv else TLS_FOLDER
+    made = production_configuration(given or (DEFAULT_NAMESPACE,), tls_folder)
+    sys.stdout.write(three_servers_configuration() if THREE in sys.argv else made)

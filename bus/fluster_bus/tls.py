@@ -15,6 +15,7 @@ from fluster_bus.errors import AddressError
 
 CA_VARIABLE = "FLUSTER_CA"
 SCHEME = "tls"
+CA_FILE = "ca.pem"  # in folders of keys: the certificates by which servers are known
 
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----[\s\w+/=]+?-----END CERTIFICATE-----")
 _MAX_FILE_BYTES = 1 << 20

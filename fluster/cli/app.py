@@ -13,7 +13,19 @@ from typing import Annotated, Any
 
 import typer
 
-from fluster.cli import actors, clusters, credentials, daemons, deploy, jobs, stacks, submit, tokens, workers
+from fluster.cli import (
+    actors,
+    certificates,
+    clusters,
+    credentials,
+    daemons,
+    deploy,
+    jobs,
+    stacks,
+    submit,
+    tokens,
+    workers,
+)
 from fluster.cli.exit_codes import DEBUG_VARIABLE, EXIT_CODES_HELP, ExitCode, report, report_usage
 from fluster.cli.options import MAX_SECONDS, PATIENCE_S, Options, Output
 
@@ -155,6 +167,7 @@ _CREDENTIALS_VERBS: dict[str, Callable[..., None]] = {
     "ls": credentials.ls,
     "push": credentials.push,
     "passwords": credentials.passwords,
+    "certificates": certificates.certificates,
 }
 for _name, _command in _CREDENTIALS_VERBS.items():
     trust.command(_name)(_guarded(_command))

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 AUTHORITY_VARIABLE = "FLUSTER_AUTHORITY"
 SERVER_FILE = "nats-server.conf"
+DEFAULT_URL = "tls://127.0.0.1:4222"
+# Names by which the servers of docker-compose.yml are reached, by its daemons and by those who are on the machine.
+COMPOSE_HOSTS = ("nats", "nats-1", "nats-2", "nats-3", "localhost", "127.0.0.1")
+COMPOSE_SERVER = "nats"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _MAX_LIFE_S = 100 * 365 * 86_400
 
@@ -44,7 +48,10 @@ Until = Annotated[
 ]
 Url = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="Of the nats-server, as users reach it; nats://127.0.0.1:4222 at first."),
+    typer.Option(
+        metavar="URL,…",
+        help=f"Of the nats-server, or of each in a group, as users reach them; {DEFAULT_URL} at first. tls:// encrypts.",
+    ),
 ]
 FOLDER = Path("authority")
 _ROLES = [role for role in Role if role is not Role.JOIN]
@@ -57,24 +64,43 @@ def init(
     store: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Where the server keeps its streams, at the server.")
     ] = Path("/data"),
+    server_folder: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Where what is made for the server lies, at the server.")
+    ] = Path("/etc/nats"),
 ) -> None:
-    """Make the keys of a cluster, and the configuration of its nats-server, which names no user.
+    """Make the keys of a cluster, and for each of its servers a folder: its configuration and its certificate.
 
-    The keys are files that only you can read; those that are there stay. The configuration holds no secret: copy it to
-    the server.
+    The keys are files that only you can read; those that are there stay. Copy each server's folder to it, as
+    --server-folder. With nats://, which does not encrypt, the configuration is all that is made.
 
     Try:
-      fluster credentials init --url nats://bus.example.org:4222
+      fluster credentials init --url tls://bus.example.org
+      fluster credentials init --url tls://bus-1.example.org,tls://bus-2.example.org,tls://bus-3.example.org
     """
     from fluster_bus.trust.authority import Authority
-    from fluster_bus.trust.configuration import signed_configuration
+    from fluster_bus.trust.configuration import encrypted_configuration, signed_configuration
 
+    is_new = not Authority.is_there(authority)
     made = Authority.of_cluster(authority)
-    if url is not None:
-        made.reach_servers_at(url)
-    file = authority / SERVER_FILE
+    if url is not None or is_new:
+        made.reach_servers_at(url or DEFAULT_URL)
+    if not made.url.startswith("tls://"):
+        _write(authority / SERVER_FILE, signed_configuration(made, store))
+        return
+    from fluster_bus.server_tls import members
+    from fluster_bus.trust.certificate_folder import CertificateFolder
+
+    certificates = CertificateFolder(authority)
+    servers = members(made.url.split(","))
+    for server in servers:
+        folder = certificates.ensure(server.name, [server.host])
+        _write(folder / SERVER_FILE, encrypted_configuration(made, store, server, servers, server_folder))
+
+
+def _write(file: Path, text: str) -> None:
+    """Write what is no secret, and tell where."""
     try:
-        file.write_text(signed_configuration(made, store), encoding="utf-8")
+        file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise CommandError(f"{file} cannot be written: {error.strerror}", ExitCode.FAILED) from error
     write(str(file))
@@ -104,8 +130,6 @@ def add(
       fluster credentials add job job-default --namespace default
       fluster credentials add client alice --namespace default --until 30d
     """
-    from fluster_bus.address import BusAddress
-
     issuer = existing(authority)
     if role is Role.JOIN:
         raise CommandError("who is to join gets a token: make one with `fluster token create`", ExitCode.USAGE)
@@ -115,7 +139,7 @@ def add(
     lifetime_s = None if until is None else seconds_until("--until", until, time.time())
     made = issuer.issue(role, name, split(namespace) or _given(context, role), lifetime_s=lifetime_s)
     try:
-        BusAddress(issuer.url, token=made.token, seed=made.seed).save(path)
+        issuer.address(made).save(path)
     except Exception:
         issuer.revoke(name)  # nobody has it
         raise
@@ -195,17 +219,28 @@ def passwords(
 ) -> None:
     """Make passwords for a server whose configuration lists its users, as files that only you can read.
 
-    passwords.env is for the server, NAME.json for the user of that name: set FLUSTER_CLUSTER_ADDRESS to it. What is in the
-    folder already stays.
+    passwords.env is for the server, NAME.json for the user of that name: set FLUSTER_CLUSTER_ADDRESS to it. With a tls:// URL
+    the folder servers/nats is for the server as well: its certificate. What is in the folder already stays.
 
     Try:
       fluster credentials passwords credentials
     """
-    from fluster_bus.credentials import write_credentials
+    from fluster_bus.credentials import known_url, write_credentials
 
     given = list(dict.fromkeys([*filter(None, [Options.of(context).namespace]), *split(namespace)]))
-    for file in write_credentials(folder, given or [DEFAULT_NAMESPACE], url):
+    reached = url or known_url(folder) or DEFAULT_URL
+    certificate = _compose_certificate(folder, reached) if reached.startswith("tls://") else []
+    for file in [*write_credentials(folder, given or [DEFAULT_NAMESPACE], reached), *certificate]:
         write(str(file))
+
+
+def _compose_certificate(folder: Path, url: str) -> list[Path]:
+    from fluster_bus.address import BusAddress
+    from fluster_bus.server_tls import members
+    from fluster_bus.trust.certificate_folder import CertificateFolder
+
+    hosts = [each.host for each in members(BusAddress(url).servers)]
+    return [CertificateFolder(folder).ensure(COMPOSE_SERVER, [*COMPOSE_HOSTS, *hosts])]
 
 
 def seconds_until(option: str, text: str, now: float) -> float:

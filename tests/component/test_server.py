@@ -26,6 +26,7 @@ from fluster_bus import roles
 from fluster_bus.errors import ServerStartError
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer, find_binary
+from fluster_bus.trust.certificate_folder import CertificateFolder
 from tests.system.small_disks import mounted
 
 ROOT = Path(__file__).parents[2]
@@ -345,7 +346,9 @@ async def _fill(bucket: KeyValue, keys: list[str]) -> None:
 def test_the_server_accepts_the_production_configuration(tmp_path: Path, namespaces: tuple[str, ...]) -> None:
     program = [sys.executable, "-m", "fluster_bus.server_configuration", *(namespaces if len(namespaces) > 1 else ())]
     made = subprocess.run(program, env={"PYTHONPATH": str(BUS)}, capture_output=True, check=True)
-    (tmp_path / "nats-server.conf").write_bytes(made.stdout)
+    certificate = CertificateFolder(tmp_path).make("nats", ["nats"])
+    text = made.stdout.decode().replace('"/etc/nats/tls/', f'"{certificate}/')
+    (tmp_path / "nats-server.conf").write_text(text)
     passwords = {user.password_variable: f"p{user.name}" for user in roles.users(namespaces)}
     check = subprocess.run(
         [find_binary(), "-t", "-c", tmp_path / "nats-server.conf"],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,13 +14,16 @@ from pathlib import Path
 
 import pytest
 import trustme
+from typer.testing import CliRunner
 
+from fluster.cli.app import app
 from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
 from fluster_bus.dialler import Dialler
 from fluster_bus.errors import AddressError, BusError, UntrustedServerError
 from fluster_bus.line import Line
 from fluster_bus.server import _free_port
+from fluster_bus.trust.certificate_folder import CertificateFolder
 from tests.component.nats_servers import configured
 from tests.waiting import wait_until_async
 
@@ -121,6 +126,45 @@ async def test_an_unknown_authority_is_told_with_the_remedy(site: Site, ca: str 
     with site.server("127.0.0.1") as port:
         for text in await _both_ways(BusAddress(f"tls://127.0.0.1:{port}", "me", "secret", ca=ca)):
             assert "is signed by an authority that is not known here: name the file of" in text
+
+
+@pytest.mark.parametrize(
+    ("hosts", "age", "told"),
+    [
+        pytest.param(["127.0.0.1"], -2 * YEAR, "has expired: renew it there", id="expired"),
+        pytest.param(["127.0.0.1"], YEAR, "is not valid yet: compare the clocks", id="early"),
+        pytest.param(["10.1.2.3"], timedelta(), "is for other hosts: address it by", id="other-host"),
+        pytest.param(["127.0.0.1"], None, "is signed by an authority that is not known here", id="other-authority"),
+    ],
+)
+async def test_certificates_of_the_command_are_refused_with_the_remedy_by_clients_commands_and_daemons(
+    tmp_path: Path, hosts: list[str], age: timedelta | None, told: str
+) -> None:
+    certificates = CertificateFolder(tmp_path)
+    made = certificates.make("a", hosts, now=datetime.now(UTC) + (age or timedelta()))
+    if age is None:
+        certificates = CertificateFolder(tmp_path / "other")
+        certificates.make("a", hosts)
+    ca = (tmp_path / ("ca.pem" if age is not None else "other/ca.pem")).read_text()
+    files = f'cert_file: "{made}/server.pem", key_file: "{made}/server.pem"'
+    with configured(tmp_path, f"tls {{ {files} }}\n{USER}") as port:
+        address = BusAddress(f"tls://127.0.0.1:{port}", "me", "secret", ca=ca)
+        address.save(tmp_path / "me.json")
+        for text in await _both_ways(address):
+            assert told in text
+        commanded = await asyncio.to_thread(CliRunner().invoke, app, ["--address", str(tmp_path / "me.json"), "ps"])
+        assert commanded.exit_code != 0
+        (line,) = commanded.stderr.splitlines()
+        assert told in line
+        daemon = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "fluster_services.controller"),
+            env={**os.environ, "FLUSTER_CLUSTER_ADDRESS": str(tmp_path / "me.json")},
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert daemon.stderr is not None
+        assert told in (await daemon.stderr.readline()).decode()
+        daemon.kill()
+        await daemon.communicate()
 
 
 async def test_credentials_are_not_sent_to_a_server_that_does_not_encrypt(site: Site) -> None:

@@ -187,7 +187,7 @@ def test_credentials_are_written_and_their_files_told(tmp_path: Path) -> None:
     )
     assert done.exit_code == 0
     users = ("service", "worker", "gateway", "autoscaler", "operator", "client_a", "job_a")
-    names = ["passwords.env", *(f"{user}.json" for user in users)]
+    names = ["passwords.env", *(f"{user}.json" for user in users), "servers/nats"]
     assert done.output.splitlines() == [str(tmp_path / name) for name in names]
     assert BusAddress.parse(str(tmp_path / "client_a.json")).url == "tls://bus:4222"
 

@@ -20,9 +20,13 @@ NOT_RUN = {
         "from fluster import Entrypoint": "needs a Docker engine with images of a registry",
         "docker ps": "needs a Docker engine",
     },
-    "docs/how-to/credentials.md": dict.fromkeys(
+    "docs/how-to/credentials.md": {
+        "fluster credentials init --url tls://bus-1": "is shown above with one server, and tests/component/test_encrypted_groups.py runs it with three"
+    }
+    | dict.fromkeys(
         (
-            "fluster credentials init",
+            "fluster credentials init --url tls://127",
+            "fluster credentials certificates",
             "nats-server --config",
             "export FLUSTER_CLUSTER_ADDRESS",
             "fluster credentials add",
@@ -46,7 +50,8 @@ NOT_RUN = {
         "from fluster.integrations.fray": "Zephyr for Python 3.11 has no such contexts",
     },
     "docs/operations.md": {
-        "fluster credentials": "tests/system/test_compose.py runs the compose file, with images that are made there"
+        "fluster credentials passwords credentials  ": "tests/system/test_compose.py runs the compose file, with images that are made there",
+        "fluster credentials passwords credentials --url": "tests/system/test_compose_three.py runs the compose file, with images that are made there",
     },
 }
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fluster_bus import roles, server_configuration, subjects
+from fluster_bus import roles, server_configuration, server_text, subjects
 from fluster_bus.errors import InvalidNameError
 from fluster_bus.roles import Role, User
 
@@ -90,13 +90,26 @@ def test_services_answer_every_user() -> None:
     ("text", "expected"), [("plain", '"plain"'), ('a"b\\c', '"a\\"b\\\\c"'), ("$HOME", '"$HOME"'), ("a\nb", '"a\\nb"')]
 )
 def test_quoting(text: str, expected: str) -> None:
-    assert server_configuration.quoted(text) == expected
+    assert server_text.quoted(text) == expected
 
 
 def test_the_production_configuration_is_what_the_roles_make() -> None:
     file = ROOT / "bus/nats-server.conf"
     remedy = "run `python -m fluster_bus.server_configuration > bus/nats-server.conf`"
     assert file.read_text(encoding="utf-8") == server_configuration.production_configuration(), remedy
+
+
+def test_the_configuration_of_three_servers_is_what_the_code_makes() -> None:
+    file = Path(__file__).parents[2] / "bus" / "nats-three.conf"
+    remedy = "run `python -m fluster_bus.server_configuration --three > bus/nats-three.conf`"
+    assert file.read_text(encoding="utf-8") == server_configuration.three_servers_configuration(), remedy
+
+
+def test_the_production_configuration_encrypts_unless_that_is_not_wanted() -> None:
+    plain = server_configuration.production_configuration(tls_folder=None)
+    assert "\ntls {" in server_configuration.production_configuration()
+    assert "tls {" not in plain
+    assert "server_configuration --without-tls`" in plain
 
 
 def test_the_production_configuration_opens_no_port_for_monitoring() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fluster.cli.credentials import COMPOSE_HOSTS
 from tests.compose_project import ROOT, ComposeProject, make_images
 from tests.docker_engine import Engine
 from tests.networked_engine import networked_engine  # noqa: F401 - a fixture
@@ -156,8 +157,12 @@ def test_a_worker_beside_it_has_its_containers_in_the_network_that_it_is_told(
     (nats,) = project.containers("nats")
     network = f"{project.name}_default"
     address = nats["NetworkSettings"]["Networks"][network]["IPAddress"]
+    # Outside the network it has no name, so the certificate has to be for its address, too.
+    hosts = ",".join([*COMPOSE_HOSTS, address])
+    project.trust("certificates", "--authority", str(project.credentials), "--server", "nats", "--host", hosts)
+    project.compose("kill", "-s", "HUP", "nats")
     variables = {
-        "FLUSTER_CLUSTER_ADDRESS": f"nats://{address}:4222",
+        "FLUSTER_CLUSTER_ADDRESS": f"tls://{address}:4222",
         "FLUSTER_CREDENTIALS": str(project.credentials / "worker.json"),
         "FLUSTER_JOB_DEFAULT_CREDENTIALS": str(project.credentials / "job_default.json"),
         "FLUSTER_WORKER_ID": "beside",
@@ -179,14 +184,19 @@ def test_a_worker_beside_it_has_its_containers_in_the_network_that_it_is_told(
     [
         ({"FLUSTER_CREDENTIALS": "/etc/shadow"}, "they belong to user 0, and this is user 10001"),
         (
-            {"FLUSTER_CREDENTIALS": "", "FLUSTER_CLUSTER_ADDRESS": "nats://service:wrong@nats:4222"},
-            "nats://service@nats:4222 refused the credentials",
+            {
+                "FLUSTER_CREDENTIALS": "",
+                "FLUSTER_CLUSTER_ADDRESS": "tls://service:wrong@nats:4222",
+                "FLUSTER_CA": "/ca.pem",
+            },
+            "tls://service@nats:4222 refused the credentials",
         ),
     ],
     ids=["another user's", "wrong"],
 )
 def test_a_daemon_without_its_credentials_says_so(project: ComposeProject, variables: dict[str, str], why: str) -> None:
     given = [word for name, value in variables.items() for word in ("-e", f"{name}={value}")]
+    given += ["-v", f"{project.credentials / 'ca.pem'}:/ca.pem:ro"]
     assert why in project.compose("run", "--rm", "--no-deps", "-T", *given, "controller", status=1)
 
 

@@ -21,6 +21,7 @@ from tests.system.processes import Family
 from tests.waiting import wait_until
 
 PAGE = "docs/how-to/credentials.md"
+SERVER = "authority/servers/127.0.0.1/nats-server.conf"
 
 
 class Terminals:
@@ -63,10 +64,10 @@ class Terminals:
 
     def restart_server(self) -> None:
         """With the configuration that it had, which knows of no user and of no revocation."""
-        server = self.daemons["authority/nats-server.conf"]
+        server = self.daemons[SERVER]
         server.send_signal(signal.SIGTERM)
         server.wait(60)
-        self.type("nats-server --config authority/nats-server.conf")
+        self.type(f"nats-server --config {SERVER}")
         wait_until(self.is_served)
 
     def close(self) -> None:
@@ -103,7 +104,7 @@ def _workers(cluster: Cluster) -> dict[str, bool]:
 
 
 def test_the_page_makes_a_cluster_adds_a_worker_and_revokes_one(terminals: Terminals, tmp_path: Path) -> None:
-    make, start, use, change, join = (source.splitlines() for _, source in blocks(PAGE))
+    make, start, use, _group, renew, change, join = (source.splitlines() for _, source in blocks(PAGE))
     for line in [*make, *start]:
         terminals.type(line)
     wait_until(terminals.is_served)
@@ -111,6 +112,11 @@ def test_the_page_makes_a_cluster_adds_a_worker_and_revokes_one(terminals: Termi
         wait_until(lambda: _workers(operator) == {"w1": True})
         said = [terminals.type(line) for line in use]
         assert said[-1] == "hello\n"
+        certificate = (tmp_path / "authority/servers/127.0.0.1/server.pem").read_text()
+        for line in renew:
+            terminals.type(line)
+        assert (tmp_path / "authority/servers/127.0.0.1/server.pem").read_text() != certificate
+        terminals.daemons[SERVER].send_signal(signal.SIGHUP)
         add, start_second, revoke, listed = change
         for line in (add, start_second):
             terminals.type(line)

@@ -21,6 +21,7 @@ from fluster_bus.address import DEFAULT_PORT, BusAddress, write_private
 from fluster_bus.errors import AddressError, CredentialsError
 from fluster_bus.roles import Permissions, Role
 from fluster_bus.store_exports import STORE_EXPORTS, Export
+from fluster_bus.tls import CA_FILE, read_certificates
 from fluster_bus.trust.key_folder import OPERATOR_KEY, KeyFolder
 from fluster_bus.trust.keys import Key, KeyKind, is_public_key
 from fluster_bus.trust.signer import Identity, Signer
@@ -167,6 +168,16 @@ class Authority:
         with _explained(self._folder):
             file = self._folder / _URL_FILE
             return BusAddress(file.read_text(encoding="utf-8").strip()).url if file.exists() else _DEFAULT_URL
+
+    @property
+    def ca(self) -> str | None:
+        """The certificates by which the servers are known, where there are some."""
+        file = self._folder / CA_FILE
+        return read_certificates(file) if file.exists() else None
+
+    def address(self, shown: Credentials, url: str | None = None) -> BusAddress:
+        """Where the servers are, for the user who has these credentials. Raises AddressError."""
+        return BusAddress(url or self.url, token=shown.token, seed=shown.seed, ca=self.ca).with_ca_of(os.environ)
 
     def reach_servers_at(self, url: str) -> None:
         """Have `url` say so from now on. Raises CredentialsError."""

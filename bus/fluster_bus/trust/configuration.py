@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from fluster_bus.server_configuration import production_server, quoted
+from fluster_bus.server_configuration import production_server
+from fluster_bus.server_text import quoted
+from fluster_bus.server_tls import Member, group
 from fluster_bus.trust.authority import Authority
 
 
 def signed_configuration(authority: Authority, store: Path) -> str:
     """The whole configuration of a production server with its streams below `store`. It holds no secret."""
     port = int(authority.url.split(",")[0].rpartition(":")[2])
-    return _HEADER + production_server(port, str(store)) + trust_configuration(authority, store / "accounts")
+    return _HEADER + production_server(port, str(store), None) + trust_configuration(authority, store / "accounts")
+
+
+def encrypted_configuration(
+    authority: Authority, store: Path, member: Member, members: Sequence[Member], folder: Path
+) -> str:
+    """The same of one of a cluster's servers, or of the only one: what belongs to it lies in `folder` there."""
+    routes = group([each.route for each in members], member.route_port, str(folder)) if len(members) > 1 else ""
+    server = production_server(member.port, str(store), str(folder), name=member.name)
+    return "".join([_HEADER, server, routes, trust_configuration(authority, store / "accounts")])
 
 
 _HEADER = """\

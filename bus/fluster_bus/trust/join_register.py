@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -77,7 +76,7 @@ class JoinRegister:
 
     def _address(self, made: Credentials) -> BusAddress:
         """With the certificates by which who gets it knows the servers."""
-        return BusAddress(self._url, token=made.token, seed=made.seed).with_ca_of(os.environ)
+        return self._authority.address(made, self._url)
 
     async def tokens(self) -> list[JoinTokenRecord]:
         """All that there are, the one that ends first as the first. Raises BusError."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 from fluster_bus import subjects
-from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
 from fluster_bus.errors import CredentialsError
 from fluster_bus.trust.authority import Authority
@@ -19,9 +18,7 @@ async def publish_accounts(authority: Authority, url: str) -> None:
     A server of the group that is away learns it from the others when it is back. Raises CredentialsError when they trust
     another authority, ConnectError.
     """
-    credentials = authority.system_credentials()
-    address = BusAddress(url, token=credentials.token, seed=credentials.seed)
-    bus = await Bus.connect(address, name="fluster credentials")
+    bus = await Bus.connect(authority.address(authority.system_credentials(), url), name="fluster credentials")
     try:
         for token in authority.account_tokens().values():
             answer = json.loads((await bus.request(subjects.CLAIMS_UPDATE, token.encode())).data)
