@@ -17,6 +17,7 @@ from typing import Any
 
 import cloudpickle
 
+from fluster_bus import by_value
 from fluster_bus.errors import InvalidMessageError
 
 PICKLE = b"\x80"  # what a pickle begins with
@@ -43,7 +44,7 @@ def encode(value: Any) -> bytes:
     if plain is not None:
         return plain
     try:
-        return bytes(cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+        return by_value.dumps(value)
     except Exception as error:
         raise cannot_be_pickled(value, error) from error
 

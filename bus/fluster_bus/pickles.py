@@ -7,9 +7,8 @@ from collections.abc import Callable
 from pickle import PickleBuffer
 from typing import Any, NamedTuple
 
-import cloudpickle
-
 from fluster_bus import codec
+from fluster_bus.by_value import ByValuePickler
 
 # Of a buffer that travels beside the pickle; smaller ones are part of it, as they are of any pickle.
 LARGE_BYTES = 32 << 10
@@ -82,7 +81,7 @@ def dump(value: Any) -> bytes | Pickled:
     except Exception:  # noqa: S110 - any failure means the same: cloudpickle is asked, and raises if it can't
         pass
     try:
-        return _dump_with(cloudpickle.Pickler, value)
+        return _dump_with(ByValuePickler, value)
     except Exception as error:
         raise codec.cannot_be_pickled(value, error) from error
 

@@ -11,10 +11,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
-import cloudpickle
-
 from fluster.cluster import Cluster, Ref
 from fluster_bus import codec
+from fluster_bus.by_value import ByValuePickler
 
 _KEPT_BYTES = 1 << 30  # of arrays that are put; beyond them the least recently used are put again if need be
 
@@ -71,7 +70,7 @@ def _get(ref: Ref[Any]) -> Any:
     return ref.get()
 
 
-class _SharingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+class _SharingPickler(ByValuePickler):
     def __init__(self, stream: io.BytesIO, share: Share) -> None:
         super().__init__(stream, protocol=pickle.HIGHEST_PROTOCOL)
         self._share = share

@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped, unused-ignore]
-
+from fluster_bus import by_value
 from fluster_services.worker.attempt_directory import ERROR_FILE, TaskError, from_json, read_task_json
 
 MAX_MESSAGE_CHARACTERS = 16 * 1024
@@ -46,7 +45,7 @@ def describe_error(error: BaseException) -> TaskError:
 
 def _pickle(error: BaseException) -> str | None:
     try:
-        data: bytes = cloudpickle.dumps(error)
+        data = by_value.dumps(error)
         if len(data) > _MAX_PICKLED_ERROR_BYTES:
             return None
         pickle.loads(data)  # many exceptions pickle and then cannot be made again

@@ -16,8 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import cloudpickle  # type: ignore[import-untyped, unused-ignore]
-
+from fluster_bus import by_value
 from fluster_bus.codec import mentions_own_modules
 from fluster_bus.object_kinds import PAYLOADS
 from fluster_bus.objects import MAX_OBJECT_BYTES
@@ -127,5 +126,5 @@ def _pickled(value: Any) -> memoryview:
     except Exception:  # noqa: S110 - any failure means the same: cloudpickle is asked, and raises if it can't
         pass
     file = _Bounded()
-    cloudpickle.dump(value, file, protocol=pickle.HIGHEST_PROTOCOL)
+    by_value.dump(value, file)
     return file.getbuffer()
