@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
@@ -108,7 +109,8 @@ class Registry:
 
     async def lookup(self, name: str) -> list[Endpoint]:
         """Everyone registered under `name`, the oldest first."""
-        return [row.value for row in await self.table.rows(subjects.endpoints_named(name))]
+        async with aclosing(self.found(name)) as endpoints:
+            return [each async for each in endpoints]
 
     async def is_durable(self, name: str) -> bool:
         """Whether calls to `name` are stored, also while nobody serves it."""
@@ -120,8 +122,20 @@ class Registry:
 
     async def list(self, prefix: str = "") -> list[Endpoint]:
         """Everyone whose name begins with `prefix`."""
-        return [row.value for row in await self.table.rows() if row.value.name.startswith(prefix)]
+        async with aclosing(self.found(prefix=prefix)) as endpoints:
+            return [each async for each in endpoints]
+
+    async def found(self, name: str | None = None, *, prefix: str = "") -> AsyncGenerator[Endpoint]:
+        """Everyone of that name, or else whose name begins with `prefix`, one after the other."""
+        keys = subjects.ANY_TAIL if name is None else subjects.endpoints_named(name)
+        async with aclosing(self.table.each(keys)) as rows:
+            async for row in rows:
+                if name is not None or row.value.name.startswith(prefix):
+                    yield row.value
 
     async def find(self, endpoint_id: str) -> Endpoint | None:
         """The endpoint with this id."""
-        return next((each for each in await self.list() if each.endpoint_id == endpoint_id), None)
+        async with aclosing(self.table.each(subjects.endpoints_with_id(endpoint_id))) as rows:
+            async for row in rows:
+                return row.value
+        return None

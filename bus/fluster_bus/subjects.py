@@ -483,6 +483,11 @@ def endpoints_named(name: str) -> str:
     return f"{check_name('endpoint name', name)}.{ANY_TAIL}"
 
 
+def endpoints_with_id(endpoint: str) -> str:
+    """The keys of the endpoint of that id, whatever its name."""
+    return ".".join([*[ANY_TOKEN] * 4, check_name("endpoint id", endpoint)])
+
+
 # ---- the services API of NATS (ADR-32) ------------------------------------------------------------------
 
 SERVICE_VERBS = ("PING", "INFO", "STATS")

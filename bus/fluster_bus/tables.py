@@ -210,8 +210,16 @@ class Table(Generic[Record]):
 
     async def rows(self, keys: str = subjects.ANY_TAIL) -> list[Row[Record]]:
         """All records whose keys match; one that cannot be read is left out, with a line in the log."""
-        found = (self._change(entry) async for entry in self._feed(keys).stored())
-        return [change async for change in found if isinstance(change, Row)]
+        async with aclosing(self.each(keys)) as found:
+            return [row async for row in found]
+
+    async def each(self, keys: str = subjects.ANY_TAIL) -> AsyncGenerator[Row[Record]]:
+        """The same, one after the other: for who may not hold them all."""
+        async with aclosing(self._feed(keys).stored()) as entries:
+            async for entry in entries:
+                change = self._change(entry)
+                if isinstance(change, Row):
+                    yield change
 
     async def watch(
         self,

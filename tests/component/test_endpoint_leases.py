@@ -26,6 +26,7 @@ from fluster_bus.messages import (
 from fluster_bus.registry import Registry
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
+from fluster_bus.streams import endpoint_key
 from fluster_services.config import LOCAL_TIMING
 from fluster_services.controller import registry_sweep
 from tests.component.actor_env import Calculator
@@ -120,14 +121,14 @@ async def test_a_controller_that_was_stopped_does_not_judge_leases(
     registry = Registry(await connect_bus(own_server, Role.JOB, NS), NS)
     endpoint = registry.endpoint("calc", "here").model_copy(update={"lease_s": 2.0})
     await registry.register(endpoint)
-    seen = controller.controller.registry._namespaces[NS].endpoints
-    await wait_until_async(lambda: len(seen) == 1)
-    state = controller.controller.registry._namespaces[NS]
-    (counted_from,) = (since for _, since in state.endpoints.values())
+    index = controller.controller.registry._namespaces[NS].index
+    await wait_until_async(lambda: len(index) == 1)
+    key = endpoint_key(endpoint)
+    counted_from = index.written_at(key)
     # As a stopped process does, for longer than the lease: how long it hears nothing is what is tested.
     time.sleep(2.5)  # noqa: ASYNC251
-    await wait_until_async(lambda: all(since > counted_from for _, since in state.endpoints.values()))
-    assert state.stale.empty()
+    await wait_until_async(lambda: index.written_at(key) > counted_from)
+    assert not index.stale
     assert await registry.lookup("calc") == [endpoint]
     await wait_until_async(lambda: _registered(registry, "here", there=False))
 

@@ -154,6 +154,7 @@ class Controller:
                 ready()
         finally:
             await self.seat.release()
+            await self.registry.close()
 
     async def _read(self, tasks: asyncio.TaskGroup) -> None:
         """Begin to keep up with the records, and return when all that were there are read."""
@@ -183,6 +184,7 @@ class Controller:
         )
         for loop in loops:
             tasks.create_task(loop())
+        await self.registry.open()
         for namespace in self.config.namespaces:
             tasks.create_task(self.events.publish(namespace))
             tasks.create_task(self.registry.run(namespace))
@@ -257,7 +259,7 @@ class Controller:
             for other in (*self.books.children(key), *self.books.dependents(key), *self.books.ancestors(key)):
                 self.mark(other)
         self.mark(key)
-        self.registry.on_job_changed(key)
+        self.registry.on_record(key, record)
         self.intake.on_job_changed(key)
         self.gangs.on_job_changed(key)
 

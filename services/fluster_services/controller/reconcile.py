@@ -125,8 +125,12 @@ def is_stale(endpoint: Endpoint, entry: JobEntry | None) -> bool:
     if endpoint.job_id is None:
         return False
     row = entry.tasks.get(endpoint.task) if entry is not None else None
-    if row is None:
-        return True
-    newest = row.value.attempt
-    # A record of this attempt that nobody holds yet is from before the endpoint: registry and records come by different ways.
-    return newest > endpoint.attempt or (newest == endpoint.attempt and row.value.state.finished())
+    return row is None or endpoint.attempt <= last_attempt_over(row.value)
+
+
+def last_attempt_over(task: TaskRecord) -> int:
+    """The newest attempt of a task whose endpoints are of no use any more.
+
+    A record of an attempt that nobody holds yet is from before its endpoints: registry and records come by different ways.
+    """
+    return task.attempt if task.state.finished() else task.attempt - 1

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections import deque
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fluster_bus.errors import BusError, RevisionConflictError
+from fluster_bus.bus import Bus
+from fluster_bus.errors import BusError, ConnectError, RevisionConflictError
 from fluster_bus.feeds import CaughtUp
-from fluster_bus.messages import Endpoint, JobId, Namespace
+from fluster_bus.messages import Endpoint, JobRecord, Namespace, TaskRecord
 from fluster_bus.registry import Registry
+from fluster_bus.retries import retried
 from fluster_bus.tables import Deleted, Row, Unreadable
 from fluster_services.controller.books import JobKey
-from fluster_services.controller.reconcile import is_stale
+from fluster_services.controller.endpoint_index import MAX_ENDPOINTS, EndpointIndex
+from fluster_services.controller.reconcile import is_stale, last_attempt_over
+from fluster_services.controller.time_slices import TimeSlices
 from fluster_services.controller.unreadable_records import UnreadableRecords
 
 if TYPE_CHECKING:
@@ -33,10 +37,8 @@ _MARK_KEPT_S = 600.0
 @dataclass
 class _Namespace:
     registry: Registry
-    endpoints: dict[str, tuple[Row[Endpoint], float]] = field(default_factory=dict)  # {key: (record, last written at)}
-    marks: deque[tuple[float, Deleted]] = field(default_factory=deque)  # of deletions, the oldest first
-    by_job: dict[JobId, set[str]] = field(default_factory=dict)
-    stale: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+    index: EndpointIndex = field(default_factory=EndpointIndex)
+    has_stale: asyncio.Event = field(default_factory=asyncio.Event)
     unreadable: UnreadableRecords = field(init=False)
 
     def __post_init__(self) -> None:
@@ -44,102 +46,122 @@ class _Namespace:
 
 
 class RegistrySweep:
-    """The registries of all namespaces, as far as removal goes."""
+    """The registries of all namespaces, as far as removal goes.
+
+    They have a connection of their own: jobs write there as they like, and heartbeats and records do not come behind that.
+    """
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
-        self._namespaces = {
-            namespace: _Namespace(Registry(controller.bus, namespace)) for namespace in controller.config.namespaces
-        }
+        self._namespaces: dict[Namespace, _Namespace] = {}
+        self._bus: Bus | None = None
 
-    def registry(self, namespace: Namespace) -> Registry:
-        return self._namespaces[namespace].registry
+    async def open(self) -> None:
+        """Connect, as soon as that is possible."""
+        address, name = self._controller.bus.address, f"{self._controller.bus.name}-registry"
+        self._bus = await retried(
+            lambda _left_s: Bus.connect(address, name=name), on=(ConnectError,), timeout_s=math.inf
+        )
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._bus is not None:
+            await self._bus.close()
 
     async def run(self, namespace: Namespace) -> None:
-        """Keep a namespace's registry clean, until cancelled."""
-        state = self._namespaces[namespace]
+        """Keep a namespace's registry clean, until cancelled. For when it is open."""
+        assert self._bus is not None  # noqa: S101
+        state = self._namespaces[namespace] = _Namespace(Registry(self._bus, namespace))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch(namespace, state))
             tasks.create_task(self._remove_stale(state))
             tasks.create_task(state.unreadable.remove_forever(self._controller, namespace))
-            tasks.create_task(self._tick(state))
+            tasks.create_task(self._tick(self._bus, state))
 
     async def _watch(self, namespace: Namespace, state: _Namespace) -> None:
+        slices = TimeSlices()
         async with aclosing(state.registry.table.watch_whole()) as changes:
             async for change in changes:
+                await slices.step()
                 if isinstance(change, CaughtUp):
                     continue
+                if isinstance(change, Row) and not state.index.has_room(change.key):
+                    why = f"namespace {namespace!r} has {MAX_ENDPOINTS:,} endpoints already"
+                    change = Unreadable(change.key, change.revision, why)  # noqa: PLW2901
                 if isinstance(change, Unreadable):
-                    self._forget(state, change.key)  # what was there before is not there any more
+                    state.index.forget(change.key)  # what was there before is not there any more
                     state.unreadable.add(change)
                     continue
                 state.unreadable.drop(change.key)
                 if isinstance(change, Deleted):
-                    self._forget(state, change.key)
-                    state.marks.append((time.monotonic(), change))
-                    continue
-                self._learn(namespace, state, change)
+                    state.index.on_deleted(change, now=time.monotonic())
+                else:
+                    self._learn(namespace, state, change)
 
     def _learn(self, namespace: Namespace, state: _Namespace, row: Row[Endpoint]) -> None:
+        state.index.learn(row, now=time.monotonic())
         endpoint = row.value
-        self._forget(state, row.key)  # it may have been another job's before
-        state.endpoints[row.key] = (row, time.monotonic())
-        if endpoint.job_id is not None:
-            state.by_job.setdefault(endpoint.job_id, set()).add(row.key)
-            self.on_job_changed(JobKey(namespace, endpoint.job_id))
+        if endpoint.job_id is not None and is_stale(
+            endpoint, self._controller.books.get(JobKey(namespace, endpoint.job_id))
+        ):
+            self._mark_stale(state, row.key)
 
-    def _forget(self, state: _Namespace, key: str) -> None:
-        known = state.endpoints.pop(key, None)
-        job_id = known[0].value.job_id if known is not None else None
-        if job_id is not None:
-            keys = state.by_job.get(job_id, set())
-            keys.discard(key)
-            if not keys:
-                state.by_job.pop(job_id, None)
+    @staticmethod
+    def _mark_stale(state: _Namespace, *keys: str) -> None:
+        for key in keys:
+            state.index.mark_stale(key)
+        state.has_stale.set()
 
-    def on_job_changed(self, key: JobKey) -> None:
-        """A job's records changed: those of its endpoints that have no living attempt go."""
-        state = self._namespaces[key.namespace]
-        for endpoint_key in state.by_job.get(key.job_id, ()):
-            known = state.endpoints.get(endpoint_key)
-            if known is not None and is_stale(known[0].value, self._controller.books.get(key)):
-                state.stale.put_nowait(endpoint_key)
+    def on_record(self, key: JobKey, record: JobRecord | TaskRecord) -> None:
+        """A record has changed: those endpoints that have no living attempt by it go."""
+        state = self._namespaces.get(key.namespace)
+        if state is None:
+            return
+        index, entry = state.index, self._controller.books.get(key)
+        for task in [record.task] if isinstance(record, TaskRecord) else index.tasks_of(key.job_id):
+            row = entry.tasks.get(task) if entry is not None else None
+            upto = last_attempt_over(row.value) if row is not None else None
+            self._mark_stale(state, *index.of_task(key.job_id, task, upto=upto))
 
     async def _remove_stale(self, state: _Namespace) -> None:
         while True:
-            key = await state.stale.get()
+            await state.has_stale.wait()
             await self._controller.seat.wait_sure()
-            known = state.endpoints.get(key)
-            if known is None:
+            found = state.index.next_stale()
+            if found is None:
+                state.has_stale.clear()
                 continue
+            key, revision = found
             try:
                 # By its key, which may be another than its content claims, and only if it was not renewed meanwhile.
-                await state.registry.table.delete(key, revision=known[0].revision)
+                await state.registry.table.delete(key, revision=revision)
             except RevisionConflictError:
-                continue  # its newer record arrives, and is judged then
+                state.index.spare(key, revision)  # its newer record arrives, and is judged then
             except BusError as error:
                 log.warning("endpoint %s is removed later: %s", key, error)
+                state.index.put_back(key)
                 await self._controller.bus.wait_connected()
                 await asyncio.sleep(_TICK_S)
-                state.stale.put_nowait(key)
             else:
-                self._forget(state, key)
+                state.index.remove(key, revision)
 
-    async def _tick(self, state: _Namespace) -> None:
+    async def _tick(self, bus: Bus, state: _Namespace) -> None:
         """Leases and old marks go by time. Both are counted from when this controller saw them, by its own clock."""
+        slices = TimeSlices()
         while True:
             started = time.monotonic()
             await asyncio.sleep(_TICK_S)
             now = time.monotonic()
-            if not self._controller.bus.connected or now - started > _TICK_S + _LATE_S:
+            is_connected = bus.connected and self._controller.bus.connected
+            if not is_connected or now - started > _TICK_S + _LATE_S:
                 # Nobody could renew, or this process was stopped and heard nobody: all have their full time again.
-                state.endpoints = {key: (row, now) for key, (row, _) in state.endpoints.items()}
+                state.index.renew_all(now=now)
                 continue
-            for key, (row, written_at) in list(state.endpoints.items()):
-                if row.value.lease_s is not None and now - written_at > row.value.lease_s:
-                    state.stale.put_nowait(key)
-            while state.marks and now - state.marks[0][0] > _MARK_KEPT_S:
-                _, deleted = state.marks.popleft()
+            for key in state.index.leased():
+                await slices.step()
+                if state.index.is_over(key, now=now):
+                    self._mark_stale(state, key)
+            while (deleted := state.index.take_mark(now=now, kept_s=_MARK_KEPT_S)) is not None:
                 await self._forget_mark(state, deleted)
 
     async def _forget_mark(self, state: _Namespace, deleted: Deleted) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
 from fluster_bus.bus import Bus, Request
-from fluster_bus.errors import ConnectError, ServiceError, WireVersionError
+from fluster_bus.errors import ConnectError, MessageTooLargeError, ServiceError, WireVersionError
 from fluster_bus.messages import (
     Done,
     Endpoint,
@@ -43,6 +45,7 @@ from fluster_bus.messages.joins import JoinRequest
 from fluster_bus.messages.stacks import TaskStack, TaskStackRequest
 from fluster_bus.messages.wire_range import SPOKEN, why_apart
 from fluster_bus.objects import MAX_OBJECT_BYTES
+from fluster_bus.registry import Registry
 from fluster_bus.retries import retried
 from fluster_bus.services_api import Announcement, ServedEndpoint
 from fluster_bus.serving import Answer
@@ -67,6 +70,9 @@ if TYPE_CHECKING:
 
     from fluster_services.controller.controller import Controller
 
+# What one answer has of a registry, and how many such answers of a namespace are made at once: an endpoint in memory takes
+# some ten times as much as its JSON.
+_MAX_ENDPOINTS_BYTES, _READ_AT_ONCE = 4 << 20, 2
 _RECORDED_TIMEOUT_S = 4.0  # below the client's own, so that it hears which jobs are not recorded yet
 
 
@@ -80,6 +86,7 @@ class ControllerService:
         self._controller = controller
         self._requests = Requests()
         self._joining = Joining(controller)
+        self._readers: defaultdict[Namespace, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_READ_AT_ONCE))
         self._bus: Bus
 
     async def run(self, serving: asyncio.Event) -> None:
@@ -366,18 +373,29 @@ class ControllerService:
             raise ServiceError(
                 "WrongNamespace", f"endpoint of namespace {endpoint.namespace!r}, sent to {namespace!r}: send it there"
             )
-        return await self._controller.registry.registry(namespace).register(endpoint)
+        return await Registry(self._bus, namespace).register(endpoint)
 
     async def _unregister(self, namespace: Namespace, request: UnregisterRequest) -> Done:
-        registry = self._controller.registry.registry(namespace)
+        registry = Registry(self._bus, namespace)
         endpoint = await registry.find(request.endpoint_id)
         if endpoint is not None:
             await registry.unregister(endpoint)
         return Done()
 
     async def _lookup(self, namespace: Namespace, query: EndpointQuery) -> EndpointList:
-        registry = self._controller.registry.registry(namespace)
-        found = await (registry.lookup(query.name) if query.name is not None else registry.list(query.prefix))
+        registry, pace = Registry(self._bus, namespace), self._requests.pace()
+        found: list[Endpoint] = []
+        size = 0
+        async with self._readers[namespace], aclosing(registry.found(query.name, prefix=query.prefix)) as endpoints:
+            async for endpoint in endpoints:
+                await pace.step()
+                found.append(endpoint)
+                size += len(endpoint.to_json())
+                if size > _MAX_ENDPOINTS_BYTES:
+                    raise MessageTooLargeError(
+                        f"namespace {namespace!r} has more endpoints than an answer holds ({_MAX_ENDPOINTS_BYTES >> 20} MiB): "
+                        "ask for those of one name"
+                    )
         return EndpointList(endpoints=tuple(found))
 
 

@@ -1,0 +1,24 @@
+"""Pauses in long work, so that whatever else the program does goes on beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+SLICE_S = 0.002
+_ROUNDS = 8  # of the loop: from its arrival to its answer a heartbeat takes about as many
+
+
+class TimeSlices:
+    """For one who goes on for long without waiting for anything."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    async def step(self) -> None:
+        """Go on at once, or after whatever else is ready, when this slice has lasted long enough."""
+        if time.monotonic() - self._began < SLICE_S:
+            return
+        for _ in range(_ROUNDS):
+            await asyncio.sleep(0)
+        self._began = time.monotonic()
