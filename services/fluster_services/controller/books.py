@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -12,9 +13,11 @@ from fluster_bus import subjects
 from fluster_bus.messages import Capacity, JobId, JobRecord, JobRequest, Namespace, TaskRecord, WorkerId
 from fluster_bus.tables import Deleted, Row
 from fluster_services import capacity, lifecycle
+from fluster_services.controller.families import Families
 from fluster_services.controller.slim_records import slim_job, slim_task
 
 _NOTHING = Capacity(tasks=0)
+_MAX_NAMED = 100  # jobs that one waits for, in an explanation
 
 
 class JobKey(NamedTuple):
@@ -47,8 +50,10 @@ class Books:
     def __init__(self) -> None:
         self._jobs: dict[JobKey, JobEntry] = {}
         self._orders: dict[Namespace, list[tuple[int, JobId]]] = {}  # of the jobs whose records were seen, sorted
-        self._children: dict[JobKey, set[JobKey]] = {}  # {parent: its jobs}
+        self._families: Families[JobKey] = Families()
         self._dependents: dict[JobKey, set[JobKey]] = {}  # {job: those that wait for its end}
+        self._waiting: dict[JobKey, int] = {}  # {job that waits for others: how many it names}
+        self._dependencies: Counter[Namespace] = Counter()  # the sums of those
         self._held: dict[WorkerId, dict[tuple[JobKey, int], Capacity]] = {}  # {worker: {task it holds: what it needs}}
         self._taken: dict[WorkerId, Capacity] = {}  # {worker: all that those need}
         self._changed_holders: set[WorkerId] = set()
@@ -71,16 +76,15 @@ class Books:
         else:
             if entry.job is not None and entry.job.revision >= row.revision:
                 return None
-            if entry.job is not None:
-                self._forget_child(key, entry.job.value)  # the one that has the id now may be another's, or nobody's
             self._index_order(key, entry.job.value.order if entry.job is not None else None, record.order)
             entry.job = Row(row.key, slim_job(record), row.revision)
             self._drop_replaced(key, entry, record.order)
             if record.state.finished():
                 for task, known in entry.tasks.items():
                     entry.tasks[task] = Row(known.key, slim_task(known.value, entry.job.value), known.revision)
-            if record.request.parent is not None:
-                self._children.setdefault(JobKey(key.namespace, record.request.parent), set()).add(key)
+            parent = JobKey(key.namespace, record.request.parent) if record.request.parent is not None else None
+            is_finished = record.state.finished()
+            self._families.put(key, parent=parent, task=record.request.parent_task, is_finished=is_finished)
             self._index_dependencies(key, record)
         return key
 
@@ -112,6 +116,16 @@ class Books:
                 self._dependents[dependency].discard(key)
                 if not self._dependents[dependency]:
                     del self._dependents[dependency]
+        self._note_dependencies(key, len(job.request.after) if waits else 0)
+
+    def _note_dependencies(self, key: JobKey, count: int) -> None:
+        self._dependencies[key.namespace] += count - self._waiting.pop(key, 0)
+        if count:
+            self._waiting[key] = count
+
+    def dependency_count(self, namespace: Namespace) -> int:
+        """How many jobs are named in all by those that wait for others."""
+        return self._dependencies[namespace]
 
     def has_seen(self, namespace: Namespace, key: str, revision: int) -> bool:
         """True when the record under `key` of a namespace's bucket is known at that revision, or a newer one."""
@@ -165,47 +179,35 @@ class Books:
         records: list[JobRecord | TaskRecord] = list(entry.task_records())
         for task in entry.task_records():
             self._forget_held(key, task)
-        self._children.pop(key, None)
+        self._families.remove(key)
         if entry.job is not None:
             records.append(entry.job.value)
             self._index_order(key, entry.job.value.order, None)
-            self._forget_child(key, entry.job.value)
+        self._note_dependencies(key, 0)
         return records
-
-    def _forget_child(self, key: JobKey, job: JobRecord) -> None:
-        parent = job.request.parent
-        siblings = self._children.get(JobKey(key.namespace, parent)) if parent is not None else None
-        if siblings is not None:
-            siblings.discard(key)
 
     def child_records(self, key: JobKey) -> list[JobRecord]:
         """The records of the jobs that a job has launched."""
-        children = (self.get(child) for child in self._children.get(key, ()))
+        children = (self.get(child) for child in self.children(key))
         return [child.job.value for child in children if child is not None and child.job is not None]
 
     def children(self, key: JobKey) -> frozenset[JobKey]:
-        return frozenset(self._children.get(key, ()))
+        return self._families.children(key)
 
     def with_children(self, key: JobKey) -> frozenset[int]:
         """The tasks of a job that launched others which, or what those launched in turn, have not ended."""
-        parents = (
-            (child, entry.job.value.request.parent_task)
-            for child in self._children.get(key, ())
-            if (entry := self.get(child)) is not None and entry.job is not None
-        )
-        return frozenset(task for child, task in parents if task is not None and self.unfinished(child) is not None)
+        return self._families.launching_tasks(key)
 
     def unfinished_children(self, key: JobKey, tasks: Iterable[TaskRecord]) -> list[JobId]:
         """Of the jobs that ended attempts of these tasks launched, and of what those launched, one each that has not ended."""
-        ended = {task.task for task in tasks if task.state.finished()}
-        left = (
-            self.unfinished(child)
-            for child in self._children.get(key, ())
-            if (entry := self.get(child)) is not None
-            and entry.job is not None
-            and entry.job.value.request.parent_task in ended
-        )
+        ended = [task.task for task in tasks if task.state.finished()]
+        children = (child for task in ended for child in self._families.live_of_task(key, task))
+        left = (self.unfinished(child) for child in itertools.islice(children, _MAX_NAMED))
         return sorted(child.job_id for child in left if child is not None)
+
+    def may_launch(self, parent: JobKey, job: JobKey) -> bool:
+        """False when `job` has launched `parent`, directly or over others, or too many jobs stand above that."""
+        return self._families.may_launch(parent, job)
 
     def launcher(self, namespace: Namespace, request: JobRequest) -> TaskRecord | None:
         """The task that launched a job; None when it is not known, or none did."""
@@ -215,26 +217,15 @@ class Books:
         row = entry.tasks.get(request.parent_task) if entry is not None else None
         return row.value if row is not None else None
 
-    def ancestors(self, key: JobKey) -> list[JobKey]:
-        """The job that launched this one, the one that launched that, and so on."""
-        found: list[JobKey] = []
-        while (entry := self.get(key)) is not None and entry.job is not None:
-            parent = entry.job.value.request.parent
-            if parent is None or (key := JobKey(key.namespace, parent)) in found:
-                break
-            found.append(key)
-        return found
+    def relieved(self, key: JobKey) -> list[JobKey]:
+        """The job that launched this one, which has ended, the one that launched that, and so on, as far as they need not wait
+        for what is below them any more.
+        """
+        return self._families.relieved(key)
 
     def unfinished(self, key: JobKey) -> JobKey | None:
         """The job, or one that it launched, or one that those did, that has not ended; None when all are gone."""
-        ahead, seen = [key], {key}
-        while ahead:
-            entry = self.get(each := ahead.pop())
-            if entry is not None and entry.job is not None and not entry.job.value.state.finished():
-                return each
-            ahead += self._children.get(each, set()) - seen
-            seen.update(ahead)
-        return None
+        return self._families.unfinished(key)
 
     def dependents(self, key: JobKey) -> frozenset[JobKey]:
         """The jobs that wait for its end."""
@@ -317,6 +308,8 @@ class Books:
                 job = self._jobs[key].job
                 assert job is not None and lifecycle.awaits_others(job.value)  # noqa: S101, PT018
                 assert dependency.job_id in job.value.request.after  # noqa: S101
+        for namespace, count in self._dependencies.items():
+            assert count == sum(each for key, each in self._waiting.items() if key.namespace == namespace)  # noqa: S101
         for worker_id, held in self._held.items():
             assert self.taken(worker_id) == capacity.plus_all(_NOTHING, list(held.values()))  # noqa: S101
             for key, task in held:

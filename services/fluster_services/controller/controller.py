@@ -35,6 +35,7 @@ from fluster_services.controller.books import Books, JobKey, record_key
 from fluster_services.controller.dispatch import Dispatch
 from fluster_services.controller.event_log import EventLog
 from fluster_services.controller.explain import why_given_up
+from fluster_services.controller.fair_queue import FairQueue
 from fluster_services.controller.gangs import Gangs
 from fluster_services.controller.intake import Intake
 from fluster_services.controller.job_room import JobRooms
@@ -52,6 +53,7 @@ from fluster_services.controller.secret_sweep import SecretSweep
 from fluster_services.controller.service import ControllerService
 from fluster_services.controller.slim_records import is_left, is_slim_end, is_slim_request, whole_end, without_callable
 from fluster_services.controller.store_setup import StoreSetup
+from fluster_services.controller.time_slices import TimeSlices
 from fluster_services.controller.verdicts import RecordUpdate, Verdicts
 from fluster_services.controller.vm_troubles import VMTroubles
 from fluster_services.controller.waits import Waits, waited_s
@@ -120,7 +122,8 @@ class Controller:
         self.retention = RecordSweep(self)
         self._secrets = SecretSweep(self)
         self._service = ControllerService(self)
-        self._dirty: asyncio.Queue[JobKey] = asyncio.Queue()
+        self._dirty: FairQueue[JobKey] = FairQueue()
+        self._slices = TimeSlices()
         self._deadlines: dict[tuple[JobKey, int], asyncio.TimerHandle] = {}  # {task that waits: when it is given up}
         self._queued: set[JobKey] = set()
         self._busy: set[JobKey] = set()
@@ -256,7 +259,7 @@ class Controller:
             self._apply_task(key, record)
         elif record.state.finished():
             self.dispatch.forget(key)
-            for other in (*self.books.children(key), *self.books.dependents(key), *self.books.ancestors(key)):
+            for other in (*self.books.children(key), *self.books.dependents(key), *self.books.relieved(key)):
                 self.mark(other)
         self.mark(key)
         self.registry.on_record(key, record)
@@ -305,11 +308,16 @@ class Controller:
         """Have a job looked at: what follows from its records is written."""
         if key not in self._queued:
             self._queued.add(key)
-            self._dirty.put_nowait(key)
+            self._dirty.put(key.namespace, key)
 
     async def _reconcile_forever(self) -> None:
         while True:
-            key = await self._dirty.get()
+            if self._dirty.is_empty:
+                key = await self._dirty.get()
+                self._slices.begin()
+            else:
+                await self._slices.step()
+                key = await self._dirty.get()
             if key in self._busy:  # whoever has it looks again when done: `key` is still queued
                 continue
             self._queued.discard(key)
@@ -320,7 +328,7 @@ class Controller:
             finally:
                 self._busy.discard(key)
                 if key in self._queued:
-                    self._dirty.put_nowait(key)
+                    self._dirty.put(key.namespace, key)
 
     async def _reconcile(self, key: JobKey) -> None:
         entry = self.books.get(key)

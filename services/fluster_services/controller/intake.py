@@ -36,6 +36,7 @@ from fluster_services.controller import conflicts, dependencies
 from fluster_services.controller.books import JobKey, record_key
 from fluster_services.controller.conflicts import Verdict
 from fluster_services.controller.event_log import refusal
+from fluster_services.controller.families import MAX_DEPTH
 from fluster_services.controller.intake_room import IntakeRoom
 from fluster_services.controller.job_room import NoRoomForJobError
 from fluster_services.controller.reconcile import why_attempt_is_over
@@ -52,6 +53,7 @@ _BYTES_AT_ONCE = 4 << 20  # of JSON, which takes up to thirty times as much once
 _MAX_PARKED = 500  # below what the stream has out at once, so that these never hold up the others
 _STREAM_TIMEOUT_S = 10.0
 _NAMES_COMPARED = 1_000  # of the latest jobs, when one is named that does not exist
+MAX_DEPENDENCIES = 200_000  # that jobs which wait have in all, of a namespace: the controller keeps and looks at each
 _REMEMBERED = 50_000  # submissions whose fate is known without a look at the records
 
 
@@ -160,6 +162,7 @@ class Intake:
         if self._controller.books.get(JobKey(namespace, job_id)) is None:
             self._check_launcher(job)
             self._check_owner(job)
+            self._check_parent(job)
             await self._check_dependencies(job)
             await self._controller.job_rooms.take(namespace, submission.size, request)
         recorded: JobRecord | None = job
@@ -219,9 +222,10 @@ class Intake:
     async def _check_after(self, job: JobRecord, row: Row[JobRecord | TaskRecord]) -> None:
         """Return when the job can wait for what it names, in the place of the one in `row`, which else stays unmarked."""
         try:
+            self._check_parent(job)
             await self._check_dependencies(job)
             self._check_circle(job)
-        except (CircularDependencyError, UnknownDependencyError):
+        except (CircularDependencyError, TooManyAncestorsError, TooManyDependenciesError, UnknownDependencyError):
             known = row.value
             if isinstance(known, JobRecord) and known.replacement is not None and known.replacement.order == job.order:
                 await self._controller.write(conflicts.unmark(known), row.revision)
@@ -238,6 +242,15 @@ class Intake:
         why = self._controller.owners.why_refused(job)
         if why is not None:
             raise TooManyOwnersError(why)
+
+    def _check_parent(self, job: JobRecord) -> None:
+        parent = job.request.parent
+        key = JobKey(job.namespace, job.job_id)
+        if parent is not None and not self._controller.books.may_launch(JobKey(job.namespace, parent), key):
+            raise TooManyAncestorsError(
+                f"parent={parent!r}: {MAX_DEPTH} jobs were launched from within one another, which is the most, or "
+                f"{job.job_id!r} is above it itself: launch it with detached=True, or from a job further up"
+            )
 
     def _check_circle(self, job: JobRecord) -> None:
         books = self._controller.books
@@ -296,6 +309,12 @@ class Intake:
         """Return when the jobs that it is to run after are recorded. Raises UnknownDependencyError, _TooEarlyError."""
         if not job.request.after:
             return
+        count = len(job.request.after)
+        if self._controller.books.dependency_count(job.namespace) + count > MAX_DEPENDENCIES:
+            raise TooManyDependenciesError(
+                f"after: jobs of namespace {job.namespace!r} that wait name {MAX_DEPENDENCIES:,} others in all, which is the "
+                f"most, and this one names {count:,} more: let one job wait for them, and the others for that one"
+            )
         earlier = [task for before, task in self._in_hand.items() if before < job.order]
         if earlier:
             await asyncio.wait(earlier)
@@ -414,6 +433,14 @@ class TooManyOwnersError(FlusterError):
     """Too many programs own jobs of the namespace."""
 
 
+class TooManyAncestorsError(FlusterError):
+    """Jobs were launched from within one another too often, or in a circle."""
+
+
+class TooManyDependenciesError(FlusterError):
+    """Those that wait in the namespace name too many others."""
+
+
 class TooManyReplacementsError(FlusterError):
     """Too many jobs are being stopped to be replaced."""
 
@@ -435,6 +462,8 @@ _REFUSED = (
     LauncherEndedError,
     MessageTooLargeError,
     NoRoomForJobError,
+    TooManyAncestorsError,
+    TooManyDependenciesError,
     TooManyOwnersError,
     TooManyReplacementsError,
     UnknownDependencyError,

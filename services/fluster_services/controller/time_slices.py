@@ -15,6 +15,10 @@ class TimeSlices:
     def __init__(self) -> None:
         self._began = time.monotonic()
 
+    def begin(self) -> None:
+        """What follows has waited for something, so a new slice begins."""
+        self._began = time.monotonic()
+
     async def step(self) -> None:
         """Go on at once, or after whatever else is ready, when this slice has lasted long enough."""
         if time.monotonic() - self._began < SLICE_S:
