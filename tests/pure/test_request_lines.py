@@ -41,7 +41,7 @@ def test_namespaces_take_turns_also_when_those_of_one_ask_for_more_of_them() -> 
         if turn.namespace == "attacker":
             lines.again(turn.namespace, turn.number, turn.item)  # it takes for ever
         else:
-            lines.end(turn.namespace)
+            lines.end(turn.namespace, 1)
     assert had["other"] == 10
 
 
@@ -73,8 +73,22 @@ def test_only_so_many_are_in_hand_and_an_answer_makes_room() -> None:
     lines = RequestLines[str](FEW)
     enter(lines, "ns", "a", "b", "c")
     assert [turn.item for turn in turns(lines, 3)] == ["a", "b"]
-    lines.end("ns")
+    lines.end("ns", 1)
     assert [turn.item for turn in turns(lines, 3)] == ["c"]
+
+
+def test_only_so_many_bytes_are_in_hand_and_a_large_one_is_alone() -> None:
+    """Read, each takes some fifty times as much: 64 of a megabyte took gigabytes."""
+    lines = RequestLines[str](LineLimits(max_bytes_at_once=100))
+    enter(lines, "ns", "a", size=60)
+    enter(lines, "ns", "b", size=500)
+    enter(lines, "ns", "c", "d", size=40)
+    enter(lines, "other", "e", size=500)
+    assert [turn.item for turn in turns(lines, 9)] == ["a", "e"]
+    lines.end("ns", 60)
+    assert [turn.item for turn in turns(lines, 9)] == ["b"]
+    lines.end("ns", 500)
+    assert [turn.item for turn in turns(lines, 9)] == ["c", "d"]
 
 
 def test_one_that_has_waited_for_too_long_is_not_begun() -> None:
@@ -109,7 +123,7 @@ def test_nothing_is_lost_nor_kept(steps: list[tuple[str, str]]) -> None:
             lines.again(namespace, number, "x")
             wants[namespace] += 1
         elif what == "end" and in_hand[namespace] > wants[namespace]:
-            lines.end(namespace)
+            lines.end(namespace, 1)
             in_hand[namespace] -= 1
         assert len(lines) == waiting.total()
 
@@ -120,5 +134,5 @@ def test_an_idle_namespace_leaves_nothing_behind(count: int) -> None:
     for number in range(count):
         enter(lines, f"ns{number}", "a")
         turns(lines, 1)
-        lines.end(f"ns{number}")
+        lines.end(f"ns{number}", 1)
     assert lines.is_idle

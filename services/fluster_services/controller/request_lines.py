@@ -19,6 +19,7 @@ class LineLimits:
     """What each namespace may have waiting, and in hand."""
 
     at_once: int = 64  # begun and not answered
+    max_bytes_at_once: int = 1 << 20  # of those; one alone may have more. In memory each takes some fifty times as much
     max_waiting: int = 1_000
     max_waiting_bytes: int = 8 << 20
     patience_s: float = 2.0  # after which clients ask again, so that an answer to the first request is of no use
@@ -30,6 +31,7 @@ class Turn(NamedTuple, Generic[T]):
     namespace: str
     number: int  # of the request, in the order in which they were begun; 0 for one that is late
     item: T
+    size: int  # of the request, in bytes; 0 when it was begun before
     is_new: bool  # to be begun; else it asked for another turn
     is_late: bool = False  # it has waited for too long, and is not begun
 
@@ -40,6 +42,7 @@ class _Line(Generic[T]):
     bytes: int = 0
     begun: list[tuple[int, T]] = field(default_factory=list)  # heap of those that want another turn
     in_hand: int = 0
+    bytes_in_hand: int = 0
 
 
 class RequestLines(Generic[T]):
@@ -69,10 +72,11 @@ class RequestLines(Generic[T]):
         heapq.heappush(line.begun, (number, item))
         self._look(namespace, line)
 
-    def end(self, namespace: str) -> None:
-        """A request that was begun is answered."""
+    def end(self, namespace: str, size: int) -> None:
+        """A request of that size that was begun is answered."""
         line = self._lines[namespace]
         line.in_hand -= 1
+        line.bytes_in_hand -= size
         self._look(namespace, line)
 
     def next(self, *, now: float) -> Turn[T] | None:
@@ -88,17 +92,23 @@ class RequestLines(Generic[T]):
     def _take(self, namespace: str, line: _Line[T], now: float) -> Turn[T]:
         if line.begun:
             number, item = heapq.heappop(line.begun)
-            return Turn(namespace, number, item, is_new=False)
+            return Turn(namespace, number, item, 0, is_new=False)
         item, size, since = line.fresh.popleft()
         line.bytes -= size
         if now - since > self._limits.patience_s:
-            return Turn(namespace, 0, item, is_new=True, is_late=True)
+            return Turn(namespace, 0, item, size, is_new=True, is_late=True)
         line.in_hand += 1
+        line.bytes_in_hand += size
         self._number += 1
-        return Turn(namespace, self._number, item, is_new=True)
+        return Turn(namespace, self._number, item, size, is_new=True)
+
+    def _may_begin(self, line: _Line[T]) -> bool:
+        if not line.fresh or line.in_hand >= self._limits.at_once:
+            return False
+        return not line.in_hand or line.bytes_in_hand + line.fresh[0][1] <= self._limits.max_bytes_at_once
 
     def _look(self, namespace: str, line: _Line[T]) -> None:
-        if line.begun or (line.fresh and line.in_hand < self._limits.at_once):
+        if line.begun or self._may_begin(line):
             self._ready.setdefault(namespace)
         elif not line.fresh and not line.in_hand:
             del self._lines[namespace]

@@ -125,7 +125,7 @@ class Requests:
         try:
             await request.answer()
         finally:
-            self._lines.end(turn.namespace)
+            self._lines.end(turn.namespace, turn.size)
             self._wake.set()
 
 
