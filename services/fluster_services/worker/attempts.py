@@ -34,7 +34,7 @@ from fluster_services.worker.preparation import Preparation, Prepared
 from fluster_services.worker.presence import Presence
 from fluster_services.worker.progress_pump import ProgressPump
 from fluster_services.worker.result_pump import publish_result
-from fluster_services.worker.runtime import LaunchError, RunningTask, Runtime
+from fluster_services.worker.runtime import LaunchError, RunningTask, Runtime, WorkerFaultError
 from fluster_services.worker.template import TemplateDiedError
 from fluster_services.worker.wellness import Wellness
 
@@ -227,6 +227,31 @@ class Attempts:
 
     async def start(self, row: Row[TaskRecord], key: str, job: JobRecord | None) -> None:
         """See an attempt that was claimed to its end. Cancelled, what has begun is left for `adopt` of the next runtime."""
+        await self._contained(row, key, self._start(row, key, job))
+
+    async def see_through(self, row: Row[TaskRecord], key: str, running: RunningTask, *, adopted: bool) -> None:
+        """See an attempt that was started to its end, and tell it."""
+        await self._contained(row, key, self._see_through(row, key, running, adopted=adopted), running)
+
+    async def _contained(
+        self, row: Row[TaskRecord], key: str, work: Coroutine[Any, Any, None], running: RunningTask | None = None
+    ) -> None:
+        """What one attempt has left, or is, must not end the worker, and again each of its successors that adopts it."""
+        try:
+            await work
+        except WorkerFaultError:
+            raise
+        except Exception as error:
+            if is_of_the_bus(error):
+                raise
+            outcome = give_up(key, running, error)
+            self.running.pop(key, None)
+            await self.give_back(key)
+            await self._claims.end(row, outcome.state, outcome.reason)
+            if running is not None:
+                await forget(running)
+
+    async def _start(self, row: Row[TaskRecord], key: str, job: JobRecord | None) -> None:
         self._fence_since[key] = self._presence.heard_at
         record = row.value
         if record.gang:
@@ -364,8 +389,7 @@ class Attempts:
 
     # ---- from the start to the end ----------------------------------------------------------------------
 
-    async def see_through(self, row: Row[TaskRecord], key: str, running: RunningTask, *, adopted: bool) -> None:
-        """See an attempt that was started to its end, and tell it."""
+    async def _see_through(self, row: Row[TaskRecord], key: str, running: RunningTask, *, adopted: bool) -> None:
         self.running[key] = running
         if self._is_handing_back:
             self._hand_back(running)
@@ -416,7 +440,7 @@ class Attempts:
                 if is_of_the_bus(error):
                     raise
                 # What one task has left where it is read must not end the worker, and again each of its successors.
-                outcome = give_up(running, error)
+                outcome = give_up(key, running, error)
             if not is_over.done():
                 is_over.set_result(True)
             return await tell_running, outcome

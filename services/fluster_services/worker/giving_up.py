@@ -19,11 +19,12 @@ def is_of_the_bus(error: Exception) -> bool:
     return isinstance(error, BusError) and not isinstance(error, HOPELESS)
 
 
-def give_up(running: RunningTask, error: Exception) -> Outcome:
-    """Stop an attempt that met an error where it was followed; its end."""
-    _faults.fault(error, "%s is followed no further", running.key)
+def give_up(key: str, running: RunningTask | None, error: Exception) -> Outcome:
+    """Stop an attempt that met an error where it was started or followed; its end."""
+    _faults.fault(error, "%s is followed no further", key)
     reason = f"its worker could not follow it any further: {one_bounded_line(f'{type(error).__name__}: {error}')}"
-    running.kill(0.0, reason)
+    if running is not None:
+        running.kill(0.0, reason)
     is_of_the_machine = isinstance(error, OSError)
     return Outcome(JobStatus.WORKER_FAILED if is_of_the_machine else JobStatus.FAILED, reason)
 
