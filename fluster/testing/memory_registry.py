@@ -57,6 +57,10 @@ class MemoryTable(Generic[Record]):
     async def rows(self, keys: str = subjects.ANY_TAIL) -> list[Row[Record]]:
         return [row for row in self._rows.values() if matches(keys, row.key)]
 
+    async def each(self, keys: str = subjects.ANY_TAIL) -> AsyncGenerator[Row[Record]]:
+        for row in await self.rows(keys):
+            yield row
+
     async def watch(self, keys: str = subjects.ANY_TAIL) -> AsyncGenerator[Row[Record] | Deleted | CaughtUp]:
         unread: asyncio.Queue[Row[Record] | Deleted] = asyncio.Queue()
         self._watches[unread] = keys
