@@ -51,7 +51,7 @@ CORES = {
     # Of no effect: a worker that has a bound on its tasks says how many it has left.
     "fluster_services.controller.reservation": Core(("reservation",), 1),
     "fluster_services.controller.roster": Core(("roster", "dispatch"), 1),
-    "fluster_services.controller.scheduler": Core(("scheduler",), None),
+    "fluster_services.controller.scheduler": Core(("scheduler_lines", "scheduler"), None),
     # Of no effect: a gang of which all tasks wait has nothing that could be started again.
     "fluster_services.gangs": Core(("gangs",), 1),
     # Of no effect: what waits is killed at once, so a wish to do so by force finds it ended; a job that is KILLED was to be.

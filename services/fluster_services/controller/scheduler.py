@@ -193,8 +193,11 @@ class Scheduler:
             if other is not line and other.overtaken_since is None and self._is_passed(other, place):
                 other.overtaken_since = now
         while self._not_overtaken and self._not_overtaken[0] < place:
-            gang = self._gangs.get(heapq.heappop(self._not_overtaken).job)
-            if gang is not None and not gang.is_held and gang.overtaken_since is None:
+            passed = heapq.heappop(self._not_overtaken)
+            gang = self._gangs.get(passed.job)
+            if gang is None or gang.place != passed:
+                continue  # it is gone, and its job may have another place by now
+            if not gang.is_held and gang.overtaken_since is None:
                 gang.overtaken_since = now
                 bisect.insort(self._overtaken, gang.place)
 
