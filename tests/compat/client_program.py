@@ -28,6 +28,11 @@ def square(number: int) -> int:
     return number * number
 
 
+def quotient(number: int) -> int:
+    """Fails for one, whose neighbours have travelled with it."""
+    return 840 // number
+
+
 def main() -> None:
     with Cluster() as cluster:
         command = Entrypoint(command=("sh", "-c", "echo said"))
@@ -41,6 +46,9 @@ def main() -> None:
         with WorkerPool(cluster, num_workers=2, resources=SMALL) as pool:
             squares = pool.map(square, range(200)).results()
             one = pool.submit(square, 12).result(60)
+            quotients = pool.map(quotient, range(1_000)).results(60, return_exceptions=True)
+            many = [pool.submit(square, number) for number in range(200)]
+            bundled = [future.result(60) for future in many]
         said = {
             "release": fluster.__file__,
             "status": ended.status,
@@ -49,6 +57,9 @@ def main() -> None:
             "counted": counted,
             "squares": sum(squares),
             "one": one,
+            "failed": [type(each).__name__ for each in quotients if isinstance(each, Exception)],
+            "quotients": sum(each for each in quotients if isinstance(each, int)),
+            "bundled": sum(bundled),
         }
     json.dump(said, sys.stdout)
 

@@ -45,6 +45,9 @@ def test_each_kind_of_work_is_done_where_one_part_is_old(
         "counted": [101, 102, 112],
         "squares": sum(number * number for number in range(200)),
         "one": 144,
+        "failed": ["ZeroDivisionError"],
+        "quotients": sum(840 // number for number in range(1, 1_000)),
+        "bundled": sum(number * number for number in range(200)),
     }
 
 
