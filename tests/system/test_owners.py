@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import os
 import signal
 import subprocess
@@ -145,6 +146,17 @@ def test_where_there_are_no_pidfds_a_pipe_tells_its_end(daemons: Daemons, cluste
         client.process.kill()  # the child that it forked lives on
         wait_ended(client, cluster, "has ended")
         wait_until(lambda: not client.family.named(HELPER))
+
+
+def test_a_helper_that_dies_once_the_end_is_told_leaves_nothing_to_the_lease(
+    daemons: Daemons, cluster: Cluster
+) -> None:
+    with running(daemons) as client:
+        told, helper = words_of_helpers(cluster), client.helper()
+        client.process.kill()
+        wait_until(lambda: any(json.loads(word.data)["ended"] for word in told))
+        helper.kill()
+        wait_ended(client, cluster, "has ended")
 
 
 @pytest.mark.parametrize("has_pidfds", [True, False])
