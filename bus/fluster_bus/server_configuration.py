@@ -170,6 +170,9 @@ _THREE = """\
 
 include "nats-server.conf"
 
+# Of the environment. (A server that is given its name as an option does not read its configuration again.)
+server_name: $SERVER_NAME
+
 # Apart from what a server alone has stored: servers of a group remove streams that the group does not know.
 jetstream {{
   store_dir: "/data/three"

@@ -29,7 +29,7 @@ def test_the_profile_three_adds_two_servers_that_answer_to_the_name_of_the_first
     assert further == ["nats-2", "nats-3"]
     own = {"nats": {"nats", "nats-1"}, "nats-2": {"nats-2", "nats"}, "nats-3": {"nats-3", "nats"}}
     assert {name: {name, *SERVICES[name]["networks"]["default"]["aliases"]} for name in SERVERS} == own
-    names = [SERVICES[name]["command"][-1] for name in SERVERS]
+    names = [SERVICES[name]["environment"]["SERVER_NAME"] for name in SERVERS]
     assert names == ["nats-1", "nats-2", "nats-3"] == list(server_configuration.THREE_SERVERS)
     assert {SERVICES[name]["command"][1] for name in further} == {"/etc/nats/nats-three.conf"}
     assert SERVICES["nats"]["command"][1] == "/etc/nats/nats-${COMPOSE_PROFILES:-server}.conf"

@@ -61,6 +61,9 @@ def test_three_servers_keep_three_copies_and_one_of_them_may_be_lost(project: Co
     assert project.outside("-c", RUN_TRUE) == "SUCCEEDED\n"
     project.trust("certificates", "--authority", str(project.credentials), "--renew")
     project.compose("kill", "-s", "HUP", "nats-2", "nats-3")
+    wait_until(
+        lambda: project.compose("logs", "nats-2", "nats-3").count("Reloaded server configuration") == 2, describe=logs
+    )
     project.engine.client.start(first["Id"])
     wait_until(
         lambda: {each["State"]["Health"]["Status"] for each in project.containers()} == {"healthy"}, PATIENCE_S, logs
