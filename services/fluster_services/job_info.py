@@ -80,5 +80,6 @@ def _task_status(task: TaskRecord, array: TaskArray | None, progress: Progress |
         last_failure=task.last_failure if task.failures or task.preemptions else "",
         result=task.result,
         progress=progress or task.progress,
+        image=task.image,
         array_id=None if array is None else number_in(array, task.task),
     )

@@ -42,6 +42,7 @@ from fluster_bus.messages import (
     WorkerId,
 )
 from fluster_bus.messages.arrays import number_in
+from fluster_bus.messages.images import UsedImage
 from fluster_bus.messages.records import KEPT_TRANSITIONS
 
 Record = TypeVar("Record", TaskRecord, JobRecord)
@@ -150,11 +151,14 @@ def release(
     return _moved(task, JobStatus.PENDING, now, reason, **_UNTOUCHED)
 
 
-def run(task: TaskRecord, *, attempt: int, worker_id: WorkerId, now: float) -> TaskRecord | None:
-    """The attempt's process runs."""
+def run(
+    task: TaskRecord, *, attempt: int, worker_id: WorkerId, now: float, image: UsedImage | None = None
+) -> TaskRecord | None:
+    """The attempt's process runs; in a container that was made of `image`."""
     if task.state is not JobStatus.BUILDING or not _holds(task, attempt, worker_id):
         return None
-    return _moved(task, JobStatus.RUNNING, now, "started", started_at=now, has_output=True)
+    reason = "started" if image is None else f"started, in image {image}"
+    return _moved(task, JobStatus.RUNNING, now, reason, image=image, started_at=now, has_output=True)
 
 
 def end(

@@ -5,11 +5,13 @@ import gzip
 import hashlib
 import io
 import json
+import shutil
 import tarfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 _MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 _CONFIG = "application/vnd.docker.container.image.v1+json"
@@ -25,7 +27,12 @@ class Registry:
         self.gate = threading.Event()  # closed, half of each blob is kept back
         self.gate.set()
         self._blobs: dict[str, bytes] = {}  # {digest: content}
-        files = _tar("word", content)
+        self._manifests: dict[str, bytes] = {}  # {digest: manifest}
+        self.push(content)
+
+    def push(self, content: bytes) -> None:
+        """Have all tags mean an image with that content from now on. The one before has its digest still."""
+        files = _tar({"word": content, "bin/busybox": Path(shutil.which("busybox") or "/bin/busybox").read_bytes()})
         layer = gzip.compress(files, mtime=0)
         config = json.dumps(
             {
@@ -40,7 +47,13 @@ class Registry:
             for kind, data in ((_CONFIG, config), (_LAYER, layer))
         ]
         manifest = {"schemaVersion": 2, "mediaType": _MANIFEST, "config": described[0], "layers": described[1:]}
-        self._manifest = json.dumps(manifest).encode()
+        data = json.dumps(manifest).encode()
+        self.digest = _digest(data)  # of the image that tags mean
+        self._manifests[self.digest] = data
+
+    def forget(self, digest: str) -> None:
+        """Have that image no more."""
+        del self._manifests[digest]
 
     def _add(self, data: bytes) -> str:
         self._blobs[_digest(data)] = data
@@ -51,8 +64,10 @@ class Registry:
         self.asked.append(path)
         if path == "/v2/":
             return "application/json", b"{}"
-        if path.endswith(tuple(f"/manifests/{name}" for name in ("latest", "1", _digest(self._manifest)))):
-            return _MANIFEST, self._manifest
+        _, is_manifest, name = path.partition("/manifests/")
+        if is_manifest:
+            manifest = self._manifests.get(self.digest if name in ("latest", "1") else name)
+            return None if manifest is None else (_MANIFEST, manifest)
         data = self._blobs.get(path.rpartition("/")[2])
         return None if data is None else ("application/octet-stream", data)
 
@@ -61,12 +76,13 @@ def _digest(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def _tar(name: str, content: bytes) -> bytes:
+def _tar(files: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        entry = tarfile.TarInfo(name)
-        entry.size = len(content)
-        archive.addfile(entry, io.BytesIO(content))
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o755
+            archive.addfile(entry, io.BytesIO(content))
     return buffer.getvalue()
 
 
@@ -74,7 +90,7 @@ def _tar(name: str, content: bytes) -> bytes:
 def running_registry(content: bytes = b"pulled") -> Iterator[tuple[str, Registry]]:
     """Its address, which engines take for one that needs no TLS since it is the machine's own, and the registry.
 
-    Its image has one file, with that content.
+    Its image has a file with that content, and busybox.
     """
     registry = Registry(content)
 

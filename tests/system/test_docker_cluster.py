@@ -29,6 +29,7 @@ from tests import optional
 from tests.docker_engine import Engine, OwnEngine, small_engine
 from tests.system.built_images import left_of_builds, no_built_images
 from tests.system.daemons import PATIENT, QUICK, Daemons
+from tests.system.histories import events
 from tests.system.image_registry import running_registry
 from tests.system.job_requests import call, command, texts
 from tests.system.package_index import PackageIndex
@@ -138,6 +139,39 @@ def test_a_worker_without_containers_refuses_what_needs_them(
     info = cluster.wait(cluster.launch(call(print, "never", environment=environment)), timeout=PATIENCE_S)
     assert info.status is JobStatus.FAILED
     assert "needs a worker that runs jobs in containers" in info.error_message
+
+
+def _reasons(cluster: LocalCluster, job_id: str) -> list[str]:
+    return [each.transition.reason for found in events(cluster).values() for each in found if each.job_id == job_id]
+
+
+def test_attempts_of_a_job_run_in_one_image_whatever_its_tag_means_by_then(
+    contained: LocalCluster, engine: Engine
+) -> None:
+    script = "read -r word < /word; echo $word; test $FLUSTER_ATTEMPT = 2 || exec /bin/busybox sleep 100"
+    with running_registry(b"first\n") as (address, registry):
+        name, digest = f"{address}/tiny:1", registry.digest
+        job = command("/bin/busybox", "sh", "-c", script, max_retries_failure=1).model_copy(
+            update={"environment": EnvironmentConfig(image=name)}
+        )
+        job_id = contained.launch(job)
+        wait_until(lambda: texts(contained, job_id) == ["first"])
+        registry.push(b"second\n")
+        engine.client.pull(f"{address}/tiny", "1")
+        try:
+            (found,) = engine.containers(**{"fluster.job": job_id})
+            engine.client.kill(found["Id"])
+            info = contained.wait(job_id, timeout=PATIENCE_S)
+            assert (info.status, info.tasks[0].attempt) == (JobStatus.SUCCEEDED, 2)
+            assert texts(contained, job_id) == ["first", "first"]
+            image = info.tasks[0].image
+            assert image is not None
+            assert (image.name, image.digest) == (name, digest)
+            started = f"started, in image {name}@{digest}"
+            wait_until(lambda: _reasons(contained, job_id).count(started) == 2)
+        finally:
+            for each in (name, f"{address}/tiny@{digest}"):
+                engine.client.remove_image(each)
 
 
 def test_packages_are_installed_once_for_all_tasks(contained: LocalCluster, tmp_path: Path) -> None:

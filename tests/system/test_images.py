@@ -25,10 +25,11 @@ async def test_an_image_is_pulled_once_for_all_who_wait_for_it(engine: Engine) -
     with running_registry() as (address, registry):
         name = f"{address}/tiny"  # without a tag it is the latest, not all that there are
         try:
-            assert await asyncio.gather(*(images.use(name) for _ in range(5))) == [name] * 5
+            used = await asyncio.gather(*(images.use(name) for _ in range(5)))
+            assert [each.exact for each in used] == [f"{name}@{registry.digest}"] * 5
             pulled = len(registry.asked)
             assert len([path for path in registry.asked if "/blobs/" in path]) == 2
-            assert await images.use(name) == name
+            assert await images.use(name) == used[0]
             assert len(registry.asked) == pulled
         finally:
             engine.client.remove_image(name)
@@ -42,7 +43,7 @@ async def test_a_waiter_that_gives_up_does_not_end_the_pull(engine: Engine) -> N
         await wait_until_async(lambda: registry.asked)
         first.cancel()
         try:
-            assert await second == name
+            assert (await second).name == name
         finally:
             engine.client.remove_image(name)
 
@@ -58,7 +59,8 @@ async def test_what_cannot_be_pulled_is_named_with_the_reason(engine: Engine) ->
 
 
 async def test_the_default_image_needs_no_name(engine: Engine) -> None:
-    assert await _images(engine).use(None) == engine.image
+    used = await _images(engine).use(None)
+    assert (used.name, used.id) == (engine.image, engine.client.inspect_image(engine.image)["Id"])
 
 
 async def test_an_engine_that_does_not_answer_takes_no_thread_that_others_need(own_engine: OwnEngine) -> None:
@@ -70,3 +72,28 @@ async def test_an_engine_that_does_not_answer_takes_no_thread_that_others_need(o
         assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 5.0) == "free"
         outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert {str(outcome) for outcome in outcomes} == {f"the Docker engine at {own_engine.host} did not answer in time"}
+
+
+async def test_a_tag_that_means_another_image_by_now_is_not_taken_for_the_one_of_before(engine: Engine) -> None:
+    images = _images(engine)
+    with running_registry() as (address, registry):
+        name = f"{address}/tiny:1"
+        before = await images.use(name)
+        registry.push(b"other")
+        engine.client.pull(f"{address}/tiny", "1")
+        try:
+            after = await images.use(name)
+            assert (after.name, after.is_same(before)) == (name, False)
+            again = await images.use(name, earlier=before)
+            assert again == before
+            engine.client.remove_image(before.exact)
+            assert await images.use(name, earlier=before) == before  # from the registry
+            assert await images.use(name, earlier=after) == after
+            assert (await images.use(before.exact)).id == before.id  # as a user may name it
+            assert (await images.use(f"{name}@{before.digest}")).id == before.id
+            engine.client.remove_image(before.exact)
+            registry.forget(before.digest or "")
+            with pytest.raises(EngineError, match=f"there is no image '{before.exact}' here, and it cannot be pulled"):
+                await images.use(name, earlier=before)
+        finally:
+            engine.client.remove_image(name)

@@ -3,6 +3,7 @@
 from fluster_bus.messages.actors import ActorSeat, HandledCalls, KeptAnswer, SavedState, TrimCalls
 from fluster_bus.messages.endpoints import Endpoint
 from fluster_bus.messages.environments import EnvironmentConfig, create_environment
+from fluster_bus.messages.images import UsedImage
 from fluster_bus.messages.jobs import (
     Entrypoint,
     JobDetails,
@@ -144,6 +145,7 @@ __all__ = [
     "Transition",
     "TrimCalls",
     "UnregisterRequest",
+    "UsedImage",
     "VMTrouble",
     "WorkerHealth",
     "WorkerId",

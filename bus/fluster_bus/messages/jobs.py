@@ -13,6 +13,7 @@ from fluster_bus import codec
 from fluster_bus.callables import is_generator
 from fluster_bus.messages.arrays import TaskArray, number_in
 from fluster_bus.messages.environments import EnvironmentConfig
+from fluster_bus.messages.images import UsedImage
 from fluster_bus.messages.model import Message, is_carried
 from fluster_bus.messages.origin import Origin
 from fluster_bus.messages.resources import ResourceConfig
@@ -287,6 +288,7 @@ class TaskStatus(Message):
     result: TaskResult | None = None  # None: it returned None, or has not returned
     progress: Progress | None = None  # None: it has said nothing
     array_id: int | None = None  # FLUSTER_ARRAY_ID, of a task of an array
+    image: UsedImage | None = None  # in which it runs or ran last, if that was in a container
 
     @property
     def number(self) -> int:

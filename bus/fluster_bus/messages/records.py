@@ -6,6 +6,7 @@ from datetime import datetime
 
 from pydantic import Field
 
+from fluster_bus.messages.images import UsedImage
 from fluster_bus.messages.jobs import JobRequest, JobStatus, Progress, TaskError, TaskResult
 from fluster_bus.messages.model import Message
 from fluster_bus.messages.resources import ResourceConfig
@@ -70,6 +71,7 @@ class TaskRecord(Message):
     disk_filled: tuple[WorkerId, ...] = ()  # the workers whose disks its attempts have filled, one for each time
     # With a window: how long ago the failures in it were. Only running counts, each attempt by its worker's own clock.
     failure_ages_s: tuple[float, ...] = ()
+    image: UsedImage | None = None  # in which the newest attempt that began to run did so; the next one has the same
     started_at: float | None = None
     finished_at: float | None = None
     has_output: bool = (

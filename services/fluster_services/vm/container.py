@@ -46,6 +46,7 @@ class VMContainer:
 
     vm_id: WorkerId
     image: str
+    exact_image: str  # what that means to the engine, and goes on to mean
     network: str
     resources: Capacity
     owner: str  # the mark of the program that asks
@@ -61,6 +62,7 @@ def vm_container(
     resources: Capacity,
     *,
     image: str,
+    exact_image: str | None = None,
     network: str,
     owner: str,
     user: User,
@@ -72,6 +74,7 @@ def vm_container(
     return VMContainer(
         vm_id=vm_id,
         image=image,
+        exact_image=exact_image or image,
         network=network,
         resources=resources,
         owner=owner,
@@ -92,7 +95,7 @@ def create_body(vm: VMContainer) -> dict[str, Any]:
     memory = vm.resources.memory + OWN_MEMORY
     visible = ",".join(vm.device_ids) or "void"
     return {
-        "Image": vm.image,
+        "Image": vm.exact_image,
         "Entrypoint": ["python3", "-c", _BOOT, OWN_MINOR, vm.image, *vm.python_path],
         "Cmd": [],
         "Env": [f"HOME={HOME_FOLDER}", "PYTHONUNBUFFERED=1", f"NVIDIA_VISIBLE_DEVICES={visible}"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from fluster_bus.address import BusAddress
 from fluster_bus.devices import VISIBLE_DEVICES
 from fluster_bus.messages import Capacity, WorkerId
+from fluster_bus.messages.images import UsedImage
 from fluster_services.vm.backend import ClusterToJoin, VMError
 from fluster_services.vm.container import OWNER_LABEL, STATE_FOLDER, WORK_FOLDER, User, user_of_vms, vm_container
 from fluster_services.vm.docker_machine import DockerMachine, Engine
@@ -27,6 +29,8 @@ from fluster_services.worker.engine import EngineError, asked, find_api_version
 from fluster_services.worker.images import Images
 from fluster_services.worker.interpreters import without_interpreters_own
 from fluster_services.worker.mounts import is_in_or_around, secret_places
+
+log = logging.getLogger(__name__)
 
 _HOST_NETWORK = "host"
 
@@ -79,6 +83,7 @@ class DockerBackend(Fleet):
         self._cluster_url = BusAddress(cluster_url).url if cluster_url is not None else None
         self._engine: Engine | None = None  # once it is open
         self._images: Images | None = None
+        self._image: UsedImage | None = None
 
     async def open(self, cluster: ClusterToJoin) -> None:
         for folder in self._folders:
@@ -119,7 +124,9 @@ class DockerBackend(Fleet):
 
     async def _prepare(self) -> None:
         assert self._images is not None  # noqa: S101 - it is open
-        await self._images.use(None)
+        # All VMs of this program have the image that the first one has.
+        self._image = await self._images.use(None, earlier=self._image)
+        log.info("VMs have image %s", self._image)
 
     def _machine(
         self, cluster: ClusterToJoin, vm_id: WorkerId, resources: Capacity, device_ids: tuple[str, ...]
@@ -131,6 +138,7 @@ class DockerBackend(Fleet):
             vm_id,
             resources,
             image=self._settings.image,
+            exact_image=(self._image.exact or self._image.id) if self._image is not None else None,
             network=self._settings.network,
             owner=own_mark(),
             user=user_of_vms(program, shares_folders=bool(self._folders)),

@@ -95,6 +95,7 @@ class LaunchSpec:
     scratch: str | None = None  # the folder in its directory that has a file system of that size (scratch.py)
     groups: dict[str, dict[str, str]] = field(default_factory=dict)  # those enforced, as in limits.py
     image: str | None = None  # that it is to run in
+    used_image: dict[str, str | None] | None = None  # what that is, or what it was built upon: a UsedImage
     mounts: dict[str, str] = field(default_factory=dict)  # {path in its container: path here} of those asked for
     container: Container | None = None  # that it runs in
     array_id: int | None = None  # of a task of an array

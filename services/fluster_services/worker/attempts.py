@@ -11,10 +11,13 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
+
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
 from fluster_bus.errors import AddressError, BusError
 from fluster_bus.messages import JobRecord, JobStatus, TaskRecord
+from fluster_bus.messages.images import UsedImage
 from fluster_bus.objects import ObjectStore
 from fluster_bus.registry import Registry
 from fluster_bus.secret_store import SecretStore
@@ -361,13 +364,25 @@ class Attempts:
         on_doing = functools.partial(self._progress.tell_preparing, key, record)
         async with PreparationLog(self._bus, record, on_doing) as log_of_it:
             try:
-                work = self._preparation.prepare(record.namespace, job.request, key, log_of_it.follow)
+                earlier = await self._earlier_image(record, job)
+                work = self._preparation.prepare(
+                    record.namespace, job.request, key, log_of_it.follow, earlier_image=earlier
+                )
                 return await self._interruptible(work, key)
             except BuildError as error:
                 log_of_it.follow(error.output)  # it may have been made for others alone
                 raise
             finally:
                 self._progress.forget(key)
+
+    async def _earlier_image(self, record: TaskRecord, job: JobRecord) -> UsedImage | None:
+        """What the job's image meant to the attempt before, or to the first task: a tag may mean another by now."""
+        if job.request.environment.image is None:
+            return None
+        if record.image is not None or record.task == 0:
+            return record.image
+        first = await self._claims.look(record.namespace, record.job_id, 0)
+        return first.value.image if first is not None and first.value.order == record.order else None
 
     async def _interruptible(self, work: Coroutine[Any, Any, Result], key: str) -> Result | None:
         """What comes of `work`; None when it was given up: on the word of `_stop_preparing`, or since this worker leaves."""
@@ -411,6 +426,7 @@ class Attempts:
             progress=outcome.progress,
             is_spared=outcome.is_spared,
             filled_disk=outcome.filled_disk,
+            image=_used_image(running),
         ):
             log.info("%s ended as %s, and is not this worker's any more", key, outcome.state)
         await forget(running)
@@ -420,7 +436,7 @@ class Attempts:
     ) -> tuple[Row[TaskRecord], Outcome]:
         """How an attempt ended, and its record by then."""
         is_over = asyncio.get_running_loop().create_future()
-        tell_running = asyncio.create_task(self._tell_running(row, is_over, started_at))
+        tell_running = asyncio.create_task(self._tell_running(row, is_over, started_at, _used_image(running)))
 
         async def speak() -> None:
             """Before anybody can read what it says, its record says that it runs."""
@@ -449,7 +465,7 @@ class Attempts:
             self._progress.forget(key)
 
     async def _tell_running(
-        self, row: Row[TaskRecord], is_over: asyncio.Future[bool], started_at: float
+        self, row: Row[TaskRecord], is_over: asyncio.Future[bool], started_at: float, image: UsedImage | None
     ) -> Row[TaskRecord]:
         """Write that it runs, unless it is silent and over in a moment: then that is written together with its end."""
         try:
@@ -458,7 +474,7 @@ class Attempts:
                     return row
         except TimeoutError:
             pass
-        row = await self._claims.run(row, started_at=started_at)
+        row = await self._claims.run(row, started_at=started_at, image=image)
         if row.value.state is JobStatus.BUILDING:  # it could not be written: the task was given to somebody else
             record = row.value
             latest = await self._claims.patiently(
@@ -491,3 +507,11 @@ class Attempts:
                 await registry.table.delete(row.key, reason=reason)
         except BusError as error:
             log.info("endpoints of %s are left to the controller: %s", record.job_id, error)
+
+
+def _used_image(running: RunningTask) -> UsedImage | None:
+    """What it runs in. That it was adopted with may have been written over."""
+    try:
+        return UsedImage.model_validate(running.spec.used_image) if running.spec.used_image is not None else None
+    except ValidationError:
+        return None

@@ -22,6 +22,7 @@ from fluster_bus.messages import (
     TaskResult,
     WorkerId,
 )
+from fluster_bus.messages.images import UsedImage
 from fluster_bus.streams import jobs_table, records_table, tasks_table
 from fluster_bus.tables import Row
 from fluster_services import lifecycle
@@ -164,16 +165,18 @@ class Claims:
         is_spared: bool = False,
         filled_disk: bool = False,
         has_output: bool = False,
+        image: UsedImage | None = None,
     ) -> bool:
         """Write how the attempt of `row` ended; False when it was superseded meanwhile.
 
-        With `started_at` its process ran, and the record says so first if it does not yet.
+        With `started_at` its process ran, in `image` if that was a container, and the record says so first if it does not yet.
         """
         attempt, now = row.value.attempt, time.time()
 
         def ended(task: TaskRecord) -> TaskRecord | None:
             if started_at is not None:
-                task = lifecycle.run(task, attempt=attempt, worker_id=self._worker_id, now=started_at) or task
+                began = lifecycle.run(task, attempt=attempt, worker_id=self._worker_id, now=started_at, image=image)
+                task = began or task
             return lifecycle.end(
                 task,
                 attempt=attempt,
@@ -207,11 +210,13 @@ class Claims:
 
         return await self.change(row, ended, briefly=briefly) is not None
 
-    async def run(self, row: Row[TaskRecord], *, started_at: float | None = None) -> Row[TaskRecord]:
+    async def run(
+        self, row: Row[TaskRecord], *, started_at: float | None = None, image: UsedImage | None = None
+    ) -> Row[TaskRecord]:
         """Write that the attempt of `row` runs; returns the record as it then is, or as it was."""
         attempt, now = row.value.attempt, started_at if started_at is not None else time.time()
         running = await self.change(
-            row, lambda task: lifecycle.run(task, attempt=attempt, worker_id=self._worker_id, now=now)
+            row, lambda task: lifecycle.run(task, attempt=attempt, worker_id=self._worker_id, now=now, image=image)
         )
         return running or row
 

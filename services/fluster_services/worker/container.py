@@ -128,6 +128,7 @@ class Wanted:
     memory: int | None = None  # that it asked for, whether it is held to that or not
     devices: Sequence[str] = ()  # GPUs
     mounts: Mapping[str, str] = field(default_factory=dict)  # {path in the container: path here}, checked
+    exact_image: str | None = None  # a name of the same image that means no other
     has_workspace: bool = False  # in its folder
     begins_in: str = ""  # a path in that
 
@@ -171,7 +172,7 @@ def create_body(
     )
     command = wanted.command or ["python3", "-c", _BOOT, OWN_MINOR, wanted.image, *own.python_path]
     return {
-        "Image": wanted.image,
+        "Image": wanted.exact_image or wanted.image,
         "Entrypoint": command,
         "Cmd": [],
         "Env": [f"{name}={value}" for name, value in environment.items()],

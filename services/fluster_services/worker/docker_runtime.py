@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from fluster.progress_file import DIRECTORY_VARIABLE
 from fluster_bus.address import CREDENTIALS_VARIABLE
+from fluster_bus.messages.images import UsedImage
 from fluster_services.capacity import describe_bytes
 from fluster_services.config import DiskLimits
 from fluster_services.worker.attempt_directory import (
@@ -152,6 +153,7 @@ class DockerRuntime:
         wanted = Wanted(
             key=spec.key,
             image=spec.image or settings.image,
+            exact_image=_exact(spec),
             command=spec.command,
             env={**spec.env, **inner},
             limits=spec.limits if self._enforces_limits else Limits(pids=spec.limits.pids),
@@ -220,3 +222,11 @@ class DockerRuntime:
                 yield client
         finally:
             client.close()
+
+
+def _exact(spec: LaunchSpec) -> str | None:
+    """By which the engine knows the image, whatever its name means by now; None for one that was built for packages."""
+    if spec.used_image is None or spec.image != spec.used_image["name"]:
+        return None
+    used = UsedImage.model_validate(spec.used_image)
+    return used.exact or used.id

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from fluster_bus.messages.images import UsedImage, digest_of, engine_name, split_name
 from fluster_services.worker.build_output import BuildOutput
 from fluster_services.worker.container import ContainerSettings
 from fluster_services.worker.engine import EngineError, EngineFullError, NotThereError, asked, connect, told
@@ -29,7 +30,7 @@ class _Coming:
     output: BuildOutput = field(default_factory=BuildOutput)
     listeners: dict[str, Callable[[BuildOutput], None]] = field(default_factory=dict)  # {job: of one of its attempts}
     is_pulled: bool = False
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[UsedImage] | None = None
 
     def listen(self, job: str, listener: Callable[[BuildOutput], None]) -> None:
         """Tell `listener` of the pull, if there is one or once it begins."""
@@ -59,12 +60,27 @@ class Images:
         self.api_version = api_version
         self._coming: dict[str, _Coming] = {}  # {image: what finds or brings it}
 
-    async def use(self, image: str | None, user: str = "", listen: Callable[[BuildOutput], None] | None = None) -> str:
-        """The name of an image that is there: `image`, or the default one.
+    async def use(
+        self,
+        image: str | None,
+        user: str = "",
+        listen: Callable[[BuildOutput], None] | None = None,
+        *,
+        earlier: UsedImage | None = None,
+    ) -> UsedImage:
+        """An image that is there: `image`, or the default one; the same as `earlier`, if that had its name and is of a registry.
 
         If it has to be pulled, `listen` gets what is said meanwhile, of one user of each job. Raises EngineError.
         """
         name = image or self.settings.image
+        if earlier is not None and earlier.name == name and earlier.exact is not None:
+            here = await asked(self._look, name)
+            if here is None or not here.is_same(earlier):
+                _log.info("image %s is another one here: %s is used", name, earlier)
+                return (await self._ready(earlier.exact, user, listen)).model_copy(update={"name": name})
+        return await self._ready(name, user, listen)
+
+    async def _ready(self, name: str, user: str, listen: Callable[[BuildOutput], None] | None) -> UsedImage:
         coming = self._coming.get(name)
         if coming is None:
             coming = self._coming[name] = _Coming()
@@ -76,46 +92,50 @@ class Images:
         if listen is not None and is_first:
             coming.listen(job, listen)
         try:
-            await asyncio.shield(coming.task)  # others may wait for it, too
+            return await asyncio.shield(coming.task)  # others may wait for it, too
         finally:
             if is_first:
                 del coming.listeners[job]
-        return name
 
-    async def _bring(self, name: str, coming: _Coming) -> None:
-        if await asked(self._is_there, name):
-            return
+    async def _bring(self, name: str, coming: _Coming) -> UsedImage:
+        found = await asked(self._look, name)
+        if found is not None:
+            return found
         _log.info("image %s is pulled", name)
         coming.begin(name)
         await asked(self._pull, name, coming, asyncio.get_running_loop())
+        pulled = await asked(self._look, name)
+        if pulled is None:
+            raise EngineError(f"image {name!r} was pulled, and is gone again: somebody has removed it")
+        _log.info("image %s is %s", name, pulled)
+        return pulled
 
-    def _on_over(self, name: str, task: asyncio.Task[None]) -> None:
+    def _on_over(self, name: str, task: asyncio.Task[UsedImage]) -> None:
         del self._coming[name]
         if not task.cancelled():
             task.exception()  # whoever waited is told; nobody may have
 
-    def _is_there(self, name: str) -> bool:
+    def _look(self, name: str) -> UsedImage | None:
+        """The image of that name, if it is there."""
         client = connect(self.settings.engine, timeout_s=self.settings.timeout_s, api_version=self.api_version)
         try:
             with told(self.settings.engine):
-                client.inspect_image(name)
-            return True
+                found = client.inspect_image(engine_name(name))
+            return UsedImage(name=name, id=found["Id"], digest=digest_of(name, found.get("RepoDigests") or ()))
         except NotThereError:
-            return False
+            return None
         finally:
             client.close()
 
     def _pull(self, name: str, coming: _Coming, loop: asyncio.AbstractEventLoop) -> None:
-        from docker.utils import parse_repository_tag
-
         settings = self.settings
         client = connect(settings.engine, timeout_s=settings.pull_timeout_s, api_version=self.api_version)
         progress, began_at = PullProgress(name), time.monotonic()
         look_at, line_at = began_at, began_at + _LINE_S
         try:
             with told(settings.engine):
-                repository, tag = parse_repository_tag(name)
-                for step in client.pull(repository, tag or "latest", stream=True, decode=True):
+                repository, version = split_name(name)
+                for step in client.pull(repository, version, stream=True, decode=True):
                     if "error" in step:
                         raise EngineError(f"the Docker engine at {settings.engine}: {step['error']}")
                     progress.on_step(step)

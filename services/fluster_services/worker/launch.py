@@ -139,6 +139,7 @@ class Launcher:
             max_line_bytes=self.limits.logs.line_bytes,
             devices=list(devices),
             image=prepared.image,
+            used_image=prepared.used_image.model_dump() if prepared.used_image is not None else None,
             mounts=dict(request.environment.mounts),
             limits=Limits(
                 memory=request.resources.memory, cpu=request.resources.cpu, pids=self.limits.tasks.max_processes

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fluster_bus.errors import ObjectNotFoundError
 from fluster_bus.messages import EnvironmentConfig, JobRequest, Namespace
+from fluster_bus.messages.images import UsedImage
 from fluster_bus.objects import ObjectStore
 from fluster_bus.secret_store import SecretStore
 from fluster_services.config import WorkerLimits
@@ -38,6 +39,7 @@ class Prepared:
     workspace: Path | None = None  # to be copied
     environment: TaskPython | None = None
     image: str | None = field(default=None, compare=False)  # None: no container; usually it is there, and costs no time
+    used_image: UsedImage | None = field(default=None, compare=False)  # that one, or what was built upon it
     secrets: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)  # {variable: value}
     sees_folder: bool = field(default=False, compare=False)  # from which the command was submitted
 
@@ -88,8 +90,18 @@ class Preparation:
         """Where all of it is made. To be called in a thread."""
         return [*(cache.root for cache in self._caches), *self._environments.places()]
 
-    async def prepare(self, namespace: Namespace, request: JobRequest, key: str, listen: Listener) -> Prepared:
+    async def prepare(
+        self,
+        namespace: Namespace,
+        request: JobRequest,
+        key: str,
+        listen: Listener,
+        *,
+        earlier_image: UsedImage | None = None,
+    ) -> Prepared:
         """Make what the request's environment asks for; it stays until `key` is released. `listen` gets what is said meanwhile.
+
+        `earlier_image` is what its image meant to an attempt of the same job.
 
         Raises LaunchError, whose text is meant for the user; OSError; BusError when the bus is away.
         """
@@ -106,11 +118,11 @@ class Preparation:
             workspace = await self._workspaces.use(namespace, config.bundle, key)
         secrets = await self._read_secrets(namespace, request)
         if self._images is not None and self._built is not None:
-            base = await self._images.use(config.image, key, listen)
-            image = base
+            base = await self._images.use(config.image, key, listen, earlier=earlier_image)
+            image = base.name
             if wants_environment(config):
                 image = await self._build(request, base, workspace, key, listen)
-            return Prepared(workspace, image=image, secrets=secrets)
+            return Prepared(workspace, image=image, used_image=base, secrets=secrets)
         environment = None
         if wants_environment(config):
             environment = await self._environments.use(config, workspace, key, listen)
@@ -129,14 +141,17 @@ class Preparation:
             raise LaunchError(str(error)) from error
         return {name: values[name] for name in names if name in values}
 
-    async def _build(self, request: JobRequest, base: str, workspace: Path | None, key: str, listen: Listener) -> str:
+    async def _build(
+        self, request: JobRequest, base: UsedImage, workspace: Path | None, key: str, listen: Listener
+    ) -> str:
         """The image with a job's packages upon `base`."""
         assert self._built is not None  # noqa: S101 - tasks run in containers
         needs = read_needs(request.environment, workspace)
-        given = f"image {base!r}" if needs.python is None else f"python={needs.python!r} in image {base!r}"
+        given = f"image {base.name!r}" if needs.python is None else f"python={needs.python!r} in image {base.name!r}"
+        exact = base.exact or base.name
         # Known before anything is built, which may take long and be in vain.
-        _check_python(request, given, await self._built.find_python(base, needs.python))
-        return await self._built.use(base, needs, workspace, key, listen)
+        _check_python(request, given, await self._built.find_python(exact, needs.python))
+        return await self._built.use(exact, needs, workspace, key, listen)
 
     def hold(self, key: str, spec: LaunchSpec) -> None:
         """Keep what a task that runs already uses."""
