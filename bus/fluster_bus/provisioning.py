@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import nats.errors
@@ -23,6 +24,7 @@ from fluster_bus.store_room import store_room, try_room
 from fluster_bus.stream_bounds import (
     BUDGET_SETTING,
     MIN_BUDGET_BYTES,
+    SHARES,
     SYSTEM_BYTES,
     NamespaceBounds,
     budgets,
@@ -83,25 +85,63 @@ async def ensure_namespace(bus: Bus, namespace: str, bounds: NamespaceBounds | N
 
 
 async def ensure_namespaces(
-    bus: Bus, namespaces: Sequence[str], bounds: NamespaceBounds | None = None, replication: Replication = _ANY
+    bus: Bus,
+    namespaces: Sequence[str],
+    bounds: NamespaceBounds | None = None,
+    replication: Replication = _ANY,
+    *,
+    beside: int = 0,
 ) -> dict[str, int]:
     """Make the buckets and streams of all namespaces of a cluster; those that are there get the bounds that they are to have.
+
+    Room is left for as many others as are `beside` them.
 
     What is there never shrinks below what it holds, unless by a setting of its own. Where the store has not even room for
     the budgets that follow from its size, as others have taken some of it, they are halved. Returns {share: its size} of
     each namespace. Raises TooFewServersError, StorageError.
     """
     found = bounds or NamespaceBounds()
-    return await _on_enough(replication, lambda replicas: _divide(bus, namespaces, found, replicas, replication))
+    return await _on_enough(
+        replication, lambda replicas: _divide(bus, namespaces, found, replicas, replication, beside=beside)
+    )
+
+
+async def delete_namespace(bus: Bus, namespace: str) -> None:
+    """Delete the buckets and streams of a namespace, with all that is in them; those that are not there are no error.
+
+    Raises StorageError.
+    """
+
+    async def delete(stream: str) -> None:
+        async def ask(left_s: float) -> None:
+            async with asyncio.timeout(left_s):
+                with suppress(nats.js.errors.NotFoundError):
+                    await bus.jetstream.delete_stream(stream)
+
+        await _patiently(ask, f"stream {stream} could not be deleted")
+
+    await _side_by_side(delete(stream_of(share, namespace)) for share in SHARES)
+
+
+async def used_bytes(bus: Bus, namespace: str) -> int:
+    """How much of the store the streams of a namespace take. Raises StorageError."""
+    infos = await _side_by_side(_info(bus, stream_of(share, namespace)) for share in SHARES)
+    return sum(int(info.state.bytes) for info in infos if info is not None)
 
 
 async def _divide(
-    bus: Bus, namespaces: Sequence[str], bounds: NamespaceBounds, replicas: int, replication: Replication
+    bus: Bus,
+    namespaces: Sequence[str],
+    bounds: NamespaceBounds,
+    replicas: int,
+    replication: Replication,
+    *,
+    beside: int,
 ) -> dict[str, int]:
     failure, plan = None, None
     limit = (await store_room(bus, replicas)).limit
     is_untold = limit is None and replicas > 1 and await _is_group(bus)
-    for budget in budgets(limit, len(namespaces), bounds):
+    for budget in budgets(limit, len(namespaces) + beside, bounds):
         if failure is not None:
             log.info("%s; each namespace gets %.3g GiB now", failure, budget / (1 << 30))
         sizes = shares(budget, bounds.given)
@@ -122,7 +162,7 @@ async def _divide(
         return {share: await _size(bus, stream_of(share, namespaces[0])) for share in shares(MIN_BUDGET_BYTES)}
     why = f"{failure}: " if failure is not None else ""
     raise StorageError(
-        f"{why}the store has no room for {len(namespaces)} namespaces: give jetstream.max_file_store more, "
+        f"{why}the store has no room for {len(namespaces) + beside} namespaces: give jetstream.max_file_store more, "
         f"{BUDGET_SETTING} less (at least {MIN_BUDGET_BYTES >> 20} MiB), or have fewer of them"
     ) from failure
 

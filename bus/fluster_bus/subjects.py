@@ -203,6 +203,14 @@ def watch_joins(key: str = ANY_TAIL) -> str:
     return f"{_SYS}.watch.joins.{key}"  # fluster.sys.watch.joins.worker.w1
 
 
+NAMESPACE_VERBS = ("add", "set", "drop", "list")
+
+
+def namespaces_verb(verb: str) -> str:
+    """Where operators ask for namespaces; tenants may not."""
+    return f"{_SYS}.namespaces.{_name('verb', verb)}"  # fluster.sys.namespaces.add
+
+
 def watch_namespaces(key: str = ANY_TAIL) -> str:
     return f"{_SYS}.watch.namespaces.{key}"  # fluster.sys.watch.namespaces.team-a
 
@@ -422,6 +430,10 @@ def direct_get(stream: str) -> str:
 
 def stream_info(stream: str) -> str:
     return f"$JS.API.STREAM.INFO.{stream}"
+
+
+def stream_delete(stream: str) -> str:
+    return f"$JS.API.STREAM.DELETE.{stream}"
 
 
 def message_delete(stream: str) -> str:

@@ -21,6 +21,7 @@ from fluster.cli import (
     daemons,
     deploy,
     jobs,
+    namespaces,
     stacks,
     submit,
     tokens,
@@ -191,6 +192,26 @@ _TOKEN_VERBS: dict[str, Callable[..., None]] = {
 for _name, _command in _TOKEN_VERBS.items():
     join_tokens.command(_name)(_guarded(_command))
 app.add_typer(join_tokens, rich_help_panel="Clusters")
+
+namespace_group = typer.Typer(
+    name="namespace",
+    help="""Add, change, drop and list the namespaces of a running cluster. For operators.
+
+    Try:
+      fluster namespace add team-a --cpus 64
+      fluster namespace ls
+    """,
+    no_args_is_help=True,
+)
+_NAMESPACE_VERBS: dict[str, Callable[..., None]] = {
+    "add": namespaces.add,
+    "set": namespaces.set_,
+    "drop": namespaces.drop,
+    "ls": namespaces.ls,
+}
+for _name, _command in _NAMESPACE_VERBS.items():
+    namespace_group.command(_name)(_guarded(_command))
+app.add_typer(namespace_group, rich_help_panel="Clusters")
 
 _ALONE = ("demo", "up", "passwords", "init")  # they bring their own cluster
 

@@ -45,6 +45,12 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 5.0  # before one that died is started aga
 _SETTLED_S = 10.0  # one that ran for so long may be started again at once
 
 
+_FIXED = (
+    "this cluster's server lets in the users that it was started with; start it with `fluster up --namespace` or "
+    "LocalCluster(namespaces=[…]) for all that are needed, or run one whose users have signed credentials (`fluster credentials`)"
+)
+
+
 @dataclass
 class Daemon:
     """A process that the supervisor forks, and forks again when it ends."""
@@ -106,6 +112,7 @@ class LocalDaemons:
             config = ControllerConfig(
                 address=self._server.credentials(Role.SERVICE),
                 namespaces=self._namespaces(),
+                namespaces_are_fixed=_FIXED,
                 timing=self._timing,
                 records=self._limits.records,
                 bounds=self._limits.bounds,

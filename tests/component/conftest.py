@@ -130,10 +130,13 @@ async def start_worker(own_server: EmbeddedServer, connect_bus: ConnectBus) -> S
         cpu: float = 4,
         memory: int = 8 * GIB,
         heartbeat_s: float = 1.0,
+        namespaces: tuple[Namespace, ...] = (NS,),
     ) -> ToyWorker:
         bus = await connect_bus(own_server, Role.SERVICE, name=worker_id)
         planned = plan if callable(plan) else lambda _record: plan
-        worker = ToyWorker(bus, WorkerId(worker_id), Capacity(cpu=cpu, memory=memory), planned, heartbeat_s)
+        worker = ToyWorker(
+            bus, WorkerId(worker_id), Capacity(cpu=cpu, memory=memory), planned, heartbeat_s, namespaces=namespaces
+        )
         return await worker.start()
 
     return start

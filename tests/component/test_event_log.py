@@ -60,7 +60,7 @@ async def test_a_job_is_told_of_that_has_the_id_of_one_that_was_removed(
         await log.load(namespace)
         log.on_record(now)
         log.on_record(now)
-    await log.lead([namespace])
+    await log.lead(namespace)
     assert [event.transition for event in _queued(log)] == [*now.transitions[told:]]
 
 
@@ -77,11 +77,11 @@ async def test_what_is_told_does_not_depend_on_the_clocks_of_those_who_wrote_it(
     await _tell(bus, begun, 1)
     await log.load(namespace)
     if not stands_by:
-        await log.lead([namespace])
+        await log.lead(namespace)
     log.on_record(begun, stored_at=now)
     log.on_record(new, stored_at=now, is_new=True)
     if stands_by:
-        await log.lead([namespace])
+        await log.lead(namespace)
     told = [(event.job_id, event.transition.number) for event in _queued(log)]
     assert told == [(MINE, 2), ("new", 1), ("new", 2)]
 
@@ -93,7 +93,7 @@ async def test_what_was_told_long_ago_is_not_told_again(bus: Bus, namespace: Nam
     other = _job(namespace, order=2, now=(long_ago + off).timestamp()).model_copy(update={"job_id": JobId("other")})
     log = EventLog(bus, cast("Seat", None))
     await log.load(namespace)
-    await log.lead([namespace])
+    await log.lead(namespace)
     log.on_record(other, stored_at=long_ago)
     assert _queued(log) == []
 

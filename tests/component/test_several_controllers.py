@@ -67,7 +67,7 @@ class Member:
 
     @property
     def leads(self) -> bool:
-        return self.controller._leads
+        return self.controller.seat.leads and self.controller.namespaces.leads(NS)
 
     async def vanish(self) -> None:
         """As SIGKILL takes it: nothing is said."""

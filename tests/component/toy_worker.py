@@ -57,10 +57,11 @@ class ToyWorker:
     plan: Callable[[TaskRecord], Plan] = lambda _record: SUCCEED
     heartbeat_s: float = 1.0
     hold_s: float = 20.0
+    namespaces: tuple[Namespace, ...] = NAMESPACES
 
     def __post_init__(self) -> None:
-        self.total = self.total.model_copy(update={"namespaces": NAMESPACES})
-        self.claims = Claims(self.bus, self.worker_id, NAMESPACES)
+        self.total = self.total.model_copy(update={"namespaces": self.namespaces})
+        self.claims = Claims(self.bus, self.worker_id, self.namespaces)
         self.ledger = Ledger(self.total)
         self.classes = ClassOffers(self.bus, self._on_offer)
         self.held: dict[str, Row[TaskRecord]] = {}  # {attempt key: its record}
@@ -70,7 +71,7 @@ class ToyWorker:
         self.silent = False
         self.obeys = True
         self.to_stop: set[str] = set()  # attempt keys that it was asked to stop, and did not obey
-        self.holds = Holds(self.bus, self.claims, namespaces=NAMESPACES, host="127.0.0.1", expiry_s=self.hold_s)
+        self.holds = Holds(self.bus, self.claims, namespaces=self.namespaces, host="127.0.0.1", expiry_s=self.hold_s)
         self.may_prepare = asyncio.Event()  # what a task of a gang needs is there
         self.may_prepare.set()
         self.went: list[tuple[str, int, str | None]] = []  # (attempt key, epoch, address), in the order of go

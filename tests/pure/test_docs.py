@@ -31,6 +31,7 @@ NOT_RUN = {
             "export FLUSTER_CLUSTER_ADDRESS",
             "fluster credentials add",
             "fluster token create",
+            "fluster --address me.creds namespace add",
         ),
         "tests/system/test_signed_cluster.py runs these commands, each daemon in a terminal of its own",
     ),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -19,7 +20,8 @@ class NamespaceState(StrEnum):
 
     ADDING = "adding"  # its streams are being made
     ACTIVE = "active"
-    DROPPING = "dropping"  # its jobs are ended, then its streams are deleted, then this record
+    DROPPING = "dropping"  # its jobs are being ended
+    DELETING = "deleting"  # nothing serves it: its streams are deleted, then this record
 
 
 class NamespaceQuota(Message):
@@ -41,8 +43,63 @@ class NamespaceRecord(Message):
     )  # its share beside others whose jobs wait with equal priority
     state: NamespaceState = NamespaceState.ACTIVE
     created_at: float = 0.0  # Unix time in seconds
+    added_by: str = Field(default="", max_length=64)  # the id of the request that asked for it
 
     @model_validator(mode="after")
     def _check_name(self) -> Self:
         check_namespace(self.name)
         return self
+
+
+QuotaName = Literal["cpus", "gpus", "memory", "waiting_jobs"]
+
+# The codes of errors.
+NAMESPACE_REFUSED, NAMESPACE_UNKNOWN, NAMESPACE_IN_USE = "NamespaceRefused", "NamespaceNotFound", "NamespaceInUse"
+
+
+class NamespaceAdd(Message):
+    """Asks for a namespace; sent again under the same id, it asks for the same."""
+
+    name: str
+    request_id: str = Field(max_length=64)
+    quota: NamespaceQuota = NamespaceQuota()
+    weight: float = Field(default=1.0, gt=0, le=MAX_WEIGHT)
+
+
+class NamespaceSet(Message):
+    """Asks for another quota or weight of a namespace. What is not named stays; None in a quota: as much as there is."""
+
+    name: str
+    quota: Mapping[QuotaName, int | float | None] = Field(default_factory=dict)
+    weight: float | None = Field(default=None, gt=0, le=MAX_WEIGHT)
+
+
+class NamespaceDrop(Message):
+    """Asks that a namespace be gone, and all that it holds; with `force` also while it has unfinished jobs, which are ended."""
+
+    name: str
+    force: bool = False
+
+
+class NamespaceChange(Message):
+    """What has become of a request so far. While it is not `done`, it is to be sent again, to learn when it is."""
+
+    done: bool = True
+    record: NamespaceRecord | None = None  # None: there is no such namespace any more
+    unfinished: int = 0  # jobs whose end is waited for
+
+
+class NamespaceStatus(Message):
+    """A namespace as the controller sees it."""
+
+    record: NamespaceRecord
+    waiting_jobs: int = 0
+    running_jobs: int = 0
+    store_used: int = 0  # bytes
+    store_share: int = 0
+
+
+class NamespaceList(Message):
+    """All namespaces of the cluster."""
+
+    namespaces: tuple[NamespaceStatus, ...] = ()

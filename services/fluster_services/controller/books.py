@@ -183,8 +183,16 @@ class Books:
         if entry.job is not None:
             records.append(entry.job.value)
             self._index_order(key, entry.job.value.order, None)
+            self._forget_dependencies(key, entry.job.value)
         self._note_dependencies(key, 0)
         return records
+
+    def _forget_dependencies(self, key: JobKey, job: JobRecord) -> None:
+        for job_id in job.request.after:
+            dependents = self._dependents.get(JobKey(key.namespace, job_id), set())
+            dependents.discard(key)
+            if not dependents:
+                self._dependents.pop(JobKey(key.namespace, job_id), None)
 
     def child_records(self, key: JobKey) -> list[JobRecord]:
         """The records of the jobs that a job has launched."""
@@ -293,6 +301,10 @@ class Books:
     def record_keys(self, namespace: Namespace) -> set[str]:
         """Under which keys of the namespace's bucket there are records."""
         return {record_key(record) for key, record in self.records() if key.namespace == namespace}
+
+    def keys_of(self, namespace: Namespace) -> list[JobKey]:
+        """The jobs of the namespace that are known."""
+        return [key for key in self._jobs if key.namespace == namespace]
 
     def keys(self) -> list[JobKey]:
         return list(self._jobs)

@@ -10,10 +10,10 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
 from fluster_bus.address import BusAddress
@@ -27,7 +27,7 @@ from fluster_bus.retries import retried
 from fluster_bus.roles import Role
 from fluster_bus.secret_store import SecretStore, remove_secrets
 from fluster_bus.stream_bounds import NamespaceBounds
-from fluster_bus.streams import records_table, workers_table
+from fluster_bus.streams import workers_table
 from fluster_bus.tables import Deleted, Row, Update
 from fluster_services import lifecycle
 from fluster_services.config import RecordLimits, Timing
@@ -41,6 +41,7 @@ from fluster_services.controller.intake import Intake
 from fluster_services.controller.job_room import JobRooms
 from fluster_services.controller.judge import Judge
 from fluster_services.controller.liveness import Liveness
+from fluster_services.controller.namespaces import NamespaceSet
 from fluster_services.controller.offers import Offers
 from fluster_services.controller.owners import Owners
 from fluster_services.controller.progress import ProgressBoard
@@ -52,6 +53,7 @@ from fluster_services.controller.seat import DeposedError, Seat
 from fluster_services.controller.secret_sweep import SecretSweep
 from fluster_services.controller.service import ControllerService
 from fluster_services.controller.slim_records import is_left, is_slim_end, is_slim_request, whole_end, without_callable
+from fluster_services.controller.steward import Steward
 from fluster_services.controller.store_setup import StoreSetup
 from fluster_services.controller.time_slices import TimeSlices
 from fluster_services.controller.verdicts import RecordUpdate, Verdicts
@@ -78,6 +80,7 @@ class ControllerConfig:
 
     address: BusAddress
     namespaces: tuple[Namespace, ...] = (Namespace("default"),)
+    namespaces_are_fixed: str | None = None  # why none can be added while the cluster runs, and what to do instead
     timing: Timing = field(default_factory=Timing)
     records: RecordLimits = field(default_factory=RecordLimits)
     bounds: NamespaceBounds = field(default_factory=NamespaceBounds)
@@ -98,19 +101,19 @@ class Controller:
         self.roster = Roster(self.books, Liveness(timing.worker_timeout_s, beats=beats))
         self.vm_troubles = VMTroubles()
         self.waits = Waits()
-        self.records = {namespace: records_table(bus, namespace) for namespace in config.namespaces}
+        self.namespaces = NamespaceSet(self)
+        self.records = self.namespaces.tables
         self.workers_table = workers_table(bus)
         self.job_rooms = JobRooms(self.records)
-        self.store = StoreSetup(bus, config.namespaces, config.bounds, config.replication)
+        self.store = StoreSetup(bus, self.namespaces.division, config.bounds, config.replication)
         self.seat = Seat(
             bus,
-            config.namespaces,
+            (),
             controller_id=config.controller_id,
             lease_s=config.timing.leader_lease_s,
             in_place=in_place,
         )
         self._verdicts = Verdicts(self.records, self.seat)
-        self._leads = False
         self.events = EventLog(bus, self.seat)
         self.intake = Intake(self)
         self.gangs = Gangs(self)
@@ -120,6 +123,7 @@ class Controller:
         self.owners = Owners(self)
         self.progress = ProgressBoard(self)
         self.retention = RecordSweep(self)
+        self.steward = Steward(self)
         self._secrets = SecretSweep(self)
         self._service = ControllerService(self)
         self._dirty: FairQueue[JobKey] = FairQueue()
@@ -139,9 +143,8 @@ class Controller:
 
         Raises DeposedError, in an exception group, when another one leads after that: then a new Controller is needed.
         """
-        await self.store.make()
-        for namespace in self.config.namespaces:
-            await self.events.load(namespace)
+        await self.store.make_system()
+        await self.namespaces.begin()
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self._read(tasks)
@@ -152,7 +155,8 @@ class Controller:
                     log.info("%s stands by; %s leads", self.config.controller_id, leader)
                     ready()
                     ready = _nothing
-                await self.seat.wait_led()
+                await self.seat.wait_leads()
+                await self.namespaces.wait_led()
                 await self._lead(tasks)
                 ready()
         finally:
@@ -161,20 +165,13 @@ class Controller:
 
     async def _read(self, tasks: asyncio.TaskGroup) -> None:
         """Begin to keep up with the records, and return when all that were there are read."""
-        watches = [self._watch_workers, *(self._records_watch(namespace) for namespace in self.config.namespaces)]
-        read = []
-        for watch in watches:
-            read.append(asyncio.Event())
-            tasks.create_task(watch(read[-1]))
-        for event in read:
-            await event.wait()
+        read = asyncio.Event()
+        tasks.create_task(self._watch_workers(read))
+        await self.namespaces.open(tasks)
+        await read.wait()
 
     async def _lead(self, tasks: asyncio.TaskGroup) -> None:
-        """Begin to act upon the records, and return when requests are answered."""
-        await self.events.lead(self.config.namespaces)
-        self._leads = True
-        for key, record in self.books.records():
-            self._follow_up(key, record)
+        """Begin to write what follows from the records, and return when requests are answered."""
         loops = (
             self.judge.run,
             self.offers.run,
@@ -184,46 +181,71 @@ class Controller:
             self._secrets.run,
             self.owners.run,
             self.store.run,
+            self.steward.run,
         )
         for loop in loops:
             tasks.create_task(loop())
         await self.registry.open()
-        for namespace in self.config.namespaces:
-            tasks.create_task(self.events.publish(namespace))
-            tasks.create_task(self.registry.run(namespace))
         for _ in range(_RECONCILED_AT_ONCE):
             tasks.create_task(self._reconcile_forever())
-        await self.progress.listen()
-        await self.bus.flush()
         serving = asyncio.Event()
         tasks.create_task(self._service.run(serving))
         await serving.wait()
 
+    # ---- one namespace, as `namespaces` has it ------------------------------------------------------------
+
+    async def lead_namespace(self, namespace: Namespace, tasks: asyncio.TaskGroup) -> None:
+        """Begin to publish, hear and keep clean what belongs to the namespace."""
+        await self.events.lead(namespace)
+        tasks.create_task(self.events.publish(namespace))
+        tasks.create_task(self.registry.run(namespace))
+        await self.progress.listen(namespace)
+        await self.bus.flush()
+
+    def follow_up_all(self, namespace: Namespace) -> None:
+        """Act upon all records of the namespace as they are now."""
+        for key, record in self.books.records():
+            if key.namespace == namespace:
+                self._follow_up(key, record)
+
+    def forget_namespace(self, namespace: Namespace) -> None:
+        """The namespace is not served any more: nothing is kept of it."""
+        for key in self.books.keys_of(namespace):
+            self.dispatch.forget(key)
+        for place in [place for place in self._deadlines if place[0].namespace == namespace]:
+            self._deadlines.pop(place).cancel()
+        self.retention.forget_namespace(namespace)
+        self.events.forget_namespace(namespace)
+        self.progress.forget(namespace)
+        self.registry.forget(namespace)
+        self.job_rooms.forget(namespace)
+        self._verdicts.forget(namespace)
+        self.seat.remove(namespace)
+
     # ---- reading ----------------------------------------------------------------------------------------
 
-    def _records_watch(self, namespace: Namespace) -> Callable[[asyncio.Event], Coroutine[Any, Any, None]]:
+    async def watch_records(self, namespace: Namespace, read: asyncio.Event) -> None:
+        """Keep up with the namespace's records; `read` is set when all that were there are read."""
+
         def is_known(key: str, revision: int) -> bool:
             """True for what this controller wrote itself, so that it need not be read once more."""
             return self.books.has_seen(namespace, key, revision)
 
-        async def watch(read: asyncio.Event) -> None:
-            passed = functools.partial(self.seat.on_passed, namespace)
-            table, began = self.records[namespace], time.monotonic()
-            bus_began = await retried(lambda _left_s: table.time(), on=(BusError,), timeout_s=_CLOCK_TIMEOUT_S)
-            async with aclosing(table.watch(is_known=is_known, passed=passed, sure=True)) as changes:
-                async for change in changes:
-                    if isinstance(change, Row):
-                        is_new = read.is_set()  # so it waits since now
-                        with self._faults.contained("record %s of namespace %s is passed over", change.key, namespace):
-                            self.apply(change, since=None if is_new else began - waited_s(change, bus_began))
-                    elif isinstance(change, Deleted):
-                        with self._faults.contained("the removal of %s in namespace %s", change.key, namespace):
-                            self.retention.on_deleted(namespace, change)
-                    elif isinstance(change, CaughtUp):
-                        self.events.forget_all_but(namespace, self.books.record_keys(namespace))
-                        read.set()
-
-        return watch
+        passed = functools.partial(self.seat.on_passed, namespace)
+        table, began = self.records[namespace], time.monotonic()
+        bus_began = await retried(lambda _left_s: table.time(), on=(BusError,), timeout_s=_CLOCK_TIMEOUT_S)
+        async with aclosing(table.watch(is_known=is_known, passed=passed, sure=True)) as changes:
+            async for change in changes:
+                if isinstance(change, Row):
+                    is_new = read.is_set()  # so it waits since now
+                    with self._faults.contained("record %s of namespace %s is passed over", change.key, namespace):
+                        self.apply(change, since=None if is_new else began - waited_s(change, bus_began))
+                elif isinstance(change, Deleted):
+                    with self._faults.contained("the removal of %s in namespace %s", change.key, namespace):
+                        self.retention.on_deleted(namespace, change)
+                elif isinstance(change, CaughtUp):
+                    self.events.forget_all_but(namespace, self.books.record_keys(namespace))
+                    read.set()
 
     async def _watch_workers(self, read: asyncio.Event) -> None:
         async with aclosing(self.workers_table.watch(sure=True)) as changes:
@@ -250,7 +272,7 @@ class Controller:
             self.waits.on_task(key, row.value, since=since)
         # Now, since the books do not keep all of it.
         self.events.on_record(row.value, stored_at=row.stored_at, is_new=is_new)
-        if self._leads:
+        if self.namespaces.leads(key.namespace):
             self._follow_up(key, row.value)
 
     def _follow_up(self, key: JobKey, record: JobRecord | TaskRecord) -> None:
@@ -261,6 +283,7 @@ class Controller:
             self.dispatch.forget(key)
             for other in (*self.books.children(key), *self.books.dependents(key), *self.books.relieved(key)):
                 self.mark(other)
+            self.namespaces.on_job_ended(key.namespace)
         self.mark(key)
         self.registry.on_record(key, record)
         self.intake.on_job_changed(key)
@@ -393,6 +416,8 @@ class Controller:
         """
         by_namespace: dict[Namespace, list[tuple[JobRecord | TaskRecord, int]]] = {}
         for record, revision in decided:
+            if not self.namespaces.leads(record.namespace):
+                continue  # it has no fence of this controller's yet, or is gone
             by_namespace.setdefault(record.namespace, []).append((record, revision))
         for namespace, of_namespace in by_namespace.items():
             updates: list[RecordUpdate] = []

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 
 from fluster_bus import subjects
@@ -48,7 +48,7 @@ class EventLog:
         self._stored_until: dict[Namespace, float] = {}  # older transitions are in the stream
         self._told: dict[tuple[Namespace, str], Told] = {}  # of records that were not seen yet
         self._queues: defaultdict[Namespace, asyncio.Queue[Event]] = defaultdict(asyncio.Queue)
-        self._leads = False
+        self._led: set[Namespace] = set()
         # What the leader is about to publish, for the case that it does not: (when it was seen, namespace, event, stored at)
         self._standby: deque[tuple[float, Namespace, Event, datetime | None]] = deque(maxlen=_MAX_STANDBY)
         self._faults = FaultLog(log)
@@ -60,18 +60,22 @@ class EventLog:
         self._told.update(told)
         self._seen.update({key: max(numbers) for key, numbers in told.items()})
 
-    async def lead(self, namespaces: Sequence[Namespace]) -> None:
-        """From now on it is this controller that publishes: first what the one before it did not."""
-        published: dict[tuple[Namespace, str], Told] = {}
-        for namespace in namespaces:
-            published.update(await self._published(namespace))
-        self._leads = True
-        for _, namespace, event, stored_at in self._standby:
+    async def lead(self, namespace: Namespace) -> None:
+        """From now on it is this controller that publishes for the namespace: first what the one before it did not."""
+        published = await self._published(namespace)
+        self._led.add(namespace)
+        for event, stored_at in self._take_standby(namespace):
             is_told = _is_told(event.transition, published.get((namespace, _key(event)), {}))
             changed_at = event.transition.time if stored_at is None else stored_at.timestamp()
             if not is_told and changed_at > self._stored_until.get(namespace, 0.0):
                 self._put(namespace, event)
+
+    def _take_standby(self, namespace: Namespace) -> list[tuple[Event, datetime | None]]:
+        taken = [(event, stored_at) for _, of, event, stored_at in self._standby if of == namespace]
+        left = [each for each in self._standby if each[1] != namespace]
         self._standby.clear()
+        self._standby.extend(left)
+        return taken
 
     async def _published(self, namespace: Namespace) -> dict[tuple[Namespace, str], Told]:
         """What the stream's last minutes tell of each record."""
@@ -136,12 +140,22 @@ class EventLog:
             del self._seen[known]
             self._told.pop(known, None)
 
+    def forget_namespace(self, namespace: Namespace) -> None:
+        """The namespace is not there any more."""
+        self._led.discard(namespace)
+        self._take_standby(namespace)
+        self.forget_all_but(namespace, ())
+        for of_namespace in (self._stored_until, self._queues, self._appenders):
+            of_namespace.pop(namespace, None)
+        for known in [known for known in self._told if known[0] == namespace]:
+            del self._told[known]
+
     def refuse(self, namespace: Namespace, event: Event) -> None:
         """Queue the word that a submission was not taken, as `refusal` makes it."""
         self._put(namespace, event)
 
     def _put(self, namespace: Namespace, event: Event, stored_at: datetime | None = None) -> None:
-        if self._leads:
+        if namespace in self._led:
             self._queues[namespace].put_nowait(event)
             return
         now = time.monotonic()

@@ -139,11 +139,11 @@ class Intake:
 
     async def _record(self, submission: Submission, data: bytes) -> None:
         namespace = Namespace(submission.namespace)
-        table = self._controller.records.get(namespace)
-        if table is None:
-            raise UnknownNamespaceError(
-                f"the cluster has no namespace {namespace!r}; it has {', '.join(sorted(self._controller.records))}"
-            )
+        why = self._controller.namespaces.why_closed(namespace)
+        if why is not None:
+            raise UnknownNamespaceError(why)
+        if not self._controller.namespaces.is_acted_on(namespace):
+            raise _TooEarlyError(f"namespace {namespace} is being added")
         if submission.size > MAX_REQUEST_BYTES:
             raise MessageTooLargeError(
                 f"the request has {submission.size:,} bytes, over the limit of {MAX_REQUEST_BYTES:,}: "
@@ -414,7 +414,7 @@ class Intake:
 
 
 class UnknownNamespaceError(FlusterError):
-    """The cluster was not set up with that namespace."""
+    """The cluster does not have that namespace, or not for long."""
 
 
 class UnknownDependencyError(FlusterError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -75,8 +76,8 @@ class JobRooms:
 
     def __init__(self, tables: Mapping[Namespace, Table[JobRecord | TaskRecord]]) -> None:
         self._tables = tables
-        self._rooms = {namespace: Room() for namespace in tables}
-        self._turns = {namespace: asyncio.Lock() for namespace in tables}
+        self._rooms: defaultdict[Namespace, Room] = defaultdict(Room)
+        self._turns: defaultdict[Namespace, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def take(self, namespace: Namespace, request_bytes: int, request: JobRequest) -> None:
         """Take in the records of a new job. Raises NoRoomForJobError, BusError."""
@@ -97,6 +98,11 @@ class JobRooms:
             async with self._turns[namespace]:
                 await self._ask(namespace)
         return {namespace for namespace, room in self._rooms.items() if room.is_crowded}
+
+    def forget(self, namespace: Namespace) -> None:
+        """The namespace is not there any more."""
+        self._rooms.pop(namespace, None)
+        self._turns.pop(namespace, None)
 
     async def _ask(self, namespace: Namespace) -> None:
         now = time.monotonic()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,9 +11,7 @@ from typing import TYPE_CHECKING
 from fluster_bus import subjects
 from fluster_bus.errors import (
     BusyError,
-    FlusterError,
     KeyExistsError,
-    MessageTooLargeError,
     RevisionConflictError,
     ServiceError,
 )
@@ -22,14 +19,12 @@ from fluster_bus.messages.joins import JOIN_REFUSED, JoinReply, JoinRequest
 from fluster_bus.names import WorkerId, check_name
 from fluster_bus.roles import Role
 from fluster_bus.streams import issued_workers_table, join_tokens_table, joined_workers_table
-from fluster_services.controller.requests import Requests
 
 if TYPE_CHECKING:
     from fluster_services.controller.controller import Controller
 
 log = logging.getLogger(__name__)
 
-_MAX_REQUEST_BYTES = 64 << 10
 _MAX_JOB_NAME = 100  # of a worker's name in that of its jobs' user
 _TRIES = 100  # of those who use a token at the same time, each try lets one through
 
@@ -120,20 +115,6 @@ class Joining:
         return issued is not None and worker_id in issued.value.names
 
 
-class JoinEntrance:
-    """Has those who join wait in lines of their own, one for each token, beside those of namespaces."""
-
-    def __init__(self, requests: Requests) -> None:
-        self._requests = requests
-
-    def enter(
-        self,
-        subject: str,
-        size: int,
-        answer: Callable[[], Awaitable[None]],
-        refuse: Callable[[FlusterError], Awaitable[None]],
-    ) -> None:
-        """As Requests.enter. Raises FlusterError when it is refused now."""
-        if size > _MAX_REQUEST_BYTES:
-            raise MessageTooLargeError(f"the request has {size:,} bytes, over the limit of {_MAX_REQUEST_BYTES:,}")
-        self._requests.enter_line(f"join token {subjects.last_token(subject)}", size, answer, refuse)
+def join_line(subject: str) -> str:
+    """Those who join wait in lines of their own, one for each token, beside those of namespaces."""
+    return f"join token {subjects.last_token(subject)}"

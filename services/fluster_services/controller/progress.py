@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from fluster_bus import subjects
 from fluster_bus.delivery import Delivery
 from fluster_bus.fault_log import FaultLog
-from fluster_bus.messages import JobStatus, Progress, ProgressReport, TaskRecord
+from fluster_bus.messages import JobStatus, Namespace, Progress, ProgressReport, TaskRecord
 from fluster_services import lifecycle
 from fluster_services.controller.books import JobKey
 
 if TYPE_CHECKING:
+    from fluster_bus.subscription import Subscription
     from fluster_services.controller.controller import Controller
 
 
@@ -26,11 +27,20 @@ class ProgressBoard:
         self._controller = controller
         self._faults = FaultLog(log)
         self._told: dict[JobKey, dict[int, ProgressReport]] = {}
+        self._heard: dict[Namespace, Subscription] = {}
 
-    async def listen(self) -> None:
-        """Hear what workers tell from now on."""
-        for namespace in self._controller.config.namespaces:
-            await self._controller.bus.subscribe(subjects.watch_progress(namespace), self._on_report)
+    async def listen(self, namespace: Namespace) -> None:
+        """Hear what workers tell of a namespace's tasks from now on."""
+        heard = await self._controller.bus.subscribe(subjects.watch_progress(namespace), self._on_report)
+        self._heard[namespace] = heard
+
+    def forget(self, namespace: Namespace) -> None:
+        """The namespace is not there any more."""
+        heard = self._heard.pop(namespace, None)
+        if heard is not None:
+            self._controller.bus.spawn(heard.unsubscribe(), f"end of what is told of namespace {namespace}")
+        for key in [key for key in self._told if key.namespace == namespace]:
+            del self._told[key]
 
     def _on_report(self, delivery: Delivery) -> None:
         with self._faults.contained("a word on %s is passed over", delivery.subject):

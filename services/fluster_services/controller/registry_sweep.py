@@ -55,6 +55,7 @@ class RegistrySweep:
         self._controller = controller
         self._namespaces: dict[Namespace, _Namespace] = {}
         self._bus: Bus | None = None
+        self._is_open = asyncio.Event()
 
     async def open(self) -> None:
         """Connect, as soon as that is possible."""
@@ -62,14 +63,20 @@ class RegistrySweep:
         self._bus = await retried(
             lambda _left_s: Bus.connect(address, name=name), on=(ConnectError,), timeout_s=math.inf
         )
+        self._is_open.set()
 
     async def close(self) -> None:
         """Close the connection."""
         if self._bus is not None:
             await self._bus.close()
 
+    def forget(self, namespace: Namespace) -> None:
+        """The namespace is not there any more."""
+        self._namespaces.pop(namespace, None)
+
     async def run(self, namespace: Namespace) -> None:
-        """Keep a namespace's registry clean, until cancelled. For when it is open."""
+        """Keep a namespace's registry clean, until cancelled. It begins when it is open."""
+        await self._is_open.wait()
         assert self._bus is not None  # noqa: S101
         state = self._namespaces[namespace] = _Namespace(Registry(self._bus, namespace))
         async with asyncio.TaskGroup() as tasks:

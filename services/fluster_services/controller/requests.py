@@ -13,6 +13,7 @@ from fluster_bus.errors import BusyError, FlusterError, MessageTooLargeError
 from fluster_services.controller.request_lines import RequestLines, Turn
 
 _MAX_REQUEST_BYTES = 1 << 20
+_MAX_LINE_REQUEST_BYTES = 64 << 10
 _SLICE_S = 0.002
 _ROUNDS = 8  # of the loop between slices: from its arrival to its answer a heartbeat takes about as many
 
@@ -76,6 +77,10 @@ class Requests:
             raise _busy(line)
         self._wake.set()
 
+    def line(self, name: Callable[[str], str]) -> Line:
+        """An entrance for requests of no namespace; `name(subject)` is that of the line in which they wait, and has a blank."""
+        return Line(self, name)
+
     @staticmethod
     def pace() -> Pace:
         """That of the request which the present task answers."""
@@ -127,6 +132,26 @@ class Requests:
         finally:
             self._lines.end(turn.namespace, turn.size)
             self._wake.set()
+
+
+class Line:
+    """Has what is asked of the cluster itself wait in lines beside those of namespaces."""
+
+    def __init__(self, requests: Requests, name: Callable[[str], str]) -> None:
+        self._requests = requests
+        self._name = name
+
+    def enter(
+        self,
+        subject: str,
+        size: int,
+        answer: Callable[[], Awaitable[None]],
+        refuse: Callable[[FlusterError], Awaitable[None]],
+    ) -> None:
+        """As Requests.enter. Raises FlusterError when it is refused now."""
+        if size > _MAX_LINE_REQUEST_BYTES:
+            raise MessageTooLargeError(f"the request has {size:,} bytes, over the limit of {_MAX_LINE_REQUEST_BYTES:,}")
+        self._requests.enter_line(self._name(subject), size, answer, refuse)
 
 
 def _busy(line: str) -> BusyError:

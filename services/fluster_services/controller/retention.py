@@ -93,7 +93,7 @@ class RetentionPlan:
         due: list[JobKey] = []
         is_sure = now - self._began >= self._limits.sure_after_s
         for namespace, heap in self._oldest.items():
-            known = self._finished[namespace]
+            known = self._finished.get(namespace, {})
             while heap and len(due) < limit:
                 since, key = heap[0]
                 finished = known.get(key)
@@ -118,6 +118,13 @@ class RetentionPlan:
     def namespaces(self) -> list[Namespace]:
         """Those with finished jobs."""
         return [namespace for namespace, known in self._finished.items() if known]
+
+    def forget_namespace(self, namespace: Namespace) -> None:
+        """None of its jobs is there any more."""
+        self._finished.pop(namespace, None)
+        self._oldest.pop(namespace, None)
+        for key in [key for key in self._due if key.namespace == namespace]:
+            del self._due[key]
 
     def __len__(self) -> int:
         return sum(map(len, self._finished.values()))
@@ -148,6 +155,16 @@ class RecordSweep:
         gone = self._controller.books.remove(namespace, deleted)
         if gone is not None:
             self._forget(*gone)
+
+    def forget_namespace(self, namespace: Namespace) -> None:
+        """The namespace is not there any more, with all its records."""
+        for key in self._controller.books.keys_of(namespace):
+            gone = self._controller.books.discard(key)
+            self._forget(key, gone or [])
+        self._plan.forget_namespace(namespace)
+        left = [mark for mark in self._marks if mark[1] != namespace]
+        self._marks.clear()
+        self._marks.extend(left)
 
     def _forget(self, key: JobKey, records: list[JobRecord | TaskRecord]) -> None:
         self._plan.forget(key)

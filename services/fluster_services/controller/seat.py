@@ -16,6 +16,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
@@ -71,7 +72,7 @@ class Seat:
         self._leaders = leaders_table(bus)
         self._fences = {namespace: fences_table(bus, namespace) for namespace in namespaces}
         self._fenced_at: dict[Namespace, int] = {}  # {namespace: the revision of this leader's fence}
-        self._passed: dict[Namespace, int] = dict.fromkeys(namespaces, 0)  # how far the records have been read
+        self._passed: defaultdict[Namespace, int] = defaultdict(int)  # how far the records have been read
         self._leads = False
         self._holder: Leader | None = None  # as it was seen last
         self._wake = asyncio.Event()
@@ -86,8 +87,22 @@ class Seat:
 
     @property
     def leads(self) -> bool:
-        """True once the seat is its own and every fence is raised; it may have been deposed without knowing."""
+        """True once the seat is its own and the fences of all namespaces that were there then are raised; it may have been
+        deposed without knowing.
+        """
         return self._leads
+
+    def add(self, namespace: Namespace) -> None:
+        """A namespace has come: its fence is raised, now or when this controller takes the lead."""
+        if namespace not in self._fences:
+            self._fences[namespace] = fences_table(self._bus, namespace)
+            self._wake.set()
+
+    def remove(self, namespace: Namespace) -> None:
+        """A namespace is not there any more."""
+        self._fences.pop(namespace, None)
+        self._fenced_at.pop(namespace, None)
+        self._passed.pop(namespace, None)
 
     async def wait_seen(self) -> None:
         """Return when it leads, or stands by for somebody else."""
@@ -97,12 +112,19 @@ class Seat:
     def _stands_by(self) -> bool:
         return self._holder is not None and self._leadership.standing(self._clock()) is Standing.FOLLOWER
 
-    async def wait_led(self) -> None:
-        """Return when it leads, and has read every record that was written under the leader before."""
+    async def wait_leads(self) -> None:
+        """Return when it leads."""
         async with self._changed:
-            await self._changed.wait_for(
-                lambda: self._leads and all(self._passed[each] >= at for each, at in self._fenced_at.items())
-            )
+            await self._changed.wait_for(lambda: self._leads)
+
+    async def wait_led(self, namespace: Namespace) -> None:
+        """Return when it leads, and has read every record of the namespace that was written under the leader before."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._leads and self._has_passed_fence(namespace))
+
+    def _has_passed_fence(self, namespace: Namespace) -> bool:
+        fenced_at = self._fenced_at.get(namespace)
+        return fenced_at is not None and self._passed[namespace] >= fenced_at
 
     async def wait_sure(self) -> None:
         """Return when nobody else can lead; never when somebody does, as whoever waits is then cancelled by `run`'s end."""
@@ -136,11 +158,14 @@ class Seat:
 
     def guard(self, namespace: Namespace) -> Guard:
         """What a verdict in the namespace is stored together with."""
-        return Guard(subjects.LEADER_KEY, self._fenced_at[namespace], subjects.VERDICTS_KEY)
+        return Guard(subjects.LEADER_KEY, self._fenced_at.get(namespace, 0), subjects.VERDICTS_KEY)
 
     async def check_fence(self, namespace: Namespace) -> None:
         """Raise DeposedError when another controller's fence stands in the namespace."""
-        row = await self._fences[namespace].get(subjects.LEADER_KEY)
+        fences = self._fences.get(namespace) or fences_table(
+            self._bus, namespace
+        )  # also of one that has gone meanwhile
+        row = await fences.get(subjects.LEADER_KEY)
         if row is None or row.value.instance != self._me.instance:
             raise self._deposed()
 
@@ -204,7 +229,8 @@ class Seat:
             self._wake.clear()
 
     def _pause_s(self, now: float) -> float:
-        has_fences_to_raise = not self._leads and self._leadership.standing(now) is Standing.LEADER
+        is_any_left = not self._leads or self._fences.keys() != self._fenced_at.keys()
+        has_fences_to_raise = is_any_left and self._leadership.standing(now) is Standing.LEADER
         return 0.0 if has_fences_to_raise else self._leadership.pause_s(now)
 
     async def step(self) -> None:
@@ -217,10 +243,11 @@ class Seat:
             return
         try:
             await self._write()
-            if not self._leads and self._leadership.standing(self._clock()) is Standing.LEADER:
+            if self._leadership.standing(self._clock()) is Standing.LEADER:
                 await self._raise_fences()
-                self._leads = True
-                log.info("%s leads", self._me.controller_id)
+                if not self._leads:
+                    self._leads = True
+                    log.info("%s leads", self._me.controller_id)
         except RevisionConflictError:
             await asyncio.sleep(_PAUSE_AFTER_CONFLICT_S)
             await self._look()
@@ -247,12 +274,17 @@ class Seat:
             self._on_row(row)
 
     async def _raise_fences(self) -> None:
-        present = {namespace: await fences.get(subjects.LEADER_KEY) for namespace, fences in self._fences.items()}
+        left = {name: fences for name, fences in self._fences.items() if name not in self._fenced_at}
+        if not left:
+            return
+        present = {namespace: await fences.get(subjects.LEADER_KEY) for namespace, fences in left.items()}
         await self._write()
         fence = Fence.of(self._me)
         for namespace, row in present.items():
             revision = row.revision if row is not None else 0
-            self._fenced_at[namespace] = await self._fences[namespace].update(subjects.LEADER_KEY, fence, revision)
+            fenced_at = await left[namespace].update(subjects.LEADER_KEY, fence, revision)
+            if namespace in self._fences:  # else it has gone meanwhile
+                self._fenced_at[namespace] = fenced_at
 
     def _deposed(self) -> DeposedError:
         holder = self._holder.controller_id if self._holder is not None else "nobody"

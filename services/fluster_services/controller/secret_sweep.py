@@ -29,7 +29,7 @@ class SecretSweep:
         """Look now and then, until cancelled."""
         while True:
             await asyncio.sleep(self._limits.secrets_sweep_s)
-            for namespace in self._controller.config.namespaces:
+            for namespace in list(self._controller.records):
                 try:
                     await self._look(namespace)
                 except BusError as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
 from fluster_bus.bus import Bus, Request
-from fluster_bus.errors import ConnectError, MessageTooLargeError, ServiceError, WireVersionError
+from fluster_bus.errors import BusyError, ConnectError, MessageTooLargeError, ServiceError, WireVersionError
 from fluster_bus.messages import (
     Done,
     Endpoint,
@@ -42,6 +42,7 @@ from fluster_bus.messages import (
     WorkerList,
 )
 from fluster_bus.messages.joins import JoinRequest
+from fluster_bus.messages.namespaces import NAMESPACE_UNKNOWN
 from fluster_bus.messages.stacks import TaskStack, TaskStackRequest
 from fluster_bus.messages.wire_range import SPOKEN, why_apart
 from fluster_bus.objects import MAX_OBJECT_BYTES
@@ -58,7 +59,8 @@ from fluster_services.controller.dependencies import waits_for
 from fluster_services.controller.explain import explain
 from fluster_services.controller.flushing import flush_job
 from fluster_services.controller.job_pages import JobPage, Json, terminated, written_job
-from fluster_services.controller.joining import JoinEntrance, Joining
+from fluster_services.controller.joining import Joining, join_line
+from fluster_services.controller.namespace_requests import NamespaceRequests
 from fluster_services.controller.requests import Pace, Requests
 from fluster_services.controller.scheduler import place_in_line
 from fluster_services.controller.slim_records import is_left, is_slim_end, is_slim_error
@@ -120,9 +122,9 @@ class ControllerService:
         await self._serve(subjects.endpoints_verb(every, "lookup"), EndpointQuery, self._lookup)
         await self._serve(subjects.endpoints_verb(every, "list"), EndpointQuery, self._lookup)
         # Joining is the cluster's own, and of no namespace.
-        await self._bus.serve(
-            subjects.join(every), JoinRequest, self._joining.answer, entrance=JoinEntrance(self._requests)
-        )
+        line = self._requests.line(join_line)
+        await self._bus.serve(subjects.join(every), JoinRequest, self._joining.answer, entrance=line)
+        await NamespaceRequests(self._controller, self._requests).serve(self._bus)
         await self._announce()
 
     async def _serve(
@@ -134,12 +136,11 @@ class ControllerService:
         async def handler(message: Request, asked: str) -> Answer:
             await self._controller.seat.wait_sure()  # else whoever leads answers
             namespace = Namespace(subjects.namespace_of(asked))
-            if namespace not in self._controller.records:
-                raise ServiceError(
-                    "NamespaceNotFound",
-                    f"the cluster has no namespace {namespace!r}; it has "
-                    f"{', '.join(sorted(self._controller.records))}: start it with that namespace",
-                )
+            if not self._controller.namespaces.is_acted_on(namespace):
+                why = self._controller.namespaces.why_closed(namespace)
+                if why is None:
+                    raise BusyError(f"namespace {namespace!r} is being added: ask again in a moment")
+                raise ServiceError(NAMESPACE_UNKNOWN, why)
             return await answer(namespace, message)
 
         # In no queue group: only the leader listens, and one that was stopped must not be handed what is asked.

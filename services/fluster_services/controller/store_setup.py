@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -27,21 +27,35 @@ class StoreSetup:
     """The cluster's streams, as this controller's settings say that they are to be."""
 
     def __init__(
-        self, bus: Bus, namespaces: Sequence[Namespace], bounds: NamespaceBounds, replication: Replication
+        self,
+        bus: Bus,
+        division: Callable[[], tuple[Sequence[Namespace], int]],
+        bounds: NamespaceBounds,
+        replication: Replication,
     ) -> None:
+        """`division()` tells which namespaces are to have streams, and how many others take a part of the store."""
         self._bus = bus
-        self._namespaces = namespaces
+        self._division = division
+        self._turn = asyncio.Lock()  # two at once would make room for each other
         self._bounds = bounds
         self._replication = replication
         self._replicas = 0
         self._reconnected = asyncio.Event()
         self.shares: Mapping[str, int] = {}  # of each namespace, once they are made
 
-    async def make(self) -> None:
-        """Make what is missing, and change what is there. Raises TooFewServersError, StorageError."""
+    async def make_system(self) -> None:
+        """Make what the whole cluster needs. Raises TooFewServersError, StorageError."""
         self._replicas = await ensure_system(self._bus, self._replication, patience_s=_PATIENCE_S)
-        self.shares = await ensure_namespaces(self._bus, self._namespaces, self._bounds, self._replication)
         log.info("streams have %d copies", self._replicas)
+
+    async def divide(self) -> None:
+        """Make what is missing of the namespaces, and give each its part of the store. Raises TooFewServersError, StorageError."""
+        async with self._turn:
+            namespaces, beside = self._division()
+            if namespaces:
+                self.shares = await ensure_namespaces(
+                    self._bus, namespaces, self._bounds, self._replication, beside=beside
+                )
 
     async def run(self) -> None:
         """Where nothing else is asked for, have three copies as soon as the group has three servers; the leader does it."""
@@ -63,7 +77,8 @@ class StoreSetup:
         self._reconnected.clear()
         try:
             await ensure_system(self._bus, Replication(MOST_REPLICAS))
-            await self.make()
+            await self.make_system()
+            await self.divide()
         except SingleServerError:
             return None  # it has to be started anew to be in a group
         except BusError as error:

@@ -10,6 +10,7 @@ becomes of a gang's holds: the job's record decides each epoch once, and calling
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,11 @@ class Verdicts:
         self._tables = tables
         self._seat = seat
         # One batch of a namespace at a time: servers that replicate refuse a second whose guard is that of one under way.
-        self._turns = {namespace: asyncio.Lock() for namespace in tables}
+        self._turns: defaultdict[Namespace, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def forget(self, namespace: Namespace) -> None:
+        """The namespace is not there any more."""
+        self._turns.pop(namespace, None)
 
     async def write(self, namespace: Namespace, updates: Sequence[RecordUpdate]) -> list[int | None]:
         """The new revisions; None for what somebody else changed first. Raises DeposedError, and then none is stored."""
