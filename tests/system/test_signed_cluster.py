@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import signal
 import socket
@@ -103,8 +104,27 @@ def _workers(cluster: Cluster) -> dict[str, bool]:
         return {}
 
 
+def _add_namespace_and_drop_it(terminals: Terminals, lines: list[str]) -> None:
+    """Nothing that ran before is restarted for it."""
+    said = [terminals.type(line) for line in lines]
+    assert said[-1] == "hello\n"
+    listed = terminals.type("fluster --address me.creds namespace ls").splitlines()
+    assert [line.split()[0] for line in listed] == ["NAME", "default", "team-a"]
+    terminals.type("fluster --address me.creds namespace drop team-a --yes")
+    (left,) = json.loads(terminals.type("fluster --address me.creds namespace ls --output json"))
+    assert (left["name"], left["state"], left["quota"]["cpus"]) == ("default", "active", None)
+    a1 = terminals.daemons.pop("a1")
+    assert a1.poll() is None  # it goes on, for when the namespace is there again
+    terminals.type("fluster --address me.creds namespace add team-a --waiting-jobs 5")
+    assert terminals.type(lines[-1]) == "hello\n"
+    a1.send_signal(signal.SIGTERM)
+    assert a1.wait(60) == 0
+    others = [daemon for name, daemon in terminals.daemons.items() if name != "w1"]
+    assert [daemon.poll() for daemon in others] == [None] * len(others)
+
+
 def test_the_page_makes_a_cluster_adds_a_worker_and_revokes_one(terminals: Terminals, tmp_path: Path) -> None:
-    make, start, use, _group, renew, change, join = (source.splitlines() for _, source in blocks(PAGE))
+    make, start, use, _group, renew, change, namespace, join = (source.splitlines() for _, source in blocks(PAGE))
     for line in [*make, *start]:
         terminals.type(line)
     wait_until(terminals.is_served)
@@ -127,6 +147,7 @@ def test_the_page_makes_a_cluster_adds_a_worker_and_revokes_one(terminals: Termi
         assert [line.split()[3] for line in table.splitlines() if line.startswith(("w1", "w2"))] == ["revoked", "good"]
         job = JobRequest(name="after", entrypoint=Entrypoint(command=("true",)))
         assert operator.wait(operator.launch(job), timeout=60).status is JobStatus.SUCCEEDED
+        _add_namespace_and_drop_it(terminals, namespace)
         create, start_third, listed, revoke = join
         for line in (create, start_third):
             terminals.type(line)
