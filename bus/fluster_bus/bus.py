@@ -235,6 +235,10 @@ class Bus:
         """Have `callback` run whenever the connection is lost."""
         self._on_disconnect.append(callback)
 
+    def certificate_end(self) -> float | None:
+        """When the server's certificate ends, as Unix time; None where the connection is not encrypted."""
+        return self._nats.stream.certificate_end()
+
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """Have `callback` run whenever the connection is back and subscriptions stand again."""
         self._on_reconnect.append(callback)

@@ -36,6 +36,11 @@ class TcpStream(Transport):
         async with asyncio.timeout(connect_timeout):
             await self._open().start_tls(ssl_context, server_hostname=uri if isinstance(uri, str) else uri.hostname)
 
+    def certificate_end(self) -> float | None:
+        """When the certificate ends that the server has shown, as Unix time; None for a connection that is not encrypted."""
+        shown = self._writer.get_extra_info("peercert") if self._writer is not None else None
+        return ssl.cert_time_to_seconds(shown["notAfter"]) if shown else None
+
     def _open(self) -> asyncio.StreamWriter:
         if self._writer is None:
             raise ConnectionError("there is no connection to a server")

@@ -85,6 +85,7 @@ def init(
     if url is not None or is_new:
         made.reach_servers_at(url or DEFAULT_URL)
     if not made.url.startswith("tls://"):
+        _warn_of_plain(made.url)
         _write(authority / SERVER_FILE, signed_configuration(made, store))
         return
     from fluster_bus.server_tls import members
@@ -95,6 +96,16 @@ def init(
     for server in servers:
         folder = certificates.ensure(server.name, [server.host])
         _write(folder / SERVER_FILE, encrypted_configuration(made, store, server, servers, server_folder))
+
+
+def _warn_of_plain(url: str) -> None:
+    from fluster_bus.tls import plain_servers
+
+    if plain := plain_servers(url.split(",")):
+        say(
+            f"connections to {', '.join(plain)} will not be encrypted: who is on the network can read and change all that is sent; with tls:// in "
+            "--url they are, and the servers get certificates"
+        )
 
 
 def _write(file: Path, text: str) -> None:
@@ -229,6 +240,7 @@ def passwords(
 
     given = list(dict.fromkeys([*filter(None, [Options.of(context).namespace]), *split(namespace)]))
     reached = url or known_url(folder) or DEFAULT_URL
+    _warn_of_plain(reached)
     certificate = _compose_certificate(folder, reached) if reached.startswith("tls://") else []
     for file in [*write_credentials(folder, given or [DEFAULT_NAMESPACE], reached), *certificate]:
         write(str(file))

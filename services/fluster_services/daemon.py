@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import random
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_CONNECT_PAUSE_S, _LAST_CONNECT_PAUSE_S = 0.02, 2.0
 _SAY_WAITING_S = 30.0  # between two lines that say that the bus is waited for
+_CERTIFICATE_SOON_S = 30 * 86_400.0
 _PAUSE_BEFORE_START_OVER_S = 0.2
 _LEAVE_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _ALIVE_VARIABLE = "FLUSTER_ALIVE_FILE"
@@ -242,12 +244,24 @@ async def _connect(address: BusAddress, name: str, leaving: asyncio.Event) -> Bu
         else:
             if waits:
                 log.info("%s has reached the bus", name)
+            bus.on_reconnect(functools.partial(_warn_of_end, bus))
+            _warn_of_end(bus)
             return bus
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s * random.uniform(0.5, 1)):  # so that not all daemons come at once
                 await leaving.wait()
         pause_s = min(2 * pause_s, _LAST_CONNECT_PAUSE_S)
     return None
+
+
+def _warn_of_end(bus: Bus) -> None:
+    end = bus.certificate_end()
+    if end is not None and end < time.time() + _CERTIFICATE_SOON_S:
+        log.warning(
+            "the certificate of the server ends on %s, and then nobody connects to it: renew it, as by `fluster credentials certificates "
+            "--renew`, and have the server read it",
+            time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(end)),
+        )
 
 
 class _RefusedError(FlusterError):

@@ -24,6 +24,7 @@ from fluster_bus.errors import AddressError, BusError, UntrustedServerError
 from fluster_bus.line import Line
 from fluster_bus.server import _free_port
 from fluster_bus.trust.certificate_folder import CertificateFolder
+from fluster_services import daemon
 from tests.component.nats_servers import configured
 from tests.waiting import wait_until_async
 
@@ -156,15 +157,30 @@ async def test_certificates_of_the_command_are_refused_with_the_remedy_by_client
         assert commanded.exit_code != 0
         (line,) = commanded.stderr.splitlines()
         assert told in line
-        daemon = await asyncio.create_subprocess_exec(
+        started = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "fluster_services.controller"),
             env={**os.environ, "FLUSTER_CLUSTER_ADDRESS": str(tmp_path / "me.json")},
             stderr=asyncio.subprocess.PIPE,
         )
-        assert daemon.stderr is not None
-        assert told in (await daemon.stderr.readline()).decode()
-        daemon.kill()
-        await daemon.communicate()
+        assert started.stderr is not None
+        assert told in (await started.stderr.readline()).decode()
+        started.kill()
+        await started.communicate()
+
+
+async def test_a_daemon_warns_of_a_certificate_that_ends_soon(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    certificates = CertificateFolder(tmp_path)
+    for age, warned in ((timedelta(days=340), 1), (timedelta(), 0)):
+        caplog.clear()
+        made = certificates.make("a", ["127.0.0.1"], now=datetime.now(UTC) - age)
+        files = f'cert_file: "{made}/server.pem", key_file: "{made}/server.pem"'
+        with configured(tmp_path, f"tls {{ {files} }}\n{USER}") as port:
+            ca = (tmp_path / "ca.pem").read_text()
+            address = BusAddress(f"tls://127.0.0.1:{port}", "me", "secret", ca=ca)
+            bus = await daemon._connect(address, "a daemon", asyncio.Event())
+            assert bus is not None
+            await bus.close()
+        assert caplog.text.count("the certificate of the server ends on") == warned
 
 
 async def test_credentials_are_not_sent_to_a_server_that_does_not_encrypt(site: Site) -> None:

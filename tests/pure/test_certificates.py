@@ -105,6 +105,13 @@ def test_passwords_of_a_server_without_tls_stay_so(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.pem"))
 
 
+@pytest.mark.parametrize("command", ["init", "passwords"])
+def test_who_does_not_encrypt_beyond_the_machine_is_warned(tmp_path: Path, command: str) -> None:
+    place = (str(tmp_path),) if command == "passwords" else ("--authority", str(tmp_path))
+    for url, is_warned in (("nats://bus", True), ("nats://127.0.0.1", False), ("tls://bus", False)):
+        assert ("will not be encrypted" in _run(command, *place, "--url", url)[2]) is is_warned
+
+
 def test_renewed_certificates_are_of_the_same_authority_for_the_same_hosts(tmp_path: Path) -> None:
     folder = CertificateFolder(tmp_path)
     first = folder.make("a", ["a", "::1"], now=NOW - YEAR + timedelta(days=7)) / "server.pem"
