@@ -231,6 +231,12 @@ class Bus:
         """The largest message that the server takes, in bytes."""
         return self._nats.max_payload
 
+    @property
+    def server_version(self) -> tuple[int, int]:
+        """Which nats-server is at the other end, as (2, 15)."""
+        version = self._nats.connected_server_version
+        return version.major, version.minor
+
     def on_disconnect(self, callback: Callable[[], None]) -> None:
         """Have `callback` run whenever the connection is lost."""
         self._on_disconnect.append(callback)

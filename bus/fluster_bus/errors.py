@@ -25,6 +25,7 @@ FlusterError
     ├── ObjectTooLargeError
     ├── ObjectCorruptError      a stored file is not what its hash says
     ├── PayloadLostError        what a message names lay in the memory of a process that has ended, or let it go
+    ├── BackupError             a backup could not be made, read or restored
     ├── KeyExistsError
     ├── RevisionConflictError   somebody changed the record first
     └── ServerStartError        the embedded server did not come up
@@ -155,6 +156,10 @@ class ObjectCorruptError(BusError):
 
 class PayloadLostError(BusError):
     """The bytes that a message names cannot be read any more: they lay in the memory of their sender."""
+
+
+class BackupError(BusError):
+    """A backup could not be made, read or restored; the text says what is to be done."""
 
 
 class KeyExistsError(BusError):

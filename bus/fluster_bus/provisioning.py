@@ -66,6 +66,17 @@ async def ensure_system(bus: Bus, replication: Replication = _ANY, *, patience_s
     )
 
 
+async def ensure_seat(bus: Bus) -> None:
+    """Make the bucket with the leader's seat, unless it is there, for who takes that before there is any other. Raises StorageError."""
+    seat = subjects.bucket_stream(subjects.CONTROLLERS_BUCKET)
+    wanted = [each for each in system_streams() if each.config.name == seat]
+
+    async def on_servers(replicas: int) -> None:
+        await (await _plan(bus, wanted, replicas, _ANY)).carry_out(bus)
+
+    await _on_enough(_ANY, on_servers)
+
+
 async def _on_enough(replication: Replication, attempt: Callable[[int], Awaitable[Answer]]) -> Answer:
     """What `attempt(replicas)` returns for the largest number for which there are servers enough. Raises TooFewServersError, StorageError."""
     *first, last = replication.tried

@@ -16,7 +16,7 @@ from fluster_bus.pulse import SERVER_PINGS
 from fluster_bus.roles import DEFAULT_NAMESPACE, MAX_PAYLOAD_BYTES, Permissions, User, users
 from fluster_bus.server_text import quoted
 from fluster_bus.server_tls import PLAIN, clients_tls, group
-from fluster_bus.store_exports import STORE_EXPORTS, Export
+from fluster_bus.store_exports import STORE_EXPORTS, STORE_IMPORTS, Export
 
 TLS_FOLDER = "/etc/nats/tls"  # at a production server, unless it is told another
 WITHOUT_TLS, THREE = "--without-tls", "--three"
@@ -55,10 +55,16 @@ def accounts_configuration(
         "    exports: [",
         *map(_export, STORE_EXPORTS),
         "    ]",
+        "    imports: [",
+        *(_import(each, _ACCOUNT) for each in STORE_IMPORTS),
+        "    ]",
         "  }",
         f"  {_ACCOUNT} {{",
+        "    exports: [",
+        *map(_export, STORE_IMPORTS),
+        "    ]",
         "    imports: [",
-        *map(_import, STORE_EXPORTS),
+        *(_import(each, _STORE_ACCOUNT) for each in STORE_EXPORTS),
         "    ]",
         "    users: [",
         *(_user_block(user, permissions(user, namespaces), password(user)) for user in users(namespaces)),
@@ -78,8 +84,8 @@ def _export(export: Export) -> str:
     return f"      {{ {_kind(export)}: {quoted(export.subject)}{answers} }}"
 
 
-def _import(export: Export) -> str:
-    return f"      {{ {_kind(export)}: {{ account: {_STORE_ACCOUNT}, subject: {quoted(export.subject)} }} }}"
+def _import(export: Export, account: str) -> str:
+    return f"      {{ {_kind(export)}: {{ account: {account}, subject: {quoted(export.subject)} }} }}"
 
 
 def _user_block(user: User, allowed: Permissions, password: str) -> str:

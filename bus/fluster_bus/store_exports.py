@@ -1,4 +1,4 @@
-"""What the account of the streams gives to the account of the users, and nothing besides."""
+"""What the account of the streams gives to the account of the users and takes from it, and nothing besides."""
 
 from __future__ import annotations
 
@@ -36,3 +36,8 @@ STORE_EXPORTS = (
         for subject in (subjects.STREAM_OUTPUT, subjects.JETSTREAM_EVENTS, subjects.ALL_INBOXES)
     ),
 )
+
+# Archives of which streams are made. Not as requests: a server adds a header to those of another account, and takes it for a
+# part of the archive. What is sent here names a reply subject that the account of the streams itself would write to: only
+# operators may.
+STORE_IMPORTS = (Export(subjects.JETSTREAM_RESTORES, is_stream=True),)

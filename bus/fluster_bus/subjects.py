@@ -432,8 +432,21 @@ def stream_info(stream: str) -> str:
     return f"$JS.API.STREAM.INFO.{stream}"
 
 
+STREAM_NAMES = "$JS.API.STREAM.NAMES"
+
+
+def message_get(stream: str) -> str:
+    """Where the server that leads a stream reads messages of it, also of one that has no direct gets."""
+    return f"$JS.API.STREAM.MSG.GET.{stream}"
+
+
 def stream_delete(stream: str) -> str:
     return f"$JS.API.STREAM.DELETE.{stream}"
+
+
+def stream_restore(stream: str) -> str:
+    """Where a stream is asked for that is made from an archive; the answer says where to send that."""
+    return f"$JS.API.STREAM.RESTORE.{stream}"
 
 
 def message_delete(stream: str) -> str:
@@ -447,6 +460,11 @@ def stream_purge(stream: str) -> str:
 def is_ack(subject: str) -> bool:
     """True for where a stream waits for the acknowledgement of what it delivered."""
     return subject.startswith(JETSTREAM_ACKS.removesuffix(ANY_TAIL))
+
+
+def is_restore(subject: str) -> bool:
+    """True for where a server waits for an archive."""
+    return subject.startswith(JETSTREAM_RESTORES.removesuffix(ANY_TAIL))
 
 
 def is_flow(subject: str) -> bool:
@@ -563,6 +581,8 @@ JETSTREAM_REQUESTS = f"$JS.API.{ANY_TAIL}"
 JETSTREAM_ACKS = f"$JS.ACK.{ANY_TAIL}"
 JETSTREAM_FLOW = f"$JS.FC.{ANY_TAIL}"
 JETSTREAM_EVENTS = f"$JS.EVENT.{ANY_TAIL}"
+# Where archives are sent of which streams are made: for operators.
+JETSTREAM_RESTORES = f"$JS.SNAPSHOT.RESTORE.{ANY_TAIL}"
 # The same requests as JETSTREAM_REQUESTS, without overlap, by how many answers one has.
 JETSTREAM_INFO = "$JS.API.INFO"
 JETSTREAM_ASKS = (JETSTREAM_INFO, f"$JS.API.STREAM.{ANY_TAIL}", f"$JS.API.DIRECT.GET.*.{ANY_TAIL}")

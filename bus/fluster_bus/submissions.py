@@ -143,6 +143,17 @@ async def places(bus: Bus) -> Places:
     return Places(settled=int(state.first_seq), last=int(state.last_seq))
 
 
+async def is_waiting(bus: Bus, sequence: int) -> bool:
+    """Whether what was submitted at that place is neither recorded nor refused yet. Raises StorageError."""
+    try:
+        await bus.jetstream.get_msg(subjects.SUBMIT_STREAM, sequence)
+    except nats.js.errors.NotFoundError:
+        return False
+    except (nats.errors.Error, TimeoutError) as error:
+        raise store_error(f"submission {sequence} could not be read", error) from error
+    return True
+
+
 async def first_unsettled(bus: Bus) -> int:
     """A place in the order of submission before which everything was recorded or refused. Raises StorageError."""
     return (await places(bus)).settled

@@ -15,6 +15,7 @@ import typer
 
 from fluster.cli import (
     actors,
+    backups,
     certificates,
     clusters,
     credentials,
@@ -212,6 +213,24 @@ _NAMESPACE_VERBS: dict[str, Callable[..., None]] = {
 for _name, _command in _NAMESPACE_VERBS.items():
     namespace_group.command(_name)(_guarded(_command))
 app.add_typer(namespace_group, rich_help_panel="Clusters")
+
+backup = typer.Typer(
+    name="backup",
+    help="""Keep a copy of what a cluster keeps, and restore it. For operators.
+
+    Try:
+      fluster backup create backups/monday
+    """,
+    no_args_is_help=True,
+)
+_BACKUP_VERBS: dict[str, Callable[..., None]] = {
+    "create": backups.create,
+    "show": backups.show,
+    "restore": backups.restore,
+}
+for _name, _command in _BACKUP_VERBS.items():
+    backup.command(_name)(_guarded(_command))
+app.add_typer(backup, rich_help_panel="Clusters")
 
 _ALONE = ("demo", "up", "passwords", "init")  # they bring their own cluster
 

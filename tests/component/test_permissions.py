@@ -210,6 +210,13 @@ NOT_TO_SEND = [
     f"$JS.API.STREAM.PURGE.{REGISTRY}",
     f"$JS.API.STREAM.MSG.GET.{RECORDS}",
     subjects.message_delete(REGISTRY),
+    # backups
+    subjects.STREAM_NAMES,
+    subjects.message_get(REGISTRY),
+    f"$JS.API.STREAM.SNAPSHOT.{REGISTRY}",
+    f"$JS.SNAPSHOT.ACK.{REGISTRY}.token",
+    subjects.stream_restore(REGISTRY),
+    f"$JS.SNAPSHOT.RESTORE.{REGISTRY}.token",
     f"$JS.API.STREAM.PURGE.{subjects.objects_stream(BUNDLES.name, OURS)}",
     f"$JS.API.STREAM.PURGE.{subjects.objects_stream(PAYLOADS.name, OURS)}",
     subjects.message_delete(subjects.objects_stream(BUNDLES.name, OURS)),
@@ -254,6 +261,7 @@ NOT_TO_HEAR = [
     "$KV.>",
     "$JS.>",
     "$JS.API.>",
+    "$JS.SNAPSHOT.>",
     "$JS.EVENT.>",
     "$SYS.>",
 ]

@@ -50,6 +50,7 @@ NOT_RUN = {
         "from fluster_services.vm": "needs a Docker engine with images of a registry",
         "from fluster.integrations.fray": "Zephyr for Python 3.11 has no such contexts",
     },
+    "docs/how-to/backups.md": {"nats stream restore": "it needs the nats command, which is not installed here"},
     "docs/operations.md": {
         "fluster credentials passwords credentials  ": "tests/system/test_compose.py runs the compose file, with images that are made there",
         "fluster credentials passwords credentials --url": "tests/system/test_compose_three.py runs the compose file, with images that are made there",

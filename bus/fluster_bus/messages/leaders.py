@@ -13,6 +13,7 @@ class Leader(Message):
     controller_id: str
     instance: str  # of the process, and of its time as leader: another one under the same id is another
     since: float  # by the leader's wall clock, for people
+    restoring: bool = False  # it is none: the store is being restored, and no controller may lead until that is over
 
 
 class Fence(Message):

@@ -20,7 +20,7 @@ from fluster_bus import grants, subjects
 from fluster_bus.address import DEFAULT_PORT, BusAddress, write_private
 from fluster_bus.errors import AddressError, CredentialsError
 from fluster_bus.roles import Permissions, Role
-from fluster_bus.store_exports import STORE_EXPORTS, Export
+from fluster_bus.store_exports import STORE_EXPORTS, STORE_IMPORTS, Export
 from fluster_bus.tls import CA_FILE, read_certificates
 from fluster_bus.trust.key_folder import OPERATOR_KEY, KeyFolder
 from fluster_bus.trust.keys import Key, KeyKind, is_public_key
@@ -69,15 +69,23 @@ class Credentials:
 class Authority:
     """The authority whose keys lie in a folder. Two processes may use it at once."""
 
-    def __init__(self, folder: Path, permissions: Mapping[Role, Permissions], flows: Sequence[Export]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        permissions: Mapping[Role, Permissions],
+        flows: Sequence[Export],
+        uploads: Sequence[Export] = (),
+    ) -> None:
         """The authority in `folder`; keys that were never there are made, and those that were and are lost are an error.
 
         `permissions` are those of each role, with `{{tag(ns)}}` for a namespace and `{{name()}}` for the user's name;
-        `flows` are the subjects of the account with the streams that users may use. Raises CredentialsError.
+        `flows` are the subjects of the account with the streams that users may use, `uploads` those of the users' account that the
+        one with the streams takes in. Raises CredentialsError.
         """
         self._folder = folder
         self._permissions = dict(permissions)
         self._flows = tuple(flows)
+        self._uploads = tuple(uploads)
         with _explained(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._locked():
@@ -96,7 +104,7 @@ class Authority:
     @classmethod
     def of_cluster(cls, folder: Path) -> Self:
         """The authority in `folder`, where keys that were never there are made, with the roles of Fluster, each with what it may do in this version."""
-        return cls(folder, {role: grants.scoped(role) for role in Role}, STORE_EXPORTS)
+        return cls(folder, {role: grants.scoped(role) for role in Role}, STORE_EXPORTS, STORE_IMPORTS)
 
     # ---- users ------------------------------------------------------------------------------------------
 
@@ -202,11 +210,19 @@ class Authority:
         scopes = [Scope(key.public, str(role), self._permissions[role]) for role, key in self._roles.items()]
         return {
             self.system_account: account_token(self._operator, self.system_account, name=SYSTEM_ACCOUNT),
-            store: account_token(self._operator, store, name=STORE_ACCOUNT, exports=self._flows, has_streams=True),
+            store: account_token(
+                self._operator,
+                store,
+                name=STORE_ACCOUNT,
+                exports=self._flows,
+                imports=dict.fromkeys(self._uploads, cluster),
+                has_streams=True,
+            ),
             cluster: account_token(
                 self._operator,
                 cluster,
                 name=CLUSTER_ACCOUNT,
+                exports=self._uploads,
                 imports=dict.fromkeys(self._flows, store),
                 scopes=scopes,
                 revoked=revoked,

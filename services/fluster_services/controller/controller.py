@@ -41,6 +41,7 @@ from fluster_services.controller.intake import Intake
 from fluster_services.controller.job_room import JobRooms
 from fluster_services.controller.judge import Judge
 from fluster_services.controller.liveness import Liveness
+from fluster_services.controller.lost_submissions import settle_lost_submissions
 from fluster_services.controller.namespaces import NamespaceSet
 from fluster_services.controller.offers import Offers
 from fluster_services.controller.owners import Owners
@@ -49,7 +50,7 @@ from fluster_services.controller.reconcile import missing_tasks, next_records
 from fluster_services.controller.registry_sweep import RegistrySweep
 from fluster_services.controller.retention import RecordSweep
 from fluster_services.controller.roster import Roster
-from fluster_services.controller.seat import DeposedError, Seat
+from fluster_services.controller.seat import DeposedError, Seat, wait_no_restore
 from fluster_services.controller.secret_sweep import SecretSweep
 from fluster_services.controller.service import ControllerService
 from fluster_services.controller.slim_records import is_left, is_slim_end, is_slim_request, whole_end, without_callable
@@ -141,8 +142,10 @@ class Controller:
     async def run(self, ready: Callable[[], None]) -> None:
         """Stand by, and serve from when this controller leads; `ready` is called once it does either.
 
-        Raises DeposedError, in an exception group, when another one leads after that: then a new Controller is needed.
+        Raises DeposedError, in an exception group, when another one leads after that, and RestoringError when the store is being
+        restored: then a new Controller is needed.
         """
+        await wait_no_restore(self.bus)
         await self.store.make_system()
         await self.namespaces.begin()
         try:
@@ -185,6 +188,7 @@ class Controller:
         )
         for loop in loops:
             tasks.create_task(loop())
+        tasks.create_task(settle_lost_submissions(self))
         await self.registry.open()
         for _ in range(_RECONCILED_AT_ONCE):
             tasks.create_task(self._reconcile_forever())

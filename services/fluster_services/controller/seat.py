@@ -22,7 +22,7 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
-from fluster_bus.errors import BusError, RevisionConflictError
+from fluster_bus.errors import BusError, RevisionConflictError, StreamNotFoundError
 from fluster_bus.feeds import CaughtUp
 from fluster_bus.fence_clock import fence_clock
 from fluster_bus.leadership import Leadership, Standing
@@ -45,6 +45,34 @@ _RELEASE_TIMEOUT_S = 1.0
 
 class DeposedError(StartOverError):
     """Another controller leads: what this one knows and plans is out of date."""
+
+
+class RestoringError(StartOverError):
+    """The store is being restored: what this controller knows is of streams that are no more."""
+
+
+async def wait_no_restore(bus: Bus) -> None:
+    """Return when the store is not being restored: before that there is nothing to make, to read or to lead."""
+    leaders = leaders_table(bus)
+    with suppress(StreamNotFoundError):
+        row = await leaders.get(subjects.LEADER_KEY)
+        if row is None or not row.value.restoring:
+            return
+        log.warning(
+            "the store is being restored: waiting for the end of `fluster backup restore`, which is to be run again with --replace if it "
+            "has ended in the middle"
+        )
+        async with aclosing(leaders.watch(subjects.LEADER_KEY)) as changes:
+            is_marked = False
+            async for change in changes:
+                if isinstance(change, CaughtUp):
+                    if is_marked:
+                        continue
+                elif isinstance(change, Row) and change.value.restoring:
+                    is_marked = True
+                    continue
+                log.info("the store is restored")
+                return
 
 
 class Seat:
@@ -203,6 +231,8 @@ class Seat:
                 await self._tell()
 
     def _on_row(self, row: Row[Leader]) -> None:
+        if row.value.restoring:
+            raise RestoringError("the store is being restored")
         self._leadership.on_seat(
             row.revision, instance=row.value.instance, holder=row.value.controller_id, now=self._clock()
         )

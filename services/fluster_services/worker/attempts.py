@@ -195,12 +195,18 @@ class Attempts:
     def _left(self) -> str:
         return f"worker {self._config.worker_id} left before it was over"
 
-    async def give_up(self, row: Row[TaskRecord]) -> None:
-        """Write the end of what an earlier run of this worker claimed and never started; a hold is released at no cost."""
-        record, restarted = row.value, f"worker {self._config.worker_id} was restarted"
-        if record.gang and record.state is JobStatus.BUILDING and await self._holds.give_up(row, restarted):
+    async def give_up(self, row: Row[TaskRecord], why: str) -> None:
+        """Write the end of what is this worker's by its record, and which it does not have; a hold is released at no cost."""
+        record = row.value
+        if record.gang and record.state is JobStatus.BUILDING and await self._holds.give_up(row, why):
             return
-        await self._claims.end(row, JobStatus.WORKER_FAILED, f"{restarted} before it was started")
+        await self._claims.end(row, JobStatus.WORKER_FAILED, why)
+
+    def drop(self, key: str) -> None:
+        """Stop an attempt that has no record any more."""
+        self._stop_preparing(key)
+        if key in self.running:
+            self.running[key].kill(0.0, "it has no record any more")
 
     def obey(self, record: TaskRecord) -> None:
         """Stop what the record says is to be stopped: a wish, or an attempt that is not the newest any more."""

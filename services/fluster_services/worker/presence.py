@@ -32,7 +32,8 @@ class Presence:
 
     `renew(fence_in_s)` is called after each beat that was heard: what the worker runs is fenced from the sending of the last.
     `on_apart` hears why this worker and the controller that answers have no version of the wire in common, when that is
-    another than before; None when they have one.
+    another than before; None when they have one. `on_unknown` is called when the controller did not know this worker: it may have given
+    it up, or know its records from another time.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Presence:
         is_detecting: bool = False,
         renew: Callable[[float], None],
         on_apart: Callable[[str | None], Awaitable[None]],
+        on_unknown: Callable[[], None] = lambda: None,
     ) -> None:
         self._bus = bus
         self._worker_id = worker_id
@@ -55,6 +57,7 @@ class Presence:
         self._attempts = attempts
         self._renew = renew
         self._on_apart = on_apart
+        self._on_unknown = on_unknown
         self._apart: str | None = None
         self.heard_at = fence_clock()  # when the last sign of life that was heard was sent
         self._info = WorkerInfo(
@@ -150,6 +153,7 @@ class Presence:
             reply = HeartbeatReply.from_json(answer.data)
             if not reply.registered:
                 await self.register()
+                self._on_unknown()
             await self._compare(reply)
         except BusError as error:
             log.info("a heartbeat was not heard: %s", error)

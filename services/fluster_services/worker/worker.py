@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -51,6 +52,7 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
+_NO_RECORD_S = 3.0  # a server that was away tells what was before for a second or two
 _REVIEW_PAUSE_S = 0.5
 _CONTROLLER_TIMEOUT_S = 60.0
 _HAND_BACK_S = 5.0  # beyond the grace: for the ends to be written
@@ -84,6 +86,7 @@ class Worker:
             is_detecting=config.detected_share is not None,
             renew=self._on_heard,
             on_apart=self._on_apart,
+            on_unknown=self._on_unknown,
         )
         self._progress = ProgressPump(bus)
         self._attempts = Attempts(
@@ -127,6 +130,8 @@ class Worker:
         self._tasks = asyncio.TaskGroup()
         self._work: set[asyncio.Task[Any]] = set()  # what has to be over before the worker may leave
         self._review = asyncio.Event()
+        self._was_unknown = False  # to the controller, since its records were compared with what this worker has
+        self._without_record: dict[str, float] = {}  # {attempt key: since when a look finds none}
         self._has_adopted = False
         self._is_open = False
         self._is_over = False  # also when an error ends it, which takes a moment
@@ -199,6 +204,10 @@ class Worker:
 
     def _on_heard(self, fence_in_s: float) -> None:
         self._attempts.renew(fence_in_s)
+
+    def _on_unknown(self) -> None:
+        self._was_unknown = True
+        self._review.set()
 
     async def _on_apart(self, why: str | None) -> None:
         await self._attempts.wellness.on_apart(why)
@@ -404,11 +413,30 @@ class Worker:
                     row = await self._claims.look(place.namespace, place.job_id, place.task)
                     if row is not None:
                         self._attempts.obey(row.value)
+                    self._note_record(key, is_there=row is not None)
+                if self._was_unknown:
+                    await self._give_up_strange()
+                    self._was_unknown = False
             except BusError as error:
                 log.info("claims are read again later: %s", error)
                 await self._bus.wait_connected()
                 await asyncio.sleep(_REVIEW_PAUSE_S)
                 self._review.set()
+
+    def _note_record(self, key: str, *, is_there: bool) -> None:
+        """Stop what has no record for longer than a copy of it lags: it was submitted after the backup that the records are from."""
+        if is_there:
+            self._without_record.pop(key, None)
+        elif time.monotonic() - self._without_record.setdefault(key, time.monotonic()) >= _NO_RECORD_S:
+            del self._without_record[key]
+            self._attempts.drop(key)
+
+    async def _give_up_strange(self) -> None:
+        """Write the end of what this worker holds by the records and does not have: they are from a backup, and it ended since."""
+        for row in await self._claims.held():
+            key = subjects.attempt_key(row.value.namespace, row.value.job_id, row.value.task, row.value.attempt)
+            if key not in self._ledger:
+                self._spawn(self._attempts.give_up(row, f"worker {self._worker_id} does not have it any more"))
 
     # ---- coming back ------------------------------------------------------------------------------------
 
@@ -435,4 +463,4 @@ class Worker:
         for row in held:
             record = row.value
             if subjects.attempt_key(record.namespace, record.job_id, record.task, record.attempt) not in adopted:
-                await self._attempts.give_up(row)
+                await self._attempts.give_up(row, f"worker {self._worker_id} was restarted before it was started")
