@@ -1,0 +1,44 @@
+"""A tenant meets a cluster that is being restored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fluster_bus import subjects
+from fluster_bus.backups.making import make_backup
+from fluster_bus.backups.restoring import restore_backup
+from fluster_bus.messages import Namespace
+from fluster_bus.object_kinds import BUNDLES
+from fluster_bus.provisioning import ensure_namespace, ensure_system
+from fluster_bus.roles import Role
+from fluster_bus.server import EmbeddedServer
+from tests.component.conftest import ConnectBus
+
+pytestmark = pytest.mark.anyio
+
+NS = Namespace("default")
+
+
+async def test_an_acknowledgement_that_is_diverted_into_an_archive_makes_no_stream(
+    own_server: EmbeddedServer, connect_bus: ConnectBus, tmp_path: Path
+) -> None:
+    operator, job = await connect_bus(own_server), await connect_bus(own_server, Role.JOB, NS)
+    await ensure_system(operator)
+    await ensure_namespace(operator, NS)
+    made = await make_backup(operator, tmp_path / "backup")
+    (each,) = [each for each in made.streams if each.kind == "jobs"]
+    await operator.request(subjects.stream_delete(each.stream), b"{}")
+    request = json.dumps(each.request(1)).encode()
+    told = json.loads((await operator.request(subjects.stream_restore(each.stream), request)).data)
+    # It would have to guess where the archive goes; here it knows.
+    where = told["deliver_subject"]
+    await job.publish(subjects.object_part(BUNDLES.name, NS, "0" * 64, 0), b"x", reply=where)
+    await job.flush()
+    archive = (tmp_path / "backup" / each.stream / "stream.tar.s2").read_bytes()
+    await operator.request(where, archive)
+    end = json.loads((await operator.request(where, b"")).data)
+    assert "error" not in end
+    await restore_backup(operator, tmp_path / "backup", replace=True)
