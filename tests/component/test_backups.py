@@ -218,8 +218,10 @@ async def test_what_is_there_is_replaced_only_where_that_is_said(servers: tuple[
         await restore_backup(empty, tmp_path / "backup")
     stream = subjects.bucket_stream(subjects.jobs_bucket(NS))
     assert len(await _messages(empty, stream)) == 9
+    await ensure_namespaces(empty, (Namespace("newer"),))
     await restore_backup(empty, tmp_path / "backup", replace=True)
     assert await _messages(empty, stream) == await _messages(used, stream)
+    assert not [name for name in await stream_names(empty) if "newer" in name]
 
 
 async def test_nothing_is_left_of_a_backup_that_ends_in_the_middle(servers: tuple[Bus, Bus], tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def _backup(daemons: Daemons, *words: str) -> str:
 
 def _lose_store(daemons: Daemons) -> None:
     """Have an empty server in the place of the one that was there."""
-    daemons.kill_server()
+    daemons.server.stop(grace_s=0)
     shutil.rmtree(daemons.server.store_dir / "jetstream")
     daemons.server.start()
 

@@ -37,7 +37,7 @@ ALIVE_ONLY = (
     subjects.bucket_stream(subjects.CONTROLLERS_BUCKET),
     subjects.ROOM_STREAM,
 )
-_RECORDS = stream_of(_JOBS, "n").removesuffix("n")
+_PREFIXES = tuple(stream_of(kind, "n").removesuffix("n") for kind in KINDS)
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class Plan:
 
 def plan(streams: Collection[str]) -> Plan:
     """How a cluster is read that has these streams."""
-    namespaces = sorted(each.removeprefix(_RECORDS) for each in streams if each.startswith(_RECORDS))
+    namespaces = {each.removeprefix(prefix) for each in streams for prefix in _PREFIXES if each.startswith(prefix)}
     steps = [Part(subjects.SUBMIT_STREAM, "submissions")]
-    for namespace in namespaces:
+    for namespace in sorted(namespaces):
         kinds = (*_BEFORE, _JOBS, *_READ_AGAIN, *_AFTER)
         steps += [Part(stream_of(kind, namespace), kind, namespace) for kind in kinds]
     steps += [Part(stream, kind) for kind, stream in _SYSTEM.items()]

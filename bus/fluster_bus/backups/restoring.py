@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from fluster_bus import subjects
 from fluster_bus.backups.lead import RestoringLead
 from fluster_bus.backups.making import Progress, stream_names
 from fluster_bus.backups.manifest import BackedUpStream, Manifest, check_files, data_file, read_manifest
-from fluster_bus.backups.parts import ALIVE_ONLY, Part, restoring_order
+from fluster_bus.backups.parts import ALIVE_ONLY, Part, plan, restoring_order
 from fluster_bus.backups.stream_reader import stream_told
 from fluster_bus.errors import BackupError, NoRespondersError, StorageError
 from fluster_bus.replication import placement_error
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _OLDEST_SERVER = (2, 15)
 _CHUNK_BYTES = 512 << 10
 _CHUNK_TIMEOUT_S, _END_TIMEOUT_S, _ASK_TIMEOUT_S = 60.0, 600.0, 30.0
-_EXISTS, _NOT_FOUND = 10_058, 404
+_EXISTS, _NOT_FOUND = (10_058, 10_130), 404
 _OWN_KEYS = 2  # of a bucket of jobs, that leaders write
 
 
@@ -52,12 +52,13 @@ async def restore_backup(
     lead = await RestoringLead.take(bus)
     is_whole = True  # what is there is a cluster to lead
     try:
-        present = await stream_names(bus)
+        names = await stream_names(bus)
+        present = plan(names).parts  # also of namespaces that the backup does not have
         if not replace:
-            await _check_empty(bus, manifest.streams, present)
+            await _check_empty(bus, present)
         is_whole = False
-        for stream in (*ALIVE_ONLY, *(each.stream for each in manifest.streams)):
-            if stream in present and stream != subjects.bucket_stream(subjects.CONTROLLERS_BUCKET):
+        for stream in (*(each.stream for each in present), *ALIVE_ONLY):
+            if stream in names and stream != subjects.bucket_stream(subjects.CONTROLLERS_BUCKET):
                 await _delete(bus, stream)
         copies = await lead.copies()  # controllers make more once there are servers for them
         streams, done = {_part(each): each for each in manifest.streams}, 0
@@ -78,14 +79,14 @@ def _part(each: BackedUpStream) -> Part:
     return Part(each.stream, each.kind, each.namespace)
 
 
-async def _check_empty(bus: Bus, streams: Sequence[BackedUpStream], present: Collection[str]) -> None:
-    for each in streams:
-        if each.stream not in present or not _part(each).tells_of_use:
+async def _check_empty(bus: Bus, present: Sequence[Part]) -> None:
+    for part in present:
+        if not part.tells_of_use:
             continue
-        messages = int((await stream_told(bus, each.stream))["state"]["messages"])
-        if messages > (_OWN_KEYS if each.kind == "jobs" else 0):
+        messages = int((await stream_told(bus, part.stream))["state"]["messages"])
+        if messages > (_OWN_KEYS if part.kind == "jobs" else 0):
             raise BackupError(
-                f"the cluster is not empty: stream {each.stream} has {messages} messages; give --replace to lose all that it has, "
+                f"the cluster is not empty: stream {part.stream} has {messages} messages; give --replace to lose all that it has, "
                 "or restore into an empty one"
             )
 
@@ -145,7 +146,7 @@ def _raise_error(each: BackedUpStream, told: dict[str, Any], replicas: int) -> N
     error = told.get("error")
     if error is None:
         return
-    if error.get("err_code") == _EXISTS:
+    if error.get("err_code") in _EXISTS:
         raise BackupError(
             f"stream {each.stream} was made while it was being restored: stop all controllers, and try again"
         )
