@@ -12,6 +12,7 @@ FlusterError
 │   ├── StackError                where a task is in its code cannot be told
 │   ├── WorkerNotFoundError       no worker of that name answers
 │   ├── JobRefusedError           the cluster did not take the job; `accepted` are those launched with it that it took
+│   │   └── QuotaExceededError    the quota of its namespace has no room for it
 │   ├── JobFailedError            a job ended otherwise than well; `info` tells how
 │   ├── JobResultError            a job succeeded, but what it returned cannot be had
 │   └── JobTimeoutError           a TimeoutError: the job had not ended in time, and goes on
@@ -67,6 +68,7 @@ __all__ = [
     "NoTaskError",
     "NotRunError",
     "PoisonedTaskError",
+    "QuotaExceededError",
     "RemoteError",
     "StackError",
     "SupersededError",
@@ -124,6 +126,10 @@ class JobRefusedError(ClusterError):
 
     def __reduce__(self) -> tuple[type[JobRefusedError], tuple[str, tuple[JobId, ...]]]:
         return type(self), (self._message, self.accepted)
+
+
+class QuotaExceededError(JobRefusedError):
+    """The namespace's quota has no room for the job: it needs more than the quota ever allows, or too many jobs wait."""
 
 
 class JobFailedError(ClusterError):

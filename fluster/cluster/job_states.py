@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from fluster.errors import JobNotFoundError, JobRefusedError
+from fluster.errors import JobNotFoundError, JobRefusedError, QuotaExceededError
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
 from fluster_bus.errors import BusyError, DisconnectedError, NoRespondersError, RequestTimeoutError
-from fluster_bus.messages import JobId, JobInfo, JobStatus, Namespace, StatusReply, StatusRequest
+from fluster_bus.messages import JobId, JobInfo, JobStatus, Namespace, RefusedJob, StatusReply, StatusRequest
+from fluster_bus.messages.records import QUOTA_EXCEEDED
 from fluster_bus.retries import retried
 
 UNANSWERED = (NoRespondersError, RequestTimeoutError, DisconnectedError, BusyError)
@@ -36,9 +37,9 @@ class JobStates:
     async def confirm(self, places: Mapping[JobId, int]) -> None:
         """Return when the jobs that were stored there are recorded, or when nobody answers.
 
-        Raises JobRefusedError once all were asked about, with those that were not refused.
+        Raises JobRefusedError or QuotaExceededError once all were asked about, with those that were not refused.
         """
-        job_ids, refused = list(places), dict[JobId, str]()
+        job_ids, refused = list(places), dict[JobId, RefusedJob]()
         for start in range(0, len(job_ids), _JOBS_A_REQUEST):
             asked = {job_id: places[job_id] for job_id in job_ids[start : start + _JOBS_A_REQUEST]}
             try:
@@ -46,7 +47,7 @@ class JobStates:
             except UNANSWERED:
                 break
         if refused:
-            raise JobRefusedError(_told(refused), [job_id for job_id in job_ids if job_id not in refused])
+            raise _error(refused, [job_id for job_id in job_ids if job_id not in refused])
 
     async def get(self, job_ids: Sequence[JobId], *, details: bool = False) -> list[JobInfo]:
         """The jobs in the order asked for; one that is stored and not yet recorded is PENDING, submitted at no time.
@@ -66,7 +67,7 @@ class JobStates:
                 reply = StatusReply(unknown=tuple(asked))
             refused = _refused(reply, places)
             if refused:
-                raise JobRefusedError(_told(refused))
+                raise _error(refused)
             found |= {info.job_id: info for info in reply.jobs}
             found |= {job_id: self._unrecorded(job_id) for job_id in reply.unknown}
             # What did not fit into the reply is asked for again.
@@ -101,11 +102,14 @@ class JobStates:
         return JobInfo(job_id=job_id, name=job_id, namespace=self._namespace, status=JobStatus.PENDING)
 
 
-def _refused(reply: StatusReply, places: Mapping[JobId, int]) -> dict[JobId, str]:
-    """The reasons by which those of the jobs in these places were refused that were."""
-    reasons = {each.sequence: each.reason for each in reply.refused}
-    return {job_id: reasons[place] for job_id, place in places.items() if place in reasons}
+def _refused(reply: StatusReply, places: Mapping[JobId, int]) -> dict[JobId, RefusedJob]:
+    """Why those of the jobs in these places were refused that were."""
+    refused = {each.sequence: each for each in reply.refused}
+    return {job_id: refused[place] for job_id, place in places.items() if place in refused}
 
 
-def _told(refused: Mapping[JobId, str]) -> str:
-    return "; ".join(f"{job_id}: {reason}" for job_id, reason in refused.items())
+def _error(refused: Mapping[JobId, RefusedJob], accepted: Sequence[JobId] = ()) -> JobRefusedError:
+    """What to raise for them: that a quota was exceeded if that is all that kept them out."""
+    told = "; ".join(f"{job_id}: {each.reason}" for job_id, each in refused.items())
+    is_by_quota = all(each.code == QUOTA_EXCEEDED for each in refused.values())
+    return (QuotaExceededError if is_by_quota else JobRefusedError)(told, accepted)

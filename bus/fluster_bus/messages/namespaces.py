@@ -8,6 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from fluster_bus.messages.jobs import MAX_PRIORITY
 from fluster_bus.messages.model import Message
 from fluster_bus.messages.resources import Size
 from fluster_bus.names import Namespace, check_namespace
@@ -31,6 +32,8 @@ class NamespaceQuota(Message):
     gpus: int | None = Field(default=None, ge=0, le=1_000_000_000)
     memory: Size | None = None  # bytes
     waiting_jobs: int | None = Field(default=None, ge=0, le=1_000_000_000)
+    # A higher priority counts within the namespace, and as this one beside others.
+    max_priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
 
 
 class NamespaceRecord(Message):

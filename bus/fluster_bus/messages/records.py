@@ -137,9 +137,13 @@ class Event(Message):
     transition: Transition
 
 
+QUOTA_EXCEEDED = "QuotaExceeded"  # the code of what a quota refuses
+
+
 class RefusedJob(Message):
     """Why a submitted message was not recorded."""
 
     sequence: int
     job_id: JobId | None = None
     reason: str = Field(max_length=10_000)
+    code: str = Field(default="", max_length=100)  # what kind of reason it is, where that matters to programs

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fluster_bus import subjects
-from fluster_bus.messages import Capacity, JobId, JobRecord, JobRequest, Namespace, TaskRecord, WorkerId
+from fluster_bus.messages import Capacity, JobId, JobRecord, JobRequest, JobStatus, Namespace, TaskRecord, WorkerId
 from fluster_bus.tables import Deleted, Row
 from fluster_services import capacity, lifecycle
 from fluster_services.controller.families import Families
+from fluster_services.controller.shares import Shares
 from fluster_services.controller.slim_records import slim_job, slim_task
 
 _NOTHING = Capacity(tasks=0)
+_WAITS = JobStatus.PENDING
 _MAX_NAMED = 100  # jobs that one waits for, in an explanation
 
 
@@ -33,6 +35,8 @@ class JobEntry:
 
     job: Row[JobRecord] | None = None
     tasks: dict[int, Row[TaskRecord]] = field(default_factory=dict)  # {task: its record}
+    begun: int = 0  # tasks that do not wait
+    waits: bool = False  # it has not ended, and no task of it has been begun
 
     def revision_of(self, record: JobRecord | TaskRecord) -> int:
         """The revision of the present record of which `record` is a changed version."""
@@ -57,12 +61,16 @@ class Books:
         self._held: dict[WorkerId, dict[tuple[JobKey, int], Capacity]] = {}  # {worker: {task it holds: what it needs}}
         self._taken: dict[WorkerId, Capacity] = {}  # {worker: all that those need}
         self._changed_holders: set[WorkerId] = set()
+        self._waiting_jobs: dict[Namespace, int] = {}  # {namespace: its jobs of which no task has been begun}
+        self.shares = Shares()
 
     def apply(self, row: Row[JobRecord] | Row[TaskRecord] | Row[JobRecord | TaskRecord]) -> JobKey | None:
         """Take in a record; returns its job, or None when a newer one is known already."""
         record = row.value
         key = JobKey(record.namespace, record.job_id)
-        entry = self._jobs.setdefault(key, JobEntry())
+        entry = self._jobs.get(key)
+        if entry is None:
+            entry = self._jobs[key] = JobEntry()
         if isinstance(record, TaskRecord):
             if entry.job is not None and record.order < entry.job.value.order:
                 return None  # of a job that had the id before
@@ -70,6 +78,10 @@ class Books:
             if known is not None and known.revision >= row.revision:
                 return None
             self._index_held(key, known.value if known else None, record)
+            has_begun = record.state is not _WAITS
+            if has_begun is not (known is not None and known.value.state is not _WAITS):
+                entry.begun += 1 if has_begun else -1
+                self._note_waiting(key, entry)
             job = entry.job.value if entry.job is not None else None
             kept = slim_task(record, job) if job is not None and job.state.finished() else record
             entry.tasks[record.task] = Row(row.key, kept, row.revision)
@@ -79,6 +91,7 @@ class Books:
             self._index_order(key, entry.job.value.order if entry.job is not None else None, record.order)
             entry.job = Row(row.key, slim_job(record), row.revision)
             self._drop_replaced(key, entry, record.order)
+            self._note_waiting(key, entry)
             if record.state.finished():
                 for task, known in entry.tasks.items():
                     entry.tasks[task] = Row(known.key, slim_task(known.value, entry.job.value), known.revision)
@@ -87,6 +100,12 @@ class Books:
             self._families.put(key, parent=parent, task=record.request.parent_task, is_finished=is_finished)
             self._index_dependencies(key, record)
         return key
+
+    def _note_waiting(self, key: JobKey, entry: JobEntry) -> None:
+        waits = not entry.begun and entry.job is not None and not entry.job.value.state.finished()
+        if waits is not entry.waits:
+            entry.waits = waits
+            self._waiting_jobs[key.namespace] = self.waiting(key.namespace) + (1 if waits else -1)
 
     def _index_order(self, key: JobKey, before: int | None, after: int | None) -> None:
         if before == after:
@@ -104,6 +123,7 @@ class Books:
         for task, row in list(entry.tasks.items()):
             if row.value.order < order:
                 del entry.tasks[task]
+                entry.begun -= row.value.state is not _WAITS
                 self._forget_held(key, row.value)
 
     def _index_dependencies(self, key: JobKey, job: JobRecord) -> None:
@@ -146,6 +166,7 @@ class Books:
             self._held.setdefault(after.worker_id, {})[key, after.task] = need
             self._taken[after.worker_id] = capacity.plus(self.taken(after.worker_id), need)
             self._changed_holders.add(after.worker_id)
+            self.shares.take(key.namespace, need)
 
     def _forget_held(self, key: JobKey, task: TaskRecord) -> None:
         if task.worker_id is None or task.worker_id not in self._held:
@@ -154,6 +175,7 @@ class Books:
         if need is not None:
             self._taken[task.worker_id] = capacity.minus(self._taken[task.worker_id], need)
             self._changed_holders.add(task.worker_id)
+            self.shares.give_back(key.namespace, need)
 
     def get(self, key: JobKey) -> JobEntry | None:
         """The job, once its own record has been seen."""
@@ -176,6 +198,8 @@ class Books:
         entry = self._jobs.pop(key, None)
         if entry is None:
             return None
+        if entry.waits:
+            self._waiting_jobs[key.namespace] -= 1
         records: list[JobRecord | TaskRecord] = list(entry.task_records())
         for task in entry.task_records():
             self._forget_held(key, task)
@@ -272,6 +296,10 @@ class Books:
         changed, self._changed_holders = self._changed_holders, set()
         return changed
 
+    def waiting(self, namespace: Namespace) -> int:
+        """How many jobs of the namespace wait: none of their tasks has been begun, or all that were have to be again."""
+        return self._waiting_jobs.get(namespace, 0)
+
     def newest(self, namespace: Namespace, after: int | None = None) -> Iterator[JobKey]:
         """The namespace's jobs, in the order opposite to their submission; those that follow on place `after` in it.
 
@@ -315,6 +343,13 @@ class Books:
         for namespace, orders in self._orders.items():
             expected = [(order, key.job_id) for key, order in recorded if key.namespace == namespace]
             assert orders == sorted(expected)  # noqa: S101
+        for namespace, count in self._waiting_jobs.items():
+            entries = [entry for key, entry in self._jobs.items() if key.namespace == namespace]
+            assert count == sum(entry.waits for entry in entries)  # noqa: S101
+            for entry in entries:
+                is_open = entry.job is not None and not entry.job.value.state.finished()
+                assert entry.waits is (is_open and not entry.begun)  # noqa: S101
+                assert entry.begun == sum(task.state is not _WAITS for task in entry.task_records())  # noqa: S101
         for dependency, dependents in self._dependents.items():
             for key in dependents:
                 job = self._jobs[key].job

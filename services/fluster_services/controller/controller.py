@@ -22,6 +22,7 @@ from fluster_bus.errors import BusError, DisconnectedError, NamespaceFullError, 
 from fluster_bus.fault_log import FaultLog
 from fluster_bus.feeds import CaughtUp
 from fluster_bus.messages import JobRecord, JobStatus, Look, Namespace, TaskRecord, WorkerId
+from fluster_bus.messages.namespaces import NamespaceRecord
 from fluster_bus.replication import Replication
 from fluster_bus.retries import retried
 from fluster_bus.roles import Role
@@ -309,6 +310,14 @@ class Controller:
         if left_s is not None and task.state is JobStatus.PENDING:
             self._give_up_later(left_s, key, task)
 
+    def on_namespace(self, record: NamespaceRecord) -> None:
+        """What is said of a namespace has changed: its quota and its weight count from now on. What runs goes on."""
+        self.dispatch.on_namespace(record)
+
+    def on_namespace_gone(self, namespace: Namespace) -> None:
+        """Nothing is said of a namespace any more."""
+        self.dispatch.on_namespace_gone(namespace)
+
     def _give_up_later(self, delay_s: float, key: JobKey, task: TaskRecord) -> None:
         timer = asyncio.get_running_loop().call_later(delay_s, self._give_up, key, task)
         self._deadlines[key, task.task] = timer
@@ -319,7 +328,9 @@ class Controller:
         if row is not None and self.dispatch.awaits_turn(key, task.task):
             self._give_up_later(task.scheduling_timeout_s or 0.0, key, task)  # it is not workers that it waits for
         elif row is not None:
-            reason = why_given_up(task, self.roster.views())
+            job = self.books.get(key)
+            short = self.dispatch.why_short(job.job.value) if job is not None and job.job is not None else None
+            reason = why_given_up(task, self.roster.views(), short)
             given_up = lifecycle.give_up(task, now=time.time(), reason=reason)
             if given_up is not None:
                 self.bus.spawn(self._end_waiting(key, task, given_up, row.revision), f"end of {key.job_id}.{task.task}")

@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple, Protocol
 
 from fluster_bus import subjects
-from fluster_bus.messages import Capacity, JobStatus, Offer, OfferReply, TaskRecord, WorkerId
+from fluster_bus.messages import Capacity, JobRecord, JobStatus, Namespace, Offer, OfferReply, TaskRecord, WorkerId
+from fluster_bus.messages.namespaces import NamespaceRecord
 from fluster_bus.tables import Row
 from fluster_services import lifecycle
 from fluster_services.capacity import class_of, fits, is_between_levels, needed
 from fluster_services.controller.books import Books, JobKey
 from fluster_services.controller.reservation import choose
 from fluster_services.controller.roster import Roster
-from fluster_services.controller.scheduler import Place, Scheduler, place_in_line
+from fluster_services.controller.scheduler import Place, Scheduler, Starving, place_in_line
 from fluster_services.controller.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -31,6 +33,7 @@ log = logging.getLogger(__name__)
 _OUT_AT_ONCE = 32
 _TRIES_BESIDE_SPARED = 3  # a class hands an offer to any member: it may be one that is kept free
 _NAMED_BESIDE_SPARED = 32  # workers that are then asked by name
+_KEPT_EVERY_S = 1.0  # it is looked at most so often for whom room in a quota is to be kept
 _CHOOSING_COSTS = 20  # workers to keep free are chosen so seldom that it takes one part in so many of the time
 _FIRST_PAUSE_AFTER_DECLINE_S, _LAST_PAUSE_AFTER_DECLINE_S = 0.01, 0.5
 
@@ -58,13 +61,24 @@ class Ask(NamedTuple):
 Asking = Generator[Ask, OfferReply | None, None]
 
 
+def place_of(job: JobRecord) -> Place:
+    """Where the job's first task stands."""
+    return Place(place_in_line(job.order, job.request.priority), 0, JobKey(job.namespace, job.job_id))
+
+
+def _at_once(job: JobRecord) -> int:
+    return job.request.replicas if job.request.gang else 1
+
+
 class Dispatch:
     """The tasks that wait, and the offers that are out."""
 
     def __init__(
         self, books: Books, roster: Roster, around: Surroundings, *, reserve_after_s: float, unfit_retry_s: float = 30.0
     ) -> None:
-        self.scheduler = Scheduler()
+        self.shares = books.shares
+        self.shares.on_freed = self._on_quota_freed
+        self.scheduler = Scheduler(self.shares)
         self._turns = Turns()
         self._unfit: dict[JobKey, dict[WorkerId, str]] = {}  # {job: {worker that lacks what it names: why}}
         self._books = books
@@ -77,7 +91,9 @@ class Dispatch:
         self._decline_pause_s = _FIRST_PAUSE_AFTER_DECLINE_S
         self._is_opening = False
         self._kept_free: tuple[WorkerId, ...] = ()  # for whom the scheduler has a reservation
+        self._reserved_for: Starving | None = None  # the last
         self._chooses_at = 0.0
+        self._keeps_at = -math.inf
 
     @property
     def is_idle(self) -> bool:
@@ -166,6 +182,67 @@ class Dispatch:
         self.scheduler.on_gathered(job, now=self._around.now())
         self._around.on_dispatchable()
 
+    def on_gathering(self, job: JobKey) -> None:
+        """All tasks of a gang are about to be offered."""
+        self.scheduler.on_gathering(job)
+
+    def on_no_offer(self, job: JobKey, task: int) -> None:
+        """The offer of a gang's task was declined, or its record says that it is held."""
+        self.scheduler.on_no_offer(job, task)
+
+    def is_offered(self, job: JobKey) -> bool:
+        """True while offers of the gang's tasks are out, or claimed and not yet recorded so."""
+        return self.scheduler.is_offered(job)
+
+    def has_quota(self, place: Place, need: Capacity, count: int) -> bool:
+        """True when the quota of the gang's namespace has room for all of it."""
+        return self.scheduler.has_quota(place, need, count)
+
+    def turn(self, place: Place) -> tuple[int, float, Place]:
+        """Whose turn comes when, of all that waits: the least is the first."""
+        self._weigh()
+        return self.scheduler.turn(place)
+
+    def goes_before(self, one: Place, other: Place) -> bool:
+        """True when it is before the other whatever their namespaces have."""
+        return self.scheduler.goes_before(one, other)
+
+    def why_short(self, job: JobRecord) -> str | None:
+        """Why the quota of its namespace keeps what waits of the job waiting; None when it does not."""
+        place, need, count = place_of(job), needed(job.request.resources, job.namespace), _at_once(job)
+        why = self.shares.why_short(job.namespace, need, count)
+        if why is not None or self.scheduler.is_offered(place.job) or self.scheduler.has_quota(place, need, count):
+            return why
+        kept = self.scheduler.kept_quota(job.namespace)
+        first = f"job {kept.job.job_id}" if kept is not None else "another job"
+        return f"waits for the quota of namespace {job.namespace}: {first}, which others have overtaken for long, goes first"
+
+    def who_goes_first(self, job: JobRecord) -> str | None:
+        """Which other namespace's tasks go before its own, and why; None when none do."""
+        place = place_of(job)
+        self._weigh()
+        before = min(self.scheduler.in_turn_before(place), key=self.scheduler.turn, default=None)
+        if before is None or self.scheduler.is_offered(place.job):
+            return None
+        other = before.job.namespace
+        if self.scheduler.goes_before(before, place):
+            return f"namespace {other} goes first: its tasks have a higher priority"
+        return self.shares.compared(other, job.namespace)
+
+    def on_namespace(self, record: NamespaceRecord) -> None:
+        """A namespace has this quota and this weight from now on. What runs goes on, also beyond it."""
+        self.scheduler.on_quota(record.name)
+        self.shares.on_namespace(record)
+
+    def on_namespace_gone(self, namespace: Namespace) -> None:
+        """A namespace has no quota any more."""
+        self.scheduler.on_quota(namespace)
+        self.shares.on_namespace_gone(namespace)
+
+    def _on_quota_freed(self) -> None:
+        self._around.on_room()  # for gangs
+        self._around.on_dispatchable()
+
     def on_room(self, free: Capacity | None = None) -> None:
         """Some worker has room again; `free` is all that it has left, where that is known."""
         self._rooms += 1
@@ -199,29 +276,60 @@ class Dispatch:
     def _reserve(self) -> None:
         """Keep workers free for the first in the order that has been overtaken for too long, if there is one."""
         roster, scheduler, now = self._roster, self.scheduler, self._around.now()
-        if scheduler.reserved is not None and not all(roster.takes_work(each) for each in self._kept_free):
-            scheduler.release()
-            self._around.on_room()
+        if scheduler.reserved is not None and self._reserved_for is not None:
+            fits_still = all(roster.takes_work(each) for each in self._kept_free)
+            if not fits_still or scheduler.is_short_of_quota(self._reserved_for):
+                scheduler.release()
+                self._around.on_room()
         if now < self._chooses_at:
             return
-        for starving in scheduler.starving(now=now, reserve_after_s=self._reserve_after_s):
+        if self.shares.bounded and now >= self._keeps_at:
+            self._keeps_at = now + _KEPT_EVERY_S
+            self._keep_quotas(now)
+        for starving in scheduler.deserving(now=now, reserve_after_s=self._reserve_after_s):
             place = starving.place
-            if scheduler.reserved is not None and place >= scheduler.reserved:
+            if scheduler.reserved is not None and not scheduler.goes_before(place, scheduler.reserved):
                 break
-            rooms = [room for room in roster.rooms() if room.name not in starving.need.elsewhere]
-            workers = choose(starving.need, starving.count, rooms)
+            workers = self._could_run_on(starving)
             if workers:
                 self._kept_free = tuple(WorkerId(worker) for worker in workers)
+                self._reserved_for = starving
                 scheduler.reserve(starving)
                 self._around.on_room()
                 log.info("kept free for %s, which others have overtaken: %s", place.job.job_id, ", ".join(workers))
                 break
         self._chooses_at = now + _CHOOSING_COSTS * (self._around.now() - now)
 
+    def _keep_quotas(self, now: float) -> None:
+        """Keep room in quotas for what others of its namespace have overtaken for too long, as they need less of it."""
+        scheduler = self.scheduler
+        for starving in scheduler.starving(now=now, reserve_after_s=self._reserve_after_s):
+            place, need, count = starving.place, starving.need, starving.count
+            namespace = place.job.namespace
+            kept = scheduler.kept_quota(namespace)
+            if (
+                (kept is None or place < kept)
+                and not scheduler.has_quota(place, need, count)
+                and self.shares.could_fit(namespace, need, count)
+                and self._could_run_on(starving)
+            ):
+                scheduler.keep_quota(starving)
+                log.info("room in the quota of %s is kept for %s, which others have overtaken", *place.job)
+
+    def _could_run_on(self, starving: Starving) -> tuple[str, ...]:
+        rooms = [room for room in self._roster.rooms() if room.name not in starving.need.elsewhere]
+        return choose(starving.need, starving.count, rooms)
+
     # ---- offers -----------------------------------------------------------------------------------------
+
+    def _weigh(self) -> None:
+        """What namespaces have is a part of what there is now."""
+        if self.scheduler.is_shared:
+            self.shares.on_total(self._roster.total())
 
     def take(self) -> list[tuple[Place, Capacity]]:
         """What is to be offered now: each is out until its `offer` has come to its end, or `on_unanswered`."""
+        self._weigh()
         self._reserve()
         taken = self.scheduler.take(_OUT_AT_ONCE - self._out)
         self._out += len(taken)

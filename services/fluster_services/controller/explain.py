@@ -39,6 +39,8 @@ def explain(
     troubles: Sequence[tuple[str, str]] = (),
     unfit: Mapping[WorkerId, str] = MappingProxyType({}),
     preparing: Mapping[int, str] = MappingProxyType({}),
+    short_of_quota: str | None = None,
+    goes_first: str | None = None,
 ) -> str:
     """Why the job stands where it stands. `workers` are those that live; `ahead` tasks are before its own in the line;
     `waits_for` has the jobs that it runs after and that have not ended, and how they stand; `reservation` a job that
@@ -46,7 +48,8 @@ def explain(
     `pauses_s` the tasks whose pause before their next attempt is not over, and how long it takes yet; `children` the jobs
     that have not ended of those that its ended attempts launched; `troubles` the workers that take no work for the time
     being, and why; `unfit` those that lack what the job names, and why they decline it; `preparing` the tasks of which is known
-    what is being done before they can start.
+    what is being done before they can start; `short_of_quota` why the quota of its namespace has no room for it, and `goes_first`
+    which other namespace does, and why; None when that is not so.
     """
     if job.state.finished() and not job.is_over:
         return "it is to take the place of a job that has ended, and waits for what that one launched"
@@ -77,15 +80,24 @@ def explain(
             f"{len(waiting)} of {len(tasks)} tasks wait, since at most {at_once} may run at once ({job.request.array})"
         )
     waiting = offered
+    if short_of_quota is not None:
+        return short_of_quota + _retried(job, waiting, now)
     why = _why_gang_waits if job.request.gang else _why_waiting
     fit = [worker for worker in workers if worker.name not in unfit]
-    waits = why(waiting, fit, ahead) + _in_trouble(troubles) + _lacking(unfit)
+    waits = (
+        why(waiting, fit, ahead)
+        + (f"; {goes_first}" if goes_first is not None else "")
+        + _in_trouble(troubles)
+        + _lacking(unfit)
+    )
     return waits + _kept_free(job, reservation) + _retried(job, waiting, now)
 
 
-def why_given_up(task: TaskRecord, workers: Sequence[WorkerView]) -> str:
+def why_given_up(task: TaskRecord, workers: Sequence[WorkerView], short_of_quota: str | None = None) -> str:
     """Why a task is given up whose scheduling timeout is over, with what it needs if no worker could ever have run it."""
     reason = f"no worker had room for it within {task.scheduling_timeout_s:g} s"
+    if short_of_quota is not None:
+        return f"it could not be started within {task.scheduling_timeout_s:g} s: {short_of_quota}"
     need = capacity.needed(task.resources, task.namespace)
     if any(capacity.fits(need, worker.total) for worker in workers):
         return reason

@@ -55,6 +55,9 @@ class Gangs:
         self._waiting: dict[JobKey, WaitingGang] = {}
         self._pausing: dict[JobKey, asyncio.TimerHandle] = {}  # {gang with a task whose backoff is not over: its end}
         self._gathering: tuple[JobKey, int] | None = None  # (gang, epoch)
+        self._out_since: dict[
+            JobKey, int
+        ] = {}  # {gang with tasks that are offered, or claimed by no record yet: the epoch}
         self._recorded = asyncio.Event()  # all tasks of what is gathered are known to be held, or to be lost for it
         self._left_out: dict[WorkerId, asyncio.TimerHandle] = {}  # {worker: when it is offered something again}
         self._left_out_s: dict[
@@ -83,6 +86,7 @@ class Gangs:
         job, tasks = entry.job.value, entry.task_records()
         if self._gathering is not None and self._gathering[0] == key:
             self._note_recorded(tasks, self._gathering[1])
+        self._note_held(key, tasks)
         is_over = job.state.finished() or job.kill_requested is not None
         if gangs.is_waiting(job, tasks):
             need = capacity.needed(job.request.resources, job.namespace)
@@ -116,6 +120,17 @@ class Gangs:
         del self._pausing[key]
         self.on_job_changed(key)
 
+    def _note_held(self, key: JobKey, tasks: list[TaskRecord]) -> None:
+        """What is known to be held, or to have been, is not counted as offered too."""
+        epoch = self._out_since.get(key)
+        if epoch is None:
+            return
+        for task in tasks:
+            if task.epoch >= epoch or task.state.finished():
+                self._controller.dispatch.on_no_offer(key, task.task)
+        if not self._controller.dispatch.is_offered(key):
+            del self._out_since[key]
+
     def _note_recorded(self, tasks: list[TaskRecord], epoch: int) -> None:
         if all(task.epoch >= epoch or task.state.finished() for task in tasks):
             self._recorded.set()
@@ -133,7 +148,7 @@ class Gangs:
             self._wake.clear()
             planned_at = time.monotonic()
             workers_free = self._workers_free() if self._waiting else []
-            for gang in self.waiting():
+            for gang in sorted(self._waiting.values(), key=lambda gang: self._controller.dispatch.turn(gang.place)):
                 workers = self._plan(gang, workers_free)
                 if workers is not None:
                     await self._gather(gang, workers)
@@ -152,6 +167,8 @@ class Gangs:
         if gang.key in self._pausing:
             return None
         dispatch = self._controller.dispatch
+        if not dispatch.has_quota(gang.place, gang.need, gang.count):
+            return None
         spared = {*dispatch.spared(gang.place), *dispatch.unfit(gang.key)}
         workers_free = [each for each in workers_free if each[0] not in spared]
         workers = gangs.assign(gang.need, gang.count, workers_free)
@@ -163,6 +180,8 @@ class Gangs:
             return
         epoch = max(entry.job.value.epoch, *(row.value.epoch for row in entry.tasks.values())) + 1
         self._gathering = (gang.key, epoch)
+        self._out_since[gang.key] = epoch
+        self._controller.dispatch.on_gathering(gang.key)
         self._recorded.clear()
         try:
             if await self._offer_all(entry, epoch, workers):
@@ -192,7 +211,11 @@ class Gangs:
         async def offer(row: Row[TaskRecord], worker_id: WorkerId) -> None:
             nonlocal refused
             async with room:
-                if not refused and not await self._claimed(row, epoch, worker_id):
+                is_offered = not refused
+                if is_offered and await self._claimed(row, epoch, worker_id):
+                    return
+                self._controller.dispatch.on_no_offer(key, row.value.task)
+                if is_offered:
                     refused = True
                     if worker_id not in self._controller.dispatch.unfit(key):
                         self._leave_out(worker_id)

@@ -9,7 +9,7 @@ import json
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -27,11 +27,12 @@ from fluster_bus.errors import (
 from fluster_bus.fault_log import FaultLog, one_bounded_line
 from fluster_bus.messages import JobId, JobRecord, JobRequest, Namespace, RefusedJob, TaskRecord
 from fluster_bus.messages.jobs import MAX_REQUEST_BYTES
+from fluster_bus.messages.records import QUOTA_EXCEEDED
 from fluster_bus.names import MAX_NAME_LENGTH, check_name
 from fluster_bus.retries import retried
 from fluster_bus.submissions import Submission, first_unsettled, submissions
 from fluster_bus.tables import Row
-from fluster_services import lifecycle
+from fluster_services import capacity, lifecycle
 from fluster_services.controller import conflicts, dependencies
 from fluster_services.controller.books import JobKey, record_key
 from fluster_services.controller.conflicts import Verdict
@@ -69,6 +70,7 @@ class Intake:
         self._parked: dict[JobKey, Submission] = {}  # {job that is to be gone first: what replaces it}
         self._blocking: dict[JobKey, set[JobKey]] = {}  # {unfinished job: parked ones that wait for it}
         self._settled_before = 0
+        self._entering: dict[Namespace, int] = {}  # {namespace: jobs that are about to be recorded}
         self._faults = FaultLog(log)
         self._tasks: asyncio.TaskGroup
         self._waiters: dict[JobKey | int, list[asyncio.Future[None]]] = {}
@@ -116,7 +118,8 @@ class Intake:
             try:
                 await self._record(submission, data)
             except _REFUSED as error:
-                refused = self._refused(submission, data, str(error))
+                code = QUOTA_EXCEEDED if isinstance(error, QuotaExceededError) else ""
+                refused = self._refused(submission, data, str(error), code=code)
                 await submission.refuse()
             except (BusError, StartOverError, _ParkedError, _TooEarlyError):
                 raise
@@ -159,15 +162,18 @@ class Intake:
         if job_id == subjects.LEADER_KEY:
             raise InvalidNameError(f"{job_id!r} is no job id: the cluster itself has that key; choose another")
         job = lifecycle.new_job(namespace, job_id, request, order=submission.sequence, now=time.time())
-        if self._controller.books.get(JobKey(namespace, job_id)) is None:
+        is_new = self._controller.books.get(JobKey(namespace, job_id)) is None
+        if is_new:
             self._check_launcher(job)
             self._check_owner(job)
             self._check_parent(job)
+            self._check_quota(job)
             await self._check_dependencies(job)
             await self._controller.job_rooms.take(namespace, submission.size, request)
         recorded: JobRecord | None = job
         try:
-            await self._create(job)
+            with self._room_to_wait(job) if is_new else contextlib.nullcontext():
+                await self._create(job)
         except KeyExistsError:
             recorded = await self._settle(submission, job)
         self._room.leave_bytes(self._unstored.pop(submission.sequence, 0))  # of thousands of tasks none needs them
@@ -208,16 +214,22 @@ class Intake:
                         await self._controller.write(marked, row.revision)
                 case Verdict.REPLACE:
                     await self._check_after(job, row)
-                    rows = [each.value for each in await table.rows(subjects.task_key_of_any(job.job_id))]
-                    tasks = [each for each in rows if isinstance(each, TaskRecord)]
-                    if conflicts.is_half_removed(known, tasks):
-                        # What its tasks told and tried is not known any more, so nothing can go on from there.
-                        await self._controller.retention.removed(key)
-                        raise _TooEarlyError(f"the records of the job that had the id {job.job_id} are being removed")
-                    new = conflicts.successor(known, tasks, job)
-                    if await self._controller.write(new, row.revision):
-                        await self._forget_replaced_tasks(new)
-                        return new
+                    with self._room_to_wait(job):  # which was there just now
+                        replaced = await self._replace(job, row, known)
+                    if replaced is not None:
+                        await self._forget_replaced_tasks(replaced)
+                        return replaced
+
+    async def _replace(self, job: JobRecord, row: Row[JobRecord | TaskRecord], known: JobRecord) -> JobRecord | None:
+        """Write the job's record in the place of one that has ended; None when that has changed meanwhile."""
+        rows = await self._controller.records[job.namespace].rows(subjects.task_key_of_any(job.job_id))
+        tasks = [each.value for each in rows if isinstance(each.value, TaskRecord)]
+        if conflicts.is_half_removed(known, tasks):
+            # What its tasks told and tried is not known any more, so nothing can go on from there.
+            await self._controller.retention.removed(JobKey(job.namespace, job.job_id))
+            raise _TooEarlyError(f"the records of the job that had the id {job.job_id} are being removed")
+        new = conflicts.successor(known, tasks, job)
+        return new if await self._controller.write(new, row.revision) else None
 
     async def _check_after(self, job: JobRecord, row: Row[JobRecord | TaskRecord]) -> None:
         """Return when the job can wait for what it names, in the place of the one in `row`, which else stays unmarked."""
@@ -225,7 +237,15 @@ class Intake:
             self._check_parent(job)
             await self._check_dependencies(job)
             self._check_circle(job)
-        except (CircularDependencyError, TooManyAncestorsError, TooManyDependenciesError, UnknownDependencyError):
+            self._check_quota(job)
+            self._check_room_to_wait(job)
+        except (
+            CircularDependencyError,
+            QuotaExceededError,
+            TooManyAncestorsError,
+            TooManyDependenciesError,
+            UnknownDependencyError,
+        ):
             known = row.value
             if isinstance(known, JobRecord) and known.replacement is not None and known.replacement.order == job.order:
                 await self._controller.write(conflicts.unmark(known), row.revision)
@@ -251,6 +271,33 @@ class Intake:
                 f"parent={parent!r}: {MAX_DEPTH} jobs were launched from within one another, which is the most, or "
                 f"{job.job_id!r} is above it itself: launch it with detached=True, or from a job further up"
             )
+
+    def _check_quota(self, job: JobRecord) -> None:
+        """Refuse what the namespace's quota never has room for."""
+        request = job.request
+        need = capacity.needed(request.resources, job.namespace)
+        count = request.replicas if request.gang else 1
+        why = self._controller.books.shares.why_never(job.namespace, need, count)
+        if why is not None:
+            raise QuotaExceededError(why)
+
+    @contextlib.contextmanager
+    def _room_to_wait(self, job: JobRecord) -> Iterator[None]:
+        """The job is counted among those that wait, while its record is being written. Raises QuotaExceededError."""
+        self._check_room_to_wait(job)
+        self._entering[job.namespace] = self._entering.get(job.namespace, 0) + 1
+        try:
+            yield
+        finally:
+            self._entering[job.namespace] -= 1
+
+    def _check_room_to_wait(self, job: JobRecord) -> None:
+        """Refuse one job more than may wait at once."""
+        namespace, books = job.namespace, self._controller.books
+        waiting = books.waiting(namespace) + self._entering.get(namespace, 0)
+        why = books.shares.why_no_more_jobs(namespace, waiting)
+        if why is not None:
+            raise QuotaExceededError(why)
 
     def _check_circle(self, job: JobRecord) -> None:
         books = self._controller.books
@@ -359,7 +406,7 @@ class Intake:
         revision = await self._controller.records[record.namespace].create(key, record)
         self._controller.apply(Row(key, record, revision))
 
-    def _refused(self, submission: Submission, data: bytes, reason: str) -> RefusedJob:
+    def _refused(self, submission: Submission, data: bytes, reason: str, *, code: str = "") -> RefusedJob:
         reason = one_bounded_line(reason)
         self._faults.warning("submission %d to %s is refused: %s", submission.sequence, submission.subject, reason)
         job_id = _claimed_id(data)
@@ -367,7 +414,7 @@ class Intake:
             if submission.subject == subjects.jobs_submit(namespace):
                 event = refusal(submission.sequence, job_id or "refused", reason, now=time.time())
                 self._controller.events.refuse(namespace, event)
-        return RefusedJob(sequence=submission.sequence, job_id=job_id, reason=reason)
+        return RefusedJob(sequence=submission.sequence, job_id=job_id, reason=reason, code=code)
 
     # ---- who waits for a submission ---------------------------------------------------------------------
 
@@ -445,6 +492,10 @@ class TooManyReplacementsError(FlusterError):
     """Too many jobs are being stopped to be replaced."""
 
 
+class QuotaExceededError(FlusterError):
+    """The namespace's quota has no room for the job, whatever ends, or for one more that waits."""
+
+
 class _ParkedError(FlusterError):
     """It is looked at again when the job that it replaces is gone."""
 
@@ -462,6 +513,7 @@ _REFUSED = (
     LauncherEndedError,
     MessageTooLargeError,
     NoRoomForJobError,
+    QuotaExceededError,
     TooManyAncestorsError,
     TooManyDependenciesError,
     TooManyOwnersError,

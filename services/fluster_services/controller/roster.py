@@ -13,6 +13,7 @@ from fluster_services.controller.books import Books
 from fluster_services.controller.explain import WorkerView
 from fluster_services.controller.first_fit import FirstFit
 from fluster_services.controller.liveness import Liveness
+from fluster_services.controller.shares import NOTHING, Amount
 
 
 class Roster:
@@ -24,6 +25,7 @@ class Roster:
         self._books = books
         self._rooms: dict[WorkerId, WorkerView] = {}  # of those that live and take work
         self._first_fit = FirstFit()
+        self._total = NOTHING  # of the same
         self._changed: set[WorkerId] = set()  # those that have to be looked at again
         self.misfits: Mapping[Capacity, float] = {}  # {need: since when no registered worker could ever cover it}
 
@@ -123,6 +125,11 @@ class Roster:
         self._catch_up()
         return self._rooms.values()
 
+    def total(self) -> Amount:
+        """What the same workers have together when nothing runs there."""
+        self._catch_up()
+        return self._total
+
     def with_room(self, need: Capacity, /) -> Iterator[tuple[WorkerId, Capacity]]:
         """Those that live, take work and have room by the records, and what each has left.
 
@@ -141,11 +148,20 @@ class Roster:
     def _catch_up(self) -> None:
         self._changed |= self._books.take_changed_holders()
         for worker_id in sorted(self._changed):
+            known = self._rooms.get(worker_id)
             if self.takes_work(worker_id):
                 total, free = self.workers[worker_id].total, self._left(worker_id)
+                if known is None or known.total is not total:
+                    self._count(known, total)
                 self._rooms[worker_id] = WorkerView(name=worker_id, total=total, free=free)
                 self._first_fit.put(worker_id, free)
             else:
+                self._count(known, None)
                 self._rooms.pop(worker_id, None)
                 self._first_fit.remove(worker_id)
         self._changed.clear()
+
+    def _count(self, before: WorkerView | None, after: Capacity | None) -> None:
+        less = Amount.of(before.total) if before is not None else NOTHING
+        more = Amount.of(after) if after is not None else NOTHING
+        self._total = Amount(*(has - gone + new for has, gone, new in zip(self._total, less, more, strict=True)))

@@ -12,6 +12,13 @@ Gangs are gathered elsewhere, as a whole. Here they have a place in the order: t
 tasks do, and then as many workers are kept free as they need.
 
 Priorities are strict: a task waits as long as there is one of a higher priority that fits.
+
+That is so within a namespace. Of several namespaces whose tasks wait, that one goes first which has least of the cluster for its
+weight (see shares.py), among tasks of equal priority; one above the most that its namespace may have counts as that here. So
+nobody overtakes another namespace's task in its turn but who is behind it by priority, or has more already.
+
+A namespace's quota keeps its own tasks waiting, and nobody else's. A task, or gang, that others of its namespace have overtaken
+for too long as they need less of the quota has the room in it to itself: whatever is behind it goes on only with what it leaves.
 """
 
 from __future__ import annotations
@@ -22,9 +29,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fluster_bus.messages import Capacity
+from fluster_bus.messages import Capacity, Namespace
 from fluster_services.capacity import fits, has_counts
 from fluster_services.controller.books import JobKey
+from fluster_services.controller.shares import NOTHING, Amount, Shares
 
 _ORDERS = 1 << 53  # beyond any order of submission
 
@@ -32,6 +40,11 @@ _ORDERS = 1 << 53  # beyond any order of submission
 def place_in_line(order: int, priority: int) -> int:
     """Where a task stands: before all of a lower priority, and in the order of submission within its own."""
     return order - priority * _ORDERS
+
+
+def priority_of(order: int) -> int:
+    """The priority with which a place was made."""
+    return -(order // _ORDERS)
 
 
 class Place(NamedTuple):
@@ -57,9 +70,12 @@ _WIDENS_AFTER = 8  # offers that are accepted in a row
 
 @dataclass
 class _Line:
-    """Tasks with the same need, the oldest first; those that are out or gone stay in the heap until they come up."""
+    """Tasks with the same need, and so of one namespace, the oldest first; those that are out or gone stay in the heap
+    until they come up.
+    """
 
     need: Capacity
+    namespace: Namespace
     heap: list[Place] = field(default_factory=list)
     closed: bool = False
     out: int = 0
@@ -67,6 +83,7 @@ class _Line:
     # room that the earlier just missed.
     window: int = MAX_WINDOW
     accepted: int = 0  # in a row
+    taken: Place | None = None  # the last
     # Since when tasks behind its first one were placed, which found no room itself.
     overtaken_since: float | None = None
 
@@ -78,23 +95,36 @@ class _Gang:
     count: int
     is_held: bool = False  # all its tasks are claimed; whether they start is not decided yet
     overtaken_since: float | None = None
+    out: set[int] = field(default_factory=set)  # tasks that are offered, or claimed and not yet known to be held
+
+
+class _Kept(NamedTuple):
+    """What is left of a namespace's quota for one that others of it have overtaken for too long."""
+
+    place: Place
+    amount: Amount
 
 
 class Scheduler:
     """The waiting tasks. It decides which to offer; offering is for others. Times are seconds of a monotonic clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, shares: Shares | None = None) -> None:
+        self._shares = Shares() if shares is None else shares
         self._lines: dict[Capacity, _Line] = {}
         self._waiting: dict[tuple[JobKey, int], Capacity] = {}
         self._needing: dict[Capacity, set[tuple[JobKey, int]]] = {}  # {need: who waits for it, also while out}
         self._out: dict[tuple[JobKey, int], Capacity] = {}  # {task: the need with which it was offered}
         self._since: dict[tuple[JobKey, int], float] = {}  # {task: when it was added}
         self._gangs: dict[JobKey, _Gang] = {}
-        self._not_overtaken: list[Place] = []  # heap of gangs; those that are held or gone stay until they come up
+        # {namespace: heap of gangs}; those that are held or gone stay until they come up
+        self._not_overtaken: dict[Namespace, list[Place]] = {}
         self._overtaken: list[Place] = []  # of gangs, in the order; also those that are held
         self._reserved: Place | None = None
         self._reserved_need: Capacity | None = None
         self._last_reserved: Place | None = None
+        self.is_shared = False  # tasks of several namespaces wait
+        self._present: dict[Namespace, int] = {}  # {namespace: its lines and gangs}
+        self._kept: dict[Namespace, _Kept] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -121,37 +151,54 @@ class Scheduler:
     def _push(self, place: Place, need: Capacity) -> None:
         line = self._lines.get(need)
         if line is None:
-            line = self._lines[need] = _Line(need)
+            line = self._lines[need] = _Line(need, place.job.namespace)
+            self._enter(line.namespace)
             line.closed = any(other.closed and _at_least(need, other.need) for other in self._lines.values())
         heapq.heappush(line.heap, place)
+
+    def _enter(self, namespace: Namespace) -> None:
+        self._present[namespace] = self._present.get(namespace, 0) + 1
+        self.is_shared = len(self._present) > 1
+
+    def _leave(self, namespace: Namespace) -> None:
+        self._present[namespace] -= 1
+        if not self._present[namespace]:
+            del self._present[namespace]
+            self.is_shared = len(self._present) > 1
+            self._not_overtaken.pop(namespace, None)
 
     def remove(self, job: JobKey, task: int) -> None:
         """A task does not wait any more."""
         self._forget_need((job, task))
         self._bring_in((job, task))
+        if self._kept and job not in self._gangs:
+            self._forget_kept(job, task)
         reserved = self._reserved
         if reserved is not None and (reserved.job, reserved.task) == (job, task) and job not in self._gangs:
             self.release()
 
     def _bring_in(self, task: tuple[JobKey, int]) -> None:
         need = self._out.pop(task, None)
-        if need is not None and need in self._lines:
+        if need is None:
+            return
+        self._shares.give_back(task[0].namespace, need)
+        if need in self._lines:
             self._lines[need].out -= 1
 
     def take(self, limit: int) -> list[tuple[Place, Capacity]]:
         """Up to `limit` tasks to offer now; each is out until `on_declined` or `remove`."""
         taken: list[tuple[Place, Capacity]] = []
         while len(taken) < limit:
-            first = min(
-                (line for line in list(self._lines.values()) if self._may_offer(line)),
-                key=lambda line: line.heap[0],
-                default=None,
-            )
+            if self.is_shared:
+                first = self._first_in_turn()
+            else:
+                first = min(self._ready(), key=_head, default=None)
             if first is None:
                 break
-            place = heapq.heappop(first.heap)
+            place = first.taken = heapq.heappop(first.heap)
             self._out[(place.job, place.task)] = first.need
             first.out += 1
+            self._shares.take(first.namespace, first.need)
             taken.append((place, first.need))
         return taken
 
@@ -163,14 +210,20 @@ class Scheduler:
     def _may_offer(self, line: _Line) -> bool:
         return not line.closed and line.out < line.window and self._has_task(line)
 
+    def _ready(self) -> Iterator[_Line]:
+        """The lines whose first task may be offered."""
+        ready = (line for line in list(self._lines.values()) if self._may_offer(line))
+        return filter(self._is_in_quota, ready) if self._shares.bounded else ready
+
     def _has_task(self, line: _Line) -> bool:
         while line.heap:
             task = (line.heap[0].job, line.heap[0].task)
             if self._waiting.get(task) == line.need and task not in self._out:
                 return True
             heapq.heappop(line.heap)
-        if line.need not in self._needing and not line.out:
+        if line.need not in self._needing and not line.out and self._lines.get(line.need) is line:
             del self._lines[line.need]
+            self._leave(line.namespace)
         return False
 
     def on_accepted(self, need: Capacity, place: Place | None = None, *, now: float = 0.0) -> None:
@@ -189,21 +242,132 @@ class Scheduler:
             self._note_overtaken(place, line, now=now)
 
     def _note_overtaken(self, place: Place, line: _Line | None, *, now: float) -> None:
+        is_passed = self._is_passed_in_turn if self.is_shared or self._shares.bounded else self._is_passed
         for other in list(self._lines.values()):
-            if other is not line and other.overtaken_since is None and self._is_passed(other, place):
+            if other is not line and other.overtaken_since is None and is_passed(other, place):
                 other.overtaken_since = now
-        while self._not_overtaken and self._not_overtaken[0] < place:
-            passed = heapq.heappop(self._not_overtaken)
-            gang = self._gangs.get(passed.job)
-            if gang is None or gang.place != passed:
-                continue  # it is gone, and its job may have another place by now
-            if not gang.is_held and gang.overtaken_since is None:
-                gang.overtaken_since = now
-                bisect.insort(self._overtaken, gang.place)
+        for heap in self._not_overtaken.values():
+            while heap and self._was_before(heap[0], place):
+                passed = heapq.heappop(heap)
+                gang = self._gangs.get(passed.job)
+                if gang is None or gang.place != passed:
+                    continue  # it is gone, and its job may have another place by now
+                if not gang.is_held and gang.overtaken_since is None:
+                    gang.overtaken_since = now
+                    bisect.insort(self._overtaken, gang.place)
 
     def _is_passed(self, line: _Line, place: Place) -> bool:
         """True when the line's first task is before that place, and found no room, or is about to hear so."""
         return line.out > 0 or (line.closed and self._has_task(line) and line.heap[0] < place)
+
+    def _is_passed_in_turn(self, line: _Line, place: Place) -> bool:
+        """The same where namespaces have turns, or quotas."""
+        if line.namespace == place.job.namespace:
+            is_short = self._has_task(line) and line.heap[0] < place and not self._is_in_quota(line)
+            return is_short or self._is_passed(line, place)
+        # Not for want of quota: then it would not have had that room in any case.
+        return (
+            (line.closed or line.out > 0)
+            and (first := line.heap[0] if self._has_task(line) else line.taken) is not None
+            and self._was_before(first, place)
+            and self._is_in_quota(line)
+        )
+
+    # ---- namespaces -------------------------------------------------------------------------------------
+
+    def turn(self, place: Place) -> tuple[int, float, Place]:
+        """When it is the turn of what stands there: by priority, by what its namespace has, and by the order within that."""
+        namespace = place.job.namespace
+        return self._band(place), self._shares.weighed(namespace), place
+
+    def _turn_of_line(self, line: _Line) -> tuple[int, float, Place]:
+        return self.turn(line.heap[0])
+
+    def _band(self, place: Place) -> int:
+        """Lower for a higher priority, as far as it counts beside other namespaces."""
+        return -min(priority_of(place.order), self._shares.max_priority(place.job.namespace))
+
+    def goes_before(self, one: Place, other: Place) -> bool:
+        """True when it is before the other whatever their namespaces have."""
+        if one.job.namespace == other.job.namespace:
+            return one < other
+        return self._band(one) < self._band(other)
+
+    def _was_before(self, one: Place, placed: Place) -> bool:
+        """True when it was the turn of `one` before that of what was placed, which counts for its namespace already."""
+        if one.job.namespace == placed.job.namespace:
+            return one < placed
+        return self.turn(one)[:2] < self.turn(placed)[:2]
+
+    def _first_in_turn(self) -> _Line | None:
+        """The first of several namespaces that may offer although others go first that have as many out as they may.
+
+        Room that is found by two at once might else go to who has more already. What needs less is not held up, as always.
+        """
+        full = [
+            each
+            for each in list(self._lines.values())
+            if not each.closed and each.out >= each.window and self._has_task(each) and self._is_in_quota(each)
+        ]
+        if not full:
+            return min(self._ready(), key=self._turn_of_line, default=None)
+        lines = sorted(self._ready(), key=self._turn_of_line)
+        return next((each for each in lines if not any(self._awaits(each, other) for other in full)), None)
+
+    def _awaits(self, line: _Line, other: _Line) -> bool:
+        return (
+            line.namespace != other.namespace
+            and self._turn_of_line(other) < self._turn_of_line(line)
+            and _is_as_large(line.need, other.need)
+        )
+
+    def in_turn_before(self, place: Place) -> Iterator[Place]:
+        """The first of each line of other namespaces whose turn is before that of what stands there."""
+        turn = self.turn(place)
+        for line in list(self._lines.values()):
+            if line.namespace == place.job.namespace or not self._has_task(line) or not self._is_in_quota(line):
+                continue
+            if self._turn_of_line(line) < turn:
+                yield line.heap[0]
+
+    # ---- quotas -----------------------------------------------------------------------------------------
+
+    def _is_in_quota(self, line: _Line) -> bool:
+        """True when the quota has room for the line's first task."""
+        if line.namespace not in self._shares.bounded or not self._has_task(line):
+            return True
+        return self.has_quota(line.heap[0], line.need)
+
+    def has_quota(self, place: Place, need: Capacity, count: int = 1) -> bool:
+        """True when the namespace's quota has room for what stands there, beside what others are to have first."""
+        namespace = place.job.namespace
+        kept = self._kept.get(namespace)
+        beside = kept.amount if kept is not None and place > kept.place else NOTHING
+        return self._shares.fits(namespace, need, count, beside=beside)
+
+    def kept_quota(self, namespace: Namespace) -> Place | None:
+        """For whom of a namespace room in its quota is kept."""
+        kept = self._kept.get(namespace)
+        return kept.place if kept is not None else None
+
+    def keep_quota(self, starving: Starving) -> None:
+        """What is behind it in its namespace leaves it room in the quota from now on, until it does not wait any more."""
+        namespace = starving.place.job.namespace
+        kept = self._kept.get(namespace)
+        if namespace in self._shares.bounded and (kept is None or starving.place < kept.place):
+            self._kept[namespace] = _Kept(starving.place, Amount.of(starving.need, starving.count))
+
+    def on_quota(self, namespace: Namespace) -> None:
+        """It has another quota: what was kept of the one before is not."""
+        self._kept.pop(namespace, None)
+
+    def _forget_kept(self, job: JobKey, task: int) -> None:
+        kept = self._kept.get(job.namespace)
+        if kept is not None and (kept.place.job, kept.place.task) == (job, task):
+            del self._kept[job.namespace]
+            self._shares.on_freed()
+
+    # ---- answers ----------------------------------------------------------------------------------------
 
     def on_declined(self, place: Place, need: Capacity, *, room: bool) -> None:
         """An offer came back. Without `room` anywhere, tasks that need at least as much are not offered for now."""
@@ -235,16 +399,45 @@ class Scheduler:
         else:
             self.remove_gang(place.job)
             self._gangs[place.job] = _Gang(place, need, count)
-        heapq.heappush(self._not_overtaken, place)
+            self._enter(place.job.namespace)
+        heapq.heappush(self._not_overtaken.setdefault(place.job.namespace, []), place)
 
     def remove_gang(self, job: JobKey) -> bool:
         """A gang does not wait any more; False when it did not."""
-        gang = self._gangs.pop(job, None)
-        if gang is not None and gang.overtaken_since is not None:
+        gang = self._gangs.get(job)
+        if gang is None:
+            return False
+        for task in sorted(gang.out):
+            self.on_no_offer(job, task)
+        del self._gangs[job]
+        self._leave(job.namespace)
+        if gang.overtaken_since is not None:
             del self._overtaken[bisect.bisect_left(self._overtaken, gang.place)]
-        if gang is not None and gang.place == self._reserved:
+        if gang.place == self._reserved:
             self.release()
-        return gang is not None
+        self._forget_kept(job, gang.place.task)
+        return True
+
+    def on_gathering(self, job: JobKey) -> None:
+        """All its tasks are about to be offered."""
+        gang = self._gangs.get(job)
+        if gang is None:
+            return
+        for task in set(range(gang.count)) - gang.out:
+            gang.out.add(task)
+            self._shares.take(job.namespace, gang.need)
+
+    def on_no_offer(self, job: JobKey, task: int) -> None:
+        """The offer of a gang's task was declined, or its record says that it is held."""
+        gang = self._gangs.get(job)
+        if gang is not None and task in gang.out:
+            gang.out.discard(task)
+            self._shares.give_back(job.namespace, gang.need)
+
+    def is_offered(self, job: JobKey) -> bool:
+        """True while tasks of a gang are offered, or claimed and not yet known to be held."""
+        gang = self._gangs.get(job)
+        return gang is not None and bool(gang.out)
 
     def on_gathered(self, job: JobKey, *, now: float) -> None:
         """All tasks of a gang are claimed. It has overtaken those before it, and needs no reservation while that is so."""
@@ -254,6 +447,7 @@ class Scheduler:
         gang.is_held = True
         if gang.place == self._reserved:
             self.release()
+        self._forget_kept(job, gang.place.task)
         self._note_overtaken(gang.place, None, now=now)
 
     # ---- reserve and backfill ---------------------------------------------------------------------------
@@ -275,6 +469,35 @@ class Scheduler:
         # Whoever asks seldom looks beyond the first, and there may be thousands of gangs.
         return heapq.merge(sorted(tasks, key=_by_place), gangs, key=_by_place)
 
+    def deserving(self, *, now: float, reserve_after_s: float) -> Iterator[Starving]:
+        """Those of them for whom workers may be kept free: whose quota has room, and whose namespace is not to go after
+        another that waits, unless that has been overtaken for too long itself.
+        """
+        starving = self.starving(now=now, reserve_after_s=reserve_after_s)
+        if self._shares.bounded:
+            starving = (each for each in starving if self.has_quota(each.place, each.need, each.count))
+        if not self.is_shared:
+            return starving
+        found = sorted(starving, key=lambda each: self.turn(each.place))
+        waiting = self._turns_of_others({each.place for each in found}) if found else set()
+        return (each for each in found if not self._is_preceded(each.place, waiting))
+
+    def _turns_of_others(self, left_out: set[Place]) -> set[tuple[int, float, Namespace]]:
+        lines = [
+            line.heap[0] for line in list(self._lines.values()) if self._has_task(line) and self._is_in_quota(line)
+        ]
+        gangs = [
+            gang.place
+            for gang in self._gangs.values()
+            if not gang.is_held and self.has_quota(gang.place, gang.need, gang.count)
+        ]
+        return {(*self.turn(place)[:2], place.job.namespace) for place in (*lines, *gangs) if place not in left_out}
+
+    def _is_preceded(self, place: Place, waiting: set[tuple[int, float, Namespace]]) -> bool:
+        # Those of higher priorities may have workers that are kept free, so they need not be waited for.
+        band, share, _ = self.turn(place)
+        return any(each[0] == band and each[1] < share and each[2] != place.job.namespace for each in waiting)
+
     @property
     def reserved(self) -> Place | None:
         """The task, or the first of the gang, for which workers are kept free."""
@@ -285,6 +508,7 @@ class Scheduler:
         if self._reserved is not None:
             self.release()
         self._reserved = starving.place
+        self.keep_quota(starving)
         # A gang has no line of its own: whoever needs the same as its tasks is where its own place says.
         self._reserved_need = starving.need if starving.place.job not in self._gangs else None
 
@@ -295,7 +519,20 @@ class Scheduler:
 
     def is_behind_reserved(self, place: Place) -> bool:
         """True when that task may not be offered to workers that are kept free."""
-        return self._reserved is not None and place > self._reserved
+        reserved = self._reserved
+        if reserved is None:
+            return False
+        if place.job.namespace == reserved.job.namespace:
+            return place > reserved
+        # Also for one that has less, until the one that is reserved for has its place: else it might never have.
+        return self._band(place) >= self._band(reserved)
+
+    def is_short_of_quota(self, starving: Starving) -> bool:
+        """True when the quota has no room for it, beside what it has itself while it is out."""
+        place = starving.place
+        if (place.job, place.task) in self._out or self.is_offered(place.job):
+            return False
+        return not self.has_quota(place, starving.need, starving.count)
 
     def _is_before_reserved(self, line: _Line) -> bool:
         if line.need == self._reserved_need:
@@ -332,9 +569,21 @@ class Scheduler:
         assert set(self._since) == set(self._waiting)  # noqa: S101
         overtaken = [gang.place for gang in self._gangs.values() if gang.overtaken_since is not None]
         assert self._overtaken == sorted(overtaken)  # noqa: S101
+        present: dict[Namespace, int] = {}
+        for namespace in (*(line.namespace for line in self._lines.values()), *(job.namespace for job in self._gangs)):
+            present[namespace] = present.get(namespace, 0) + 1
+        assert self._present == present  # noqa: S101
+        for namespace, kept in self._kept.items():
+            place = kept.place
+            assert place.job.namespace == namespace  # noqa: S101
+            assert (place.job, place.task) in self._waiting or place.job in self._gangs  # noqa: S101
         reserved = self._reserved
         if reserved is not None:
             assert (reserved.job, reserved.task) in self._waiting or reserved.job in self._gangs  # noqa: S101
+
+
+def _head(line: _Line) -> Place:
+    return line.heap[0]
 
 
 def _by_place(starving: Starving) -> Place:
@@ -343,11 +592,15 @@ def _by_place(starving: Starving) -> Place:
 
 def _at_least(need: Capacity, other: Capacity) -> bool:
     """True when whoever has no room for `other` has none for `need` either."""
+    return set(need.namespaces) >= set(other.namespaces) and _is_as_large(need, other)
+
+
+def _is_as_large(need: Capacity, other: Capacity) -> bool:
+    """The same, where both are of one namespace."""
     return (
         need.cpu >= other.cpu
         and need.memory >= other.memory
         and need.disk >= other.disk
-        and set(need.namespaces) >= set(other.namespaces)
         and set(need.labels) >= set(other.labels)
         and has_counts(other.resources, need.resources)
         and set(need.elsewhere) >= set(other.elsewhere)

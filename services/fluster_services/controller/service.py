@@ -56,13 +56,13 @@ from fluster_bus.version import VERSION
 from fluster_services import lifecycle
 from fluster_services.controller.books import JobKey
 from fluster_services.controller.dependencies import waits_for
+from fluster_services.controller.dispatch import place_of
 from fluster_services.controller.explain import explain
 from fluster_services.controller.flushing import flush_job
 from fluster_services.controller.job_pages import JobPage, Json, terminated, written_job
 from fluster_services.controller.joining import Joining, join_line
 from fluster_services.controller.namespace_requests import NamespaceRequests
 from fluster_services.controller.requests import Pace, Requests
-from fluster_services.controller.scheduler import place_in_line
 from fluster_services.controller.slim_records import is_left, is_slim_end, is_slim_error
 from fluster_services.controller.stacks import stack_of
 from fluster_services.job_info import job_status, job_summary
@@ -280,6 +280,8 @@ class ControllerService:
             troubles=self._troubles(),
             unfit=self._controller.dispatch.unfit(JobKey(namespace, request.job_id)),
             preparing=self._controller.progress.preparing(JobKey(namespace, request.job_id)),
+            short_of_quota=self._controller.dispatch.why_short(job),
+            goes_first=self._controller.dispatch.who_goes_first(job),
         )
         return ExplainReply(job_id=request.job_id, reason=reason)
 
@@ -299,13 +301,19 @@ class ControllerService:
         return Done()
 
     async def _ahead(self, job: JobRecord) -> int:
-        """How many tasks are before its own in the line, those of gangs among them."""
-        pace = self._requests.pace()
-        ahead = sum(gang.count for gang in self._controller.gangs.waiting() if gang.order < _place(job))
-        for key, _task in self._controller.dispatch.scheduler.waiting():
+        """How many tasks are before its own in the line, those of gangs among them.
+
+        Of other namespaces only those of a higher priority are: with all others it takes turns.
+        """
+        pace, dispatch = self._requests.pace(), self._controller.dispatch
+        place = place_of(job)
+        ahead = sum(gang.count for gang in self._controller.gangs.waiting() if dispatch.goes_before(gang.place, place))
+        for key, _task in dispatch.scheduler.waiting():
             await pace.step()
             entry = self._controller.books.get(key)
-            ahead += entry is not None and entry.job is not None and _place(entry.job.value) < _place(job)
+            ahead += (
+                entry is not None and entry.job is not None and dispatch.goes_before(place_of(entry.job.value), place)
+            )
         return ahead
 
     def _pauses_s(self, job: JobRecord, tasks: Sequence[TaskRecord]) -> dict[int, float]:
@@ -321,7 +329,7 @@ class ControllerService:
         holder = self._controller.books.get(key)
         if key.namespace != job.namespace or holder is None or holder.job is None:
             return None  # a tenant is not told about another's jobs
-        is_concerned = key.job_id == job.job_id or _place(holder.job.value) < _place(job)
+        is_concerned = key.job_id == job.job_id or place_of(holder.job.value) < place_of(job)
         return (key.job_id, workers) if is_concerned else None
 
     def _waits_for(self, job: JobRecord) -> list[tuple[str, JobStatus]]:
@@ -398,7 +406,3 @@ class ControllerService:
                         "ask for those of one name"
                     )
         return EndpointList(endpoints=tuple(found))
-
-
-def _place(job: JobRecord) -> int:
-    return place_in_line(job.order, job.request.priority)
