@@ -43,6 +43,16 @@ WaitingJobs = Annotated[
         "--waiting-jobs", metavar="N", help="Jobs that may wait; `none`: as many as its share of the store holds."
     ),
 ]
+MaxPriority = Annotated[
+    int | None,
+    typer.Option(
+        "--max-priority",
+        metavar="N",
+        min=-1_000,
+        max=1_000,
+        help="A higher priority of its jobs counts as this one beside jobs of other namespaces; 0 unless set.",
+    ),
+]
 Weight = Annotated[
     float | None, typer.Option("--weight", metavar="N", help="Its share where several namespaces wait; 1 unless set.")
 ]
@@ -57,6 +67,7 @@ def add(
     gpus: Gpus = None,
     memory: Memory = None,
     waiting_jobs: WaitingJobs = None,
+    max_priority: MaxPriority = None,
     weight: Weight = None,
 ) -> None:
     """Add a namespace to the running cluster. It is there when this returns; its users need credentials.
@@ -67,7 +78,7 @@ def add(
     """
     from fluster_bus.messages import NamespaceQuota
 
-    quota = NamespaceQuota(**_quota(cpus, gpus, memory, waiting_jobs))  # type: ignore[arg-type]
+    quota = NamespaceQuota(**_quota(cpus, gpus, memory, waiting_jobs, max_priority))  # type: ignore[arg-type]
     _done(context, lambda admin: admin.add(name, quota, weight=1.0 if weight is None else weight))
     say(f"namespace {name} is there")
 
@@ -80,6 +91,7 @@ def set_(
     gpus: Gpus = None,
     memory: Memory = None,
     waiting_jobs: WaitingJobs = None,
+    max_priority: MaxPriority = None,
     weight: Weight = None,
 ) -> None:
     """Change the quota or the weight of a namespace. What is not named stays as it is.
@@ -87,10 +99,11 @@ def set_(
     Try:
       fluster namespace set team-a --cpus 128 --gpus none
     """
-    quota = _quota(cpus, gpus, memory, waiting_jobs)
+    quota = _quota(cpus, gpus, memory, waiting_jobs, max_priority)
     if not quota and weight is None:
         raise CommandError(
-            "nothing is to be changed: give --cpus, --gpus, --memory, --waiting-jobs or --weight", ExitCode.USAGE
+            "nothing is to be changed: give --cpus, --gpus, --memory, --waiting-jobs, --max-priority or --weight",
+            ExitCode.USAGE,
         )
     record = _done(context, lambda admin: admin.set(name, quota, weight=weight))
     say(f"namespace {name} may have {_told(record.quota)}; its weight is {record.weight:g}")
@@ -156,7 +169,9 @@ def _as_json(status: NamespaceStatus) -> dict[str, Any]:
     return {
         "name": record.name,
         "state": str(record.state),
-        "quota": {name: getattr(record.quota, name) for name in ("cpus", "gpus", "memory", "waiting_jobs")},
+        "quota": {
+            name: getattr(record.quota, name) for name in ("cpus", "gpus", "memory", "waiting_jobs", "max_priority")
+        },
         "weight": record.weight,
         "waiting_jobs": status.waiting_jobs,
         "running_jobs": status.running_jobs,
@@ -172,11 +187,12 @@ def _told(quota: NamespaceQuota) -> str:
         size(quota.memory) if quota.memory is not None else "",
         f"{quota.waiting_jobs} waiting jobs" if quota.waiting_jobs is not None else "",
     ]
-    return ", ".join(part for part in parts if part) or "all there is"
+    told = ", ".join(part for part in parts if part) or "all there is"
+    return told + (f", priorities up to {quota.max_priority}" if quota.max_priority else "")
 
 
 def _quota(
-    cpus: str | None, gpus: str | None, memory: str | None, waiting_jobs: str | None
+    cpus: str | None, gpus: str | None, memory: str | None, waiting_jobs: str | None, max_priority: int | None
 ) -> dict[QuotaName, int | float | None]:
     """What was given, None for `none`. Raises CommandError."""
     from fluster_bus.messages import parse_size
@@ -190,6 +206,8 @@ def _quota(
         quota["memory"] = _value("--memory", memory, parse_size)
     if waiting_jobs is not None:
         quota["waiting_jobs"] = _value("--waiting-jobs", waiting_jobs, int)
+    if max_priority is not None:
+        quota["max_priority"] = max_priority
     return quota
 
 

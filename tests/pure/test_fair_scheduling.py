@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import partial
 
 import pytest
@@ -550,7 +550,7 @@ class _Pools:
         self.orders = itertools.count()
         self.running: list[tuple[float, str, Place, Capacity]] = []
         self.started: dict[Place, float] = {}
-        self.cpu_s: Counter[Namespace] = Counter()
+        self.cpu_s: defaultdict[Namespace, float] = defaultdict(float)
         self.waiting: Counter[Namespace] = Counter()
         self.kept_free = ""
         self.now = 0.0

@@ -62,7 +62,7 @@ def test_what_a_task_does_not_need_is_not_short_for_it_also_beyond_a_quota_that_
 
 def test_fractions_of_cpus_come_out_even_whatever_comes_and_goes() -> None:
     shares, dice = _shares(cpus=1), random.Random(1)
-    held = []
+    held: list[Capacity] = []
     for _ in range(20_000):
         if held and dice.random() < 0.5:
             shares.give_back(A, held.pop(dice.randrange(len(held))))

@@ -54,7 +54,7 @@ class NamespaceRecord(Message):
         return self
 
 
-QuotaName = Literal["cpus", "gpus", "memory", "waiting_jobs"]
+QuotaName = Literal["cpus", "gpus", "memory", "waiting_jobs", "max_priority"]
 
 # The codes of errors.
 NAMESPACE_REFUSED, NAMESPACE_UNKNOWN, NAMESPACE_IN_USE = "NamespaceRefused", "NamespaceNotFound", "NamespaceInUse"

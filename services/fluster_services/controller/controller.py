@@ -134,6 +134,7 @@ class Controller:
         self._queued: set[JobKey] = set()
         self._busy: set[JobKey] = set()
         self._faults = FaultLog(log)
+        self.namespaces.on_changed.append(self.on_namespace)
 
     @property
     def dispatch(self) -> Dispatch:

@@ -237,6 +237,7 @@ class NamespaceSet:
         self._gone[namespace] = max(revision, self._gone.get(namespace, 0))
         self._rows.pop(namespace, None)
         self._close(namespace)
+        self._controller.on_namespace_gone(namespace)
         self._tell()
 
     def on_job_ended(self, namespace: Namespace) -> None:

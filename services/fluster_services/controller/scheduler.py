@@ -84,6 +84,7 @@ class _Line:
     window: int = MAX_WINDOW
     accepted: int = 0  # in a row
     taken: Place | None = None  # the last
+    turn: tuple[int, float] | None = None  # in which that was, where others had turns too
     # Since when tasks behind its first one were placed, which found no room itself.
     overtaken_since: float | None = None
 
@@ -195,6 +196,7 @@ class Scheduler:
                 first = min(self._ready(), key=_head, default=None)
             if first is None:
                 break
+            first.turn = self._turn_of_line(first)[:2] if self.is_shared else None
             place = first.taken = heapq.heappop(first.heap)
             self._out[(place.job, place.task)] = first.need
             first.out += 1
@@ -315,9 +317,11 @@ class Scheduler:
         return next((each for each in lines if not any(self._awaits(each, other) for other in full)), None)
 
     def _awaits(self, line: _Line, other: _Line) -> bool:
+        """True when the other is to hear first: it had its turn before, by what its namespace had without what is out."""
+        turn = self._turn_of_line(line)[:2]
         return (
             line.namespace != other.namespace
-            and self._turn_of_line(other) < self._turn_of_line(line)
+            and (other.turn or self._turn_of_line(other)[:2]) < turn
             and _is_as_large(line.need, other.need)
         )
 
