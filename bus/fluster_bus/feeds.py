@@ -29,6 +29,7 @@ from fluster_bus.errors import (
     StreamNotFoundError,
 )
 from fluster_bus.fault_log import FaultLog
+from fluster_bus.time_slices import TimeSlices
 
 if TYPE_CHECKING:
     from fluster_bus.bus import Bus
@@ -136,7 +137,7 @@ class Feed:
         CaughtUp is given again after every reconnect. Raises StreamNotFoundError when there is no such stream, and ClosedError
         when there will be no connection any more.
         """
-        arrivals = _Arrivals()
+        arrivals, slices = _Arrivals(), TimeSlices()
         subscription = await self._bus.subscribe(self._watch, arrivals.add)
         self._bus.on_reconnect(arrivals.reread)
         self._bus.on_end(arrivals.reread)  # which raises then
@@ -150,6 +151,7 @@ class Feed:
                     until = time.monotonic() + _COPY_PATIENCE_S  # the newest may have been deleted
                     while True:
                         async for entry in self.stored(start):
+                            await slices.step()
                             start = entry.sequence + 1
                             yield entry
                         if start > newest or time.monotonic() >= until:
@@ -165,7 +167,7 @@ class Feed:
                     continue
                 patience_s = math.inf  # it was there: from now on it is waited for
                 yield CaughtUp()
-                while (delivery := await arrivals.next()) is not None:
+                while (delivery := await arrivals.next(slices)) is not None:
                     new = self._entry(delivery)
                     if new is not None and new.sequence >= start:
                         start = new.sequence + 1
@@ -195,5 +197,12 @@ class _Arrivals:
         while not self._queue.empty():
             self._queue.get_nowait()
 
-    async def next(self) -> Delivery | None:
+    async def next(self, slices: TimeSlices) -> Delivery | None:
+        if self._queue.empty():
+            delivery = await self._queue.get()
+            slices.begin()
+            return delivery
+        await (
+            slices.step()
+        )  # who writes a lot keeps its reader busy, and whatever else the reader's program does goes on
         return await self._queue.get()

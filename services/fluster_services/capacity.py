@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from fluster_bus import subjects
 from fluster_bus.messages import Capacity, Namespace, ResourceConfig
-from fluster_bus.messages.counted import Counts, as_counts, combined, number_text, words
+from fluster_bus.messages.counted import DECIMALS, Counts, as_counts, combined, number_text, words
 from fluster_bus.messages.labels import as_words, given_labels, worker_named
 from fluster_bus.messages.resources import MIB
 
@@ -52,7 +52,7 @@ def needed(resources: ResourceConfig, namespace: Namespace | None = None) -> Cap
     device = resources.device
     return _need(
         resources.cpu,
-        resources.memory,
+        resources.memory_taken,
         resources.disk,
         device.kind,
         device.variant,
@@ -104,6 +104,23 @@ def fits(need: Capacity, free: Capacity) -> bool:
         and has_counts(need.resources, free.resources)
         and (_has_devices(need, free))
     )
+
+
+def times_fit(need: Capacity, free: Capacity, most: int) -> int:
+    """For how many tasks, of at most so many, a worker with `free` has room at once. It takes no longer for more of them."""
+    if not fits(need, free):
+        return 0
+    thousand, ten_thousand = 10**_DECIMALS, 10**DECIMALS
+    left = dict(free.resources)
+    kinds: tuple[tuple[int, int], ...] = (
+        (round(need.cpu * thousand), math.floor(round(free.cpu * thousand, _DECIMALS))),
+        (need.memory, free.memory),
+        (need.disk, free.disk),
+        (need.devices, free.devices),
+        *(() if free.tasks is None else ((need.tasks or 0, free.tasks),)),
+        *((round(count * ten_thousand), round(left[name] * ten_thousand)) for name, count in need.resources),
+    )
+    return min([most, *(has // wanted for wanted, has in kinds if wanted)])
 
 
 def serves(need: Capacity, free: Capacity) -> bool:

@@ -17,12 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from itertools import islice
 from typing import TypeVar
 
 from fluster_bus.messages import Capacity, JobRecord, JobStatus, TaskRecord
 from fluster_services import capacity, lifecycle
 
 Name = TypeVar("Name", bound=str)
+
+# Records of one job that are decided on before anything else goes on; it has up to 10,000 tasks.
+MAX_AT_ONCE = 256
 
 
 class Verdict(Enum):
@@ -94,14 +98,12 @@ def next_records(
     held = [task for task in tasks if lifecycle.is_held(task)]
     # Those of an epoch that was called off are on their way back by themselves: nothing of them ever ran.
     running = [task for task in held if job.is_go or task.epoch < job.epoch]
-    stopped = [
-        wanted
-        for task in running
-        if (wanted := lifecycle.request_restart(task, reason=_why_restart(tasks))) is not None
-    ]
     if held:
-        return [*stopped]
-    return [again for task in tasks if (again := lifecycle.restart(task, now=now)) is not None]
+        why = _why_restart(tasks)
+        stopped = (wanted for task in running if (wanted := lifecycle.request_restart(task, reason=why)) is not None)
+        return list(islice(stopped, MAX_AT_ONCE))
+    again = (new for task in tasks if (new := lifecycle.restart(task, now=now)) is not None)
+    return list(islice(again, MAX_AT_ONCE))
 
 
 def _decide(
@@ -146,10 +148,7 @@ def assign(need: Capacity, count: int, workers: Iterable[tuple[Name, Capacity]])
     for name, free in workers:
         if len(chosen) == count:
             break
-        left = free
-        while len(chosen) < count and capacity.fits(need, left):
-            chosen.append(name)
-            left = capacity.minus(left, need)
+        chosen += [name] * capacity.times_fit(need, free, count - len(chosen))
     return chosen
 
 

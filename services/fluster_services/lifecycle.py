@@ -24,7 +24,7 @@ that was superseded. Then nothing is written. Every other state than those on th
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -56,6 +56,9 @@ MAX_FILLINGS = 6  # where there are fewer of those, or the same ones take it aga
 # ---- records come into being ----------------------------------------------------------------------------
 
 
+TASKS_WITH_JOB = 64  # a job that has more is recorded before them, so that whoever is next need not wait for all
+
+
 def new_job(namespace: Namespace, job_id: JobId, request: JobRequest, *, order: int, now: float) -> JobRecord:
     """The record of a job as it is submitted."""
     first = Transition(number=1, state=JobStatus.PENDING, time=now, reason="submitted")
@@ -66,8 +69,20 @@ def new_job(namespace: Namespace, job_id: JobId, request: JobRequest, *, order: 
 
 def new_tasks(job: JobRecord) -> list[TaskRecord]:
     """The records of a job's tasks, all waiting for a worker; none yet while the job waits for others."""
+    return list(each_new_task(job))
+
+
+def is_recorded_later(job: JobRecord) -> bool:
+    """True when the tasks are not recorded together with the job: it had to wait for others, or has so many of them that other
+    jobs would wait for that.
+    """
+    return job.released or job.request.replicas > TASKS_WITH_JOB
+
+
+def each_new_task(job: JobRecord) -> Iterator[TaskRecord]:
+    """The same, one after the other: it takes some time to make 10,000 of them."""
     if awaits_others(job):
-        return []
+        return
     request = job.request
     # When it was submitted, or released.
     since = job.transitions[-1]
@@ -78,8 +93,8 @@ def new_tasks(job: JobRecord) -> list[TaskRecord]:
         reason=since.reason,
         attempt=job.first_attempt,
     )
-    return [
-        TaskRecord(
+    for task in range(request.replicas):
+        yield TaskRecord(
             job_id=job.job_id,
             namespace=job.namespace,
             task=task,
@@ -95,8 +110,6 @@ def new_tasks(job: JobRecord) -> list[TaskRecord]:
             attempt=job.first_attempt,
             transitions=(first,),
         )
-        for task in range(request.replicas)
-    ]
 
 
 # ---- a task ---------------------------------------------------------------------------------------------

@@ -429,11 +429,11 @@ async def test_a_worker_that_leaves_before_a_hold_is_ready_releases_it_uncharged
     leaving = Worker(await connect_bus(own_server, Role.SERVICE), config, NoRuntime(), draining)
     preparing: list[object] = []
 
-    async def prepare(*arguments: object) -> Any:
+    async def prepare(*arguments: object, **_named: object) -> Any:
         preparing.append(arguments)
         await asyncio.Event().wait()
 
-    leaving._attempts._preparation.prepare = prepare  # type: ignore[assignment, method-assign]
+    leaving._attempts._preparation.prepare = prepare  # type: ignore[method-assign]
     running = asyncio.create_task(leaving.run(lambda: None))
     job_id = await cluster.launch(_gang(2, max_retries_preemption=0))
     await wait_until_async(lambda: len(preparing) == 2)

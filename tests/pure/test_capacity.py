@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fluster_bus.messages import Capacity, Namespace, ResourceConfig
 from fluster_bus.messages.resources import GIB, KIB, MIB, TIB
 from fluster_services import capacity
-from fluster_services.capacity import CapacityClass, class_of, classes_covered, fits, minus, needed, plus
+from fluster_services.capacity import CapacityClass, class_of, classes_covered, fits, minus, needed, plus, times_fit
 
 A, B = Namespace("a"), Namespace("b")
 CPU_LEVELS = [0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 64.0, 4096.0]
@@ -189,10 +189,10 @@ def test_a_fraction_of_a_cpu_is_never_less_than_was_asked(cpu: float) -> None:
 def test_seven_sevenths_fit_into_what_is_said_to_be_free() -> None:
     assert needed(ResourceConfig.with_cpu(0.1)).cpu == 0.1
     assert needed(ResourceConfig.with_cpu(0.3)).cpu == 0.3
-    free = Capacity(cpu=1)
+    free = Capacity(cpu=1, memory=10 * GIB)
     for _ in range(10):
-        assert fits(needed(ResourceConfig.with_cpu(0.1, memory=0)), free)
-        free = minus(free, needed(ResourceConfig.with_cpu(0.1, memory=0)))
+        assert fits(needed(ResourceConfig.with_cpu(0.1)), free)
+        free = minus(free, needed(ResourceConfig.with_cpu(0.1)))
     assert free.cpu == 0
 
 
@@ -225,3 +225,39 @@ def test_a_misfit_is_explained() -> None:
     need = Capacity(cpu=100, memory=GIB, device="gpu", variant="h100", devices=8)
     text = capacity.misfit(need, [("small", Capacity(cpu=1)), ("large", Capacity(cpu=4, memory=8 * GIB))])
     assert text == "needs 100 CPUs, 1 GiB memory, 8 x gpu h100; no worker has 8 x gpu h100; none has any"
+
+
+SMALL = st.builds(
+    Capacity,
+    cpu=st.integers(0, 4000).map(lambda n: n / 1000),
+    memory=st.integers(0, 5),
+    disk=st.integers(0, 3),
+    tasks=st.none() | st.integers(0, 9),
+    resources=st.integers(0, 3).map(lambda n: (("license", n / 2),) if n else ()),
+)
+
+
+@given(
+    st.floats(0, 2).filter(lambda cpu: cpu == 0 or cpu > 0.05),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    SMALL,
+    st.booleans(),
+)
+def test_how_often_a_task_fits_is_how_often_it_can_be_taken_away(
+    cpu: float, memory: int, disk: int, free: Capacity, counted: bool
+) -> None:
+    counts = {"license": 0.5} if counted else {}
+    need = needed(ResourceConfig(cpu=cpu, disk=disk, resources=counts)).model_copy(update={"memory": memory})
+    left, most = free, 50
+    count = 0
+    while count < most and fits(need, left):
+        left, count = minus(left, need), count + 1
+    assert times_fit(need, free, most) == count
+
+
+def test_a_task_that_asks_for_no_memory_takes_some() -> None:
+    """Ten thousand of them would else be begun at one worker, where those of other namespaces run."""
+    assert needed(ResourceConfig(cpu=0, memory=0)).memory == 128 * MIB
+    assert needed(ResourceConfig(cpu=0, memory=1)).memory == 16 * MIB
+    assert needed(ResourceConfig(cpu=0, memory=GIB)).memory == GIB

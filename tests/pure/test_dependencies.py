@@ -43,8 +43,8 @@ def test_it_is_released_when_all_have_succeeded_and_not_before() -> None:
     assert released is not None
     assert (released.state, released.released) == (JobStatus.PENDING, True)
     assert [each.number for each in released.transitions] == [1, 2]
-    assert missing_tasks(JobEntry(row(job, 1))) == []  # type: ignore[arg-type]
-    tasks = missing_tasks(JobEntry(row(released, 2)))  # type: ignore[arg-type]
+    assert list(missing_tasks(JobEntry(row(job, 1)))) == []  # type: ignore[arg-type]
+    tasks = list(missing_tasks(JobEntry(row(released, 2))))  # type: ignore[arg-type]
     assert [(task.task, task.transitions[-1].time) for task in tasks] == [(0, 1), (1, 1)]
     assert next_record(released, {}, now=2) is None
 

@@ -312,13 +312,13 @@ def test_what_is_missing_of_a_released_job_are_the_tasks_without_a_record(seed: 
         tasks = lifecycle.new_tasks(released)
         there = dice.sample(tasks, dice.randint(0, len(tasks)))
         missing = [task for task in tasks if task not in there]
-        assert missing_tasks(_entry(released, *there)) == missing
+        assert list(missing_tasks(_entry(released, *there))) == missing
         ended = released.model_copy(update={"state": JobStatus.KILLED})
         waits = released.model_copy(update={"released": False})
         no_record = _read([row(task, number) for number, task in enumerate(there, start=1)]).get(KEY) or JobEntry()
         of_submitter = _entry(recorded_job("a", replicas=len(tasks)))
         for entry in (_entry(ended, *there), _entry(waits), no_record, of_submitter):
-            assert missing_tasks(entry) == []
+            assert list(missing_tasks(entry)) == []
 
 
 def test_a_job_that_names_no_attempt_lives_as_long_as_its_parent() -> None:

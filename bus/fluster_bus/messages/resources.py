@@ -150,11 +150,16 @@ Device = Annotated[CpuConfig | GpuConfig | TpuConfig, Field(discriminator="kind"
 _NO_RESOURCES: Mapping[str, float] = MappingProxyType({})
 
 
+# What a task takes of its worker's memory that asks for none, and what each takes at least: it has a process that looks after it.
+_UNASKED_MEMORY, _LEAST_MEMORY = 128 * MIB, 16 * MIB
+
+
 class ResourceConfig(Message):
     """What one task needs: CPUs (fractions allowed), memory and disk in bytes, a device, labels of its worker.
 
     `resources` are what is counted by names of your own, such as {"license": 1}: whole numbers or up to four decimals, above 0.
     A worker that offers them gives no more away than it has. `cpu=0` is for what mostly waits: it needs no CPU to be free.
+    `memory=0` is 128 MiB, since nothing runs without any.
     """
 
     cpu: float = Field(default=1, ge=0, le=4096, allow_inf_nan=False)
@@ -174,6 +179,11 @@ class ResourceConfig(Message):
     @classmethod
     def _check_labels(cls, value: Mapping[str, str]) -> Mapping[str, str]:
         return check_labels(value)
+
+    @property
+    def memory_taken(self) -> int:
+        """Bytes that a worker gives the task."""
+        return max(self.memory, _LEAST_MEMORY) if self.memory else _UNASKED_MEMORY
 
     @classmethod
     def with_cpu(

@@ -30,6 +30,7 @@ from fluster_bus.secret_store import SecretStore, remove_secrets
 from fluster_bus.stream_bounds import NamespaceBounds
 from fluster_bus.streams import workers_table
 from fluster_bus.tables import Deleted, Row, Update
+from fluster_bus.time_slices import TimeSlices
 from fluster_services import lifecycle
 from fluster_services.config import RecordLimits, Timing
 from fluster_services.controller.books import Books, JobKey, record_key
@@ -57,10 +58,10 @@ from fluster_services.controller.service import ControllerService
 from fluster_services.controller.slim_records import is_left, is_slim_end, is_slim_request, whole_end, without_callable
 from fluster_services.controller.steward import Steward
 from fluster_services.controller.store_setup import StoreSetup
-from fluster_services.controller.time_slices import TimeSlices
 from fluster_services.controller.verdicts import RecordUpdate, Verdicts
 from fluster_services.controller.vm_troubles import VMTroubles
 from fluster_services.controller.waits import Waits, waited_s
+from fluster_services.gangs import MAX_AT_ONCE
 
 if TYPE_CHECKING:
     from fluster_bus.trust.signer import Signer
@@ -290,10 +291,18 @@ class Controller:
             for other in (*self.books.children(key), *self.books.dependents(key), *self.books.relieved(key)):
                 self.mark(other)
             self.namespaces.on_job_ended(key.namespace)
-        self.mark(key)
         self.registry.on_record(key, record)
         self.intake.on_job_changed(key)
-        self.gangs.on_job_changed(key)
+        if not self._is_being_recorded(key, record):
+            self.mark(key)
+            self.gangs.on_job_changed(key)
+
+    def _is_being_recorded(self, key: JobKey, record: JobRecord | TaskRecord) -> bool:
+        """True for a task that waits as long as others of its job have no records: nothing follows before the last of them."""
+        entry = self.books.get(key)
+        if entry is None or entry.job is None or not isinstance(record, TaskRecord):
+            return False
+        return record.state is JobStatus.PENDING and len(entry.tasks) < entry.job.value.request.replicas
 
     def _apply_task(self, key: JobKey, task: TaskRecord) -> None:
         self.progress.on_task_changed(key, task)
@@ -390,12 +399,14 @@ class Controller:
         # Taken now: while one is written, the books may move on to records that the others were not decided from.
         for record, revision in [(record, entry.revision_of(record)) for record in wanted]:
             await self.write(record, revision)
-        for task in missing_tasks(entry):
-            if not await self._record_released(task):
+        for number, task in enumerate(missing_tasks(entry)):
+            if number == MAX_AT_ONCE:
+                self.mark(key)  # then it is the others' turn
+            if number == MAX_AT_ONCE or not await self._record_missing(task):
                 return
 
-    async def _record_released(self, task: TaskRecord) -> bool:
-        """Write the first record of a task whose job waited for others; False when that is tried again later."""
+    async def _record_missing(self, task: TaskRecord) -> bool:
+        """Write the first record of a task that was not recorded together with its job; False when that is tried again later."""
         try:
             await self.intake.record_task(task)
         except BusError as error:

@@ -14,6 +14,7 @@ from fluster_bus import subjects
 from fluster_bus.errors import BusError, NoRespondersError
 from fluster_bus.messages import Capacity, Offer, OfferReply, TaskRecord, WorkerId
 from fluster_bus.tables import Row
+from fluster_bus.time_slices import TimeSlices
 from fluster_services import capacity, gangs, lifecycle
 from fluster_services.controller.books import JobEntry, JobKey
 from fluster_services.controller.scheduler import Place, place_in_line
@@ -30,6 +31,7 @@ _RECORDED_TIMEOUT_S = 5.0  # accepted claims are in the bucket already, and on t
 # each time, since all others hold their tasks in vain meanwhile.
 _LEFT_OUT_S, _LONGEST_LEFT_OUT_S = 1.0, 16.0
 _PLANNED_EVERY_S = 0.05  # at most so often, however much room is reported
+_PLANNING_COSTS = 10  # and so seldom that it takes one part in so many of the time
 
 
 @dataclass(frozen=True)
@@ -139,21 +141,33 @@ class Gangs:
 
     async def run(self) -> None:
         """Gather what waits, until cancelled."""
-        planned_at = -math.inf
+        planned_at, cost_s = -math.inf, 0.0
         while True:
             await self._wake.wait()
-            await asyncio.sleep(max(0.0, planned_at + _PLANNED_EVERY_S - time.monotonic()))
-            # Before it is planned: what was planned holds only as long as no record changes.
-            await self._controller.seat.wait_sure()
+            pause_s = max(_PLANNED_EVERY_S, _PLANNING_COSTS * cost_s)
+            await asyncio.sleep(max(0.0, planned_at + pause_s - time.monotonic()))
             self._wake.clear()
             planned_at = time.monotonic()
-            workers_free = self._workers_free() if self._waiting else []
-            for gang in sorted(self._waiting.values(), key=lambda gang: self._controller.dispatch.turn(gang.place)):
-                workers = self._plan(gang, workers_free)
-                if workers is not None:
-                    await self._gather(gang, workers)
-                    self._wake.set()  # the others may still fit
-                    break
+            found = await self._find()
+            cost_s = time.monotonic() - planned_at
+            if found is not None:
+                await self._gather(*found)
+                self._wake.set()  # the others may still fit
+
+    async def _find(self) -> tuple[WaitingGang, list[WorkerId]] | None:
+        """The first gang for which there is room, and a worker for each of its tasks. There may be thousands of gangs."""
+        slices, workers_free = TimeSlices(), None
+        for gang in sorted(self._waiting.values(), key=lambda gang: self._controller.dispatch.turn(gang.place)):
+            if await slices.step():
+                workers_free = None
+            if workers_free is None:
+                # Before it is planned: what was planned holds only as long as no record changes.
+                await self._controller.seat.wait_sure()
+                workers_free = self._workers_free()
+            workers = self._plan(gang, workers_free)
+            if workers is not None:
+                return gang, workers
+        return None
 
     def _workers_free(self) -> list[tuple[WorkerId, Capacity]]:
         views = [(WorkerId(view.name), view.free) for view in self._controller.roster.views()]
@@ -260,14 +274,13 @@ class Gangs:
 
     async def give_up_misfits(self) -> None:
         """Write the end of gangs that all registered workers together have had no room for, empty, for long enough."""
-        totals, dispatch = self._controller.roster.totals(), self._controller.dispatch
-        now = time.monotonic()
-        found = {
-            gang.key: len(gangs.assign(gang.need, gang.count, _without(totals, dispatch.unfit(gang.key))))
-            for gang in self._waiting.values()
-            if totals
-        }
-        misfits = {key: fitting for key, fitting in found.items() if fitting < self._waiting[key].count}
+        totals, dispatch, slices = self._controller.roster.totals(), self._controller.dispatch, TimeSlices()
+        now, misfits = time.monotonic(), dict[JobKey, int]()
+        for waiting in list(self._waiting.values()) if totals else []:
+            await slices.step()
+            fitting = len(gangs.assign(waiting.need, waiting.count, _without(totals, dispatch.unfit(waiting.key))))
+            if fitting < waiting.count:
+                misfits[waiting.key] = fitting
         self._misfit_since = {key: self._misfit_since.get(key, now) for key in misfits}
         for key, since in self._misfit_since.items():
             entry = self._controller.books.get(key)

@@ -176,8 +176,13 @@ class Intake:
                 await self._create(job)
         except KeyExistsError:
             recorded = await self._settle(submission, job)
-        self._room.leave_bytes(self._unstored.pop(submission.sequence, 0))  # of thousands of tasks none needs them
-        for task in lifecycle.new_tasks(recorded) if recorded is not None else ():
+        if recorded is None:
+            return
+        if lifecycle.is_recorded_later(recorded):
+            self._controller.mark(JobKey(namespace, job_id))
+            return
+        self._room.leave_bytes(self._unstored.pop(submission.sequence, 0))  # of many tasks none needs them
+        for task in lifecycle.each_new_task(recorded):
             await self.record_task(task)
 
     async def _settle(self, submission: Submission, job: JobRecord) -> JobRecord | None:
@@ -324,9 +329,14 @@ class Intake:
     # ---- what waits for a job to be gone ----------------------------------------------------------------
 
     def _check_room(self, key: JobKey) -> None:
-        if key not in self._parked and len(self._parked) >= _MAX_PARKED:
+        if key in self._parked:
+            return
+        most = max(_MAX_PARKED // len(self._controller.records), 1)
+        waiting = sum(1 for each in self._parked if each.namespace == key.namespace)
+        if waiting >= most or len(self._parked) >= _MAX_PARKED:
             raise TooManyReplacementsError(
-                f"{_MAX_PARKED} submissions wait already for the jobs that they replace to end: try again later"
+                f"{waiting} submissions of namespace {key.namespace!r} wait already for the jobs that they replace to end: "
+                "try again later"
             )
 
     def _park(self, key: JobKey, submission: Submission, blocking: JobKey) -> None:

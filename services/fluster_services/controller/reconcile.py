@@ -6,7 +6,8 @@ beat. So nothing depends on having seen every event.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
 
 from fluster_bus.messages import Endpoint, JobId, JobRecord, JobRequest, JobStatus, TaskRecord
 from fluster_services import gangs, lifecycle
@@ -24,7 +25,7 @@ def next_records(
     is_gathering: bool = False,
     with_children: Collection[int] = (),
 ) -> list[JobRecord | TaskRecord]:
-    """The records that replace present ones: kill wishes passed on, retries, the release of a job that waited for those
+    """The records that replace present ones, so many at most that the rest is asked for when these are written: kill wishes passed on, retries, the release of a job that waited for those
     in `after`, the job's end.
 
     `launcher` is the task of `parent` that launched the job. `is_gathering` says that this controller has offers of the
@@ -50,13 +51,13 @@ def next_records(
         following = gangs.next_records(job, tasks, now=now, is_gathering=is_gathering)
         if following:
             return following if not with_children else [each for each in following if not _begins_anew(each, entry)]
-    changed = [
+    changes = (
         new
         for task in tasks
         if (new := _next_task(task, now, stop=stop)) is not None
         and not (task.task in with_children and _begins_anew(new, entry))
-    ]
-    if changed:
+    )
+    if changed := list(islice(changes, gangs.MAX_AT_ONCE)):
         return list(changed)
     if len(tasks) < job.request.replicas:
         return []  # its tasks' records are still being written
@@ -91,13 +92,15 @@ def why_attempt_is_over(request: JobRequest, launcher: TaskRecord | None) -> str
     return None
 
 
-def missing_tasks(entry: JobEntry) -> list[TaskRecord]:
-    """The tasks of a released job that have no record yet. Those of other jobs are recorded when they are submitted."""
-    if entry.job is None or entry.job.value.state.finished() or not entry.job.value.released:
-        return []
+def missing_tasks(entry: JobEntry) -> Iterator[TaskRecord]:
+    """The tasks of a job that have no record yet, if they are recorded later than the job."""
+    if entry.job is None or entry.job.value.state.finished() or not lifecycle.is_recorded_later(entry.job.value):
+        return
     if len(entry.tasks) == entry.job.value.request.replicas:
-        return []  # as nearly always, and this is asked after each change of each task
-    return [task for task in lifecycle.new_tasks(entry.job.value) if task.task not in entry.tasks]
+        return  # as nearly always, and this is asked after each change of each task
+    for task in lifecycle.each_new_task(entry.job.value):
+        if task.task not in entry.tasks:
+            yield task
 
 
 def _too_many_failures(job: JobRecord, tasks: list[TaskRecord]) -> str | None:

@@ -17,10 +17,10 @@ from fluster_bus.messages import Endpoint, JobRecord, Namespace, TaskRecord
 from fluster_bus.registry import Registry
 from fluster_bus.retries import retried
 from fluster_bus.tables import Deleted, Row, Unreadable
+from fluster_bus.time_slices import TimeSlices
 from fluster_services.controller.books import JobKey
 from fluster_services.controller.endpoint_index import MAX_ENDPOINTS, EndpointIndex
 from fluster_services.controller.reconcile import is_stale, last_attempt_over
-from fluster_services.controller.time_slices import TimeSlices
 from fluster_services.controller.unreadable_records import UnreadableRecords
 
 if TYPE_CHECKING:
@@ -86,10 +86,8 @@ class RegistrySweep:
             tasks.create_task(self._tick(self._bus, state))
 
     async def _watch(self, namespace: Namespace, state: _Namespace) -> None:
-        slices = TimeSlices()
         async with aclosing(state.registry.table.watch_whole()) as changes:
             async for change in changes:
-                await slices.step()
                 if isinstance(change, CaughtUp):
                     continue
                 if isinstance(change, Row) and not state.index.has_room(change.key):

@@ -142,7 +142,7 @@ class Launcher:
             used_image=prepared.used_image.model_dump() if prepared.used_image is not None else None,
             mounts=dict(request.environment.mounts),
             limits=Limits(
-                memory=request.resources.memory, cpu=request.resources.cpu, pids=self.limits.tasks.max_processes
+                memory=request.resources.memory_taken, cpu=request.resources.cpu, pids=self.limits.tasks.max_processes
             ),
             disk=request.resources.disk or None,
         )

@@ -19,10 +19,11 @@ class TimeSlices:
         """What follows has waited for something, so a new slice begins."""
         self._began = time.monotonic()
 
-    async def step(self) -> None:
-        """Go on at once, or after whatever else is ready, when this slice has lasted long enough."""
+    async def step(self) -> bool:
+        """Go on at once, or after whatever else is ready, when this slice has lasted long enough; whether anything else went on."""
         if time.monotonic() - self._began < SLICE_S:
-            return
+            return False
         for _ in range(_ROUNDS):
             await asyncio.sleep(0)
         self._began = time.monotonic()
+        return True
