@@ -14,7 +14,7 @@ from fluster_bus.messages import JobId, JobStatus, ResourceConfig
 from fluster_bus.messages.labels import WORKER_LABEL
 from tests.compat.mixed_cluster import MixedCluster
 from tests.compat.releases import NEW, Release
-from tests.system.job_requests import command
+from tests.system.job_requests import command, texts
 from tests.system.processes import Family
 from tests.waiting import wait_until
 
@@ -27,13 +27,15 @@ def mixed(tmp_path: Path, family: Family) -> Iterator[MixedCluster]:
         yield mixed
 
 
-@pytest.mark.parametrize("older", ["client", "worker", "controller"])
+@pytest.mark.parametrize("older", ["client", "worker", "controller", "server"])
 def test_each_kind_of_work_is_done_where_one_part_is_old(
     mixed: MixedCluster,
     old: Release,
     older: str,
 ) -> None:
-    client, worker, controller = (old if each == older else NEW for each in ("client", "worker", "controller"))
+    parts = ("client", "worker", "controller", "server")
+    client, worker, controller, server = (old if each == older else NEW for each in parts)
+    mixed.start_server(server)
     mixed.start_controller(controller, "c1")
     mixed.start_worker(worker, "w1")
     said = mixed.run_client(client)
@@ -69,6 +71,7 @@ def test_controllers_and_workers_are_replaced_one_by_one_while_jobs_run(
     begun.touch()
     says = f"echo $FLUSTER_JOB_ID $FLUSTER_ATTEMPT >> {begun}"
     on_first = ResourceConfig(cpu=0.5, memory=128 << 20, labels={WORKER_LABEL: "w1"})
+    mixed.start_server(old)
     for name in ("c1", "c2"):
         mixed.start_controller(old, name)
     for name in ("w1", "w2"):
@@ -103,3 +106,30 @@ def test_controllers_and_workers_are_replaced_one_by_one_while_jobs_run(
     assert Counter(info.status for info in ended) == {JobStatus.SUCCEEDED: len(jobs)}
     assert {info.tasks[0].attempt for info in ended} == {1}
     assert sorted(begun.read_text().split("\n")[:-1]) == sorted(f"{job} 1" for job in jobs)
+
+
+def test_a_backup_of_the_old_release_is_restored_by_the_new(
+    mixed: MixedCluster, old: Release, tmp_path: Path, family: Family
+) -> None:
+    if not (old.root / "bus/fluster_bus/backups").exists():
+        pytest.skip("the old release has no backups")
+    mixed.start_server(old)
+    mixed.start_controller(old, "c1")
+    mixed.start_worker(old, "w1")
+    folder = tmp_path / "backup"
+    with mixed.connect() as cluster:
+        ended = cluster.launch(command("sh", "-c", "echo said", name="ended"))
+        cluster.wait(ended, timeout=60)
+        mixed.end("w1")
+        waits = cluster.launch(command("sh", "-c", "echo ran", name="waits"))
+        mixed.run_command(old, "backup", "create", str(folder))
+    (tmp_path / "new").mkdir()
+    with MixedCluster(tmp_path / "new", family) as restored:
+        restored.start_server(NEW)
+        restored.run_command(NEW, "backup", "restore", str(folder))
+        restored.start_controller(NEW, "c2")
+        restored.start_worker(NEW, "w2")
+        with restored.connect() as cluster:
+            info = cluster.wait(waits, timeout=60)
+            assert (info.status, info.tasks[0].attempt) == (JobStatus.SUCCEEDED, 1)
+            assert [texts(cluster, job) for job in (ended, waits)] == [["said"], ["ran"]]
