@@ -32,9 +32,9 @@ class Progress(NamedTuple):
 def checked_progress(fraction: float, message: str) -> Progress:
     """What may be told; a long message is cut. Raises ValueError, TypeError."""
     if not isinstance(fraction, int | float):
-        raise TypeError(f"fraction={fraction!r} is no number: give how much is done, from 0 to 1")
+        raise TypeError(f"invalid fraction={fraction!r}: give how much is done, from 0 to 1")
     if not isinstance(message, str):
-        raise TypeError(f"message={message!r} is no text")
+        raise TypeError(f"invalid message={message!r}: give a text")
     if not 0 <= fraction <= 1:  # nor is it NaN
         raise ValueError(f"fraction={fraction!r} is not between 0 and 1: give done / total")
     if len(message) > MAX_PROGRESS_CHARACTERS:

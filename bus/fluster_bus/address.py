@@ -63,7 +63,7 @@ class BusAddress:
         elif (self.user is None) != (self.password is None):
             raise AddressError(f"the address {self.url} has only one of user and password: give both, or none")
         if self.user is not None and not _USER.fullmatch(self.user):
-            raise AddressError(f"{self.user!r} is no user of the bus: blanks, '.', '*' and '>' cannot be part of it")
+            raise AddressError(f"invalid user {self.user!r}: blanks, '.', '*' and '>' cannot be part of it")
 
     def __str__(self) -> str:
         """The servers and the user; never the password."""
@@ -138,7 +138,7 @@ class BusAddress:
             return cls._from_url(text)
         if not text or "@" in text or ":" in text:
             # Never tried as a path: it is more likely a URL without its scheme, password and all.
-            raise AddressError(f"{_masked(text)!r} is no address of a bus: write {_EXAMPLE}, or the path of a file")
+            raise AddressError(f"invalid address {_masked(text)!r}: write {_EXAMPLE}, or the path of a file")
         return cls._from_file(Path(text))
 
     def with_ca_of(self, environ: Mapping[str, str]) -> Self:
@@ -178,7 +178,7 @@ class BusAddress:
             )
         except AddressError as error:
             # The parts of a malformed URL are not what they seem: what looks like a port may be a password.
-            raise AddressError(f"{_masked(text)!r} is no address of a bus: write {_EXAMPLE}") from error
+            raise AddressError(f"invalid address {_masked(text)!r}: write {_EXAMPLE}") from error
 
     @classmethod
     def _from_file(cls, path: Path) -> Self:
@@ -265,7 +265,7 @@ def _server(part: str, whole: str) -> str:
     if not colon or host_and_port.endswith("]"):
         host, port = host_and_port, str(DEFAULT_PORT)
     if not _HOST.fullmatch(host) or not re.fullmatch(r"\d{1,5}", port) or not 0 < int(port) < 1 << 16:
-        raise AddressError(f"{_masked(whole)!r} is no address of a bus: write {_EXAMPLE}")
+        raise AddressError(f"invalid address {_masked(whole)!r}: write {_EXAMPLE}")
     return f"{scheme}://{host}:{port}"
 
 

@@ -124,14 +124,14 @@ def decode_json_call(data: bytes) -> tuple[list[Any], dict[str, Any]]:
     try:
         call = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise InvalidMessageError(f"the call is no JSON: {error}; {_JSON_CALL}") from error
+        raise InvalidMessageError(f"the call is not JSON: {error}; {_JSON_CALL}") from error
     if isinstance(call, list):
         return call, {}
     if isinstance(call, dict) and call.keys() <= {"args", "kwargs"}:
         args, kwargs = call.get("args", []), call.get("kwargs", {})
         if isinstance(args, list) and isinstance(kwargs, dict):
             return args, kwargs
-    raise InvalidMessageError(f"{data[:200].decode(errors='replace')} is no call; {_JSON_CALL}")
+    raise InvalidMessageError(f"{data[:200].decode(errors='replace')} is not a call; {_JSON_CALL}")
 
 
 _JSON_CALL = 'send {"args": [2, 3], "kwargs": {"key": 1}}, a list of arguments, or nothing'

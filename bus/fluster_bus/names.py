@@ -28,7 +28,7 @@ def check_name(kind: str, name: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         shown = repr(name) if len(repr(name)) <= 200 else repr(name)[:200] + "…"
         raise InvalidNameError(
-            f"{shown} is no {kind}: use 1 to {MAX_NAME_LENGTH} letters, digits, '_' or '-' (A-Z, a-z, 0-9, _, -)"
+            f"invalid {kind} {shown}: use 1 to {MAX_NAME_LENGTH} of the letters A-Z and a-z, digits, '_' and '-'"
         )
     return name
 

@@ -82,7 +82,7 @@ def find_binary() -> Path:
     if named:
         found = shutil.which(named)
         if found is None:
-            raise ServerStartError(f"{BINARY_VARIABLE} is {named!r}, which is no program: unset it, or {_INSTALL}")
+            raise ServerStartError(f"{BINARY_VARIABLE} is {named!r}, which is not a program: unset it, or {_INSTALL}")
         return Path(found).resolve()
     # The package puts the binary itself, no wrapper, next to this interpreter's scripts.
     folders = [sysconfig.get_path("scripts"), sysconfig.get_path("scripts", sysconfig.get_preferred_scheme("user"))]

@@ -158,5 +158,5 @@ def _batches(member: Member, calls: list[Call]) -> Iterable[Sequence[Call]]:
 def nobody_listens(item: Call | Broadcast) -> Exception:
     """Why a call ends for which there is no other member."""
     if isinstance(item, Call) and item.pinned is not None:
-        return NotRunError(f"{item}: nobody listens at {item.pinned}: it has ended; the call was not run")
-    return NobodyServesError(f"{item}: nobody serves {item.pool!r}; the call was not run")
+        return NotRunError(f"{item}: {item.pinned} has ended; the call was not run")
+    return NobodyServesError(f"{item}: no actor serves {item.pool!r}; the call was not run")

@@ -227,7 +227,8 @@ def json_argument(text: str, shown: str = "") -> Any:
         return json.loads(text)
     except ValueError as error:
         raise CommandError(
-            f"{shown or text} is no JSON: write numbers, true, [1, 2] or '{json.dumps(text)}' for text", ExitCode.USAGE
+            f"invalid JSON {shown or text}: write numbers, true, [1, 2] or '{json.dumps(text)}' for text",
+            ExitCode.USAGE,
         ) from error
 
 

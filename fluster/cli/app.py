@@ -29,6 +29,7 @@ from fluster.cli import (
     workers,
 )
 from fluster.cli.exit_codes import DEBUG_VARIABLE, EXIT_CODES_HELP, ExitCode, report, report_usage
+from fluster.cli.help_texts import put_into_words
 from fluster.cli.options import MAX_SECONDS, PATIENCE_S, Options, Output
 
 # Words behind these belong to the job's command, or are JSON, also when they look like options.
@@ -240,20 +241,9 @@ def _set_option(context: Any, parameter: Any, value: Any) -> None:
         context.obj = dataclasses.replace(Options.of(context), **{parameter.name: value})
 
 
-def _hide_types_of_flags(group: Any) -> None:
-    """A flag takes no value, so the help shows no type for it."""
-    for command in [group, *group.commands.values()]:
-        if hasattr(command, "commands") and command is not group:
-            _hide_types_of_flags(command)
-        helping = command.get_help_option(typer.Context(command))  # made once, and kept by the command
-        for parameter in [*command.params, helping]:
-            if getattr(parameter, "is_flag", False):
-                parameter.metavar = ""
-
-
 def _with_shared_options(group: Any) -> Any:
     """The same commands, which take the shared options behind their name too."""
-    _hide_types_of_flags(group)
+    put_into_words(group)
     inner = [each for command in group.commands.values() for each in getattr(command, "commands", {}).items()]
     shared_names = {field.name for field in dataclasses.fields(Options)}
     for option in group.params:

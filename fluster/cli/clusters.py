@@ -80,7 +80,8 @@ def up(
     namespace: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="A namespace it shall have, instead of 'default'; may be given several times."
+            metavar="NAME",
+            help="A namespace that it has, instead of 'default'; repeatable. Example: --namespace team-a",
         ),
     ] = None,
     store_dir: Annotated[
@@ -151,6 +152,12 @@ def up(
 
     if backend is not None and (runtime != "process" or enforce_limits):
         raise CommandError("--backend has no use for --runtime and --enforce-limits: leave these out", ExitCode.USAGE)
+    if backend is None and runtime == "process" and (image or docker_host):
+        option = "--image" if image else "--docker-host"
+        raise CommandError(
+            f"{option} is for tasks in containers: add --runtime docker, --runtime auto or --backend docker",
+            ExitCode.USAGE,
+        )
     if folder and backend is None:
         raise CommandError("--folder is for --backend docker: other workers see the machine's folders", ExitCode.USAGE)
     for option, given in {

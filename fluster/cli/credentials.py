@@ -218,7 +218,7 @@ def ls(context: typer.Context, authority: AuthorityFolder = FOLDER) -> None:
 
 def passwords(
     context: typer.Context,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the files are, or shall be.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the files are, or will be.")],
     *,
     namespace: Annotated[
         list[str] | None,

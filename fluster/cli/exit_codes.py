@@ -23,7 +23,7 @@ class ExitCode(IntEnum):
     OK = 0
     FAILED = 1  # a job, an actor's method or the demo's check failed, or the output could not be written
     USAGE = 2
-    NO_CLUSTER = 3  # no address, nobody there, credentials refused, no answer, lost for too long, or it did not start
+    NO_CLUSTER = 3  # no address, no answer, credentials refused, lost for too long, or it did not start
     NOT_FOUND = 4  # no such job, actor, worker or namespace
     BUG = 70  # of sysexits.h: an error that nobody foresaw
     INTERRUPTED = 130  # 128 + SIGINT
@@ -32,9 +32,9 @@ class ExitCode(IntEnum):
 
 EXIT_CODES_HELP = (
     "Exit codes: 0 it went well; 1 the job or the actor's method failed, or the output could not be written; "
-    "2 wrong usage; 3 no cluster (no address, nobody answers, credentials refused, lost for too long, it did not start); "
+    "2 wrong usage; 3 no cluster (no address, no answer, credentials refused, lost for too long, it did not start); "
     "4 no such job, actor, worker or namespace; 70 an error in fluster itself; 130 interrupted; "
-    f"141 whoever read the output left. {DEBUG_VARIABLE}=1 shows the traceback of an error."
+    f"141 the reader of the output closed the pipe. {DEBUG_VARIABLE}=1 shows the traceback of an error."
 )
 
 

@@ -10,7 +10,6 @@ from fluster.cli.output import size
 if TYPE_CHECKING:
     from fluster_bus.messages import EnvironmentConfig, JobInfo, ResourceConfig
 
-_MAX_COMMAND = 60  # characters
 _SHOWN_HASH = 12  # hexadecimal digits
 
 
@@ -20,8 +19,6 @@ def shown_details(info: JobInfo) -> tuple[str, str, str, str]:
     if details is None:
         return "-", "-", "-", "-"
     command = "(a callable)" if details.command is None else shlex.join(details.command)
-    if len(command) > _MAX_COMMAND:
-        command = command[: _MAX_COMMAND - 1] + "…"
     return (
         _resources(details.resources),
         command,

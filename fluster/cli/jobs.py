@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from fluster.cluster import Cluster
     from fluster_bus.messages import JobId, JobInfo
     from fluster_bus.messages.arrays import TaskArray
+
+_MAX_COMMAND = 60  # characters of a command in a list on a terminal
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The job's id, or its beginning; or `last`, the newest.")]
 
@@ -70,9 +73,15 @@ def _row(job: JobInfo) -> list[str]:
         f"{workers[0]}{others}" if workers else "-",
         age(job.submitted_at),
         duration(job.started_at, job.finished_at),
-        *shown_details(job)[:2],
+        *_in_a_list(*shown_details(job)[:2]),
         job.error_message,
     ]
+
+
+def _in_a_list(resources: str, command: str) -> tuple[str, str]:
+    """A long command is cut for people, who see columns; a program reads all of it."""
+    is_long = len(command) > _MAX_COMMAND and sys.stdout.isatty()
+    return resources, f"{command[: _MAX_COMMAND - 1]}…" if is_long else command
 
 
 def status(context: typer.Context, job: Id) -> None:
@@ -251,7 +260,8 @@ def task_of(info: JobInfo, number: int | None) -> int | None:
     except ValueError as error:
         raise CommandError(f"--task={number}: {error}", ExitCode.USAGE) from error
     if task is not None and info.tasks and task >= len(info.tasks):
-        raise CommandError(f"--task={task}: job {info.job_id} has {len(info.tasks)}, from 0 on", ExitCode.USAGE)
+        tasks = "1 task" if len(info.tasks) == 1 else f"{len(info.tasks):,} tasks"
+        raise CommandError(f"--task={task}: job {info.job_id} has {tasks}, numbered from 0", ExitCode.USAGE)
     return task
 
 
@@ -319,9 +329,10 @@ def succeeded(info: JobInfo) -> bool:
     return info.status is JobStatus.SUCCEEDED
 
 
-def outcome(info: JobInfo) -> str:
+def outcome(info: JobInfo, *, logs_seen: bool = False) -> str:
+    """How the job ended, why, and where its logs are, unless they were shown just before."""
     reason = f": {info.error_message}" if info.error_message else ""
-    if not any(task.has_output for task in info.tasks):
+    if logs_seen or not any(task.has_output for task in info.tasks):
         return f"job {info.job_id} ended as {info.status}{reason}"
     return f"job {info.job_id} ended as {info.status}{reason}; `fluster logs {info.job_id}` shows what it wrote"
 

@@ -27,11 +27,11 @@ class Output(StrEnum):
 
 
 def check_pattern(text: str | None) -> str | None:
-    """`text` if it is a regular expression; typer tells whoever wrote it otherwise."""
+    """`text` if it is a regular expression; typer says so otherwise."""
     try:
         re.compile(text or "")
     except re.error as error:
-        raise typer.BadParameter(f"{text!r} is no regular expression: {error}") from error
+        raise typer.BadParameter(f"invalid regular expression {text!r}: {error}") from error
     return text
 
 

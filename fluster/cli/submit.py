@@ -291,7 +291,7 @@ def submit(
     if options.json and not follow:
         write_json(dumped(info))
     if not succeeded(info):
-        raise CommandError(outcome(info), ExitCode.FAILED)
+        raise CommandError(outcome(info, logs_seen=follow), ExitCode.FAILED)
 
 
 def make_request(
@@ -340,6 +340,7 @@ def _wrong(error: ValidationError, **given: object) -> CommandError:
     field = str(problem["loc"][0]) if problem["loc"] else ""
     if not field:  # it is about the whole: what begins with the name of a field speaks of that
         names_option = text.partition(" ")[0] in JobRequest.model_fields
+        text = text.replace(" gang=True", " --gang").replace(" replicas=", " --replicas ")
         return CommandError(f"--{text}" if names_option else text, ExitCode.USAGE)
     option = _OPTIONS.get(field, field.removesuffix("_s")).replace("_", "-")
     return wrong_option(f"--{option}", given.get(option, problem["input"]), text.removeprefix(f"{field}: "))

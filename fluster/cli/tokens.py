@@ -113,7 +113,7 @@ def keys(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What to write.")] = KEYS_FILE,
     authority: AuthorityFolder = FOLDER,
 ) -> None:
-    """Write the keys by which controllers sign for workers that join, and for their jobs; they can sign for nobody else.
+    """Write the keys by which controllers sign for workers that join, and for their jobs; they can sign for no other user.
 
     Try:
       fluster token keys signing-keys.json

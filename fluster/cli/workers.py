@@ -113,7 +113,7 @@ def drain(
 ) -> None:
     """Have a worker take nothing new, wait for what runs, and leave.
 
-    It ends with status 0, and nobody starts it again. What is handed back after the timeout costs its task nothing of
+    It ends with status 0, and is not started again. What is handed back after the timeout costs its task nothing of
     the budget for failures.
 
     Try:

@@ -23,12 +23,14 @@ def check_requests(requests: Iterable[JobRequest]) -> list[JobRequest]:
     from fluster_bus.messages import JobRequest
 
     if isinstance(requests, JobRequest) or not isinstance(requests, Iterable):
-        raise TypeError(f"{_shown(requests)} is no list of JobRequests: launch one with `launch`, several with a list")
+        raise TypeError(
+            f"{_shown(requests)} is not a list of JobRequests: launch one with `launch`, several with a list"
+        )
     found = list(requests)
     for request in found:
         if not isinstance(request, JobRequest):
             raise TypeError(
-                f"{_shown(request)} is no job: give a JobRequest, as in JobRequest(name='train', "
+                f"{_shown(request)} is not a JobRequest: give one, as in JobRequest(name='train', "
                 "entrypoint=Entrypoint(callable=train))"
             )
     return found
@@ -40,7 +42,7 @@ def check_job_id(value: object) -> JobId:
         from fluster_bus.messages import JobInfo
 
         raise TypeError(
-            f"{_shown(value)} is no job id: give {'its job_id' if isinstance(value, JobInfo) else 'what `launch` returned'}"
+            f"{_shown(value)} is not a job id: give {'its job_id' if isinstance(value, JobInfo) else 'what `launch` returned'}"
         )
     # A subject is made of it, and one that is too long would end the connection.
     return JobId(check_name("job id", value))

@@ -54,7 +54,7 @@ class LogQuery:
         try:
             pattern = re.compile(self.grep) if self.grep is not None else None
         except re.error as error:
-            raise ValueError(f"grep={self.grep!r} is no regular expression: {error}") from error
+            raise ValueError(f"grep={self.grep!r}: invalid regular expression: {error}") from error
         return LogFilter(self.task, self.attempt, first_attempt, start, pattern)
 
 

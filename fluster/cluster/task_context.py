@@ -31,5 +31,5 @@ def current_task() -> TaskContext:
     """The task that this process runs. Raises NoTaskError in a process that is none."""
     task = TaskContext.from_environment()
     if task is None:
-        raise NoTaskError("this process is no task of a job: launch its function with cluster.launch(JobRequest(…))")
+        raise NoTaskError("this process is not a task of a job: launch its function with cluster.launch(JobRequest(…))")
     return task

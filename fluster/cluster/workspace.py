@@ -19,6 +19,8 @@ from fluster.errors import WorkspaceError
 
 # Never what a job needs: the history, and what Python writes while it runs, which would make every packing another.
 _LEFT_OUT = frozenset({".git", "__pycache__"})
+# What is in a virtual environment names its folder and its machine's Python: a copy of it is of no use.
+_VENV_FILE = "pyvenv.cfg"
 _IGNORE_FILE = ".gitignore"
 _FOLDER_ABOVE = "ps_d"  # the group with which pathspec's expressions match the end of a folder's name
 _SHOWN = 5
@@ -29,14 +31,14 @@ _COPY_BYTES = 1 << 20
 
 
 def pack(folder: str | Path, limits: WorkspaceLimits = WORKSPACE_LIMITS) -> BinaryIO:
-    """A temporary file with the packed `folder`, without .git, __pycache__ and what .gitignore files name.
+    """A temporary file with the packed `folder`, without .git, __pycache__, virtual environments and what .gitignore files name.
 
     It is a zip archive, and the same bytes whenever the same files are packed. Raises WorkspaceError when the folder
     is too large, which names what makes it so, or holds what cannot travel: links that lead out, sockets, devices.
     """
     root = Path(folder)
     if not root.is_dir():
-        raise WorkspaceError(f"workspace {str(folder)!r} is no folder: name the one that holds the job's code")
+        raise WorkspaceError(f"workspace {str(folder)!r} is not a folder: name the one that holds the job's code")
     root = root.resolve()
     try:
         found = _collect(root, limits)
@@ -149,6 +151,8 @@ def _walk(root: Path, folder: Path, rules: tuple[_Rules, ...]) -> Iterator[_Memb
         path = Path(entry.path)
         is_folder = entry.is_dir(follow_symlinks=False)
         if entry.name in _LEFT_OUT or _is_ignored(path, rules, is_folder=is_folder):
+            continue
+        if is_folder and (path / _VENV_FILE).is_file():
             continue
         if is_folder:
             # What lies in a folder that is left out cannot be taken in again, as git has it.

@@ -170,7 +170,7 @@ async def test_members_of_a_queue_share(bus: Bus, subject: str) -> None:
     ("raised", "code", "text"),
     [
         (ServiceError("JobNotFoundError", "no job 'x'"), "JobNotFoundError", "no job 'x'"),
-        (InvalidNameError("'a.b' is no name"), "InvalidNameError", "'a.b' is no name"),
+        (InvalidNameError("invalid name 'a.b'"), "InvalidNameError", "invalid name 'a.b'"),
         (ServiceError("Odd", "two\nlines\r\nand a\x00zero"), "Odd", "two lines and a?zero"),
         (ServiceError("Unicode", "größer als 日本"), "Unicode", "größer als 日本"),
         (ServiceError("Surrogate", "a file name: \udcff"), "Surrogate", "a file name: ?"),

@@ -30,7 +30,7 @@ def test_an_engine_that_is_not_there_is_told_and_leaves_nothing_open(tmp_path: P
 
 @pytest.mark.parametrize(
     ("answer", "words"),
-    [(b'{"Name": "other"}', "is no Docker engine: it told no version"), (b"hello", "cannot be reached")],
+    [(b'{"Name": "other"}', "is not a Docker engine: it told no version"), (b"hello", "cannot be reached")],
 )
 def test_what_is_no_engine_is_told_as_such(tmp_path: Path, answer: bytes, words: str) -> None:
     with socket.socket(socket.AF_UNIX) as listening:

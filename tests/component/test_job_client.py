@@ -98,18 +98,18 @@ async def _logs(cluster: AsyncCluster, job_id: JobId, **wanted: Any) -> list[Log
 @pytest.mark.parametrize("verb", ["poll", "wait", "watch", "result", "terminate", "explain", "logs"])
 async def test_every_call_checks_the_id(cluster: AsyncCluster, verb: str, job_id: str) -> None:
     answer = getattr(cluster, verb)(JobId(job_id))
-    with pytest.raises(InvalidNameError, match="is no job id"):
+    with pytest.raises(InvalidNameError, match="invalid job id"):
         await (anext(answer) if verb in ("watch", "logs") else answer)
 
 
 @pytest.mark.parametrize(
     ("call", "kind", "text"),
     [
-        (lambda c: c.launch({"name": "a"}), TypeError, "give a JobRequest"),
+        (lambda c: c.launch({"name": "a"}), TypeError, "is not a JobRequest: give one"),
         (lambda c: c.launch_many(job_request()), TypeError, "`launch`"),
-        (lambda c: c.poll(5), TypeError, "no job id"),
-        (lambda c: c.wait(5), TypeError, "no job id"),
-        (lambda c: c.wait([_ID, 5]), TypeError, "no job id"),
+        (lambda c: c.poll(5), TypeError, "not a job id"),
+        (lambda c: c.wait(5), TypeError, "not a job id"),
+        (lambda c: c.wait([_ID, 5]), TypeError, "not a job id"),
         (lambda c: c.wait(_ID, timeout=math.nan), ValueError, "timeout=nan"),
         (lambda c: c.result(_ID, timeout=-1), ValueError, "timeout=-1"),
         (lambda c: c.result(_ID, task="1"), TypeError, "task='1'"),

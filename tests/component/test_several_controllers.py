@@ -374,7 +374,7 @@ async def test_the_leaders_keys_are_no_jobs(
     assert fence.value.controller_id == "c1"
     assert await jobs_table(bus, NS).rows() == []
     async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
-        with pytest.raises(Exception, match="'leader' is no job id"):
+        with pytest.raises(Exception, match="invalid job id 'leader'"):
             await cluster.launch(_request(job_id=JobId("leader")))
         assert await cluster.list_jobs() == []
     assert member.leads

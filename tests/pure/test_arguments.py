@@ -44,11 +44,11 @@ def test_what_is_right_passes() -> None:
     [
         (
             [{"name": "train"}],
-            r"\{'name': 'train'\}, of type dict, is no job: give a JobRequest, as in JobRequest\(name='train'",
+            r"\{'name': 'train'\}, of type dict, is not a JobRequest: give one, as in JobRequest\(name='train'",
         ),
-        ([REQUEST, print], "of type builtin_function_or_method, is no job"),
-        (REQUEST, "of type JobRequest, is no list of JobRequests: launch one with `launch`"),
-        (5, "5, of type int, is no list of JobRequests"),
+        ([REQUEST, print], "of type builtin_function_or_method, is not a JobRequest"),
+        (REQUEST, "of type JobRequest, is not a list of JobRequests: launch one with `launch`"),
+        (5, "5, of type int, is not a list of JobRequests"),
     ],
 )
 def test_what_is_launched_is_a_request(requests: Any, text: str) -> None:
@@ -58,7 +58,7 @@ def test_what_is_launched_is_a_request(requests: Any, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(5, "5, of type int, is no job id: give what"), (INFO, "of type JobInfo, is no job id: give its job_id")],
+    [(5, "5, of type int, is not a job id: give what"), (INFO, "of type JobInfo, is not a job id: give its job_id")],
 )
 def test_a_job_id_is_a_text(value: object, text: str) -> None:
     with pytest.raises(TypeError, match=text):
@@ -67,7 +67,7 @@ def test_a_job_id_is_a_text(value: object, text: str) -> None:
 
 @pytest.mark.parametrize("value", ["", "a b", "a.b", "*", "x" * 129])
 def test_a_job_id_is_a_name(value: str) -> None:
-    with pytest.raises(InvalidNameError, match="is no job id"):
+    with pytest.raises(InvalidNameError, match="invalid job id"):
         check_job_id(value)
 
 

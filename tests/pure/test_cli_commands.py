@@ -1,5 +1,6 @@
 """What the command line takes, without a cluster."""
 
+import itertools
 import re
 import signal
 import subprocess
@@ -46,6 +47,64 @@ def test_the_help_of_a_command_has_something_to_try(command: str) -> None:
     assert f"fluster {command}" in _help(command).split("Try:")[1]
 
 
+_ALL = [
+    (),
+    *((command,) for command in COMMANDS),
+    *(("worker", verb) for verb in ("start", "health", "list", "status", "logs", "kill", "drain")),
+    *(("credentials", verb) for verb in ("init", "add", "revoke", "ls", "push", "passwords")),
+    *(("token", verb) for verb in ("create", "ls", "revoke", "keys")),
+    ("controller", "start"),
+]
+
+
+def _shown_help(
+    words: tuple[str, ...], columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    """What the program itself shows, rather than the commands it is made of."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys, "argv", ["fluster", *words, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == ExitCode.OK
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", _ALL, ids=" ".join)
+def test_the_help_speaks_to_people(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = _shown_help(words, 100, monkeypatch, capsys)
+    about, options = text.split("╭", 1)
+    assert re.findall(r"<(?:str|int|float|list|bool|path|[a-z ]*range)\b|x[<>]=|<=x|0000\.0|\[/?none\]", text) == []
+    assert re.findall(r"\b(?:whoever|nobody|somebody|shall)\b", text) == []
+    assert re.findall(r" Example: [^│]* (?:From|At least) ", options) == []
+    for example in re.findall(r"^ *(?:job=\$\()?fluster .*", about.partition("Try:")[2], re.MULTILINE):
+        assert example.startswith("   "), "it stands out from the text"
+
+
+def test_paragraphs_of_the_help_fill_the_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for columns in (70, 100, 130):
+        for command in ("submit", "up", "result", "stack"):
+            about = _shown_help((command,), columns, monkeypatch, capsys).split("Try:")[0]
+            for paragraph in about.split("Usage:")[1].split("\n \n")[0].strip().split("\n" + " " * columns + "\n"):
+                lines = [line.strip() for line in paragraph.splitlines()]
+                for line, following in itertools.pairwise(lines):
+                    assert len(line) + 1 + len(following.split()[0]) > columns - 2, (line, following)
+
+
+def test_ranges_are_checked_though_the_help_has_words_for_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = " ".join(_shown_help(("ps",), 200, monkeypatch, capsys).split())
+    assert "--limit N At most so many, the newest first. From 1 to 10,000. [default: 100]" in shown
+    monkeypatch.setattr(sys, "argv", ["fluster", "ps", "--limit", "10001"])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err.startswith("fluster: --limit='10001': it must be less than or equal to 10000 ")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_is_the_same_when_it_alone_is_made(command: str) -> None:
     alone = commands_for([command, "--help"])
@@ -79,7 +138,7 @@ def test_wrong_usage_ends_with_2() -> None:
         (["submit", "--output", "xml", "--", "true"], "--output: 'xml' is not one of 'table', 'json' (`fluster sub"),
         (["submit", "--retris", "2", "--", "true"], "no such option: --retris (Possible options: --ports, --replic"),
         (["submit", "--wait=3", "--", "true"], "option '--wait' does not take a value (`fluster --help`)"),
-        (["logs", "train-3f2a", "--grep", "("], "--grep: '(' is no regular expression: missing ), unterminated"),
+        (["logs", "train-3f2a", "--grep", "("], "--grep: invalid regular expression '(': missing ), unterminated"),
         (["logs", "a", "b"], "got unexpected extra argument(s) (b) (`fluster logs --help`)"),
         (["status"], "missing argument 'ID' (`fluster status --help`)"),
         (["sumbit"], "no such command 'sumbit'. Did you mean 'submit'? (`fluster --help`)"),
@@ -219,7 +278,7 @@ def test_signed_credentials_are_made_listed_and_taken_back(tmp_path: Path, monke
         (("service", "c", "--namespace", "a"), "of the whole cluster"),
         (("client", "bob", "--namespace", "a", "--until", "2001-01-01"), "--until='2001-01-01': "),
         (("client", "bob", "--namespace", "a", "--until", "soon"), "--until='soon': give a date such as"),
-        (("client", "b.b", "--namespace", "a"), "'b.b' is no user"),
+        (("client", "b.b", "--namespace", "a"), "invalid user 'b.b'"),
     ):
         code, _, said = run("add", *words)
         assert (code != 0, why in said) == (True, True), said
@@ -300,7 +359,9 @@ def test_what_a_job_cannot_be_is_told_by_its_option() -> None:
         ({"array": "0-9%0"}, "invalid array '0-9%0': expected FIRST-LAST"),
         ({"array": "0-9:0"}, "invalid array '0-9:0': expected FIRST-LAST"),
         ({"array": "x"}, "--array: invalid array 'x': expected FIRST-LAST"),
-        ({"array": "0-9", "replicas": 3}, "array 0-9 has 10 tasks: leave replicas=3 out"),
+        ({"array": "0-9", "replicas": 3}, "--array 0-9 has 10 tasks: leave --replicas 3 out"),
+        ({"array": "1", "replicas": 3}, "--array 1-1 has 1 task: leave --replicas 3 out"),
+        ({"array": "0-9", "gang": True}, "--array 0-9 and --gang exclude each other"),
     ):
         with pytest.raises(CommandError, match=re.escape(message.removeprefix("--array: "))):
             make_request(["true"], **fields)

@@ -57,7 +57,7 @@ def test_a_value_that_a_message_refuses_is_quoted(capsys: pytest.CaptureFixture[
     ("fields", "line"),
     [
         ({"on_conflict": "keep"}, "on_conflict='keep' needs job_id=…: without one each launch is a job of its own"),
-        ({"name": "a b"}, "name='a b': 'a b' is no job name: use 1 to 128 letters, "),
+        ({"name": "a b"}, "name='a b': invalid job name 'a b': use 1 to 128 of the letters "),
         (
             {"entrypoint": {"command": [], "kwargs": {"password": "secret"}}},
             "entrypoint: command=[] names no program: ",

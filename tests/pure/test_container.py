@@ -217,5 +217,5 @@ def test_ulimits_are_read_as_they_are_written_for_docker() -> None:
 
 @pytest.mark.parametrize("text", ["nofile", "nofile=", "nofile=many", "=1", "nofile=1:2:3"])
 def test_a_ulimit_that_is_none_is_quoted(text: str) -> None:
-    with pytest.raises(ValueError, match=f"'{text}' is no limit"):
+    with pytest.raises(ValueError, match=f"invalid limit '{text}'"):
         parse_ulimits(text)

@@ -121,7 +121,7 @@ def test_what_a_subclass_does_not_say_it_inherits() -> None:
         ({"timeout": "3"}, TypeError, "timeout='3': give seconds as a number"),
         ({"resources": 3}, TypeError, "resources=3: give a ResourceConfig"),
         ({"mailbox_calls": 0}, ValueError, "mailbox_calls=0"),
-        ({"name": "a.b"}, InvalidNameError, "'a.b' is no actor name"),
+        ({"name": "a.b"}, InvalidNameError, "invalid actor name 'a.b'"),
     ],
 )
 def test_wrong_options_are_refused_where_they_are_written(

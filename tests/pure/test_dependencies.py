@@ -139,7 +139,7 @@ def test_jobs_are_named_by_id_or_by_what_poll_gives() -> None:
     ("fields", "said"),
     [
         ({"after": "a"}, "give a list of job ids"),
-        ({"after": ["a.b"]}, "'a.b' is no job id"),
+        ({"after": ["a.b"]}, "invalid job id 'a.b'"),
         ({"after": ["a"], "job_id": "a"}, "cannot wait for itself"),
         ({"after": ["a"], "parent": "a"}, "is its parent"),
         ({"after": [str(number) for number in range(1_001)]}, "at most 1000"),

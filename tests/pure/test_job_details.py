@@ -1,6 +1,11 @@
 """What `fluster status` shows of a job's environment."""
 
+import sys
+
+import pytest
+
 from fluster.cli.job_details import shown_details
+from fluster.cli.jobs import _in_a_list, outcome
 from fluster_bus.messages import (
     Entrypoint,
     EnvironmentConfig,
@@ -46,3 +51,34 @@ def test_all_that_was_asked_for_of_an_environment_is_shown() -> None:
 
 def test_what_is_as_anywhere_is_not_shown() -> None:
     assert shown(EnvironmentConfig(env_vars={"A": "1"})) == "-"
+
+
+def test_a_long_command_is_cut_in_a_list_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = "python -c " + "x" * 100
+    request = JobRequest(name="a", entrypoint=Entrypoint(command=tuple(command.split())))
+    info = JobInfo(
+        job_id=JobId("a-1"),
+        name="a",
+        namespace=Namespace("default"),
+        status=JobStatus.PENDING,
+        details=JobDetails.of(request),
+    )
+    assert shown_details(info)[1] == command
+    assert _in_a_list("1 CPU", command) == ("1 CPU", command)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert _in_a_list("1 CPU", command) == ("1 CPU", f"{command[:59]}…")
+
+
+def test_logs_that_were_just_shown_are_not_pointed_to() -> None:
+    info = JobInfo.model_validate(
+        {
+            "job_id": "a-1",
+            "name": "a",
+            "namespace": "default",
+            "status": "FAILED",
+            "error_message": "exit code 1",
+            "tasks": [{"task": 0, "status": "FAILED", "attempt": 1, "has_output": True}],
+        }
+    )
+    assert outcome(info) == "job a-1 ended as FAILED: exit code 1; `fluster logs a-1` shows what it wrote"
+    assert outcome(info, logs_seen=True) == "job a-1 ended as FAILED: exit code 1"

@@ -124,7 +124,7 @@ def test_what_is_wrong_is_told_as_ever(actors: LocalActors) -> None:
     for replicas in (0, -1, True, "3", 10_001):
         with pytest.raises(ValueError, match=f"replicas={replicas!r}: give the number of actors, from 1 to 10,000"):
             actors.deploy(Counter, replicas=replicas)  # type: ignore[arg-type]
-    with pytest.raises(ActorNotFoundError, match="nobody serves 'nothing'"):
+    with pytest.raises(ActorNotFoundError, match="no actor serves 'nothing'"):
         actors.pool("nothing").call().add()
     with pytest.raises(NotImplementedError, match="use a LocalCluster"):
         actors.cluster.launch(JobRequest(name="job", entrypoint=Entrypoint(command=("true",))))

@@ -190,7 +190,7 @@ def test_sizes(text: object, size: int) -> None:
     "text", ["", "GB", "2XB", "-1", "2 G B", "1e3", None, True, [], float("inf"), float("nan"), "9" * 400]
 )
 def test_what_is_no_size_is_quoted(text: object) -> None:
-    with pytest.raises(ValueError, match="is no size") as raised:
+    with pytest.raises(ValueError, match="invalid size") as raised:
         parse_size(text)
     assert len(str(raised.value)) < 400
     assert repr(text)[:50] in str(raised.value)
@@ -491,3 +491,17 @@ def test_ports_that_would_share_a_variable_are_named_with_it() -> None:
     with pytest.raises(ValidationError, match="'a-b' and 'A_b' would both be FLUSTER_PORT_A_B"):
         _request(ports=("http", "a-b", "A_b"))
     assert port_variable("side-car") == "FLUSTER_PORT_SIDE_CAR"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("python train.py --name 'a b'", ["python", "train.py", "--name", "a b"]),
+        ("echo it's", ["echo", "it's"]),
+        ("", ["python", "train.py"]),
+    ],
+)
+def test_a_command_in_one_text_is_answered_with_its_list(command: Any, words: list[str]) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Entrypoint(command=command)
+    assert f"command={command!r}: give it as a list, such as {words!r}" in str(refused.value)

@@ -40,7 +40,7 @@ def test_a_device_is_made_by_position() -> None:
 def test_what_is_wrong_is_said_without_pydantics_words() -> None:
     with pytest.raises(ValidationError) as caught:
         JobRequest(name="a b", entrypoint=Entrypoint(command=("x",)), resources=ResourceConfig(cpu=1))
-    assert "'a b' is no job name" in str(caught.value)
+    assert "invalid job name 'a b'" in str(caught.value)
     with pytest.raises(ValidationError) as negative:
         ResourceConfig(cpu=-1)
     assert "it must be greater than or equal to 0" in str(negative.value)

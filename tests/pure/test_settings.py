@@ -137,7 +137,7 @@ def test_what_is_said_is_taken(environment: Mapping[str, str], expected: Any) ->
             {"FLUSTER_SECRETS_SWEEP_S": "0"},
             "FLUSTER_SECRETS_SWEEP_S=0.0: give a number of seconds above 0",
         ),
-        (CacheLimits, {"FLUSTER_WORKSPACES_CACHE": "much"}, "FLUSTER_WORKSPACES_CACHE: 'much' is no size"),
+        (CacheLimits, {"FLUSTER_WORKSPACES_CACHE": "much"}, "FLUSTER_WORKSPACES_CACHE: invalid size 'much'"),
         (TaskLimits, {"FLUSTER_MAX_PROCESSES": "1"}, "FLUSTER_MAX_PROCESSES=1: give a number from 16 to 4194304"),
         (DiskLimits, {"FLUSTER_LEAST_FREE_DISK": "0"}, "FLUSTER_LEAST_FREE_DISK=0: give a size from 1 MiB to 1 PiB"),
         (Replication, {"FLUSTER_REPLICAS": "2"}, "FLUSTER_REPLICAS=2: give 1, or 3 where the servers are 3 or more"),

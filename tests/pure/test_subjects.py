@@ -46,7 +46,7 @@ def test_bad_names_are_refused_with_the_value_quoted(name: str) -> None:
 
 @pytest.mark.parametrize("name", [None, 5, b"bytes", ["list"]])
 def test_what_is_no_text_is_refused(name: object) -> None:
-    with pytest.raises(InvalidNameError, match="is no job"):
+    with pytest.raises(InvalidNameError, match="invalid job"):
         check_name("job", name)  # type: ignore[arg-type]
 
 

@@ -58,5 +58,5 @@ def test_a_reply_is_bounded() -> None:
 
 
 def test_a_bad_pattern_is_told() -> None:
-    with pytest.raises(ServiceError, match="no regular expression"):
+    with pytest.raises(ServiceError, match="invalid regular expression"):
         selected([], request(grep="["))

@@ -6,6 +6,8 @@ import os
 import socket
 import stat
 import subprocess
+import sys
+import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -100,6 +102,14 @@ def test_the_same_content_is_the_same_file(source: Path, tmp_path: Path) -> None
 def test_what_nobody_needs_is_left_out(source: Path, tmp_path: Path) -> None:
     _fill(source, {".git/config": "", "a.py": "", "__pycache__/a.pyc": "", "sub/.git": "gitdir: x", "sub/b.py": ""})
     assert _names(_travel(source, tmp_path)) == {"a.py", "sub/b.py"}
+
+
+def test_virtual_environments_are_left_out(source: Path, tmp_path: Path) -> None:
+    _fill(source, {"train.py": "", "env/notes.txt": "", ".venv/bin/activate": "", "tools/py3/pyvenv.cfg": ""})
+    (source / ".venv/pyvenv.cfg").touch()
+    (source / ".venv/bin/python").symlink_to(sys.executable)  # leads out of the workspace
+    with pack(source) as file, zipfile.ZipFile(file) as archive:
+        assert archive.namelist() == ["env/notes.txt", "train.py"]
 
 
 # ---- .gitignore -----------------------------------------------------------------------------------------
@@ -222,7 +232,7 @@ def test_sockets_and_pipes_are_refused(source: Path, monkeypatch: pytest.MonkeyP
 def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("file", "missing"):
-        with pytest.raises(WorkspaceError, match=f"{name}' is no folder"):
+        with pytest.raises(WorkspaceError, match=f"{name}' is not a folder"):
             pack(tmp_path / name)
 
 

@@ -165,7 +165,7 @@ def test_what_cannot_be_packed_is_refused_at_launch(site: LocalCluster, workspac
     (workspace / "link").symlink_to("/etc")
     with pytest.raises(WorkspaceError, match="link link to /etc, which leads out"):
         site.launch(_in(EnvironmentConfig(workspace=workspace), "true"))
-    with pytest.raises(WorkspaceError, match="is no folder"):
+    with pytest.raises(WorkspaceError, match="is not a folder"):
         site.launch(_in(EnvironmentConfig(workspace=workspace / "missing"), "true"))
 
 

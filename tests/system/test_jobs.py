@@ -449,10 +449,10 @@ def test_unknown_jobs_are_said_to_be_unknown(cluster: LocalCluster) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"name": "a.b"}, "'a.b' is no job name"),
-        ({"name": ""}, "'' is no job name"),
-        ({"name": "x" * 129}, "is no job name"),
-        ({"job_id": "a b"}, "'a b' is no job id"),
+        ({"name": "a.b"}, "invalid job name 'a.b'"),
+        ({"name": ""}, "invalid job name ''"),
+        ({"name": "x" * 129}, "invalid job name"),
+        ({"job_id": "a b"}, "invalid job id 'a b'"),
         ({"replicas": 0}, "replicas"),
         ({"ports": ("a", "a")}, "each once"),
         ({"resources": {"cpu": -1}}, "cpu"),

@@ -391,7 +391,7 @@ def test_limits_are_given_by_the_names_of_the_settings(family: Family) -> None:
     assert "limits: 'max_record' is not known; did you mean 'max_records'" in refused(limits={"max_record": 1})
     assert "limits: max_log_line=8000000: give a size from 1 KiB to 128 KiB" in refused(limits={"max_log_line": "8MB"})
     assert "limits: daemon_log=1000: give a size from 64 KiB" in refused(limits={"daemon_log": "1KB"})
-    assert "limits: logs_budget: 'much' is no size" in refused(limits={"logs_budget": "much"})
+    assert "limits: logs_budget: invalid size 'much'" in refused(limits={"logs_budget": "much"})
     limits: dict[str, int | str] = {
         "max_records": 1,
         "records_kept_at_least_s": 0,
@@ -425,7 +425,7 @@ def test_the_start_and_the_disk_are_as_large_as_is_said(family: Family) -> None:
 
 def test_wrong_arguments_are_refused_before_anything_starts(family: Family) -> None:
     for setup in ({"namespace": "a.b"}, {"namespace": "sys"}, {"namespaces": ["ok", "not ok"]}):
-        with pytest.raises(InvalidNameError, match=r"is no namespace|namespace of the cluster itself"):
+        with pytest.raises(InvalidNameError, match=r"invalid namespace|namespace of the cluster itself"):
             LocalCluster(**setup)
     for wrong in (
         {"workers": 0},

@@ -183,7 +183,7 @@ async def test_services_are_listed(client: Client) -> None:
         ("jobs.list", b'{"states": ["SLEEPING"]}', "InvalidMessageError", "states"),
         ("jobs.terminate", b"", "InvalidMessageError", "job_id"),
         ("jobs.terminate", b'{"job_id": "nobody"}', "JobNotFoundError", "no job 'nobody'"),
-        ("endpoints.register", b'{"name": "a.b"}', "InvalidMessageError", "'a.b' is no endpoint name"),
+        ("endpoints.register", b'{"name": "a.b"}', "InvalidMessageError", "invalid endpoint name 'a.b'"),
         ("endpoints.unregister", b"{}", "InvalidMessageError", "endpoint_id"),
     ],
 )
@@ -209,7 +209,7 @@ async def test_a_namespace_that_is_not_there_is_said(client: Client) -> None:
         ("default", b"not json", "no valid JobRequest"),
         ("default", b"\x80\x05N.", "no valid JobRequest"),
         ("default", b"", "name: Field required"),
-        ("default", b'{"name": "a b", "entrypoint": {"command": ["true"]}}', "'a b' is no job name"),
+        ("default", b'{"name": "a b", "entrypoint": {"command": ["true"]}}', "invalid job name 'a b'"),
         ("default", b'{"name": "x", "entrypoint": {"callable": "x", "args": 5}}', "cannot be called"),
         ("default", b'{"name": "x", "entrypoint": {"pickled": "%%%"}}', "pickled"),
         ("default", b'{"name": "x", "entrypoint": {"command": ["a"]}, "resources": {"cpu": 1e999}}', "cpu"),

@@ -16,7 +16,7 @@ PATIENCE_S = 60
 
 
 def test_a_process_that_is_no_task_has_no_context() -> None:
-    with pytest.raises(NoTaskError, match="no task of a job"):
+    with pytest.raises(NoTaskError, match="not a task of a job"):
         current_task()
 
 

@@ -254,7 +254,7 @@ async def test_a_script_whose_interpreter_is_missing_says_so(site: Site, tmp_pat
     ("command", "working_dir", "exit_code", "message"),
     [
         ("no-such-command", None, 127, "command 'no-such-command' was not found"),
-        ("/no/such/command", None, 127, "command '/no/such/command' was not found"),
+        ("/no/such/command", None, 127, "command '/no/such/command' was not found (from '/"),
         ("/etc/passwd", None, 126, "command '/etc/passwd' cannot be executed: Permission denied"),
         ("true", "/no/such/folder", 126, "the working directory '/no/such/folder' cannot be entered"),
     ],

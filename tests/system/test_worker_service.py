@@ -117,7 +117,7 @@ def test_it_shows_the_end_of_the_output_as_asked(cluster: Cluster) -> None:
     assert len(lines()) == 100
     assert lines(tail=0) == []
     assert lines(since=1e12) == []
-    with pytest.raises(ServiceError, match=r"grep='\(' is no regular expression"):
+    with pytest.raises(ServiceError, match=r"grep='\(': invalid regular expression"):
         lines(grep="(")
     cluster.terminate(job_id)
     cluster.wait(job_id, timeout=PATIENCE_S)

@@ -302,5 +302,5 @@ def test_what_makes_no_sense_is_refused(cluster: LocalCluster) -> None:
         FlusterBackend(cluster, storage=5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="max_parallelism"):
         FlusterBackend(cluster, max_parallelism=0)
-    with pytest.raises(ValueError, match="no size"):
+    with pytest.raises(ValueError, match="invalid size"):
         FlusterBackend(cluster, memory_per_worker="lots")

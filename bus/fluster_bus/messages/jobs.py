@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
@@ -23,6 +24,7 @@ from fluster_bus.secret_names import masked
 MAX_REPLICAS = 10_000
 MAX_AFTER = 1_000
 MAX_PRIORITY = 1_000
+_MAX_SHOWN = 200  # characters of a command
 MAX_ENTRYPOINT_BYTES = 4 << 20  # base64 makes 5.4 MiB of it
 # Of a whole request: its record, with how the job ended, must stay below the server's message limit of 8 MiB.
 MAX_REQUEST_BYTES = 6 << 20
@@ -48,6 +50,13 @@ class JobStatus(StrEnum):
 _UNFINISHED = frozenset({JobStatus.PENDING, JobStatus.BUILDING, JobStatus.RUNNING})
 
 
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text) or ["python", "train.py"]
+    except ValueError:  # a quote that is not closed
+        return text.split()
+
+
 class Entrypoint(Message):
     """What a task runs: a command, or a callable with its arguments.
 
@@ -66,6 +75,9 @@ class Entrypoint(Message):
     @model_validator(mode="before")
     @classmethod
     def _pickle(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("command"), str):
+            text = data["command"]
+            raise ValueError(f"command={text[:_MAX_SHOWN]!r}: give it as a list, such as {_words(text[:_MAX_SHOWN])!r}")
         if not isinstance(data, dict) or data.get("callable") is None:
             return data
         function = data["callable"]
@@ -91,7 +103,9 @@ class Entrypoint(Message):
         if (self.command is None) == (self.pickled is None):
             raise ValueError("give an Entrypoint either callable=… (with args, kwargs) or command=[…]")
         if self.command is not None and (not self.command or not self.command[0]):
-            raise ValueError("command=[] names no program: give it as a list, such as ['python', 'train.py']")
+            raise ValueError(
+                f"command={list(self.command)!r} names no program: give it as a list, such as ['python', 'train.py']"
+            )
         for argument in self.command or ():
             if not is_carried(argument):
                 raise ValueError(
@@ -159,7 +173,8 @@ class JobRequest(Message):
         if count > MAX_REPLICAS:
             raise ValueError(f"array {array} has {count:,} tasks: a job has at most {MAX_REPLICAS:,}")
         if replicas not in (1, count):
-            raise ValueError(f"array {array} has {count} tasks: leave replicas={replicas!r} out")
+            tasks = "1 task" if count == 1 else f"{count:,} tasks"
+            raise ValueError(f"array {array} has {tasks}: leave replicas={replicas!r} out")
         return {**data, "array": array, "replicas": count}
 
     @field_validator("name")

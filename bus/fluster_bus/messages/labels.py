@@ -23,7 +23,7 @@ def check_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
         if not _KEY.fullmatch(key) or not known.fullmatch(value):
             shown = f"{key}={value}"[:150]
             raise ValueError(
-                f"{shown!r} is no label: write key=value, each of at most 64 letters, digits and _ . / - (a value also :)"
+                f"invalid label {shown!r}: write key=value, each of at most 64 letters, digits and _ . / - (a value also :)"
             )
     return labels
 
@@ -33,7 +33,7 @@ def parse_labels(text: str) -> dict[str, str]:
     pairs = [each.strip() for each in text.split(",") if each.strip()]
     for pair in pairs:
         if "=" not in pair:
-            raise ValueError(f"{pair[:150]!r} is no label: write key=value, such as zone=a")
+            raise ValueError(f"invalid label {pair[:150]!r}: write key=value, such as zone=a")
     labels = {key.strip(): value.strip() for key, _, value in (pair.partition("=") for pair in pairs)}
     check_labels(labels)
     return labels

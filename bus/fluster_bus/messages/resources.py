@@ -59,7 +59,7 @@ def parse_size(value: Any) -> int:
             size = float(match[1]) * _UNITS[match[2].lower()]
     if not math.isfinite(size):
         shown = repr(value)[:100]
-        raise ValueError(f"{shown} is no size: write bytes, or a number with a unit, such as '2GB' or '512MiB'")
+        raise ValueError(f"invalid size {shown}: write bytes, or a number with a unit, such as '2GB' or '512MiB'")
     return int(size)
 
 

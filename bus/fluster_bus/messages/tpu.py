@@ -48,5 +48,5 @@ def tpu_topology(variant: str) -> TpuTopologyInfo:
     if info is None:
         generation = variant.partition("-")[0]
         known = [name for name in TPU_TOPOLOGIES if name.startswith(f"{generation}-")] or [f"{g}-…" for g in _SIZES]
-        raise ValueError(f"{variant!r} is no TPU slice that exists: use one of {', '.join(known)}")
+        raise ValueError(f"unknown TPU slice {variant!r}: use one of {', '.join(known)}")
     return info

@@ -160,7 +160,7 @@ class Intake:
             )
         job_id = request.job_id or JobId(f"{request.name[: MAX_NAME_LENGTH - 20]}-{submission.sequence}")
         if job_id == subjects.LEADER_KEY:
-            raise InvalidNameError(f"{job_id!r} is no job id: the cluster itself has that key; choose another")
+            raise InvalidNameError(f"invalid job id {job_id!r}: the cluster itself has that key; choose another")
         job = lifecycle.new_job(namespace, job_id, request, order=submission.sequence, now=time.time())
         is_new = self._controller.books.get(JobKey(namespace, job_id)) is None
         if is_new:

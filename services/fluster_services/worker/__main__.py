@@ -113,7 +113,7 @@ def _cpus(text: str) -> float:
 def _memory(text: str) -> int:
     size = parse_size(text)
     if not 0 < size <= MAX_BYTES:
-        raise ValueError(f"{text!r} is no memory to offer: give a size above 0, such as 32GB")
+        raise ValueError(f"invalid memory {text!r}: give a size above 0, such as 32GB")
     return size
 
 
@@ -163,7 +163,7 @@ def _seconds(variable: str, default: float) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise SettingError(f"{variable}={text!r} is no time: give seconds, such as 60")
+        raise SettingError(f"{variable}={text!r} is not a time: give seconds, such as 60")
     return value
 
 
@@ -177,7 +177,7 @@ def _file(variable: str) -> str | None:
 def _count(variable: str, default: int) -> int:
     text = os.environ.get(variable) or str(default)
     if not text.isdecimal():
-        raise SettingError(f"{variable}={text!r} is no number: give one such as {default}")
+        raise SettingError(f"{variable}={text!r} is not a number: give one such as {default}")
     return int(text)
 
 

@@ -62,7 +62,7 @@ def parse_ulimits(text: str) -> dict[str, tuple[int, int]]:
     for part in text.split(","):
         matched = _ULIMIT.fullmatch(part.strip())
         if matched is None:
-            raise ValueError(f"{part!r} is no limit: write NAME=SOFT:HARD, such as nofile=1024:65536")
+            raise ValueError(f"invalid limit {part!r}: write NAME=SOFT:HARD, such as nofile=1024:65536")
         name, soft, hard = matched.groups()
         found[name] = (int(soft), int(hard or soft))
     return found

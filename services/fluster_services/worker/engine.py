@@ -65,7 +65,7 @@ def find_api_version(url: str) -> str:
     finally:
         client.close()
     if not isinstance(version, str):
-        raise EngineError(f"what answers at {url} is no Docker engine: it told no version")
+        raise EngineError(f"what answers at {url} is not a Docker engine: it told no version")
     return version
 
 

@@ -89,7 +89,7 @@ def selected(records: Sequence[SpoolRecord], request: AttemptLogsRequest) -> lis
     try:
         pattern = re.compile(request.grep) if request.grep is not None else None
     except re.error as error:
-        raise ServiceError("BadRequest", f"grep={request.grep!r} is no regular expression: {error}") from error
+        raise ServiceError("BadRequest", f"grep={request.grep!r}: invalid regular expression: {error}") from error
     found: list[SpoolRecord] = []
     size = 0
     for record in reversed(records):

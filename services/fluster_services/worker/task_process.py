@@ -279,6 +279,8 @@ def _execute(command: list[str], environment: dict[str, str]) -> NoReturn:
     except FileNotFoundError as cause:
         if "/" in command[0] and Path(command[0]).exists():
             message = f"command {command[0]!r} is there, but the interpreter that its first line names is not"
+        elif "/" in command[0]:
+            message = f"command {command[0]!r} was not found (from {str(Path.cwd())!r})"
         else:
             message = f"command {command[0]!r} was not found (PATH is {environment['PATH']!r})"
         raise CannotStartError(type(cause).__name__, message, EXIT_NOT_FOUND) from cause
