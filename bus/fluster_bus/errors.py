@@ -19,6 +19,7 @@ FlusterError
     ├── InvalidMessageError     what arrived is not what was agreed
     ├── StorageError            the server could not store it
     │   ├── NamespaceFullError  a namespace has used up its room there
+    │   ├── NamespaceGoneError  the cluster does not have the namespace, or not any more
     │   ├── StreamNotFoundError
     │   └── StorageTimeoutError the server did not say in time whether it could
     ├── ObjectNotFoundError     no stored file has that hash, or not any more
@@ -134,6 +135,10 @@ class NamespaceFullError(StorageError):
     """The namespace has used up its share of the store: it was refused, and nobody else's room was taken for it."""
 
 
+class NamespaceGoneError(StorageError):
+    """The cluster does not have the namespace, or not any more."""
+
+
 class StreamNotFoundError(StorageError):
     """The stream or bucket does not exist."""
 
@@ -183,4 +188,4 @@ class NoAddressError(AddressError):
 
 
 # What fails in the same way however often it is tried.
-HOPELESS = (MessageTooLargeError, ObjectTooLargeError, InvalidNameError, InvalidMessageError)
+HOPELESS = (NamespaceGoneError, MessageTooLargeError, ObjectTooLargeError, InvalidNameError, InvalidMessageError)

@@ -144,26 +144,31 @@ class ObjectStore:
         Raises ObjectNotFoundError, ObjectTooLargeError, ObjectCorruptError, OSError, and BusError when it cannot be
         read at the moment.
         """
-        manifest = await self._manifest(sha256)
-        if manifest.size > max_bytes:
-            raise ObjectTooLargeError(f"object {sha256} has {manifest.size:,} bytes, over the limit of {max_bytes:,}")
+        manifest = await self._manifest(sha256, max_bytes)
         with _new_file(path) as file:
             await self._write_chunks(file, sha256, manifest)
 
-    async def get(self, sha256: str) -> bytes:
+    async def get(self, sha256: str, *, max_bytes: int = MAX_OBJECT_BYTES) -> bytes:
         """The object, checked against its hash. Raises as `get_file` does."""
         found = io.BytesIO()
-        await self._write_chunks(found, sha256, await self._manifest(sha256))
+        await self._write_chunks(found, sha256, await self._manifest(sha256, max_bytes))
         return found.getvalue()
 
-    async def _manifest(self, sha256: str) -> _Manifest:
+    async def settle(self) -> None:
+        """Return when all copies of what is stored have it, or after a moment. Only whoever may ask about streams can."""
+        await self._messages.settle()
+
+    async def _manifest(self, sha256: str, max_bytes: int) -> _Manifest:
         found = await self._messages.last(subjects.object_manifest(self.kind.name, self.namespace, sha256))
         if found is None:
             raise self._missing(sha256)
         try:
-            return _Manifest.from_json(found.data)
+            manifest = _Manifest.from_json(found.data)
         except InvalidMessageError as error:
             raise ObjectCorruptError(f"the manifest of object {sha256} was written over: {error}") from error
+        if manifest.size > max_bytes:
+            raise ObjectTooLargeError(f"object {sha256} has {manifest.size:,} bytes, over the limit of {max_bytes:,}")
+        return manifest
 
     async def _write_chunks(self, file: BinaryIO, sha256: str, manifest: _Manifest) -> None:
         digest, left = hashlib.sha256(), manifest.size

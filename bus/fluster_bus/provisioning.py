@@ -31,7 +31,7 @@ from fluster_bus.stream_bounds import (
     shares,
     stream_of,
 )
-from fluster_bus.stream_configs import PER_SUBJECT, WantedStream, namespace_streams, system_streams
+from fluster_bus.stream_configs import PER_SUBJECT, WantedStream, namespace_streams, submit_stream, system_streams
 
 if TYPE_CHECKING:
     from fluster_bus.bus import Bus
@@ -132,6 +132,12 @@ async def delete_namespace(bus: Bus, namespace: str) -> None:
         await _patiently(ask, f"stream {stream} could not be deleted")
 
     await _side_by_side(delete(stream_of(share, namespace)) for share in SHARES)
+
+
+async def bound_submissions(bus: Bus, namespaces: int) -> None:
+    """Have each of so many namespaces fill no more than its part of the queue of submissions. Raises StorageError."""
+    plan = await _plan(bus, [submit_stream(namespaces)], 1, _ANY)
+    await plan.carry_out(bus)
 
 
 async def used_bytes(bus: Bus, namespace: str) -> int:

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from fluster_bus import subjects
-from fluster_bus.errors import DisconnectedError, NoRespondersError, RequestTimeoutError, StorageError
+from fluster_bus.errors import (
+    DisconnectedError,
+    NoRespondersError,
+    RequestTimeoutError,
+    StorageError,
+    StreamNotFoundError,
+)
 from fluster_bus.retries import retried
 from fluster_bus.tables import sequence_of_ack
 
@@ -18,6 +24,7 @@ if TYPE_CHECKING:
     from fluster_bus.delivery import Delivery
 
 _PATIENCE_S = 30.0
+_COPIED_S = 0.1  # a copy that takes part is behind by milliseconds
 _UNANSWERED = (NoRespondersError, DisconnectedError, RequestTimeoutError)
 
 T = TypeVar("T")
@@ -38,7 +45,9 @@ class StoredMessages:
         try:
             answer = await _patiently(lambda: self.bus.request(subject, data))
         except NoRespondersError as error:
-            raise StorageError(f"no stream takes {subject}: does the namespace exist, is a controller up?") from error
+            raise StreamNotFoundError(
+                f"no stream takes {subject}: does the namespace exist, is a controller up?"
+            ) from error
         except RequestTimeoutError as error:
             raise StorageError(f"{subject} was not acknowledged: is the server's disk full?") from error
         return sequence_of_ack(answer, subject)
@@ -50,6 +59,12 @@ class StoredMessages:
     async def at(self, sequence: int) -> Delivery | None:
         """The message with that sequence. As `last`."""
         return await self._read(subjects.direct_get(self.stream), json.dumps({"seq": sequence}).encode())
+
+    async def settle(self) -> None:
+        """Return when the server that leads the stream is known to have passed on what it had, or after a moment."""
+        told = json.loads((await _patiently(lambda: self.bus.request(subjects.stream_info(self.stream)))).data)
+        if told.get("config", {}).get("num_replicas", 1) > 1:
+            await asyncio.sleep(_COPIED_S)
 
     async def _read(self, subject: str, data: bytes = b"") -> Delivery | None:
         try:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from fluster_bus import subjects
 from fluster_bus.errors import NamespaceFullError, StorageError
+from fluster_bus.messages.jobs import MAX_SUBMISSION_BYTES
 from fluster_bus.object_kinds import BUNDLES, PAYLOADS, ObjectKind
 from fluster_bus.roles import MAX_PAYLOAD_BYTES
 
@@ -22,6 +23,7 @@ SYSTEM_BYTES = _GIB
 # What lies in that: the rest is for what operators make there themselves.
 SUBMITTED_BYTES, WORKERS_BYTES, CONTROLLERS_BYTES, JOINS_BYTES = 768 * _MIB, 64 * _MIB, 8 * _MIB, 16 * _MIB
 NAMESPACES_BYTES = 8 * _MIB
+_OF_A_MESSAGE = 512  # its subject, and what the server keeps beside it
 MAX_BUDGET_BYTES = 12 * _GIB  # of a namespace, unless more is asked for
 BUDGET_SETTING = "FLUSTER_NAMESPACE_BUDGET"
 
@@ -122,6 +124,15 @@ class NamespaceBounds:
             "calls": self.calls_bytes,
         }
         return {name: size for name, size in sizes.items() if size is not None}
+
+
+def submissions_of(namespaces: int) -> int:
+    """How many submissions of one namespace may wait where there are so many.
+
+    All of them together have room, and one more: so no namespace fills the queue for others. What is left is for users of a
+    namespace that was dropped, who can still submit to it.
+    """
+    return max(1, SUBMITTED_BYTES // ((namespaces + 1) * (MAX_SUBMISSION_BYTES + _OF_A_MESSAGE)))
 
 
 def least_budget(given: Mapping[str, int]) -> int:

@@ -14,6 +14,7 @@ from nats.js.api import (
 )
 
 from fluster_bus import subjects
+from fluster_bus.messages.jobs import MAX_SUBMISSION_BYTES
 from fluster_bus.object_kinds import BUNDLES, PAYLOADS, ObjectKind
 from fluster_bus.objects import CHUNK_BYTES, MAX_MESSAGES
 from fluster_bus.results import RESULT_CHUNK_BYTES
@@ -32,6 +33,7 @@ from fluster_bus.stream_bounds import (
     SUBMITTED_BYTES,
     WORKERS_BYTES,
     NamespaceBounds,
+    submissions_of,
 )
 
 PER_SUBJECT = "max_msgs_per_subject"
@@ -165,9 +167,14 @@ def _secrets(namespace: str, max_bytes: int, bounds: NamespaceBounds) -> StreamC
     )
 
 
-def system_streams() -> list[WantedStream]:
-    """Those that the whole cluster needs."""
-    submitted = StreamConfig(
+def submit_stream(namespaces: int) -> WantedStream:
+    """The queue of submissions in a cluster with so many namespaces."""
+    bounds = {
+        PER_SUBJECT: submissions_of(namespaces),  # each namespace has one subject
+        "max_msg_size": MAX_SUBMISSION_BYTES,
+        "discard_new_per_subject": True,
+    }
+    config = StreamConfig(
         name=subjects.SUBMIT_STREAM,
         subjects=[subjects.jobs_submit(subjects.ANY_TOKEN)],
         retention=RetentionPolicy.WORK_QUEUE,
@@ -175,7 +182,15 @@ def system_streams() -> list[WantedStream]:
         discard=DiscardPolicy.NEW,  # a full queue refuses a submit, it never drops one
         storage=StorageType.FILE,
         duplicate_window=_DUPLICATES_S,
+        **bounds,  # type: ignore[arg-type]
     )
+    return WantedStream(config, bounds)
+
+
+def system_streams() -> list[WantedStream]:
+    """Those that the whole cluster needs."""
+    # As many as may wait of a namespace is set when it is known how many there are.
+    submitted = submit_stream(1).config
     buckets = (
         _bucket(subjects.WORKERS_BUCKET, subjects.watch_workers(), WORKERS_BYTES),
         _bucket(subjects.CONTROLLERS_BUCKET, subjects.watch_controllers(), CONTROLLERS_BYTES),

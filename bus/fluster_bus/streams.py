@@ -12,8 +12,8 @@ from fluster_bus.errors import (
     InvalidMessageError,
     NoRespondersError,
     RequestTimeoutError,
-    StorageError,
     StorageTimeoutError,
+    StreamNotFoundError,
 )
 from fluster_bus.messages.actors import ActorSeat, HandledCalls, SavedState
 from fluster_bus.messages.endpoints import Endpoint
@@ -167,10 +167,17 @@ async def append(bus: Bus, subject: str, message: Message, *, message_id: str) -
 
     The same `message_id` within two minutes is stored once. Raises StorageError when it was not stored.
     """
+    return await append_data(bus, subject, message.to_json(), message_id=message_id)
+
+
+async def append_data(bus: Bus, subject: str, data: bytes, *, message_id: str) -> int:
+    """As `append`, for a message that is JSON already."""
     try:
-        answer = await bus.request(subject, message.to_json(), headers={_ID_HEADER: message_id})
+        answer = await bus.request(subject, data, headers={_ID_HEADER: message_id})
     except NoRespondersError as error:
-        raise StorageError(f"no stream takes {subject}: does the namespace exist, is a controller up?") from error
+        raise StreamNotFoundError(
+            f"no stream takes {subject}: does the namespace exist, is a controller up?"
+        ) from error
     except RequestTimeoutError as error:
         raise StorageTimeoutError(f"{subject} was not acknowledged: is the server's disk full?") from error
     return sequence_of_ack(answer, subject)

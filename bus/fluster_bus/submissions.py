@@ -17,8 +17,10 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from fluster_bus import subjects
 from fluster_bus.errors import DisconnectedError
+from fluster_bus.messages.submissions import StoredRequest
 from fluster_bus.retries import retried
 from fluster_bus.store_errors import store_error
+from fluster_bus.submitting import read_request
 
 if TYPE_CHECKING:
     from fluster_bus.bus import Bus
@@ -40,13 +42,18 @@ class Submission:
     """A submitted message. `sequence` is its place in the order of submission."""
 
     subject: str
-    size: int  # of its data, in bytes
+    size: int  # of the request, in bytes, as its message has or says it
     sequence: int
     _bus: Bus
     _ack_subject: str
     _data: bytes | None = None
 
-    async def data(self) -> bytes:
+    async def request(self, message: bytes) -> bytes:
+        """The JSON of the request: the message itself, or what that says is stored. Raises as `read_request`."""
+        stored = StoredRequest.in_place_of_request(message)
+        return message if stored is None else await read_request(self._bus, self.namespace, stored)
+
+    async def message(self) -> bytes:
         """What was submitted, from the stream if it is not held here. Raises StorageError when it is not there any more."""
         if self._data is not None:
             return self._data
@@ -92,7 +99,8 @@ async def submissions(bus: Bus) -> AsyncGenerator[Submission]:
             sequence = Msg(_PARSER, reply=delivery.reply).metadata.sequence.stream
             if sequence not in waiting:
                 waiting.add(sequence)
-                size = len(delivery.data)
+                stored = StoredRequest.in_place_of_request(delivery.data)
+                size = len(delivery.data) if stored is None else stored.size
                 arrived.put_nowait(Submission(delivery.subject, size, sequence, bus, delivery.reply, delivery.data))
         elif asked := _asked_how_far(delivery):
             arrived.put_nowait(asked)

@@ -18,6 +18,7 @@ from fluster_bus.errors import (
     InvalidNameError,
     KeyExistsError,
     MessageTooLargeError,
+    NamespaceFullError,
     NoRespondersError,
     RequestTimeoutError,
     RevisionConflictError,
@@ -40,6 +41,7 @@ Record = TypeVar("Record", bound=Message)
 
 _WRONG_REVISION = 10071  # JSStreamWrongLastSequenceErrF
 _OVER_THE_STREAMS_LIMIT = 10054  # JSStreamMessageExceedsMaximumErr
+_NO_MORE_OF_SUBJECT = "maximum messages per subject exceeded"
 _NO_ROOM_LEFT = "maximum bytes exceeded"  # its code, 10077, is that of other failures too
 _OPERATION_HEADER = "KV-Operation"
 _REASON_HEADER = "Fluster-Reason"
@@ -354,6 +356,11 @@ def sequence_of_ack(answer: Delivery, what: str) -> int:
         raise RevisionConflictError(f"{what} was changed by somebody else")
     if error.get("err_code") == _OVER_THE_STREAMS_LIMIT:
         raise MessageTooLargeError(f"{what} is larger than its stream takes: {error.get('description')}")
+    if error.get("description") == _NO_MORE_OF_SUBJECT and ack.get("stream") == subjects.SUBMIT_STREAM:
+        raise NamespaceFullError(
+            f"{what} was not stored: as many submissions of the namespace wait to be recorded as may; submit again when fewer "
+            "do, and see that a controller is up"
+        )
     if error.get("description") == _NO_ROOM_LEFT:
         raise full_error(what, str(ack.get("stream")))
     raise StorageError(f"{what} was not stored: {error.get('description')}")

@@ -269,10 +269,10 @@ class AsyncCluster:
 
     async def _submit(self, request: JobRequest) -> int:
         """The job's place in the submit stream."""
-        from fluster_bus.streams import append
+        from fluster_bus.submitting import submit
 
-        draft, subject = await self._draft(request), subjects.jobs_submit(self.namespace)
-        return await self._once_back(lambda: append(self.bus, subject, draft, message_id=str(draft.submission)))
+        draft = await self._draft(request)
+        return await self._once_back(lambda: submit(self.bus, self.namespace, draft, message_id=str(draft.submission)))
 
     async def _draft(self, request: JobRequest) -> JobRequest:
         """The request as it is submitted, its secrets stored."""

@@ -188,7 +188,7 @@ class LocalDaemons:
 
         return ClusterToJoin(
             bus=bus,
-            address=self._server.credentials(Role.SERVICE),
+            address=self._server.credentials(Role.WORKER),
             job_credentials=self._job_credentials(),
             state_dir=self._store_dir,
             timing=self._timing,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from fluster_bus.streams import namespaces_table, records_table
 from fluster_bus.tables import Row
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import IMPATIENT, NS, RunningController, StartWorker, job_request
+from tests.component.test_log_pump import Attempt, pump
 from tests.component.toy_worker import STAY_RUNNING
 from tests.waiting import wait_until_async
 
@@ -337,3 +339,29 @@ async def test_jobs_of_others_are_untouched_by_a_drop(
         row = await records_table(operator, NS).get(job)
         assert isinstance(row, Row)
         assert [each.running_jobs for each in await admin.list()] == [1]
+
+
+async def test_a_worker_that_was_away_while_a_namespace_was_dropped_waits_for_nothing_of_it(
+    controllers: Controllers, own_server: EmbeddedServer, operator: Bus, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    await controllers.start()
+    admin = NamespaceAdmin(operator)
+    await admin.add(TEAM)
+    worker = await start_worker("of-both", STAY_RUNNING, namespaces=(NS, TEAM))
+    async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+        kept = await cluster.launch(job_request())
+        async with await _client(own_server) as others:
+            await others.launch(job_request())
+            await wait_until_async(lambda: len(worker.held) == 2)
+        (row,) = [each for each in worker.held.values() if each.value.namespace == TEAM]
+        await worker.vanish()
+        await admin.drop(TEAM, force=True)  # as soon as it is known to be lost
+        claims = worker.claims
+        assert await claims.look(TEAM, row.value.job_id, 0) is None
+        assert await claims.end(row, JobStatus.SUCCEEDED, "exit code 0") is False
+        attempt = Attempt(tmp_path / "spool", TEAM)
+        attempt.say("stdout", "said while nobody listened")
+        await pump(operator, attempt, TEAM).publish()
+        await pump(operator, attempt, TEAM).resume()
+        assert {each.value.namespace for each in await claims.held()} <= {NS}
+        assert (await cluster.poll(kept)).job_id == kept

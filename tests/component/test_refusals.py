@@ -10,9 +10,11 @@ from fluster_bus import subjects
 from fluster_bus.bus import Bus
 from fluster_bus.errors import ServiceError
 from fluster_bus.messages import Event, JobId, Namespace, TaskRecord
+from fluster_bus.messages.jobs import MAX_INLINE_BYTES
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.streams import records_table
+from fluster_bus.submitting import store_request
 from fluster_bus.tables import Row, sequence_of_ack
 from fluster_services.controller.books import JobKey
 from fluster_services.controller.event_log import EventLog
@@ -158,6 +160,8 @@ async def _job_events(bus: Bus, job_id: str, numbers: list[int]) -> bool:
 async def test_what_is_no_job_is_refused_with_an_event(
     cluster: AsyncCluster, start_worker: StartWorker, controller: RunningController, data: bytes
 ) -> None:
+    if len(data) > MAX_INLINE_BYTES:
+        data = (await store_request(cluster.bus, NS, data)).to_json()
     await cluster.bus.request(subjects.jobs_submit(NS), data)
     await wait_until_async(lambda: _refusals(cluster.bus, 1))
     (refused,) = await published_events(cluster.bus)
@@ -176,7 +180,9 @@ async def _nothing_left(bus: Bus) -> bool:
 async def test_a_namespace_that_the_cluster_does_not_have(
     own_server: EmbeddedServer, controller: RunningController, cluster: AsyncCluster
 ) -> None:
-    with pytest.raises(ServiceError, match="no namespace 'nowhere'; it has default"):
+    with pytest.raises(
+        ServiceError, match="no namespace 'nowhere': an operator adds it with `fluster namespace add nowhere`"
+    ):
         await AsyncCluster.connect(own_server.credentials(Role.OPERATOR), namespace="nowhere")
     async with await AsyncCluster.connect(own_server.credentials(Role.OPERATOR)) as operator:
         for namespace in ("nowhere", "sys", "a$b"):

@@ -48,7 +48,7 @@ async def _next(reader: AsyncGenerator[Submission]) -> Submission:
 
 
 async def _name(submission: Submission) -> str:
-    return JobRequest.from_json(await submission.data()).name
+    return JobRequest.from_json(await submission.message()).name
 
 
 async def _left(service: Bus) -> int:

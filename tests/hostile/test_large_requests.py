@@ -8,11 +8,13 @@ import pytest
 
 from fluster.cluster.client import AsyncCluster
 from fluster_bus import subjects
+from fluster_bus.bus import Bus
 from fluster_bus.messages import JobId, JobRecord, JobStatus
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.streams import jobs_table
 from fluster_bus.submissions import submissions
+from fluster_bus.submitting import store_request
 from fluster_services.controller.books import JobKey
 from fluster_services.controller.slim_records import is_left
 from tests.component.conftest import ConnectBus
@@ -21,7 +23,7 @@ from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
 
-MANY, MIB4 = 20, 4 << 20
+MANY, KIB30 = 1_500, 30 << 10
 MOST_BYTES_OUT = 40 << 20  # 32 MiB, and the one message with which they are passed
 VARIABLES = {f"VARIABLE_{number}": "x" * 20 for number in range(5_000)}
 
@@ -29,6 +31,12 @@ VARIABLES = {f"VARIABLE_{number}": "x" * 20 for number in range(5_000)}
 def large(job_id: str, **fields: object) -> bytes:
     request = {"name": "job", "job_id": job_id, "entrypoint": {"command": ["true"]}, "newer": {"a": "x" * 50_000}}
     return json.dumps({**request, "environment": {"env_vars": VARIABLES}, **fields}).encode()
+
+
+async def submit(bus: Bus, data: bytes) -> None:
+    stored = await store_request(bus, NS, data)
+    answer = await bus.request(subjects.jobs_submit(NS), stored.to_json())
+    assert "error" not in json.loads(answer.data)
 
 
 async def record(cluster: AsyncCluster, job_id: str) -> JobRecord:
@@ -47,8 +55,8 @@ async def test_a_large_request_is_kept_on_the_bus_and_read_there(
     running = await start_controller()
     bus = await connect_bus(own_server)
     cluster = AsyncCluster(bus, NS)
-    await bus.request(subjects.jobs_submit(NS), large("stopped"))
-    await bus.request(subjects.jobs_submit(NS), large("done"))
+    await submit(bus, large("stopped"))
+    await submit(bus, large("done"))
 
     def kept(controller: RunningController, job_id: str) -> JobRecord | None:
         entry = controller.controller.books.get(JobKey(NS, JobId(job_id)))
@@ -84,8 +92,8 @@ async def test_resources_which_each_task_has_are_refused_when_they_are_large(
     own_server: EmbeddedServer, connect_bus: ConnectBus, cluster: AsyncCluster
 ) -> None:
     bus = await connect_bus(own_server, Role.CLIENT, NS)
-    await bus.request(subjects.jobs_submit(NS), large("large", resources={"cpu": 1, "newer": ["x"] * 10_000}))
-    await bus.request(subjects.jobs_submit(NS), large("next"))
+    await submit(bus, large("large", resources={"cpu": 1, "newer": ["x"] * 10_000}))
+    await submit(bus, large("next"))
 
     async def listed() -> set[str]:
         return {info.job_id for info in await cluster.list_jobs()}
@@ -104,14 +112,15 @@ async def test_what_is_on_its_way_to_the_controller_is_bounded_in_bytes(
     service = await connect_bus(own_server, Role.SERVICE, name="reader")
     client = await connect_bus(own_server, Role.CLIENT, NS, name="client")
     for number in range(MANY):
-        await client.request(subjects.jobs_submit(NS), large(f"job-{number}", padding="x" * MIB4))
+        request = {"name": f"job-{number}", "entrypoint": {"command": ["true"]}, "padding": "x" * KIB30}
+        await client.request(subjects.jobs_submit(NS), json.dumps(request).encode())
     read = []
     async for submission in submissions(service):
         read.append(submission.sequence)
         await service.flush()
         consumer = await service.jetstream.consumer_info(subjects.SUBMIT_STREAM, subjects.SUBMIT_CONSUMER)
-        assert (consumer.num_ack_pending or 0) * MIB4 <= MOST_BYTES_OUT
-        assert len(await submission.without_data().data()) == submission.size
+        assert (consumer.num_ack_pending or 0) * KIB30 <= MOST_BYTES_OUT
+        assert len(await submission.without_data().message()) == submission.size
         await submission.done()
         if len(read) == MANY:
             break

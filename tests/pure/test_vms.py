@@ -1,20 +1,25 @@
 """What VMs are made of: the request for a container, sizes, last words, who made them."""
 
+import asyncio
+import base64
 import io
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from fluster_bus.address import BusAddress
 from fluster_bus.devices import Devices
-from fluster_bus.messages import Capacity, WorkerId
+from fluster_bus.errors import InvalidNameError
+from fluster_bus.messages import Capacity, Namespace, WorkerId
 from fluster_services.vm import ClusterToJoin, DockerBackend, LocalBackend, VMError, output
 from fluster_services.vm.container import OWN_MEMORY, User, create_body, folders_tar, user_of_vms, vm_container
 from fluster_services.vm.folders import SharedFolder, checked_folders
@@ -23,6 +28,9 @@ from fluster_services.vm.output import Output
 from fluster_services.vm.owners import is_gone, own_mark
 from fluster_services.vm.sizes import sized, usual_size
 from fluster_services.worker.container import NOBODY, Libraries
+
+if TYPE_CHECKING:
+    from fluster_bus.bus import Bus
 
 USUAL = Capacity(cpu=4, memory=1 << 30)
 
@@ -258,3 +266,31 @@ def test_an_owner_is_gone_when_its_process_is_and_only_here() -> None:
         assert is_gone(f"{place}.{process.pid}.1")
         mark = f"{place}.{process.pid}.{started}"
         assert is_gone(mark), "dead, though nobody has taken it in"
+
+
+def _cluster(tmp_path: Path) -> ClusterToJoin:
+    credentials = {
+        Namespace(name): BusAddress("nats://127.0.0.1:4222", user=name, password="x") for name in ("a", "b", "c")
+    }
+    address = BusAddress("nats://127.0.0.1:4222")
+    return ClusterToJoin(bus=cast("Bus", None), address=address, job_credentials=credentials, state_dir=tmp_path)
+
+
+@pytest.mark.parametrize("named", [None, ["b"], ["c", "a", "c"]])
+def test_vms_have_credentials_for_jobs_of_their_namespaces_alone(named: list[str] | None, tmp_path: Path) -> None:
+    backend, cluster = LocalBackend(namespaces=named), _cluster(tmp_path)
+    asyncio.run(backend.open(cluster))
+    machine = backend._machine(backend._opened(), WorkerId("w1"), Capacity(cpu=1), ())
+    config = pickle.loads(base64.b64decode(machine._setup))  # type: ignore[attr-defined]
+    assert set(config.job_credentials) == set(named or ("a", "b", "c"))
+
+
+def test_namespaces_of_vms_are_those_of_the_cluster(tmp_path: Path) -> None:
+    with pytest.raises(VMError, match=r"namespaces=\['a', 'd'\], and the cluster has no d: it has a, b, c"):
+        asyncio.run(LocalBackend(namespaces=["a", "d"]).open(_cluster(tmp_path)))
+    with pytest.raises(ValueError, match="namespaces='a': give a list"):
+        LocalBackend(namespaces="a")
+    with pytest.raises(ValueError, match=r"namespaces=\[\]: give a list"):
+        DockerBackend(namespaces=[])
+    with pytest.raises(InvalidNameError):
+        DockerBackend(namespaces=["a.b"])

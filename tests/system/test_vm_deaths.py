@@ -192,8 +192,11 @@ def test_a_job_that_waits_for_a_vm_that_cannot_be_replaced_is_told_why(family: F
 
 
 def test_a_cluster_may_have_vms_that_are_processes(family: Family) -> None:
-    with LocalCluster(workers=2, backend=LocalBackend()) as cluster:
+    backend = LocalBackend(namespaces=["default"])
+    with LocalCluster(workers=2, namespaces=["team-a"], backend=backend) as cluster:
         assert works(cluster)
+        # Of those that it serves: what they have no credentials for is not offered to them.
+        assert {each.info.total.namespaces for each in cluster.list_workers()} == {("default",)}
         assert len(family.named("fluster-vm")) == 2 + 1, "and what keeps them"
     assert family.members() == []
 

@@ -21,6 +21,9 @@ from fluster_bus.errors import (
     InvalidNameError,
     KeyExistsError,
     MessageTooLargeError,
+    ObjectCorruptError,
+    ObjectNotFoundError,
+    ObjectTooLargeError,
     RevisionConflictError,
     StorageError,
 )
@@ -114,12 +117,12 @@ class Intake:
         await self._controller.seat.wait_sure()
         refused: RefusedJob | None = None
         try:
-            data = await submission.data()
+            message = await submission.message()
             try:
-                await self._record(submission, data)
+                await self._record(submission, message)
             except _REFUSED as error:
                 code = QUOTA_EXCEEDED if isinstance(error, QuotaExceededError) else ""
-                refused = self._refused(submission, data, str(error), code=code)
+                refused = self._refused(submission, message, str(error), code=code)
                 await submission.refuse()
             except (BusError, StartOverError, _ParkedError, _TooEarlyError):
                 raise
@@ -128,7 +131,7 @@ class Intake:
                 self._faults.fault(
                     error, "submission %d to %s could not be taken", submission.sequence, submission.subject
                 )
-                refused = self._refused(submission, data, f"it cannot be recorded: {type(error).__name__}: {error}")
+                refused = self._refused(submission, message, f"it cannot be recorded: {type(error).__name__}: {error}")
                 await submission.refuse()
             else:
                 await submission.done()
@@ -140,7 +143,7 @@ class Intake:
             return
         self._remember(submission.sequence, refused)
 
-    async def _record(self, submission: Submission, data: bytes) -> None:
+    async def _record(self, submission: Submission, message: bytes) -> None:
         namespace = Namespace(submission.namespace)
         why = self._controller.namespaces.why_closed(namespace)
         if why is not None:
@@ -152,7 +155,7 @@ class Intake:
                 f"the request has {submission.size:,} bytes, over the limit of {MAX_REQUEST_BYTES:,}: "
                 "pass a path or a name, and load the data inside the job"
             )
-        request = JobRequest.from_json(data)
+        request = JobRequest.from_json(await submission.request(message))
         if weighs_more(request.resources, MAX_BODY_BYTES):
             raise MessageTooLargeError(
                 f"resources of job {request.name} take more than {MAX_BODY_BYTES:,} bytes, and each task has them: "
@@ -523,6 +526,9 @@ _REFUSED = (
     LauncherEndedError,
     MessageTooLargeError,
     NoRoomForJobError,
+    ObjectCorruptError,
+    ObjectNotFoundError,
+    ObjectTooLargeError,
     QuotaExceededError,
     TooManyAncestorsError,
     TooManyDependenciesError,

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fluster_bus.errors import BusError
-from fluster_bus.provisioning import ensure_namespaces, ensure_system
+from fluster_bus.provisioning import bound_submissions, ensure_namespaces, ensure_system
 from fluster_bus.replication import MOST_REPLICAS, Replication, SingleServerError
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class StoreSetup:
         """Make what is missing of the namespaces, and give each its part of the store. Raises TooFewServersError, StorageError."""
         async with self._turn:
             namespaces, beside = self._division()
+            await bound_submissions(self._bus, len(namespaces) + beside)
             if namespaces:
                 self.shares = await ensure_namespaces(
                     self._bus, namespaces, self._bounds, self._replication, beside=beside

@@ -56,8 +56,8 @@ class ClusterToJoin:
     """What a backend has to know about the cluster whose workers its VMs run."""
 
     bus: Bus  # with the role "service": by it a backend sees who has registered
-    address: BusAddress  # for the workers: the role "service" as well
-    job_credentials: Mapping[Namespace, BusAddress]
+    address: BusAddress  # for the workers, whose role it has
+    job_credentials: Mapping[Namespace, BusAddress]  # of the namespaces that VMs may serve
     state_dir: Path  # on this machine, for what a backend keeps here
     timing: Timing = field(default_factory=Timing)
     limits: WorkerLimits = field(default_factory=WorkerLimits)

@@ -46,6 +46,8 @@ class DockerBackend(Fleet):
     On the machine's `network` a worker reaches the bus by the address that the cluster has. On any other it is told
     `cluster_url`, such as nats://172.17.0.1:4222, by which containers reach the bus.
 
+    They run jobs of the `namespaces`, else of all that the cluster was started with, and have credentials for jobs of no other.
+
     Each of the `folders` is the same in all VMs as it is here, under the same path and to be written to; what tasks write
     there is yours. Else VMs have no files in common, neither with this machine nor with each other.
     """
@@ -63,8 +65,9 @@ class DockerBackend(Fleet):
         network: str = _HOST_NETWORK,
         cluster_url: str | None = None,
         folders: Sequence[str | Path] = (),
+        namespaces: Sequence[str] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(namespaces)
         default = ContainerSettings()
         self._settings = replace(
             default,

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
 from fluster_bus.errors import BusError
 from fluster_bus.feeds import CaughtUp
-from fluster_bus.messages import Capacity, WorkerId, WorkerInfo
-from fluster_bus.names import check_name, unique_name
+from fluster_bus.messages import Capacity, Namespace, WorkerId, WorkerInfo
+from fluster_bus.names import check_name, check_namespace, unique_name
 from fluster_bus.near_names import near
 from fluster_bus.streams import workers_table
 from fluster_bus.tables import Deleted, Row
@@ -81,10 +82,23 @@ class _VM:
         self.over.set()
 
 
+def served_namespaces(given: Sequence[str] | None) -> tuple[Namespace, ...] | None:
+    """The namespaces of a backend, each once. Raises InvalidNameError, ValueError."""
+    if given is None:
+        return None
+    if isinstance(given, str) or not given:
+        raise ValueError(
+            f"namespaces={given!r}: give a list of one namespace at least, or leave it out for all of the cluster"
+        )
+    return tuple(dict.fromkeys(Namespace(check_namespace(each)) for each in given))
+
+
 class Fleet(ABC):
     """What all backends of this package have in common: all but how a machine is made."""
 
-    def __init__(self) -> None:
+    def __init__(self, namespaces: Sequence[str] | None = None) -> None:
+        """`namespaces` are those whose jobs the VMs run; without them all of the cluster."""
+        self._namespaces = served_namespaces(namespaces)
         self._cluster: ClusterToJoin | None = None
         self._vms: dict[WorkerId, _VM] = {}
         self._released: set[WorkerId] = set()
@@ -112,7 +126,19 @@ class Fleet(ABC):
     async def open(self, cluster: ClusterToJoin) -> None:
         if self._cluster is not None:
             raise VMError("this backend serves a cluster already: close it first, or make another")
-        self._cluster = cluster
+        self._cluster = replace(cluster, job_credentials=self._served(cluster))
+
+    def _served(self, cluster: ClusterToJoin) -> Mapping[Namespace, BusAddress]:
+        """The credentials that VMs are given for jobs: of no other namespace than those that they serve. Raises VMError."""
+        if self._namespaces is None:
+            return cluster.job_credentials
+        strange = [name for name in self._namespaces if name not in cluster.job_credentials]
+        if strange:
+            raise VMError(
+                f"namespaces={list(self._namespaces)!r}, and the cluster has no {', '.join(strange)}: it has "
+                f"{', '.join(sorted(cluster.job_credentials))}"
+            )
+        return {name: cluster.job_credentials[name] for name in self._namespaces}
 
     async def close(self) -> None:
         ends = await asyncio.gather(*(self.release(vm_id) for vm_id in list(self._vms)), return_exceptions=True)

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,7 +23,8 @@ _LEAVE_TIMEOUT_S, _KILL_TIMEOUT_S = 8.0, 5.0
 class LocalBackend(Fleet):
     """A backend whose VMs are workers on this machine. `cpus`, `memory`, `disk` and `labels` are what each offers unless asked for another.
 
-    They are logical: nothing is enforced. Tasks find the folders and modules that the cluster's `working_dir` and `python_path` name.
+    They run jobs of the `namespaces`, else of all that the cluster was started with, and have credentials for jobs of no other.
+    What each offers is logical: nothing is enforced. Tasks find the folders and modules that the cluster's `working_dir` and `python_path` name.
     """
 
     def __init__(
@@ -33,8 +34,9 @@ class LocalBackend(Fleet):
         memory: int | str = "4GB",
         disk: int | str | None = None,
         labels: Mapping[str, str] | None = None,
+        namespaces: Sequence[str] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(namespaces)
         self._usual = usual_size(cpus, memory, disk=disk, labels=labels)
 
     def _sized(self, resources: Capacity, device_ids: tuple[str, ...]) -> Capacity:

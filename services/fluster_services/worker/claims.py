@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
-from fluster_bus.errors import HOPELESS, BusError, RevisionConflictError
+from fluster_bus.errors import HOPELESS, BusError, NoRespondersError, RevisionConflictError, StreamNotFoundError
 from fluster_bus.fault_log import FaultLog, one_bounded_line
 from fluster_bus.messages import (
     JobRecord,
@@ -26,6 +26,7 @@ from fluster_bus.messages.images import UsedImage
 from fluster_bus.streams import jobs_table, records_table, tasks_table
 from fluster_bus.tables import Row
 from fluster_services import lifecycle
+from fluster_services.worker.dropped import is_gone
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,14 @@ class Claims:
     async def look(self, namespace: Namespace, job_id: str, task: int) -> Row[TaskRecord] | None:
         """The task's record as it is now; None when there is none, or no such namespace here."""
         table = self._tasks.get(namespace)
-        return await table.get(subjects.task_key(job_id, task)) if table is not None else None
+        if table is None:
+            return None
+        try:
+            return await table.get(subjects.task_key(job_id, task))
+        except StreamNotFoundError:
+            if await is_gone(self._bus, namespace):
+                return None
+            raise
 
     async def job(self, namespace: Namespace, job_id: str) -> JobRecord | None:
         """The record of a job."""
@@ -144,6 +152,8 @@ class Claims:
                 decide, briefly = _told_with(briefly, error), None
             except BusError as error:
                 log.info("the record of %s waits: %s", row.key, error)
+                if isinstance(error, StreamNotFoundError) and await is_gone(self._bus, namespace):
+                    return None
                 wanted_state = wanted.state
                 await self._bus.wait_connected()
                 await asyncio.sleep(_PAUSE_S)
@@ -250,14 +260,23 @@ class Claims:
                 return None
             except BusError as error:
                 log.info("the record of %s cannot be read: %s", key, error)
+                if isinstance(error, StreamNotFoundError) and await is_gone(self._bus, namespace):
+                    return None
                 await self._bus.wait_connected()
                 await asyncio.sleep(_PAUSE_S)
 
     async def held(self) -> list[Row[TaskRecord]]:
         """All tasks that this worker holds by their records. Reads every record, so not for every day."""
         found: list[Row[TaskRecord]] = []
-        for table in self._records.values():
-            for row in await table.rows():
+        for namespace, table in self._records.items():
+            try:
+                rows = await table.rows()
+            except NoRespondersError:
+                if not await is_gone(self._bus, namespace):
+                    raise
+                log.warning("the cluster has no namespace %s: its jobs are run here once it has", namespace)
+                continue
+            for row in rows:
                 record = row.value
                 if isinstance(record, TaskRecord) and self.is_mine(record, record.attempt):
                     found.append(Row(row.key, record, row.revision))

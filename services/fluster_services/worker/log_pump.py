@@ -12,12 +12,20 @@ from typing import Self, TypeVar
 
 from fluster_bus import subjects
 from fluster_bus.bus import Bus
-from fluster_bus.errors import HOPELESS, BusError, InvalidMessageError
+from fluster_bus.errors import (
+    HOPELESS,
+    BusError,
+    InvalidMessageError,
+    NamespaceGoneError,
+    NoRespondersError,
+    StreamNotFoundError,
+)
 from fluster_bus.fault_log import FaultLog, one_bounded_line
 from fluster_bus.feeds import Feed
 from fluster_bus.messages import LogBatch, TaskRecord
 from fluster_bus.streams import append
 from fluster_services.worker.build_output import BuildOutput
+from fluster_services.worker.dropped import is_gone
 from fluster_services.worker.runtime import RunningTask
 from fluster_services.worker.spool import SpoolError, SpoolRecord
 
@@ -53,10 +61,12 @@ class LogPump:
             watch=subjects.watch_logs(record.namespace),
         )
         try:
-            last = await _patiently(self._bus, f"the last output of {record.job_id}", feed.last)
+            last = await _patiently(self._bus, record.namespace, f"the last output of {record.job_id}", feed.last)
             if last is None:
                 return
             batch = LogBatch.from_json(last.data)
+        except NamespaceGoneError:
+            return
         except InvalidMessageError as error:
             _faults.warning("the output of %s is published again from its beginning: %s", self._running.key, error)
             return
@@ -191,17 +201,22 @@ def _subject(record: TaskRecord, stream: str) -> str:
 
 
 async def _append_patiently(bus: Bus, subject: str, batch: LogBatch, message_id: str) -> None:
+    namespace = subjects.namespace_of(subject)
     try:
-        await _patiently(bus, f"output for {subject}", lambda: append(bus, subject, batch, message_id=message_id))
+        await _patiently(
+            bus, namespace, f"output for {subject}", lambda: append(bus, subject, batch, message_id=message_id)
+        )
     except HOPELESS as error:
         _faults.warning("%d lines of output for %s are left out: %s", len(batch.lines), subject, error)
         told = f"[fluster: {len(batch.lines):,} lines are left out, which could not be stored: {error}]"
         instead = batch.model_copy(update={"lines": ((batch.lines[0][0], one_bounded_line(told)),), "going_on": ()})
         with suppress(*HOPELESS):
-            await _patiently(bus, f"output for {subject}", lambda: append(bus, subject, instead, message_id=message_id))
+            await _patiently(
+                bus, namespace, f"output for {subject}", lambda: append(bus, subject, instead, message_id=message_id)
+            )
 
 
-async def _patiently(bus: Bus, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+async def _patiently(bus: Bus, namespace: str, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await attempt()
@@ -209,5 +224,7 @@ async def _patiently(bus: Bus, what: str, attempt: Callable[[], Awaitable[T]]) -
             raise
         except BusError as error:
             log.info("%s waits: %s", what, error)
+            if isinstance(error, StreamNotFoundError | NoRespondersError) and await is_gone(bus, namespace):
+                raise NamespaceGoneError(f"the cluster has no namespace {namespace!r}") from error
             await bus.wait_connected()
             await asyncio.sleep(_PAUSE_S)

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from typing import BinaryIO, cast
 
 from fluster_bus.bus import Bus
-from fluster_bus.errors import HOPELESS, BusError
+from fluster_bus.errors import HOPELESS, BusError, StreamNotFoundError
 from fluster_bus.messages import TaskRecord, TaskResult
 from fluster_bus.object_kinds import PAYLOADS
 from fluster_bus.objects import ObjectStore
 from fluster_bus.results import RESULT_CHUNK_BYTES, ResultStore
+from fluster_services.worker.dropped import is_gone
 from fluster_services.worker.runtime import RunningTask
 from fluster_services.worker.task_result import MAX_RESULT_BYTES
 
@@ -43,6 +44,10 @@ async def publish_result(
             await store.put(record.job_id, record.task, record.attempt, _chunks(running, result.size))
         except HOPELESS as error:
             return TaskResult(error=f"what it returned could not be stored: {error}")
+        except StreamNotFoundError as error:
+            if await is_gone(bus, record.namespace):
+                return TaskResult(error=f"what it returned could not be stored: {error}")
+            await asyncio.sleep(_PAUSE_S)
         except BusError as error:
             log.info("the result of %s waits: %s", running.key, error)
             await bus.wait_connected()

@@ -34,7 +34,8 @@ from fluster_bus.messages import (
 from fluster_bus.messages.labels import WORKER_LABEL
 from fluster_bus.names import unique_name
 from fluster_bus.retries import retried
-from fluster_bus.streams import append, tasks_table
+from fluster_bus.streams import tasks_table
+from fluster_bus.submitting import submit
 from fluster_bus.tables import Row
 from fluster_services.capacity import fits, misfit, needed
 from fluster_services.worker.folders import UnfitError
@@ -150,9 +151,8 @@ class RunRequests:
 
     async def _submit(self, namespace: Namespace, job: JobRequest) -> int:
         """The job's place in the submit stream. Raises BusError when it is not known to be stored."""
-        subject, message_id = subjects.jobs_submit(namespace), str(job.submission)
         return await retried(
-            lambda _left_s: append(self._bus, subject, job, message_id=message_id),
+            lambda _left_s: submit(self._bus, namespace, job, message_id=str(job.submission)),
             on=(*_UNANSWERED, StorageError),
             timeout_s=_STORE_WITHIN_S,
         )
