@@ -45,12 +45,12 @@ CORES = {
     "fluster_services.controller.dispatch": Core(("dispatch",), 42),
     # Decides nothing: how many beats are served at once, digits that are shown, and a moment of no length.
     "fluster_services.controller.judge": Core(("judge",), 3),
-    "fluster_services.controller.liveness": Core(("liveness", "judge", "roster"), 6),
+    "fluster_services.controller.liveness": Core(("liveness", "judge", "roster"), 0),
     # Of no effect: what follows of a gang is nothing for a job that is none.
     "fluster_services.controller.reconcile": Core(("reconcile", "gangs"), 1),
     # Of no effect: a worker that has a bound on its tasks says how many it has left.
     "fluster_services.controller.reservation": Core(("reservation",), 1),
-    "fluster_services.controller.roster": Core(("roster", "dispatch"), 1),
+    "fluster_services.controller.roster": Core(("roster", "dispatch"), 0),
     "fluster_services.controller.scheduler": Core(("scheduler_lines", "scheduler"), None),
     # Of no effect: a gang of which all tasks wait has nothing that could be started again.
     "fluster_services.gangs": Core(("gangs",), 1),

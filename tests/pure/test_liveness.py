@@ -30,8 +30,12 @@ def test_a_worker_is_lost_only_when_it_missed_its_beats_too() -> None:
     assert liveness.take_lost(now=102) == [W1]
     liveness.on_beat(W1, now=103, free=SOME)
     assert [liveness.take_lost(now=now) for now in (104, 105, 106)] == [[], [], []]
-    liveness.on_interruption(now=110)
-    assert [liveness.take_lost(now=now) for now in (121, 122, 123)] == [[], [], [W1]]
+    liveness.on_beat(W1, now=107, free=SOME)
+    assert [liveness.take_lost(now=now) for now in (200, 201, 202)] == [[], [], [W1]]
+    liveness.on_beat(W1, now=203, free=SOME)
+    assert liveness.take_lost(now=204) == []
+    liveness.on_interruption(now=210)
+    assert [liveness.take_lost(now=now) for now in (221, 222, 223)] == [[], [], [W1]]
 
 
 def test_a_worker_that_is_heard_again_lives() -> None:
@@ -80,7 +84,8 @@ def test_more_room_is_noticed() -> None:
     assert not liveness.on_beat(W1, now=8, free=Capacity()), "without a bound there is no more than before"
     assert not liveness.on_beat(W1, now=9, free=Capacity(tasks=1))
     gpu = Capacity(device="gpu", devices=1)
-    for number, more in enumerate((Capacity(cpu=1), Capacity(memory=1), Capacity(disk=1), gpu)):
+    licence = Capacity(resources=(("licence", 1.0),))
+    for number, more in enumerate((Capacity(cpu=1), Capacity(memory=1), Capacity(disk=1), gpu, licence)):
         liveness.on_beat(W1, now=10 + number, free=Capacity())
         assert liveness.on_beat(W1, now=10 + number, free=more), more
 

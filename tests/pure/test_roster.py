@@ -184,6 +184,21 @@ def test_only_what_no_worker_could_ever_cover_is_a_misfit() -> None:
     assert cluster.roster.misfits == {nowhere: 5.0}
 
 
+def test_what_a_lost_worker_held_is_lost_but_not_what_has_ended_there() -> None:
+    cluster, a, b = Cluster(), WorkerId("a"), WorkerId("b")
+    for job, worker_id in (("lost", a), ("ended", a), ("elsewhere", b)):
+        (task,) = lifecycle.new_tasks(recorded_job(job))
+        held = lifecycle.claim(task, attempt=1, worker_id=worker_id, now=0.0)
+        assert held is not None
+        cluster.apply(held)
+        if job == "ended":
+            ended = lifecycle.end(held, attempt=1, worker_id=a, now=1.0, state=JobStatus.SUCCEEDED, reason="")
+            assert ended is not None
+            cluster.apply(ended)
+    ((record, revision),) = cluster.roster.lost_tasks(a, now=2.0, reason="it is silent")
+    assert (record.job_id, record.state, revision) == ("lost", JobStatus.WORKER_FAILED, 1)
+
+
 def test_who_left_is_not_waited_for_whatever_becomes_of_what_it_held() -> None:
     cluster, a = Cluster(), WorkerId("a")
     cluster.roster.on_registered(_info("a"), now=0.0)
