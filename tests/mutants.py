@@ -42,7 +42,7 @@ CORES = {
     "fluster.worker_pool.work": Core(("worker_pool", "map_pacing"), 0),
     # Of no effect: whether the seat is open is not asked before it was seen, nor once it leads, and no write is taken twice.
     "fluster_bus.leadership": Core(("leadership",), 3),
-    "fluster_services.controller.dispatch": Core(("dispatch",), 42),
+    "fluster_services.controller.dispatch": Core(("dispatch", "kept_free", "fair_scheduling"), None),
     # Decides nothing: how many beats are served at once, digits that are shown, and a moment of no length.
     "fluster_services.controller.judge": Core(("judge",), 3),
     "fluster_services.controller.liveness": Core(("liveness", "judge", "roster"), 0),
@@ -51,7 +51,7 @@ CORES = {
     # Of no effect: a worker that has a bound on its tasks says how many it has left.
     "fluster_services.controller.reservation": Core(("reservation",), 1),
     "fluster_services.controller.roster": Core(("roster", "dispatch"), 0),
-    "fluster_services.controller.scheduler": Core(("scheduler_lines", "scheduler"), None),
+    "fluster_services.controller.scheduler": Core(("scheduler_lines", "scheduler", "fair_scheduling"), None),
     # Of no effect: a gang of which all tasks wait has nothing that could be started again.
     "fluster_services.gangs": Core(("gangs",), 1),
     # Of no effect: what waits is killed at once, so a wish to do so by force finds it ended; a job that is KILLED was to be.

@@ -9,6 +9,7 @@ import pytest
 
 from fluster_bus.messages import (
     Capacity,
+    JobId,
     JobRecord,
     JobStatus,
     Namespace,
@@ -18,7 +19,7 @@ from fluster_bus.messages import (
 )
 from fluster_bus.tables import Row
 from fluster_services import lifecycle
-from fluster_services.controller.books import Books, record_key
+from fluster_services.controller.books import Books, JobKey, record_key
 from fluster_services.controller.dispatch import Ask, Dispatch
 from fluster_services.controller.liveness import Liveness
 from fluster_services.controller.roster import Roster
@@ -127,6 +128,9 @@ def test_a_task_on_a_level_is_offered_to_its_class_alone() -> None:
     assert _subjects(cluster.offer(None)) == [ON_CLASS]
     assert cluster.taken() == [], "nobody has room"
     assert cluster.dispatch.is_idle
+    assert cluster.later == [], "as long as none tells that it has"
+    cluster.dispatch.on_room()
+    assert cluster.taken() == ["job"]
 
 
 def test_a_task_between_two_levels_is_then_offered_by_name_to_those_with_room() -> None:
@@ -136,6 +140,39 @@ def test_a_task_between_two_levels_is_then_offered_by_name_to_those_with_room() 
     asks = cluster.offer(None, OfferReply(worker_id=B, accepted=True))
     assert _subjects(asks) == [ON_CLASS, "fluster.sys.workers.b.offer"]
     assert asks[0].offer.job_id == "job"
+
+
+def test_what_does_not_answer_by_its_name_is_passed_over() -> None:
+    cluster = Cluster()
+    cluster.submit("job", 3)
+    asks = cluster.offer(None, None, OfferReply(worker_id=B, accepted=True))
+    assert _subjects(asks) == [ON_CLASS, *(f"fluster.sys.workers.{worker}.offer" for worker in (A, B))]
+    assert cluster.later == []
+    cluster.dispatch.on_room()
+    assert cluster.taken() == [], "it is claimed, and its record on its way"
+
+
+@pytest.mark.parametrize(
+    ("said_cpu", "answer", "is_repeated"), [(4, _no(B), True), (1, _no(B), False), (4, None, False)]
+)
+def test_who_declines_by_name_is_asked_again_soon_if_it_said_that_it_has_room(
+    said_cpu: float, answer: OfferReply | None, is_repeated: bool
+) -> None:
+    cluster = Cluster()
+    cluster.claim(cluster.submit("other", 2), A)
+    cluster.roster.on_beat(B, now=0.0, free=Capacity(cpu=said_cpu, memory=GIB, namespaces=(Namespace("default"),)))
+    cluster.submit("job", 3)
+    assert len(cluster.offer(None, answer)) == 2
+    assert [at for at, _ in cluster.later] == ([0.01] if is_repeated else [])
+    assert not cluster.dispatch.unfit(JobKey(Namespace("default"), JobId("job")))
+
+
+def test_who_lacks_by_name_what_the_job_names_is_passed_over_and_told_of() -> None:
+    cluster = Cluster()
+    cluster.submit("job", 3)
+    cluster.offer(None, _lacks(A), OfferReply(worker_id=B, accepted=True))
+    key = next(iter(cluster.books.keys()))
+    assert dict(cluster.dispatch.unfit(key)) == {A: "worker a has no folder"}
 
 
 def test_a_job_that_no_worker_of_its_namespace_takes_holds_up_no_other_namespace() -> None:
@@ -191,6 +228,34 @@ def test_what_a_worker_declined_that_said_to_have_room_is_offered_again_soon_and
         cluster.later.clear()
         action()
     assert pauses == [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.5, 0.5]
+
+
+def test_all_that_is_declined_meanwhile_is_offered_again_together() -> None:
+    cluster = Cluster()
+    for name, cpu in (("large", 4), ("small", 1)):
+        cluster.submit(name, cpu)
+    taken = cluster.dispatch.take()
+    for place, need in taken:
+        asking = cluster.dispatch.offer(place, need)
+        next(asking)
+        with pytest.raises(StopIteration):
+            asking.send(_no())
+    assert not cluster.dispatch.is_idle
+    ((_, action),) = cluster.later
+    action()
+    assert cluster.taken() == ["large", "small"]
+
+
+def test_only_so_many_offers_are_out_at_once() -> None:
+    cluster = Cluster()
+    for number in range(32):
+        cluster.submit(f"one{number}", 1)
+        cluster.submit(f"two{number}", 2)
+    taken = cluster.dispatch.take()
+    assert len(taken) == 32
+    assert cluster.taken() == []
+    cluster.dispatch.on_unanswered(*taken[0])
+    assert len(cluster.taken()) == 1
 
 
 def test_room_that_came_while_an_offer_was_out_is_not_forgotten() -> None:
@@ -258,7 +323,7 @@ def test_what_is_to_be_stopped_is_not_offered() -> None:
 
 def test_what_a_gang_gives_back_is_room_and_what_it_takes_is_not() -> None:
     cluster = Cluster()
-    cluster.submit("waits", 4)
+    cluster.submit("waits", 2)
     assert cluster.find_nobody() == ["waits"]
     (task,) = cluster.submit_all("gang", 1, gang=True)
     assert cluster.find_nobody() == ["waits"], "a task of a gang may have come back from a worker; it is not offered"
@@ -372,6 +437,20 @@ def test_one_that_lacks_it_still_is_not_asked_for_as_long_again() -> None:
         assert list(cluster.dispatch.offer(place, need)) == []
         assert len(cluster.later) == 1
         cluster.later.pop()[1]()
+
+
+def test_of_several_that_lack_it_each_is_asked_again_in_its_own_time() -> None:
+    cluster = Cluster()
+    cluster.submit("nowhere", 4)
+    cluster.offer(_lacks(A))
+    cluster.time = 1.0
+    cluster.offer(_lacks(B))
+    key = next(iter(cluster.books.keys()))
+    (first, second) = cluster.later
+    first[1]()
+    assert list(cluster.dispatch.unfit(key)) == [B]
+    second[1]()
+    assert not cluster.dispatch.unfit(key)
 
 
 def test_what_workers_lack_is_forgotten_with_the_job() -> None:
