@@ -1,5 +1,6 @@
 """What a program has on a shared cluster ends with the program, however that ends."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -155,7 +156,8 @@ def test_a_helper_that_dies_once_the_end_is_told_leaves_nothing_to_the_lease(
         told, helper = words_of_helpers(cluster), client.helper()
         client.process.kill()
         wait_until(lambda: any(json.loads(word.data)["ended"] for word in told))
-        helper.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            helper.kill()
         wait_ended(client, cluster, "has ended")
 
 
