@@ -334,10 +334,24 @@ async def test_two_do_not_restore_at_once(own_server: EmbeddedServer, connect_bu
     lead = await RestoringLead.take(one)
     with pytest.raises(BackupError, match="is being restored at this moment"):
         await RestoringLead.take(other)
-    await lead.leave()  # as one that was killed
+    await lead.end(is_whole=False)  # as one that was killed
     lead = await RestoringLead.take(other)
-    await lead.give_back()
+    assert lead.found_half
+    await lead.end(is_whole=True)
     assert await leaders_table(one).get(subjects.LEADER_KEY) is None
+
+
+async def test_one_that_is_refused_leaves_half_a_store_to_nobody(servers: tuple[Bus, Bus], tmp_path: Path) -> None:
+    used, _ = servers
+    await _use(used)
+    await make_backup(used, tmp_path / "backup")
+    for is_half in (False, True):
+        if is_half:
+            await (await RestoringLead.take(used)).end(is_whole=False)
+        with pytest.raises(BackupError, match="give --replace"):
+            await restore_backup(used, tmp_path / "backup")
+        seat = await leaders_table(used).get(subjects.LEADER_KEY)
+        assert (seat is not None and seat.value.restoring) is is_half
 
 
 async def test_what_was_begun_for_a_submission_that_the_backup_lacks_is_completed(

@@ -25,6 +25,7 @@ from fluster_bus.errors import (
 )
 from fluster_bus.messages.leaders import Leader
 from fluster_bus.provisioning import ensure_seat
+from fluster_bus.retries import retried
 from fluster_bus.roles import DEFAULT_NAMESPACE
 from fluster_bus.streams import leaders_table
 from fluster_bus.tables import Row
@@ -51,6 +52,7 @@ class RestoringLead:
         )
         self._revision = 0
         self._lost = False
+        self.found_half = False  # another restore had ended in the middle
         self._renewing: asyncio.Task[None] | None = None
 
     @classmethod
@@ -63,7 +65,7 @@ class RestoringLead:
         try:
             await lead._wait_alone()
         except BaseException:
-            await lead.give_back()
+            await lead.end(is_whole=not lead.found_half)
             raise
         return lead
 
@@ -73,6 +75,7 @@ class RestoringLead:
             row = await self._leaders.get(subjects.LEADER_KEY)
             if row is not None and row.value.restoring:
                 await self._wait_silent(row)
+                self.found_half = True
             try:
                 if row is None:
                     self._revision = await self._leaders.create(subjects.LEADER_KEY, self._me)
@@ -139,15 +142,15 @@ class RestoringLead:
                 "another one took the leader's seat while this restored: stop all controllers, and try again"
             )
 
-    async def leave(self) -> None:
-        """Go, and leave the mark: what is there is no cluster to lead."""
+    async def end(self, *, is_whole: bool) -> None:
+        """Have controllers lead again what is there, or leave the mark where that is no cluster to lead."""
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)
+        if is_whole:
+            await retried(lambda _left_s: self._give_back(), on=(BusError,), timeout_s=_TAKEN_WITHIN_S)
 
-    async def give_back(self) -> None:
-        """Have controllers lead again."""
-        await self.leave()
+    async def _give_back(self) -> None:
         row = await self._leaders.get(subjects.LEADER_KEY)
         if row is not None and row.value.instance == self._me.instance:
             with suppress(RevisionConflictError):

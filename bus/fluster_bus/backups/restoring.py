@@ -50,7 +50,7 @@ async def restore_backup(
     manifest = read_manifest(folder)
     check_files(folder, manifest)
     lead = await RestoringLead.take(bus)
-    is_whole = True  # what is there is a cluster to lead
+    is_whole = not lead.found_half  # what is there is a cluster to lead
     try:
         names = await stream_names(bus)
         present = plan(names).parts  # also of namespaces that the backup does not have
@@ -71,7 +71,7 @@ async def restore_backup(
             done += streams[part].size
         is_whole = True
     finally:
-        await (lead.give_back() if is_whole else lead.leave())
+        await lead.end(is_whole=is_whole)
     return manifest
 
 
