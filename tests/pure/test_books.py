@@ -97,6 +97,30 @@ def test_children_and_the_newest() -> None:
     assert len(books.keys()) == 3
 
 
+def test_a_job_waits_as_long_as_none_of_its_tasks_is_begun() -> None:
+    books, job = Books(), job_record("a", replicas=2)
+    first, second = lifecycle.new_tasks(job)
+    books.apply(row(job, 1))
+    assert books.waiting(NS) == 1, "also before its tasks are there, as when it waits for others"
+    books.apply(row(first, 2))
+    books.apply(row(second, 3))
+    claimed = lifecycle.claim(first, attempt=1, worker_id=WorkerId("w1"), now=1.0)
+    assert claimed is not None
+    books.apply(row(claimed, 4))
+    assert books.waiting(NS) == 0
+    books.apply(row(claimed, 4))
+    books.apply(row(first, 5))
+    assert books.waiting(NS) == 1, "it goes back and waits again"
+    books.sanity_check()
+    assert books.waiting(Namespace("other")) == 0
+    books.discard(JobKey(NS, JobId("a")))
+    assert books.waiting(NS) == 0
+    books.apply(row(job, 6))
+    books.apply(row(job.model_copy(update={"state": JobStatus.KILLED}), 7))
+    assert books.waiting(NS) == 0
+    books.sanity_check()
+
+
 def test_the_order_in_which_records_arrive_does_not_matter() -> None:
     dice = random.Random(1)
     for _ in range(200):

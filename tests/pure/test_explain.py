@@ -230,3 +230,20 @@ def test_workers_that_lack_what_a_job_names_are_not_counted_on() -> None:
         told
         == "fits w2; 4 of 4 CPUs are busy with a; next in line; worker w1 has no folder '/data' (asked again from time to time)"
     )
+
+
+def test_a_quota_that_has_no_room_is_what_it_waits_for() -> None:
+    job = pending(2)
+    (task,) = lifecycle.new_tasks(job)
+    short = "waits for the quota of namespace team-a: 8 of 8 CPUs are used"
+    workers = [view("w1", 4)]
+    assert explain(job, [task], workers, ahead=0, now=NOW, short_of_quota=short) == short
+    timed = task.model_copy(update={"scheduling_timeout_s": 60.0})
+    assert why_given_up(timed, workers, short) == f"it could not be started within 60 s: {short}"
+
+
+def test_who_goes_first_is_told_beside_what_it_waits_for() -> None:
+    job = pending(2)
+    first = "namespace team-b goes first: it holds 10 % of the cluster, team-a 60 %, equal weights"
+    said = explain(job, lifecycle.new_tasks(job), [view("w1", 4, free=0)], ahead=0, now=NOW, goes_first=first)
+    assert said == f"fits w1; 4 of 4 CPUs are busy with something else; next in line; {first}"

@@ -85,7 +85,7 @@ class Tenants(RuleBasedStateMachine):
 
     @rule(limit=st.integers(1, 6))
     def take(self, limit: int) -> None:
-        """Whoever is taken has least of what is there to take, of those that may go."""
+        """The first that is taken has least of what is there to take, of those that may go."""
         before = {each: self.shares.weighed(each) for each in (A, B, C)}
         taken = self.scheduler.take(limit)
         for place, need in taken:
@@ -347,7 +347,7 @@ def test_what_is_on_offer_counts() -> None:
     assert scheduler.take(9) == []
     place, _ = taken[0]
     scheduler.remove(place.job, place.task)
-    assert len(scheduler.take(9)) == 1, "it is not wanted any more, and another may go"
+    assert len(scheduler.take(9)) == 1, "it was cancelled, and another may go"
 
 
 def test_a_large_task_is_not_overtaken_for_ever_by_small_ones_of_its_own_namespace() -> None:

@@ -90,7 +90,7 @@ def test_who_waits_for_a_quota_is_told_whenever_it_may_have_more() -> None:
     assert shares.fits(A, CPU, 1_000)
     shares.take(B, CPU)
     shares.give_back(B, CPU)
-    assert len(told) == 3, "what has no quota keeps nobody waiting"
+    assert len(told) == 3, "what has no quota keeps no task waiting"
 
 
 def test_the_dominant_share_is_that_of_what_it_has_most_of_for_its_weight() -> None:

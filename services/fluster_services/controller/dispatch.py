@@ -235,7 +235,7 @@ class Dispatch:
         self.shares.on_namespace(record)
 
     def on_namespace_gone(self, namespace: Namespace) -> None:
-        """A namespace has no quota any more."""
+        """A namespace was dropped: it has no quota."""
         self.scheduler.on_quota(namespace)
         self.shares.on_namespace_gone(namespace)
 

@@ -15,9 +15,9 @@ Priorities are strict: a task waits as long as there is one of a higher priority
 
 That is so within a namespace. Of several namespaces whose tasks wait, that one goes first which has least of the cluster for its
 weight (see shares.py), among tasks of equal priority; one above the most that its namespace may have counts as that here. So
-nobody overtakes another namespace's task in its turn but who is behind it by priority, or has more already.
+a task is overtaken by what starts after its own turn: tasks of a lower priority, or of a namespace that has more.
 
-A namespace's quota keeps its own tasks waiting, and nobody else's. A task, or gang, that others of its namespace have overtaken
+A namespace's quota keeps its own tasks waiting, and no one else's. A task, or gang, that others of its namespace have overtaken
 for too long as they need less of the quota has the room in it to itself: whatever is behind it goes on only with what it leaves.
 """
 
@@ -355,7 +355,7 @@ class Scheduler:
         return kept.place if kept is not None else None
 
     def keep_quota(self, starving: Starving) -> None:
-        """What is behind it in its namespace leaves it room in the quota from now on, until it does not wait any more."""
+        """What is behind it in its namespace leaves it room in the quota from now on, as long as it waits."""
         namespace = starving.place.job.namespace
         kept = self._kept.get(namespace)
         if namespace in self._shares.bounded and (kept is None or starving.place < kept.place):

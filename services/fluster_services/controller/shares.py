@@ -85,7 +85,7 @@ class Shares:
         self.on_freed()
 
     def on_namespace_gone(self, namespace: Namespace) -> None:
-        """Nothing is said of it any more."""
+        """It has no record: it has no quota, and the weight 1."""
         self.on_namespace(NamespaceRecord(name=namespace))
 
     def on_total(self, total: Amount) -> None:
@@ -100,7 +100,7 @@ class Shares:
         tenant.devices += need.devices
 
     def give_back(self, namespace: Namespace, need: Capacity) -> None:
-        """It is not any more."""
+        """A task is neither offered nor held now that was."""
         tenant = self._tenants[namespace]
         tenant.cpu -= need.cpu
         tenant.memory -= need.memory
@@ -236,4 +236,4 @@ def _option_value(kind: str, amount: float) -> str:
 
 
 def _nothing() -> None:
-    """Until whoever is to be told has said so."""
+    """There is no listener yet."""
