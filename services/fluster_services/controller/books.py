@@ -91,12 +91,13 @@ class Books:
             self._index_order(key, entry.job.value.order if entry.job is not None else None, record.order)
             entry.job = Row(row.key, slim_job(record), row.revision)
             self._drop_replaced(key, entry, record.order)
-            self._note_waiting(key, entry)
-            if record.state.finished():
+            is_finished = record.state.finished()
+            if entry.waits is (is_finished or entry.begun > 0):
+                self._note_waiting(key, entry)
+            if is_finished:
                 for task, known in entry.tasks.items():
                     entry.tasks[task] = Row(known.key, slim_task(known.value, entry.job.value), known.revision)
             parent = JobKey(key.namespace, record.request.parent) if record.request.parent is not None else None
-            is_finished = record.state.finished()
             self._families.put(key, parent=parent, task=record.request.parent_task, is_finished=is_finished)
             self._index_dependencies(key, record)
         return key

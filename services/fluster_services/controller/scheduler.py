@@ -190,10 +190,12 @@ class Scheduler:
         """Up to `limit` tasks to offer now; each is out until `on_declined` or `remove`."""
         taken: list[tuple[Place, Capacity]] = []
         while len(taken) < limit:
-            if self.is_shared:
+            if self.is_shared or self._shares.bounded:
                 first = self._first_in_turn()
             else:
-                first = min(self._ready(), key=_head, default=None)
+                first = min(
+                    (line for line in list(self._lines.values()) if self._may_offer(line)), key=_head, default=None
+                )
             if first is None:
                 break
             first.turn = self._turn_of_line(first)[:2] if self.is_shared else None
@@ -214,8 +216,7 @@ class Scheduler:
 
     def _ready(self) -> Iterator[_Line]:
         """The lines whose first task may be offered."""
-        ready = (line for line in list(self._lines.values()) if self._may_offer(line))
-        return filter(self._is_in_quota, ready) if self._shares.bounded else ready
+        return (line for line in list(self._lines.values()) if self._may_offer(line) and self._is_in_quota(line))
 
     def _has_task(self, line: _Line) -> bool:
         while line.heap:

@@ -149,7 +149,12 @@ class Shares:
         tenant = self._tenants.get(namespace)
         if tenant is None:
             return 0.0
-        return max((has / there for has, there in zip(tenant.used, self._total, strict=True) if there), default=0.0)
+        cpus, memory, devices = self._total
+        return max(
+            round(tenant.cpu * 1000) / cpus if cpus else 0.0,
+            tenant.memory / memory if memory else 0.0,
+            tenant.devices / devices if devices else 0.0,
+        )
 
     def weight(self, namespace: Namespace) -> float:
         tenant = self._tenants.get(namespace)
