@@ -44,7 +44,9 @@ def parse_gpus(text: str, visible: str | None) -> Devices:
     count = int(match["any"] or match["count"] or 1)
     ids = visible_ids(visible) or tuple(map(str, range(count)))
     if len(ids) < count:
-        raise ValueError(f"{text!r} are more GPUs than CUDA_VISIBLE_DEVICES={visible!r} shows")
+        raise ValueError(
+            f"{text!r} are more GPUs than CUDA_VISIBLE_DEVICES={visible!r} shows: name fewer, or change that variable"
+        )
     return Devices("gpu", (match["model"] or ANY_MODEL).lower(), ids[:count])
 
 

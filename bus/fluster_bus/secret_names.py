@@ -6,11 +6,11 @@ import re
 from collections.abc import Collection, Mapping
 
 MASK = "***"
-_SECRET = re.compile(r"TOKEN|SECRET|KEY|PASSWORD", re.IGNORECASE)
+_SECRET = re.compile(r"TOKEN(?!IZ)|SECRET|KEY|PASSWORD", re.IGNORECASE)
 
 
 def is_secret_name(name: str) -> bool:
-    """True for names like HF_TOKEN, CLIENT_SECRET, AWS_ACCESS_KEY_ID and PGPASSWORD."""
+    """True for names like HF_TOKEN (and not TOKENIZERS_PARALLELISM), CLIENT_SECRET, AWS_ACCESS_KEY_ID and PGPASSWORD."""
     return _SECRET.search(name) is not None
 
 

@@ -84,6 +84,11 @@ def _of_typer(error: Any) -> str:
 
     from fluster_bus.messages.model import in_our_words
 
+    near = [each for each in getattr(error, "possibilities", None) or () if each.startswith("--")]
+    if near:
+        from fluster_bus.near_names import did_you_mean, near_names
+
+        return f"no such option: {error.option_name}{did_you_mean(near_names(error.option_name, near)[:1] or near)}"
     parameter = getattr(error, "param", None)
     if parameter is None or getattr(error, "param_type", None) is not None or not error.message:
         return str(error.format_message())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
@@ -14,7 +16,7 @@ from fluster.cli.shortened_ids import find_job
 
 if TYPE_CHECKING:
     from fluster_bus.messages import JobInfo
-    from fluster_bus.messages.stacks import TaskStack
+    from fluster_bus.messages.stacks import StackFrame, TaskStack
 
 
 def stack(
@@ -48,6 +50,12 @@ def stack(
         raise CommandError(f"job {job_id}: no stack of its processes could be read", ExitCode.FAILED)
 
 
+def without_ours(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
+    """Without the outermost functions, by which Fluster calls the user's; all of them where there is nothing else."""
+    ours = list(itertools.takewhile(lambda frame: "/fluster_services/" in frame.file, reversed(frames)))
+    return frames[: len(frames) - len(ours)] or frames
+
+
 def _show(found: TaskStack, info: JobInfo) -> None:
     write(f"task {info.number_of(found.task)}, attempt {found.attempt}, on {found.worker_id}")
     if found.problem:
@@ -60,7 +68,7 @@ def _show(found: TaskStack, info: JobInfo) -> None:
             state = "runs" if thread.is_active else "waits"
             gil = ", has the GIL" if thread.holds_gil else ""
             write(f"  thread {one_line(thread.name) or '-'} {state}{gil}")
-            for frame in thread.frames:
+            for frame in without_ours(thread.frames):
                 write(f"    {one_line(f'{frame.function} ({frame.file}:{frame.line})')}")
     if found.cut:
         write("there is more than is shown")

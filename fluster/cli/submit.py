@@ -343,6 +343,8 @@ def _wrong(error: ValidationError, **given: object) -> CommandError:
         text = text.replace(" gang=True", " --gang").replace(" replicas=", " --replicas ")
         return CommandError(f"--{text}" if names_option else text, ExitCode.USAGE)
     option = _OPTIONS.get(field, field.removesuffix("_s")).replace("_", "-")
+    if isinstance(problem["input"], tuple):  # of an option that may be given several times
+        return wrong_option(f"--{option}", given.get(option, ",".join(problem["input"])), text)
     return wrong_option(f"--{option}", given.get(option, problem["input"]), text.removeprefix(f"{field}: "))
 
 

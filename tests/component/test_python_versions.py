@@ -9,7 +9,7 @@ import pytest
 
 from fluster_bus.messages import EnvironmentConfig
 from fluster_services.config import DiskLimits
-from fluster_services.worker.build_output import BuildError
+from fluster_services.worker.build_output import BuildError, BuildOutput
 from fluster_services.worker.environments import Environments
 from fluster_services.worker.folder_cache import FolderCache
 from fluster_services.worker.interpreters import own_minor_version
@@ -42,11 +42,16 @@ def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment
 
 async def test_a_shim_is_told_the_version(environments: Environments) -> None:
     config = EnvironmentConfig(python=own_minor_version())
-    python = await environments.use(config, None, "a job", lambda _output: None)
+    said: list[BuildOutput] = []
+    python = await environments.use(config, None, "a job", said.append)
     assert python.version == own_minor_version()
     assert python.python.exists()
+    lines = [text for _time, text in said[0].lines]
+    assert lines == [f"$ uv venv --quiet --no-project --python {own_minor_version()} ../venv"], (
+        "nothing of what failed first"
+    )
 
 
 async def test_a_version_that_no_shim_has_is_refused_as_if_there_was_none(environments: Environments) -> None:
-    with pytest.raises(BuildError, match=r"3\.99"):
+    with pytest.raises(BuildError, match=r"--python 3\.99 .* failed:\nerror: "):
         await environments.use(EnvironmentConfig(python="3.99"), None, "a job", lambda _output: None)

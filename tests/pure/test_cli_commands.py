@@ -136,7 +136,10 @@ def test_wrong_usage_ends_with_2() -> None:
         (["submit", "--retries", "-2", "--", "true"], "--retries='-2': it must be greater than or equal to 0 (`flus"),
         (["submit", "--retries", "1.5", "--", "true"], "--retries='1.5': it must be a valid integer (`fluster submit"),
         (["submit", "--output", "xml", "--", "true"], "--output: 'xml' is not one of 'table', 'json' (`fluster sub"),
-        (["submit", "--retris", "2", "--", "true"], "no such option: --retris (Possible options: --ports, --replic"),
+        (
+            ["submit", "--retris", "2", "--", "true"],
+            "no such option: --retris; did you mean '--retries'? (`fluster submit --help`)",
+        ),
         (["submit", "--wait=3", "--", "true"], "option '--wait' does not take a value (`fluster --help`)"),
         (["logs", "train-3f2a", "--grep", "("], "--grep: invalid regular expression '(': missing ), unterminated"),
         (["logs", "a", "b"], "got unexpected extra argument(s) (b) (`fluster logs --help`)"),

@@ -12,7 +12,7 @@ def test_names_that_look_like_secrets(name: str) -> None:
     assert masked({name: "x", "MODE": "full"}) == {name: "***", "MODE": "full"}
 
 
-@pytest.mark.parametrize("name", ["MODE", "PATH", "OMP_NUM_THREADS", "SSH_AUTH_SOCK"])
+@pytest.mark.parametrize("name", ["MODE", "PATH", "OMP_NUM_THREADS", "SSH_AUTH_SOCK", "TOKENIZERS_PARALLELISM"])
 def test_names_that_do_not(name: str) -> None:
     assert not is_secret_name(name)
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from fluster.cli.stacks import without_ours
+from fluster_bus.messages.stacks import StackFrame
 from fluster_services.worker.stacks import Cuts, parsed, problem_of
 
 
@@ -50,3 +52,16 @@ def test_anything_else_is_refused(output: bytes) -> None:
 def test_a_kernel_that_forbids_it_is_told_with_the_remedy(words: str) -> None:
     assert "root" in problem_of(words)
     assert "no Python was found in it: Error: Failed to find python" in problem_of("\nError: Failed to find python\nx")
+
+
+def test_only_the_users_functions_are_shown_unless_there_are_none() -> None:
+    ours = [
+        StackFrame(function=name, file=f"/venv/fluster_services/worker/{name}.py", line=1) for name in ("call", "run")
+    ]
+    users = [StackFrame(function=name, file="/home/ada/train.py", line=2) for name in ("inner", "outer")]
+    assert without_ours([*users, *ours]) == users
+    assert without_ours([users[0], ours[0], users[1], *ours]) == [users[0], ours[0], users[1]], (
+        "what they call is shown"
+    )
+    assert without_ours(ours) == ours
+    assert without_ours([]) == []

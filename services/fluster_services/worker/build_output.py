@@ -41,6 +41,12 @@ class BuildOutput:
         self.doing = without_codes(command)
         self._of_command = 0
 
+    def take(self, other: BuildOutput) -> None:
+        """Add what was said elsewhere."""
+        self.lines.extend(other.lines)
+        self.said += other.said
+        self.doing, self._of_command = other.doing, other._of_command
+
     def since(self, number: int) -> tuple[list[Line], int]:
         """The lines after the first `number`, and how many of those are not kept any more."""
         new = self.said - number

@@ -8,7 +8,6 @@ environment is for commands.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import re
@@ -201,16 +200,21 @@ async def _make(path: Path, recipe: Recipe, workspace: Path | None, output: Buil
 
     async def make_venv() -> None:
         command = ("venv", "--quiet", "--no-project", "--python", recipe.python or sys.executable, f"../{_VENV}")
-        try:
-            await uv(*command)
-        except BuildError:
-            if recipe.python is None or not _VERSION.fullmatch(recipe.python):
-                raise
-            # A shim of pyenv's runs a version that is not the chosen one only if told which; uv looks no further then.
-            for told in (recipe.python, "system"):
-                with contextlib.suppress(BuildError):
-                    return await uv(*command, PYENV_VERSION=told)
-            raise
+        if recipe.python is None or not _VERSION.fullmatch(recipe.python):
+            return await uv(*command)
+        # A shim of pyenv's runs a version that is not the chosen one only if told which; uv looks no further then. What it
+        # says of a shim is no news to the user where another way succeeds.
+        failed: list[BuildError] = []
+        for told in ({}, {"PYENV_VERSION": recipe.python}, {"PYENV_VERSION": "system"}):
+            said = BuildOutput()
+            try:
+                await run_uv(command, folder=scratch, variables={**variables, **told}, output=said)
+            except BuildError as error:
+                failed.append(error)
+            else:
+                return output.take(said)
+        output.take(failed[0].output)
+        raise BuildError(str(failed[0]), output) from failed[0]
 
     await in_thread(copy)
     await make_venv()
