@@ -145,16 +145,16 @@ def _reasons(cluster: LocalCluster, job_id: str) -> list[str]:
     return [each.transition.reason for found in events(cluster).values() for each in found if each.job_id == job_id]
 
 
-def test_attempts_of_a_job_run_in_one_image_whatever_its_tag_means_by_then(
+def test_attempts_and_tasks_of_a_job_run_in_one_image_whatever_its_tag_means_by_then(
     contained: LocalCluster, engine: Engine
 ) -> None:
-    script = "read -r word < /word; echo $word; test $FLUSTER_ATTEMPT = 2 || exec /bin/busybox sleep 100"
+    first = "$FLUSTER_TASK_INDEX.$FLUSTER_ATTEMPT = 0.1"
+    script = f"read -r word < /word; echo $word; ! test {first} || exec /bin/busybox sleep 100"
     with running_registry(b"first\n") as (address, registry):
         name, digest = f"{address}/tiny:1", registry.digest
-        job = command("/bin/busybox", "sh", "-c", script, max_retries_failure=1).model_copy(
-            update={"environment": EnvironmentConfig(image=name)}
-        )
-        job_id = contained.launch(job)
+        job = command("/bin/busybox", "sh", "-c", script, max_retries_failure=1, replicas=2)
+        one_at_a_time = {"environment": EnvironmentConfig(image=name), "resources": ResourceConfig(cpu=9)}
+        job_id = contained.launch(job.model_copy(update=one_at_a_time))
         wait_until(lambda: texts(contained, job_id) == ["first"])
         registry.push(b"second\n")
         engine.client.pull(f"{address}/tiny", "1")
@@ -162,13 +162,12 @@ def test_attempts_of_a_job_run_in_one_image_whatever_its_tag_means_by_then(
             (found,) = engine.containers(**{"fluster.job": job_id})
             engine.client.kill(found["Id"])
             info = contained.wait(job_id, timeout=PATIENCE_S)
-            assert (info.status, info.tasks[0].attempt) == (JobStatus.SUCCEEDED, 2)
-            assert texts(contained, job_id) == ["first", "first"]
-            image = info.tasks[0].image
-            assert image is not None
-            assert (image.name, image.digest) == (name, digest)
+            assert (info.status, [task.attempt for task in info.tasks]) == (JobStatus.SUCCEEDED, [2, 1])
+            assert texts(contained, job_id) == ["first"] * 3
+            images = [task.image for task in info.tasks]
+            assert [(each.name, each.digest) for each in images if each is not None] == [(name, digest)] * 2
             started = f"started, in image {name}@{digest}"
-            wait_until(lambda: _reasons(contained, job_id).count(started) == 2)
+            wait_until(lambda: _reasons(contained, job_id).count(started) == 3)
         finally:
             for each in (name, f"{address}/tiny@{digest}"):
                 engine.client.remove_image(each)
