@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import io
 import json
+import secrets
 import shutil
 import tarfile
 import threading
@@ -52,8 +53,10 @@ class Registry:
         self._manifests[self.digest] = data
 
     def forget(self, digest: str) -> None:
-        """Have that image no more."""
-        del self._manifests[digest]
+        """Have that image no more, nor what it is made of: engines keep manifests for a while."""
+        manifest = json.loads(self._manifests.pop(digest))
+        for each in (manifest["config"], *manifest["layers"]):
+            del self._blobs[each["digest"]]
 
     def _add(self, data: bytes) -> str:
         self._blobs[_digest(data)] = data
@@ -87,12 +90,12 @@ def _tar(files: dict[str, bytes]) -> bytes:
 
 
 @contextmanager
-def running_registry(content: bytes = b"pulled") -> Iterator[tuple[str, Registry]]:
+def running_registry(content: bytes | None = None) -> Iterator[tuple[str, Registry]]:
     """Its address, which engines take for one that needs no TLS since it is the machine's own, and the registry.
 
-    Its image has a file with that content, and busybox.
+    Its image has a file with that content, else with one that no engine has met before, and busybox.
     """
-    registry = Registry(content)
+    registry = Registry(secrets.token_bytes() if content is None else content)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -2,8 +2,10 @@
 
 import asyncio
 import dataclasses
+from contextlib import suppress
 
 import pytest
+from docker.errors import NotFound
 
 from fluster_services.worker.container import ContainerSettings
 from fluster_services.worker.engine import EngineError, find_api_version
@@ -96,4 +98,6 @@ async def test_a_tag_that_means_another_image_by_now_is_not_taken_for_the_one_of
             with pytest.raises(EngineError, match=f"there is no image '{before.exact}' here, and it cannot be pulled"):
                 await images.use(name, earlier=before)
         finally:
-            engine.client.remove_image(name)
+            for each in (name, before.exact):
+                with suppress(NotFound):
+                    engine.client.remove_image(each)
