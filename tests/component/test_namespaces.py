@@ -6,16 +6,18 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from fluster.cluster.client import AsyncCluster
 from fluster.cluster.namespace_admin import NamespaceAdmin
 from fluster_bus import provisioning
+from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
-from fluster_bus.errors import ServiceError
+from fluster_bus.errors import BusError, ServiceError
 from fluster_bus.messages import JobStatus, Namespace, NamespaceQuota, NamespaceRecord, NamespaceState
+from fluster_bus.retries import retried
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.stream_bounds import MIN_BUDGET_BYTES, SHARES, SYSTEM_BYTES, stream_of
@@ -25,6 +27,7 @@ from tests.component.conftest import ConnectBus
 from tests.component.controllers import IMPATIENT, NS, RunningController, StartWorker, job_request
 from tests.component.test_log_pump import Attempt, pump
 from tests.component.toy_worker import STAY_RUNNING
+from tests.server_group import ServerGroup, group_of_servers
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
@@ -289,6 +292,7 @@ async def _is_gone(bus: Bus) -> bool:
     return await namespaces_table(bus).get(TEAM) is None
 
 
+@pytest.mark.slow
 async def test_a_controller_killed_at_a_moment_of_its_own_leaves_nothing_half_made(
     controllers: Controllers,
     own_server: EmbeddedServer,
@@ -365,3 +369,33 @@ async def test_a_worker_that_was_away_while_a_namespace_was_dropped_waits_for_no
         await pump(operator, attempt, TEAM).resume()
         assert {each.value.namespace for each in await claims.held()} <= {NS}
         assert (await cluster.poll(kept)).job_id == kept
+
+
+class _OfGroup:
+    """A group of servers, where a controller looks for one."""
+
+    def __init__(self, group: ServerGroup) -> None:
+        self._group = group
+
+    def credentials(self, role: Role) -> BusAddress:
+        return self._group.address(0, role)
+
+
+@pytest.mark.slow
+async def test_three_servers_have_copies_of_what_is_added_and_one_of_them_may_be_lost(tmp_path: Path) -> None:
+    with group_of_servers(tmp_path) as group:
+        bus = await retried(
+            lambda _left_s: Bus.connect(group.address(1, Role.OPERATOR), name="operator"), on=(BusError,), timeout_s=60
+        )
+        running = await RunningController(cast("EmbeddedServer", _OfGroup(group)), IMPATIENT).start()
+        try:
+            admin = NamespaceAdmin(bus)
+            await admin.add(TEAM)
+            copies = {each.config.name: each.config.num_replicas for each in await bus.jetstream.streams_info()}
+            assert {copies[stream_of(share, TEAM)] for share in SHARES} == {3}
+            group.kill(2)
+            await admin.drop(TEAM)
+            assert await _names(admin) == [NS]
+        finally:
+            await bus.close()
+            await running.stop()
