@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -369,6 +370,21 @@ async def test_a_worker_that_was_away_while_a_namespace_was_dropped_waits_for_no
         await pump(operator, attempt, TEAM).resume()
         assert {each.value.namespace for each in await claims.held()} <= {NS}
         assert (await cluster.poll(kept)).job_id == kept
+
+
+async def test_a_drop_looks_at_the_jobs_seldom_however_many_end(
+    controllers: Controllers, own_server: EmbeddedServer, operator: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = await controllers.start()
+    admin = NamespaceAdmin(operator)
+    await admin.add(TEAM)
+    async with await _client(own_server) as cluster:
+        await cluster.launch_many([job_request() for _ in range(300)])
+    looks = Mock(wraps=running.controller.steward.unfinished)
+    monkeypatch.setattr(running.controller.steward, "unfinished", looks)
+    await admin.drop(TEAM, force=True)
+    assert looks.call_count < 100
+    assert await _names(admin) == [NS]
 
 
 class _OfGroup:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -70,6 +71,7 @@ class NamespaceSet:
         self._served: dict[Namespace, _Served] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._led: set[Namespace] = set()
+        self._ends: Counter[Namespace] = Counter()
         self._making: set[Namespace] = set()  # those of which this controller makes the streams
         self._tasks: asyncio.TaskGroup | None = None
         self._changed = asyncio.Condition()
@@ -116,6 +118,10 @@ class NamespaceSet:
         """(those that are to have streams, how many others take a part of the store)."""
         has = [each.name for each in self.records() if each.state in SERVED or each.name in self._making]
         return has, len(self._rows) - len(has)
+
+    def ends(self, namespace: Namespace) -> int:
+        """How many jobs of it have ended while it is being dropped."""
+        return self._ends[namespace]
 
     async def wait_changed(self, is_so: Callable[[], bool]) -> None:
         """Return when `is_so()`: it is looked at whenever a namespace's record, or what runs for it, has changed."""
@@ -236,6 +242,7 @@ class NamespaceSet:
             return
         self._gone[namespace] = max(revision, self._gone.get(namespace, 0))
         self._rows.pop(namespace, None)
+        self._ends.pop(namespace, None)
         self._close(namespace)
         self._controller.on_namespace_gone(namespace)
         self._tell()
@@ -244,6 +251,7 @@ class NamespaceSet:
         """A job of the namespace has ended: it may have been the last that kept it."""
         record = self.record(namespace)
         if record is not None and record.state is NamespaceState.DROPPING:
+            self._ends[namespace] += 1
             self._tell()
 
     def making(self, namespace: Namespace, *, is_made: bool) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.2
+_LOOK_S = 0.2
 _KEPT_REFUSALS = 1_000
 
 
@@ -109,7 +110,11 @@ class Steward:
         """Have its jobs stopped, and return when none is left, or when something else is wanted of it."""
         namespace, controller = row.value.name, self._controller
         await self._namespaces.wait_changed(lambda: self._namespaces.is_acted_on(namespace) or self._is_past(row))
-        while unfinished := self.unfinished(namespace):
+        while True:
+            ends = self._namespaces.ends(namespace)
+            unfinished = self.unfinished(namespace)
+            if not unfinished:
+                break
             for key in unfinished:
                 entry = controller.books.get(key)
                 if entry is None or entry.job is None:
@@ -117,13 +122,12 @@ class Steward:
                 killed = lifecycle.request_job_kill(entry.job.value, reason=f"namespace {namespace} is dropped")
                 if killed is not None:
                     await controller.write(killed, entry.job.revision)
-            asked = set(unfinished)
-            # Also one that was submitted meanwhile is to be stopped.
             await self._namespaces.wait_changed(
-                lambda asked=asked: set(self.unfinished(namespace)) != asked or self._is_past(row)  # type: ignore[misc]
+                lambda ends=ends: self._namespaces.ends(namespace) != ends or self._is_past(row)  # type: ignore[misc]
             )
             if self._is_past(row):
                 return
+            await asyncio.sleep(_LOOK_S)  # many end together, and each look is at all jobs
         await self._move(row, NamespaceState.DELETING)
 
     def _is_past(self, row: Row[NamespaceRecord]) -> bool:
