@@ -42,7 +42,7 @@ CORES = {
     "fluster.worker_pool.work": Core(("worker_pool", "map_pacing"), 0),
     # Of no effect: whether the seat is open is not asked before it was seen, nor once it leads, and no write is taken twice.
     "fluster_bus.leadership": Core(("leadership",), 3),
-    "fluster_services.controller.dispatch": Core(("dispatch", "kept_free", "fair_scheduling"), None),
+    "fluster_services.controller.dispatch": Core(("dispatch", "kept_free", "dispatch_of_namespaces"), None),
     # Decides nothing: how many beats are served at once, digits that are shown, and a moment of no length.
     "fluster_services.controller.judge": Core(("judge",), 3),
     "fluster_services.controller.liveness": Core(("liveness", "judge", "roster"), 0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fluster_bus.messages import Capacity, Namespace, OfferReply, WorkerId
+from fluster_bus.messages.namespaces import NamespaceQuota, NamespaceRecord
 from fluster_services.controller.books import JobKey
 from fluster_services.controller.scheduler import Place
 from tests.pure.recorded import registered_worker
@@ -16,10 +17,13 @@ GIB = 1 << 30
 class Overtaken(Cluster):
     """On A 3 of 4 CPUs are free, on B 2; a task that needs 4 found nobody, and a small one behind it did."""
 
-    def __init__(self, large: float = 4) -> None:
+    def __init__(self, large: float = 4, *, quota: float | None = None) -> None:
         super().__init__()
         self.rooms = 0  # how often gangs were told that they may find room
         self.tick_s = 0.0  # by which the clock goes on whenever it is read
+        if quota is not None:
+            name = Namespace("default")
+            self.dispatch.on_namespace(NamespaceRecord(name=name, quota=NamespaceQuota(cpus=quota)))
         self.claim(self.submit("on_a", 1), A)
         self.on_b = self.claim(self.submit("on_b", 2), B)
         self.large = self.submit("large", large)
@@ -33,8 +37,8 @@ class Overtaken(Cluster):
     def on_room(self) -> None:
         self.rooms += 1
 
-    def overtake(self, name: str) -> None:
-        small = self.submit(name, 0.5)
+    def overtake(self, name: str, *, priority: int = 0) -> None:
+        small = self.submit(name, 0.5, priority=priority)
         (ask, *_) = self.offer(OfferReply(worker_id=B, accepted=True))
         assert ask.offer.job_id == name
         self.claim(small, B)
