@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fluster.cli.exit_codes import CommandError, ExitCode, say
+from fluster.cli.exit_codes import CommandError, ExitCode, one_line, say
 from fluster.cli.options import MAX_SECONDS, Options
 from fluster.cli.output import write, write_json, write_table
 
@@ -103,7 +103,7 @@ def actor(
     rows = [[method["signature"], method["doc"].partition("\n")[0] or "-"] for method in methods]
     write_table(["METHOD", "WHAT IT DOES"], rows)
     for method in methods if schemas else ():
-        write(f"\n{method['name']}")
+        write(f"\n{one_line(str(method['name']))}")
         for which in ("parameters", "returns"):
             write(f"  {which:10} {json.dumps(method[which], ensure_ascii=False)}")
 

@@ -80,3 +80,19 @@ async def test_a_namespace_has_its_part_of_the_replacements_that_wait(
         await attacker.launch(job_request(job_id="c", on_conflict="replace"))
     await other.launch(job_request(job_id="a", cpu=1_000, on_conflict="replace"))
     controller.controller.intake._parked.clear()
+
+
+async def test_unfinished_jobs_have_so_many_different_needs(
+    controller: RunningController, attacker: AsyncCluster, other: AsyncCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five thousand of them, among which each offer was looked for, kept the controller from all else for seconds at a time."""
+    monkeypatch.setattr(intake, "MAX_NEEDS", 3)
+    first = await attacker.launch(job_request(cpu=1_001))
+    for cpu in (1_002, 1_003, 1_003):
+        await attacker.launch(job_request(cpu=cpu, after=[first]))
+    with pytest.raises(JobRefusedError, match="ask for 3 different ones, which is the most"):
+        await attacker.launch(job_request(cpu=1_004))
+    await other.launch(job_request(cpu=1_004))
+    await attacker.terminate(first)
+    await attacker.wait(first, raise_on_failure=False)
+    await attacker.launch(job_request(cpu=1_004))

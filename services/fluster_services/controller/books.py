@@ -54,6 +54,8 @@ class Books:
     def __init__(self) -> None:
         self._jobs: dict[JobKey, JobEntry] = {}
         self._orders: dict[Namespace, list[tuple[int, JobId]]] = {}  # of the jobs whose records were seen, sorted
+        self._open: dict[Namespace, dict[JobKey, Capacity]] = {}  # {job that is not over: what each of its tasks needs}
+        self._needs: dict[Namespace, Counter[Capacity]] = {}  # {need: how many of those have it}
         self._families: Families[JobKey] = Families()
         self._dependents: dict[JobKey, set[JobKey]] = {}  # {job: those that wait for its end}
         self._waiting: dict[JobKey, int] = {}  # {job that waits for others: how many it names}
@@ -98,6 +100,7 @@ class Books:
                 for task, known in entry.tasks.items():
                     entry.tasks[task] = Row(known.key, slim_task(known.value, entry.job.value), known.revision)
             parent = JobKey(key.namespace, record.request.parent) if record.request.parent is not None else None
+            self._note_open(key, None if record.is_over else capacity.needed(record.request.resources))
             self._families.put(key, parent=parent, task=record.request.parent_task, is_finished=is_finished)
             self._index_dependencies(key, record)
         return key
@@ -107,6 +110,31 @@ class Books:
         if waits is not entry.waits:
             entry.waits = waits
             self._waiting_jobs[key.namespace] = self.waiting(key.namespace) + (1 if waits else -1)
+
+    def _note_open(self, key: JobKey, need: Capacity | None) -> None:
+        jobs, needs = self._open.setdefault(key.namespace, {}), self._needs.setdefault(key.namespace, Counter())
+        before = jobs.pop(key, None)
+        if before is not None:
+            needs[before] -= 1
+            if not needs[before]:
+                del needs[before]
+        if need is not None:
+            jobs[key] = need
+            needs[need] += 1
+        if not jobs:
+            del self._open[key.namespace], self._needs[key.namespace]
+
+    def has_need(self, namespace: Namespace, need: Capacity) -> bool:
+        """True when a job of the namespace that is not over has tasks that need just that."""
+        return need in self._needs.get(namespace, ())
+
+    def need_count(self, namespace: Namespace) -> int:
+        """How many different needs the tasks of its jobs have that are not over."""
+        return len(self._needs.get(namespace, ()))
+
+    def open_jobs(self, namespace: Namespace) -> list[JobKey]:
+        """The jobs of a namespace that are not over, without a look at the others."""
+        return list(self._open.get(namespace, ()))
 
     def _index_order(self, key: JobKey, before: int | None, after: int | None) -> None:
         if before == after:
@@ -205,6 +233,7 @@ class Books:
         for task in entry.task_records():
             self._forget_held(key, task)
         self._families.remove(key)
+        self._note_open(key, None)
         if entry.job is not None:
             records.append(entry.job.value)
             self._index_order(key, entry.job.value.order, None)
@@ -351,6 +380,10 @@ class Books:
                 is_open = entry.job is not None and not entry.job.value.state.finished()
                 assert entry.waits is (is_open and not entry.begun)  # noqa: S101
                 assert entry.begun == sum(task.state is not _WAITS for task in entry.task_records())  # noqa: S101
+        over = {key: entry.job.value.is_over for key, entry in self._jobs.items() if entry.job is not None}
+        assert {key for keys in self._open.values() for key in keys} == {key for key in over if not over[key]}  # noqa: S101
+        for namespace, jobs in self._open.items():
+            assert self._needs[namespace] == Counter(jobs.values())  # noqa: S101
         for dependency, dependents in self._dependents.items():
             for key in dependents:
                 job = self._jobs[key].job

@@ -327,11 +327,11 @@ class Dispatch:
         if self.scheduler.is_shared:
             self.shares.on_total(self._roster.total())
 
-    def take(self) -> list[tuple[Place, Capacity]]:
-        """What is to be offered now: each is out until its `offer` has come to its end, or `on_unanswered`."""
+    def take(self, most: int = _OUT_AT_ONCE) -> list[tuple[Place, Capacity]]:
+        """What is to be offered now, so many at most: each is out until its `offer` has come to its end, or `on_unanswered`."""
         self._weigh()
         self._reserve()
-        taken = self.scheduler.take(_OUT_AT_ONCE - self._out)
+        taken = self.scheduler.take(min(most, _OUT_AT_ONCE - self._out))
         self._out += len(taken)
         return taken
 

@@ -58,6 +58,7 @@ _MAX_PARKED = 500  # below what the stream has out at once, so that these never 
 _STREAM_TIMEOUT_S = 10.0
 _NAMES_COMPARED = 1_000  # of the latest jobs, when one is named that does not exist
 MAX_DEPENDENCIES = 200_000  # that jobs which wait have in all, of a namespace: the controller keeps and looks at each
+MAX_NEEDS = 500  # that unfinished jobs of a namespace have: among so many it is looked who is offered next
 _REMEMBERED = 50_000  # submissions whose fate is known without a look at the records
 
 
@@ -170,6 +171,7 @@ class Intake:
             self._check_launcher(job)
             self._check_owner(job)
             self._check_parent(job)
+            self._check_need(job)
             self._check_quota(job)
             await self._check_dependencies(job)
             await self._controller.job_rooms.take(namespace, submission.size, request)
@@ -243,6 +245,7 @@ class Intake:
         """Return when the job can wait for what it names, in the place of the one in `row`, which else stays unmarked."""
         try:
             self._check_parent(job)
+            self._check_need(job)
             await self._check_dependencies(job)
             self._check_circle(job)
             self._check_quota(job)
@@ -252,6 +255,7 @@ class Intake:
             QuotaExceededError,
             TooManyAncestorsError,
             TooManyDependenciesError,
+            TooManyNeedsError,
             UnknownDependencyError,
         ):
             known = row.value
@@ -270,6 +274,14 @@ class Intake:
         why = self._controller.owners.why_refused(job)
         if why is not None:
             raise TooManyOwnersError(why)
+
+    def _check_need(self, job: JobRecord) -> None:
+        books, need = self._controller.books, capacity.needed(job.request.resources)
+        if not books.has_need(job.namespace, need) and books.need_count(job.namespace) >= MAX_NEEDS:
+            raise TooManyNeedsError(
+                f"resources: unfinished jobs of namespace {job.namespace!r} ask for {MAX_NEEDS:,} different ones, which is the most: "
+                "ask for the same as others do, such as memory in whole GiB"
+            )
 
     def _check_parent(self, job: JobRecord) -> None:
         parent = job.request.parent
@@ -501,6 +513,10 @@ class TooManyDependenciesError(FlusterError):
     """Those that wait in the namespace name too many others."""
 
 
+class TooManyNeedsError(FlusterError):
+    """Unfinished jobs of the namespace ask for too many different resources."""
+
+
 class TooManyReplacementsError(FlusterError):
     """Too many jobs are being stopped to be replaced."""
 
@@ -532,6 +548,7 @@ _REFUSED = (
     QuotaExceededError,
     TooManyAncestorsError,
     TooManyDependenciesError,
+    TooManyNeedsError,
     TooManyOwnersError,
     TooManyReplacementsError,
     UnknownDependencyError,

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 _OFFER_TIMEOUT_S = 2.0  # an answer takes milliseconds: after this the worker has probably died with the offer
 _PAUSE_AFTER_ERROR_S = 0.2
+_TAKEN_AT_ONCE = 4
 
 
 class Offers:
@@ -55,8 +56,12 @@ class Offers:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                for place, need in self.dispatch.take():
+                taken = self.dispatch.take(_TAKEN_AT_ONCE)
+                for place, need in taken:
                     tasks.create_task(self._offer(place, need))
+                if len(taken) == _TAKEN_AT_ONCE:
+                    self._wake.set()
+                    await asyncio.sleep(0)  # each has to be found among all that is waited for
 
     async def _offer(self, place: Place, need: Capacity) -> None:
         try:

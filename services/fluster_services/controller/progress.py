@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
 from fluster_bus.delivery import Delivery
+from fluster_bus.errors import InvalidMessageError
 from fluster_bus.fault_log import FaultLog
 from fluster_bus.messages import JobStatus, Namespace, Progress, ProgressReport, TaskRecord
 from fluster_services import lifecycle
@@ -44,7 +45,10 @@ class ProgressBoard:
 
     def _on_report(self, delivery: Delivery) -> None:
         with self._faults.contained("a word on %s is passed over", delivery.subject):
-            self._take(ProgressReport.from_json(delivery.data))
+            report = ProgressReport.from_json(delivery.data)
+            if subjects.watch_progress(report.namespace, report.job_id, str(report.task)) != delivery.subject:
+                raise InvalidMessageError(f"it is of another task, {report.job_id}.{report.task} of {report.namespace}")
+            self._take(report)
 
     def _take(self, report: ProgressReport) -> None:
         key = JobKey(report.namespace, report.job_id)

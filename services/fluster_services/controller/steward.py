@@ -14,6 +14,7 @@ from fluster_bus.errors import BusError, RevisionConflictError, StorageError, St
 from fluster_bus.fault_log import FaultLog
 from fluster_bus.messages import Namespace, NamespaceRecord, NamespaceState
 from fluster_bus.provisioning import delete_namespace
+from fluster_bus.time_slices import TimeSlices
 from fluster_services import lifecycle
 
 if TYPE_CHECKING:
@@ -44,9 +45,7 @@ class Steward:
 
     def unfinished(self, namespace: Namespace) -> list[JobKey]:
         """The jobs of a namespace that have not ended."""
-        books = self._controller.books
-        entries = ((key, books.get(key)) for key in books.keys_of(namespace))
-        return [key for key, entry in entries if entry is not None and entry.job and not entry.job.value.is_over]
+        return self._controller.books.open_jobs(namespace)
 
     async def run(self) -> None:
         """Complete what is begun, until cancelled."""
@@ -108,7 +107,7 @@ class Steward:
 
     async def _end_jobs(self, row: Row[NamespaceRecord]) -> None:
         """Have its jobs stopped, and return when none is left, or when something else is wanted of it."""
-        namespace, controller = row.value.name, self._controller
+        namespace, controller, slices = row.value.name, self._controller, TimeSlices()
         await self._namespaces.wait_changed(lambda: self._namespaces.is_acted_on(namespace) or self._is_past(row))
         while True:
             ends = self._namespaces.ends(namespace)
@@ -116,6 +115,7 @@ class Steward:
             if not unfinished:
                 break
             for key in unfinished:
+                await slices.step()
                 entry = controller.books.get(key)
                 if entry is None or entry.job is None:
                     continue

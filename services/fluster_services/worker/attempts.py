@@ -8,6 +8,7 @@ import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -509,8 +510,9 @@ class Attempts:
         registry = self._registries[record.namespace]
         keys = subjects.endpoints_of_attempt(record.job_id, record.task, record.attempt)
         try:
-            for row in await registry.table.rows(keys):
-                await registry.table.delete(row.key, reason=reason)
+            async with aclosing(registry.table.each(keys)) as rows:  # there may be as many as its task has written
+                async for row in rows:
+                    await registry.table.delete(row.key, reason=reason)
         except BusError as error:
             log.info("endpoints of %s are left to the controller: %s", record.job_id, error)
 
