@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fluster import JobStatus, LocalCluster
+from fluster import Entrypoint, JobRequest, JobStatus, LocalCluster
 from fluster.progress_file import DIRECTORY_VARIABLE, PROGRESS_FILE, PROGRESS_PIPE
 from tests.system.daemons import Daemons
 from tests.system.job_requests import call
@@ -69,6 +70,34 @@ def test_what_a_task_spoils_is_its_own(cluster: LocalCluster, spoil: Callable[[]
     assert f"{info.error.type}: {info.error.message}".startswith(told)
     assert cluster.result(cluster.launch(call(int, "7")), timeout=PATIENCE_S) == 7
     assert {each.info.worker_id: each.info.started_at for each in cluster.list_workers()} == workers
+
+
+def kill_its_keeper() -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+
+
+def test_a_task_that_kills_its_keeper_takes_no_worker_out(cluster: LocalCluster) -> None:
+    """It was taken for a fault of the worker, which took no work while the task was tried again at nobody's cost, for ever."""
+    requests = [
+        call(kill_its_keeper),
+        JobRequest(name="x", entrypoint=Entrypoint(command=("sh", "-c", "kill -9 $PPID"))),
+    ]
+    jobs = [
+        cluster.launch(each.model_copy(update={"max_retries_preemption": 1, "retry_backoff_s": 0})) for each in requests
+    ]
+    for job in jobs:
+        info = cluster.wait(job, timeout=PATIENCE_S, raise_on_failure=False)
+        assert (info.status, [task.preemptions for task in info.tasks]) == (JobStatus.WORKER_FAILED, [2])
+        assert "its keeper was killed" in info.error_message
+    assert cluster.result(cluster.launch(call(int, "7")), timeout=PATIENCE_S) == 7
+    assert [each.info.trouble for each in cluster.list_workers()] == [""] * len(cluster.list_workers())
+
+
+def test_a_task_may_have_more_time_than_there_is(cluster: LocalCluster) -> None:
+    """Its keeper could not wait for so long, and died of that."""
+    job = cluster.launch(call(int, "7").model_copy(update={"timeout_s": 1e308, "scheduling_timeout_s": 1e308}))
+    assert cluster.result(job, timeout=PATIENCE_S) == 7
+    assert [each.attempt for each in cluster.poll(job).tasks] == [1]
 
 
 def forge_progress(text: str) -> str:

@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ from fluster_services.worker.progress_watch import ProgressWatch
 from fluster_services.worker.task_errors import read_task_error, task_error
 from fluster_services.worker.task_output import TaskOutput
 from fluster_services.worker.task_result import FoundResult, find_result
-from fluster_services.worker.task_start import note_start, start_task, take_draft
+from fluster_services.worker.task_start import note_beginning, note_start, start_task, take_draft
 from fluster_services.worker.timers import Timers
 from fluster_services.worker.worker_link import Standing, WorkerLink
 
@@ -183,6 +184,8 @@ class _Keeper:
             self._timers.set("timeout", time.monotonic() + self._spec.timeout_s, self._on_timeout)
         self._started_at = time.time()
         started_since_boot_s = fence_clock()
+        with suppress(OSError):  # a full disk is told of below
+            note_beginning()
         try:
             self._start = start_task(
                 self._spec,

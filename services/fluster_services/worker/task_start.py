@@ -95,6 +95,14 @@ def start_task(
     return TaskStart(pid, faults_fd)
 
 
+def note_beginning() -> None:
+    """Write into the working directory that a task is about to run: from then on it may be the task that ends this process.
+
+    Raises OSError.
+    """
+    append_json(KEEPER_FILE, {"begun": True})
+
+
 def note_start(task_pid: int, started_at: float, started_since_boot_s: float) -> None:
     """Write into the working directory who runs there. Raises OSError."""
     known = {

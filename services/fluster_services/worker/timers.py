@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+_LONGEST_S = 86_400.0  # a selector takes no more than some weeks, and users give what they like
+
 
 class Timers:
     """Named moments, each at most once, on whatever clock the caller reads."""
@@ -25,8 +27,9 @@ class Timers:
         return min((at for at, _ in self._due.values()), default=None)
 
     def timeout(self, now: float) -> float | None:
+        """For how long to wait until it is to be looked again whether something is due; None: nothing ever is."""
         at = self.first_at()
-        return max(0.0, at - now) if at is not None else None
+        return min(max(0.0, at - now), _LONGEST_S) if at is not None else None
 
     def fire(self, now: float) -> None:
         for name, (at, action) in list(self._due.items()):

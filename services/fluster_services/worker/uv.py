@@ -32,6 +32,12 @@ if sys.platform == "linux":
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
     if os.getppid() != int(owner):
         sys.exit("the worker is gone")
+    # Requirements are a tenant's words, and building a package runs its code: a file without end is not read into all of the memory.
+    import resource
+    most = max(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4, 4 << 30)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 os.execv(command[0], command)
 """
 
