@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from fluster_bus.standard_streams import open_closed_streams
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -18,4 +20,5 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
         return None
     import uvloop
 
+    open_closed_streams()
     return uvloop.new_event_loop

@@ -51,18 +51,23 @@ def noted(address_file: Path, store_dir: Path) -> Iterator[None]:
         _check_own(folder)
         draft = folder / secrets.token_hex(8)
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, json.dumps(asdict(cluster)).encode())
+        except OSError:  # there is no room for it
+            os.close(descriptor)
+            draft.unlink()
+            raise
     except OSError as error:
         # It runs all the same: its address is printed.
         sys.stderr.write(
-            f"fluster: other programs cannot find this cluster by themselves: {folder}: {error.strerror}\n"
+            f"fluster: other programs cannot find this cluster by themselves: {folder}: {error.strerror}; set "
+            "FLUSTER_CLUSTER_ADDRESS for them, or FLUSTER_RUN_DIR to another folder for all\n"
         )
         yield
         return
     note = draft.with_name(draft.name + _SUFFIX)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        file.write(json.dumps(asdict(cluster)))
-        file.flush()
         draft.rename(note)  # locked and whole before anybody looks at it
         try:
             yield
