@@ -21,7 +21,7 @@ from fluster_bus.backups.manifest import MANIFEST_FILE, data_file, read_manifest
 from fluster_bus.backups.restoring import restore_backup
 from fluster_bus.bus import Bus
 from fluster_bus.errors import BackupError, BusError, CredentialsError, NoRespondersError
-from fluster_bus.messages import JobId, Namespace
+from fluster_bus.messages import JobId, JobRecord, Namespace, WorkerId
 from fluster_bus.messages.records import Replacement
 from fluster_bus.object_kinds import PAYLOADS
 from fluster_bus.objects import ObjectStore
@@ -30,14 +30,23 @@ from fluster_bus.replication import Replication
 from fluster_bus.retries import retried
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import jobs_table, leaders_table, tasks_table
+from fluster_bus.streams import jobs_table, leaders_table, records_table, tasks_table
 from fluster_services.config import LOCAL_TIMING
 from fluster_services.controller.controller import Controller, ControllerConfig
 from fluster_services.controller.seat import RestoringError
 from fluster_services.lifecycle import new_job, new_tasks
 from tests.component.conftest import ConnectBus
-from tests.component.controllers import S, StartController, StartWorker, job_request
+from tests.component.controllers import (
+    IMPATIENT,
+    RunningController,
+    S,
+    StartController,
+    StartWorker,
+    check_events,
+    job_request,
+)
 from tests.component.guarded_server import KINDS, guarded_server
+from tests.component.toy_worker import ToyWorker
 from tests.server_group import group_of_servers
 from tests.system.small_disks import mounted
 from tests.waiting import wait_until_async
@@ -374,6 +383,61 @@ async def test_what_was_begun_for_a_submission_that_the_backup_lacks_is_complete
     async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
         infos = await cluster.wait([begun.job_id, ended.job_id], timeout=60)
         assert [info.status for info in infos] == [S, S]
+
+
+async def test_a_busy_cluster_goes_on_from_its_backup_as_if_it_had_stopped_there(
+    own_server: EmbeddedServer,
+    start_controller: StartController,
+    start_worker: StartWorker,
+    connect_bus: ConnectBus,
+    tmp_path: Path,
+) -> None:
+    await start_controller(IMPATIENT)
+    await start_worker("w1")
+    launched: list[JobId] = []
+    is_over = asyncio.Event()
+
+    async def launch() -> None:
+        async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+            while not is_over.is_set():
+                launched.extend(await cluster.launch_many([job_request("job", replicas=2) for _ in range(5)]))
+                await cluster.wait(launched[-15:-10])
+
+    launching = asyncio.create_task(launch())
+    operator = await connect_bus(own_server)
+
+    async def is_busy() -> bool:
+        return sum(each.state.finished() for each in await _jobs(operator)) > 10
+
+    await wait_until_async(is_busy)
+    acknowledged = set(launched)
+    await make_backup(operator, tmp_path / "backup")
+    is_over.set()
+    await launching
+    with EmbeddedServer() as server:
+        restored = await connect_bus(server)
+        await restore_backup(restored, tmp_path / "backup")
+        ended = {each.job_id for each in await _jobs(restored) if each.state.finished()}
+        controller = await RunningController(server, IMPATIENT).start()
+        bus = await connect_bus(server, Role.SERVICE, name="w2")
+        worker = await ToyWorker(bus, WorkerId("w2"), heartbeat_s=0.1).start()
+
+        async def have_ended() -> bool:
+            jobs = await _jobs(restored)
+            return acknowledged <= {each.job_id for each in jobs} and all(each.state is S for each in jobs)
+
+        await wait_until_async(have_ended)
+        jobs = [each.job_id for each in await _jobs(restored)]
+        assert set(jobs) <= set(launched)
+        assert not [key for key in worker.starts if key.split(".")[1] in ended]
+        assert len(worker.starts) == len(set(worker.starts))
+        await check_events(restored, jobs)
+        await controller.stop()
+
+
+async def _jobs(bus: Bus) -> list[JobRecord]:
+    rows = await records_table(bus, NS).rows()
+    return [row.value for row in rows if isinstance(row.value, JobRecord)]
 
 
 @pytest.mark.slow
