@@ -82,6 +82,7 @@ def test_a_cluster_that_lost_all_of_its_machines_goes_on_from_its_backup(family:
         wait_until(lambda: _run(cluster, running))
         folder = tmp_path / "backup"
         assert f"{folder}: 13 streams" in _backup(daemons, "create", str(folder))
+        assert "KV_fluster_jobs_default" in _backup(daemons, "show", str(folder), "--check")
         after = cluster.launch(tried.job("after"))
         tried.let("running-0")
         cluster.wait([running[0], *waiting, after], timeout=60)
