@@ -77,7 +77,10 @@ def add(
       fluster credentials add client alice --namespace team-a
     """
     from fluster_bus.messages import NamespaceQuota
+    from fluster_bus.names import check_namespace
 
+    check_namespace(name)
+    _check_weight(weight)
     quota = NamespaceQuota(**_quota(cpus, gpus, memory, waiting_jobs, max_priority))  # type: ignore[arg-type]
     _done(context, lambda admin: admin.add(name, quota, weight=1.0 if weight is None else weight))
     say(f"namespace {name} is there")
@@ -99,6 +102,7 @@ def set_(
     Try:
       fluster namespace set team-a --cpus 128 --gpus none
     """
+    _check_weight(weight)
     quota = _quota(cpus, gpus, memory, waiting_jobs, max_priority)
     if not quota and weight is None:
         raise CommandError(
@@ -222,6 +226,13 @@ def _value(option: str, text: str, read: Callable[[str], int | float]) -> int | 
     if not 0 <= value <= 1 << 60:
         raise wrong_option(option, text, "give a number from 0, or `none`")
     return value
+
+
+def _check_weight(weight: float | None) -> None:
+    from fluster_bus.messages.namespaces import MAX_WEIGHT
+
+    if weight is not None and not 0 < weight <= MAX_WEIGHT:
+        raise wrong_option("--weight", weight, f"give a number above 0, up to {MAX_WEIGHT:,.0f}")
 
 
 def _confirm(name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -61,6 +62,14 @@ UP = {
     "--runtime": ("foo", ""),
     "--timing": ("foo", "hold_s=foo", "hold_s=-1", "fence_after_s=", "kill_grace_s=1000", ""),
     "--limit": ("foo", "max_log=", "max_log_line=0", ""),
+}
+NAMESPACE = {
+    "--cpus": _BAD_NUMBERS,
+    "--gpus": ("-1", "1.5", "foo", ""),
+    "--memory": _BAD_SIZES,
+    "--waiting-jobs": ("-1", "foo", ""),
+    "--max-priority": ("1001", "foo", ""),
+    "--weight": ("0", "-1", "foo", "nan", "inf", ""),
 }
 _SECONDS = ("0", "-1", "foo", "nan", "inf", "")
 CONTROLLER = {
@@ -127,6 +136,28 @@ def _check(line: str, option: str, value: str) -> None:
 @pytest.mark.parametrize(("option", "value"), _cases(SUBMIT))
 def test_submit(refused: Refused, option: str, value: str) -> None:
     _check(refused("submit", f"{option}={value}", "--", "true"), option, value)
+
+
+@pytest.mark.parametrize("verb", ["add", "set"])
+@pytest.mark.parametrize(("option", "value"), _cases(NAMESPACE))
+def test_namespace(refused: Refused, verb: str, option: str, value: str) -> None:
+    _check(refused("namespace", verb, "team-a", f"{option}={value}"), option, value)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("add", "a.b"), "invalid namespace 'a.b'"),
+        (("add", "sys"), "'sys' is the namespace of the cluster itself"),
+        (("set", "team-a"), "nothing is to be changed: give --cpus"),
+        (("drop", "team-a"), "give --yes where you cannot be asked"),
+    ],
+)
+def test_what_is_wrong_with_a_namespace(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], told: str
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    assert told in refused("namespace", *words)
 
 
 @pytest.mark.parametrize(("option", "value"), _cases(UP))

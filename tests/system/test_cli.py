@@ -91,6 +91,21 @@ def _one_line(done: subprocess.CompletedProcess[str]) -> str:
 # ---- jobs ------------------------------------------------------------------------------------------------
 
 
+def test_a_local_cluster_has_the_namespaces_that_it_was_started_with(cli: Cli) -> None:
+    refused = cli.run("namespace", "add", "team-a")
+    assert refused.returncode == 1
+    assert "'team-a' cannot be added: this cluster's server lets in the users that it was started with" in _one_line(
+        refused
+    )
+    assert "default" in {each["name"] for each in cli.json("namespace", "ls")}
+    cli.ok("namespace", "set", "default", "--weight", "2")
+    assert {each["weight"] for each in cli.json("namespace", "ls") if each["name"] == "default"} == {2}
+    cli.ok("namespace", "set", "default", "--weight", "1")
+    unknown = cli.run("namespace", "drop", "team-a", "--yes")
+    assert unknown.returncode == 4
+    assert "no namespace 'team-a': `fluster namespace ls` lists those that there are" in _one_line(unknown)
+
+
 def test_submit_prints_the_id_alone_and_logs_shows_what_the_job_wrote(cli: Cli) -> None:
     job_id = cli.ok("submit", "--env", "WORD=hello world", "--", "sh", "-c", 'echo "$WORD"; echo oops >&2').strip()
     info = cli.cluster.wait(JobId(job_id), timeout=60)
