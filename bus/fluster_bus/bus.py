@@ -397,7 +397,7 @@ class Bus:
             async with asyncio.timeout(timeout_s):
                 answer = await coming
         except TimeoutError as error:
-            raise RequestTimeoutError(f"nobody answered {subject} within {timeout_s:g} s") from error
+            raise RequestTimeoutError(f"no answer on {subject} came within {timeout_s:g} s") from error
         finally:
             self._replies.close(token)
         return self._checked(subject, answer)
@@ -416,7 +416,7 @@ class Bus:
         if isinstance(answer, BusError):
             raise type(answer)(*answer.args)  # a fresh one: several requesters were handed the same
         if answer.status == _NO_RESPONDERS:
-            raise NoRespondersError(f"nobody listens on {subject}")
+            raise NoRespondersError(f"no program listens on {subject}")
         if answer.error is not None:
             raise service_error(*answer.error)
         return answer

@@ -180,7 +180,7 @@ class ObjectStore:
                     file.write(chunk)
         if left != 0 or digest.hexdigest() != sha256:
             raise ObjectCorruptError(
-                f"object {sha256} in namespace {self.namespace!r} is not what its name says: somebody wrote over it; "
+                f"object {sha256} in namespace {self.namespace!r} is not what its name says: it was overwritten; "
                 "change any of it, and it is stored under another name"
             )
 

@@ -353,7 +353,7 @@ def sequence_of_ack(answer: Delivery, what: str) -> int:
     if error is None:
         return int(ack["seq"])
     if error.get("err_code") == _WRONG_REVISION:
-        raise RevisionConflictError(f"{what} was changed by somebody else")
+        raise RevisionConflictError(f"{what} was changed by another writer")
     if error.get("err_code") == _OVER_THE_STREAMS_LIMIT:
         raise MessageTooLargeError(f"{what} is larger than its stream takes: {error.get('description')}")
     if error.get("description") == _NO_MORE_OF_SUBJECT and ack.get("stream") == subjects.SUBMIT_STREAM:

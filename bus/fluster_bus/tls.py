@@ -73,7 +73,7 @@ def check_offer(server: str, info: Mapping[str, Any]) -> bool:
     if not info.get("tls_available"):
         raise HandshakeError(
             f"the server at {server} does not encrypt connections: give it a certificate, or "
-            "address it by nats:// where nobody else is on the network"
+            "address it by nats:// on a network that you have to yourself"
         )
     return True
 

@@ -269,8 +269,8 @@ def method_of(cls: type, name: str) -> MethodInfo:
         )
     if options.durable and info.window is not None:
         raise ValueError(
-            f"{cls.__name__}.{name} is a generator, and its class is durable: a stored call may outlive whoever would "
-            "read the items: return a list"
+            f"{cls.__name__}.{name} is a generator, and its class is durable: a stored call may outlive the program "
+            "that reads the items: return a list"
         )
     if options.durable and info.retries:
         raise ValueError(

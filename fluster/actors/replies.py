@@ -92,7 +92,7 @@ class Replies:
         if not isinstance(error, Exception):
             log.error("%s.%s raised %s", self._actor, job.method, type_name(error), exc_info=error)
         if not job.reply:
-            log.warning("%s.%s failed, and nobody waits for it: %s", self._actor, job.method, message_of(error))
+            log.warning("%s.%s failed, and no caller waits for it: %s", self._actor, job.method, message_of(error))
             return
         advice = advice or self._advice_about(job, error)
         if not job.is_json:

@@ -116,7 +116,9 @@ class Routing:
         is_overtaken = pool.is_overtaken(call, member.endpoint_id)
         call.turned_back = None
         if is_overtaken:
-            text = f"{call}: nobody listened at {member.endpoint_id} for a moment, and calls made later were run there"
+            text = (
+                f"{call}: no process listened at {member.endpoint_id} for a moment, and calls made later were run there"
+            )
             self.refuse(call, NotRunError(f"{text}; to keep their order, this one was not run"))
         return is_overtaken
 

@@ -96,7 +96,7 @@ class Seat:
         self._tasks.append(asyncio.create_task(self._keep(on_lost), name=f"lease of the seat of {self._name}"))
 
     def _taken(self) -> ActorNameTakenError:
-        who = self._other.who if self._other is not None else "somebody else"
+        who = self._other.who if self._other is not None else "another one"
         return ActorNameTakenError(
             f"{self._name!r} has one live instance only, and that is {who}: choose another name, or end that one first"
         )

@@ -157,7 +157,7 @@ class StoredCalls:
             is_first = await retried(store, on=_NOT_YET, timeout_s=left_s)
         except (DisconnectedError, RequestTimeoutError) as error:
             lost = isinstance(error, DisconnectedError)
-            heard = "the connection is lost" if lost else "nobody acknowledged it: is the server's disk full?"
+            heard = "the connection is lost" if lost else "it was not acknowledged: is the server's disk full?"
             text = f"{call}: it was sent {attempts} times, and may be stored: then it is run; {heard}"
             return ConnectionLostError(text) if left_s == _STORE_TIMEOUT_S else ActorTimeoutError(text)
         except StreamNotFoundError as error:

@@ -54,9 +54,11 @@ def every(seconds: float, *, jitter: float = 0.0) -> Callable[[F], F]:
         function = getattr(marked, "__func__", marked)
         wanted = [each.name for each in list(inspect.signature(function).parameters.values())[1:] if _is_needed(each)]
         if wanted:
-            raise TypeError(f"@every above {function.__name__!r}: nobody is there to give it {', '.join(wanted)}")
+            raise TypeError(
+                f"@every above {function.__name__!r}: a timer calls it without {', '.join(wanted)}: give these defaults"
+            )
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise TypeError(f"@every above {function.__name__!r}: it is a generator, and nobody is there to read it")
+            raise TypeError(f"@every above {function.__name__!r}: it is a generator, and a timer reads none")
         setattr(function, _MARK, chosen)
         return marked
 

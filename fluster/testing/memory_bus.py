@@ -72,11 +72,11 @@ class MemoryBus:
             async with asyncio.timeout(timeout_s):
                 answer = await answers.get()
         except TimeoutError as error:
-            raise RequestTimeoutError(f"nobody answered {subject} within {timeout_s:g} s") from error
+            raise RequestTimeoutError(f"no answer on {subject} came within {timeout_s:g} s") from error
         finally:
             await interest.unsubscribe()
         if answer.status is not None:
-            raise NoRespondersError(f"nobody listens on {subject}")
+            raise NoRespondersError(f"no program listens on {subject}")
         if answer.error is not None:
             raise service_error(*answer.error)
         return answer

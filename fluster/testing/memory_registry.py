@@ -32,7 +32,7 @@ class MemoryTable(Generic[Record]):
     async def update(self, key: str, value: Record, revision: int) -> int:
         row = self._rows.get(key)
         if revision != (row.revision if row is not None else 0):
-            raise RevisionConflictError(f"{key!r} was changed by somebody else")
+            raise RevisionConflictError(f"{key!r} was changed by another writer")
         return await self.put(key, value)
 
     async def put(self, key: str, value: Record) -> int:

@@ -258,7 +258,7 @@ def _warn_of_end(bus: Bus) -> None:
     end = bus.certificate_end()
     if end is not None and end < time.time() + _CERTIFICATE_SOON_S:
         log.warning(
-            "the certificate of the server ends on %s, and then nobody connects to it: renew it, as by `fluster credentials certificates "
+            "the certificate of the server ends on %s, and then all connections to it are refused: renew it, as by `fluster credentials certificates "
             "--renew`, and have the server read it",
             time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(end)),
         )

@@ -91,7 +91,7 @@ async def test_a_request_has_its_answer_or_says_why_there_is_none(carrier: Carri
         elif delivery.data != b"silence":
             await carrier.publish(delivery.reply, delivery.data * 2)
 
-    with pytest.raises(NoRespondersError, match=f"nobody listens on {subject}"):
+    with pytest.raises(NoRespondersError, match=f"no program listens on {subject}"):
         await carrier.request(subject)
     await carrier.subscribe(subject, answer)
     assert (await carrier.request(subject, b"a")).data == b"aa"

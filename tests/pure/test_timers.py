@@ -59,7 +59,7 @@ def test_wrong_intervals_are_refused(seconds: Any, jitter: Any, text: str) -> No
 
 
 def test_only_what_needs_no_arguments_can_be_run() -> None:
-    with pytest.raises(TypeError, match="@every above 'refresh': nobody is there to give it size, deep"):
+    with pytest.raises(TypeError, match="@every above 'refresh': a timer calls it without size, deep"):
 
         class _Wanting:
             @every(5)

@@ -157,7 +157,7 @@ class Controller:
                 tasks.create_task(self.seat.run())
                 await self.seat.wait_seen()
                 if not self.seat.leads:
-                    leader = self.seat.holder.controller_id if self.seat.holder is not None else "nobody"
+                    leader = self.seat.holder.controller_id if self.seat.holder is not None else "no controller"
                     log.info("%s stands by; %s leads", self.config.controller_id, leader)
                     ready()
                     ready = _nothing

@@ -317,7 +317,7 @@ class Seat:
                 self._fenced_at[namespace] = fenced_at
 
     def _deposed(self) -> DeposedError:
-        holder = self._holder.controller_id if self._holder is not None else "nobody"
+        holder = self._holder.controller_id if self._holder is not None else "no controller"
         return DeposedError(f"{self._me.controller_id} does not lead any more, {holder} does")
 
     # ---- giving it back ---------------------------------------------------------------------------------

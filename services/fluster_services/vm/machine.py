@@ -39,7 +39,7 @@ def _read_setup() -> WorkerConfig:
     while not text.endswith(b"\n"):
         part = os.read(_LEASH, 65_536)
         if not part:
-            sys.exit("whoever made this VM was gone before it said what to run")
+            sys.exit("what made this VM was gone before it said what to run")
         text += part
     config: WorkerConfig = pickle.loads(base64.b64decode(text))
     return dataclasses.replace(config, advertised_host=detect_host(config.address))

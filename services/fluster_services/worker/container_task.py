@@ -301,7 +301,9 @@ class _Attendant:
                     self._carry_rest(follow=False)  # who follows may miss the very end
                 return code
             except NotThereError as cause:
-                raise CannotStartError("ContainerGone", "somebody removed its container", EXIT_NO_CONTAINER) from cause
+                raise CannotStartError(
+                    "ContainerGone", "its container was removed from outside", EXIT_NO_CONTAINER
+                ) from cause
             except EngineError:
                 has_lost = True
                 self._wait_engine()

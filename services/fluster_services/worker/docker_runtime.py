@@ -209,7 +209,7 @@ class DockerRuntime:
     def _remove(self, names: list[str]) -> None:
         with self._client() as client:
             for name in names:
-                _log.info("container %s is removed: nobody attends it", name)
+                _log.info("container %s is removed: no keeper attends it", name)
                 with suppress(NotThereError), told(self._settings.engine):
                     client.remove_container(name, force=True, v=True)
 

@@ -106,7 +106,7 @@ class Images:
         await asked(self._pull, name, coming, asyncio.get_running_loop())
         pulled = await asked(self._look, name)
         if pulled is None:
-            raise EngineError(f"image {name!r} was pulled, and is gone again: somebody has removed it")
+            raise EngineError(f"image {name!r} was pulled, and was removed again from outside")
         _log.info("image %s is %s", name, pulled)
         return pulled
 

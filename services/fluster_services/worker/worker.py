@@ -340,7 +340,7 @@ class Worker:
             raise
         if claimed is None:
             await self._attempts.give_back(key)
-            return "somebody else has it, or it is not wanted any more"
+            return "another worker has it, or it is no longer wanted"
         if fits(need, self._ledger.free):
             self._classes.soon(lambda: self._spawn(self._cover_when_possible()))
         else:
