@@ -5,19 +5,31 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fluster.progress_file import PROGRESS_FILE, read_progress
 from fluster_bus.messages import JobStatus, LogBatch
 from fluster_bus.messages import TaskError as ToldError
-from fluster_services.worker.attempt_directory import KEEPER_FILE, TaskError, read_json, read_json_lines, to_json
+from fluster_services.worker.attempt_directory import (
+    KEEPER_FILE,
+    RESULT_FILE,
+    RESULT_WORD_FILE,
+    TaskError,
+    read_json,
+    read_json_lines,
+    to_json,
+)
+from fluster_services.worker.init_words import InitWords
 from fluster_services.worker.keeper_notes import exit_note, exit_record, start_note
 from fluster_services.worker.outcome import outcome
 from fluster_services.worker.spool import SpoolError, read_spool, read_spool_end
 from fluster_services.worker.task_errors import describe_error, task_error
+from fluster_services.worker.task_result import find_result
 
 ENDED = {"exit_code": 1, "signal": None, "reason": "exited"}
 VALUES = st.recursive(
@@ -156,3 +168,47 @@ def test_a_record_without_an_end_is_not_read_into_memory(tmp_path: Path) -> None
         file.truncate(1 << 32)
     with pytest.raises(SpoolError, match="does not end"):
         read_spool(tmp_path / "log")
+
+
+TINI = b"[INFO  tini (1)] Main child exited normally (with status '%b')\n"
+
+
+@given(st.lists(st.binary(max_size=20) | st.just(TINI % b"7") | st.just(TINI[:20]), max_size=8))
+@example([TINI % (b"9" * 5_000)])
+def test_what_the_init_seems_to_say_is_heard_or_passed_on(pieces: list[bytes]) -> None:
+    """Its keeper died of a number with more digits than Python reads."""
+    words = InitWords()
+    said = b"".join(map(words.sift, pieces)) + words.rest()
+    assert len(said) <= sum(map(len, pieces))
+    assert words.exit_code is None or 0 <= words.exit_code < 1_000
+
+
+FORGED = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["reason", "json_bytes"]), inner),
+    max_leaves=6,
+)
+
+
+@given(FORGED.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=30))
+@example(b'{"json_bytes": %b}' % (b"9" * 5_000))
+@example(b"[" * 5_000)
+def test_any_word_about_a_result_is_a_size_or_a_problem(word: bytes) -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / RESULT_FILE).write_bytes(b"pickled")
+        (folder / RESULT_WORD_FILE).write_bytes(word)
+        found = find_result(folder)
+    assert (found.size is None) == (found.problem is not None)
+    assert 0 <= found.json_size <= len(b"pickled")
+    assert len(found.problem or "") <= 1_000
+
+
+@given(FORGED.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=30))
+@example(b"[%b, 1]" % (b"9" * 5_000))
+@example(b"[" * 5_000)
+def test_any_progress_is_a_part_of_the_whole_or_none(text: bytes) -> None:
+    with TemporaryDirectory() as name:
+        (Path(name) / PROGRESS_FILE).write_bytes(text)
+        found = read_progress(Path(name))
+    assert found is None or (0 <= found.fraction <= 1 and found.message.encode() is not None)

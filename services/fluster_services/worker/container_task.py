@@ -338,7 +338,7 @@ class _Attendant:
         self._pass_on(_STDOUT, self._init_words.rest())
         failure = _NOT_RUN.search(self._tail)
         if code in (EXIT_NOT_EXECUTABLE, EXIT_NOT_EXECUTABLE + 1) and failure is not None:
-            raise CannotStartError("FileNotFoundError", _not_run(self._spec, failure[1].decode()), code)
+            raise CannotStartError("FileNotFoundError", _not_run(self._spec, failure[1].decode(errors="replace")), code)
         number = code - 128
         if number in signal.valid_signals() and self._init_words.exit_code != code:
             code = -number

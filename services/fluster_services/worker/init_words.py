@@ -15,7 +15,7 @@ VARIABLE = {"TINI_VERBOSITY": "2"}
 _MARK = b"[INFO  tini (1)] "
 _LINE = re.compile(
     re.escape(_MARK) + rb"(?:Spawned child process '.*' with pid '\d+'|Main child exited "
-    rb"(?:normally \(with status '(\d+)'\)|with signal \(with signal '.*'\)))\n"
+    rb"(?:normally \(with status '(\d{1,3})'\)|with signal \(with signal '.*'\)))\n"
 )
 _LONGEST = 1_000  # a line that does not end by then is none of its
 
