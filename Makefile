@@ -106,10 +106,15 @@ demo: $(SETUP) ## Index Python's standard library on a cluster of this machine, 
 	@$(BIN)/fluster demo $(DEMO_FLAGS)
 
 .PHONY: test
-test: $(SETUP) $(ZEPHYR) ## Run every test, the fast ones first, and the fast ones on each version of Python that is here
-	$(BIN)/python -m pytest $(DISTRIBUTED) $(PYTEST_FLAGS)
+test: $(SETUP) $(ZEPHYR) ## Run every test but those of `make slow`, and the fast ones on each version of Python that is here
+	$(BIN)/python -m pytest -m 'not minutes' $(DISTRIBUTED) $(PYTEST_FLAGS)
 	@$(MAKE) --no-print-directory test-fast-elsewhere
 	@$(MAKE) --no-print-directory test-old-zephyr
+
+.PHONY: slow
+slow: $(SETUP) ## Run the tests that take minutes, which `make test` leaves out
+	@$(MAKE) --no-print-directory docker
+	FLUSTER_REQUIRE=docker $(BIN)/python -m pytest -m minutes $(PYTEST_FLAGS)
 
 .PHONY: test-fast
 test-fast: $(SETUP) ## Run the fast tests, on each version of Python that is here

@@ -11,7 +11,7 @@ from tests.docker_engine import Engine
 from tests.networked_engine import networked_engine  # noqa: F401 - a fixture
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.minutes]
 
 PATIENCE_S = 90
 
