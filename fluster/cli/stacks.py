@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from fluster_bus.messages.stacks import StackFrame, TaskStack
 
 
+_CALLS = "/fluster_services/worker/task_process.py"  # the module that calls a job's callable
+
+
 def stack(
     context: typer.Context,
     job: Id,
@@ -51,9 +54,9 @@ def stack(
 
 
 def without_ours(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
-    """Without the outermost functions, by which Fluster calls the user's; all of them where there is nothing else."""
-    ours = list(itertools.takewhile(lambda frame: "/fluster_services/" in frame.file, reversed(frames)))
-    return frames[: len(frames) - len(ours)] or frames
+    """Those within the function by which Fluster calls the user's; all of them where there is nothing else."""
+    users = list(itertools.takewhile(lambda frame: not frame.file.endswith(_CALLS), frames))
+    return users or frames
 
 
 def _show(found: TaskStack, info: JobInfo) -> None:

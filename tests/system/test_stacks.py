@@ -33,6 +33,8 @@ def hanging(cli: Cli) -> Iterator[JobId]:  # noqa: F811
 def test_it_is_shown_for_all_tasks_or_one(cli: Cli, hanging: JobId) -> None:  # noqa: F811
     shown = cli.ok("stack", hanging)
     assert shown.count("waits_for_the_lock_of_another (") == 2
+    assert "task_process.py" not in shown
+    assert "runpy" not in shown
     assert "\ntask 1, attempt 1, on worker-" in shown
     assert (
         "supervisor" not in shown.split("thread")[0]
