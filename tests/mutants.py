@@ -42,6 +42,8 @@ CORES = {
     "fluster.worker_pool.work": Core(("worker_pool", "map_pacing"), 0),
     # Of no effect: whether the seat is open is not asked before it was seen, nor once it leads, and no write is taken twice.
     "fluster_bus.leadership": Core(("leadership",), 3),
+    # Of no effect: what is None together with something else that was asked before it, from where counting begins and by how much it
+    # goes on, and that a reservation keeps room in the quota as well.
     "fluster_services.controller.dispatch": Core(("dispatch", "kept_free", "dispatch_of_namespaces"), None),
     # Decides nothing: how many beats are served at once, digits that are shown, and a moment of no length.
     "fluster_services.controller.judge": Core(("judge",), 3),
@@ -51,6 +53,8 @@ CORES = {
     # Of no effect: a worker that has a bound on its tasks says how many it has left.
     "fluster_services.controller.reservation": Core(("reservation",), 1),
     "fluster_services.controller.roster": Core(("roster", "dispatch"), 0),
+    # Of no effect: a line stays as long as tasks of it are out, a gang is not overtaken by itself, and each that is listed as overtaken
+    # has been since some time.
     "fluster_services.controller.scheduler": Core(("scheduler_lines", "scheduler", "fair_scheduling"), None),
     # Of no effect: a gang of which all tasks wait has nothing that could be started again.
     "fluster_services.gangs": Core(("gangs",), 1),

@@ -173,6 +173,8 @@ def test_who_lacks_by_name_what_the_job_names_is_passed_over_and_told_of() -> No
     cluster.offer(None, _lacks(A), OfferReply(worker_id=B, accepted=True))
     key = next(iter(cluster.books.keys()))
     assert dict(cluster.dispatch.unfit(key)) == {A: "worker a has no folder"}
+    cluster.dispatch.on_room()
+    assert cluster.taken() == [], "it is claimed at B"
 
 
 def test_a_job_that_no_worker_of_its_namespace_takes_holds_up_no_other_namespace() -> None:
