@@ -9,7 +9,7 @@ from typing import Any, Self
 from fluster.cluster.client import AsyncCluster
 from fluster.cluster.namespace_admin import NamespaceAdmin
 from fluster_bus.bus import Bus
-from fluster_bus.messages import Capacity, JobStatus, Namespace, WorkerId
+from fluster_bus.messages import Capacity, JobId, JobStatus, Namespace, WorkerId
 from fluster_bus.messages.namespaces import NamespaceQuota
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
@@ -86,6 +86,18 @@ class Tenants:
         """Return when the teams hold so many tasks each; `a=3, b=5`."""
         wanted = {team: expected.get(team[-1], 0) for team in TEAMS}
         await wait_until_async(lambda: {team: self.held()[team] for team in TEAMS} == wanted)
+
+    async def wait_explained(self, team: Namespace, job: str, said: str) -> None:
+        """Return when that is said of a job of the team. Its tasks are recorded a moment after it."""
+
+        last = ""
+
+        async def is_said() -> bool:
+            nonlocal last
+            last = await self.clusters[team].explain(JobId(job))
+            return said in last
+
+        await wait_until_async(is_said, describe=lambda: last)
 
     async def end_one(self, team: Namespace) -> None:
         """One of the team's tasks ends, while no offer is on its way that could come upon its room by chance."""

@@ -22,7 +22,7 @@ async def test_a_quota_is_kept_and_raised_and_lowered_while_jobs_run_and_after_a
         jobs = await ours.launch_many([job_request() for _ in range(8)])
         await tenants.wait_held(a=3)
         waits = "waits for the quota of namespace team-a: 3 of 3 CPUs are used"
-        assert await ours.explain(jobs[-1]) == waits
+        await tenants.wait_explained(A, jobs[-1], waits)
         await theirs.launch_many([job_request() for _ in range(6)])
         await tenants.wait_held(a=3, b=5)
         await tenants.end_one(B)
@@ -32,17 +32,17 @@ async def test_a_quota_is_kept_and_raised_and_lowered_while_jobs_run_and_after_a
         await tenants.set(A, cpus=4)
         await tenants.wait_held(a=4, b=4)
         await tenants.set(A, cpus=1)
-        assert await ours.explain(jobs[-1]) == "waits for the quota of namespace team-a: 4 of 1 CPU are used"
+        await tenants.wait_explained(A, jobs[-1], "waits for the quota of namespace team-a: 4 of 1 CPU are used")
         await tenants.restart_controller()
         await wait_until_async(lambda: tenants.running.controller.books.shares.used(A).milli_cpus == 4_000)
         await tenants.set(A, cpus=3)
         assert tenants.held()[A] == 4, "what runs goes on"
         await tenants.end_one(A)
         await wait_until_async(lambda: tenants.running.controller.books.shares.used(A).milli_cpus == 3_000)
-        assert await ours.explain(jobs[-1]) == waits
+        await tenants.wait_explained(A, jobs[-1], waits)
         await tenants.end_one(A)
         await tenants.wait_held(a=3, b=4)
-        assert len({key for worker in tenants.workers for key in worker.starts}) == 5 + 6
+        assert len({key for worker in tenants.workers for key in worker.claimed}) == 5 + 6
 
 
 async def test_what_never_fits_into_a_quota_is_refused_with_the_remedy() -> None:
@@ -63,7 +63,7 @@ async def test_what_never_fits_into_a_quota_is_refused_with_the_remedy() -> None
         await tenants.set(A)
         large = await ours.launch(job_request(cpu=4, scheduling_timeout_s=60))
         await tenants.set(A, cpus=3)
-        assert (await ours.explain(large)).startswith("it needs 4 CPUs, more than the quota of namespace team-a")
+        await tenants.wait_explained(A, large, "it needs 4 CPUs, more than the quota of namespace team-a")
 
 
 async def test_so_many_jobs_may_wait_and_no_more_also_after_a_restart() -> None:
@@ -113,12 +113,12 @@ async def test_a_team_that_comes_late_has_its_turn_before_one_that_has_the_clust
         (job, *_) = await theirs.launch_many([job_request() for _ in range(4)])
         await wait_until_async(lambda: tenants.running.controller.dispatch.is_idle)
         said = "namespace team-b goes first: it holds 0 % of the cluster, team-a 100 %, equal weights"
-        assert said in await ours.explain(flood[-1])
-        assert (await theirs.explain(job)).endswith("; next in line")
+        await tenants.wait_explained(A, flood[-1], said)
+        await tenants.wait_explained(B, job, "; next in line")
         await _let_end_until(tenants, a=2, b=2)
         await tenants.set(B, weight=3)
         await _let_end_until(tenants, a=1, b=3)
-        assert sum(len(worker.starts) for worker in tenants.workers) < 20, "by turns, and not by chance"
+        assert sum(len(worker.claimed) for worker in tenants.workers) < 20, "by turns, and not by chance"
 
 
 async def _let_end_until(tenants: Tenants, *, a: int, b: int) -> None:
@@ -139,9 +139,9 @@ async def test_a_gang_waits_for_its_quota_as_a_whole_and_is_gathered_when_there_
         gang = await ours.launch(job_request("gang", replicas=3, gang=True))
         said = "waits for the quota of namespace team-a: 2 of 4 CPUs are used, and they need 3"
         await wait_until_async(tenants.running.controller.gangs.waiting)
-        assert await ours.explain(gang) == said
+        await tenants.wait_explained(A, gang, said)
         await tenants.end_one(A)
         await tenants.wait_held(a=4)
         await wait_until_async(lambda: len([key for worker in tenants.workers for key, *_ in worker.went]) == 3)
         small = await ours.launch(job_request())
-        assert await ours.explain(small) == "waits for the quota of namespace team-a: 4 of 4 CPUs are used"
+        await tenants.wait_explained(A, small, "waits for the quota of namespace team-a: 4 of 4 CPUs are used")
