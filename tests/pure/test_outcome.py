@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fluster.errors import SupersededError
 from fluster_bus.messages import JobStatus
 from fluster_services.worker.attempt_directory import ExitRecord, TaskError
 from fluster_services.worker.outcome import outcome
@@ -53,6 +54,11 @@ def test_what_could_not_be_killed_is_named() -> None:
 @pytest.mark.parametrize("reason", ["fenced", "keeper_died", "owner_gone"])
 def test_what_was_not_the_tasks_own_fault(reason: Any) -> None:
     assert outcome(_exit(exit_code=1, reason=reason)).state is JobStatus.WORKER_FAILED
+
+
+def test_an_actor_that_was_superseded_has_not_failed() -> None:
+    error = TaskError(type=f"{SupersededError.__module__}.{SupersededError.__qualname__}", message="by another")
+    assert outcome(_exit(exit_code=1, error=error)).state is JobStatus.WORKER_FAILED
 
 
 def test_the_exception_comes_along() -> None:

@@ -9,10 +9,12 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from fluster import ActorContext, ActorDiedError, ActorPool, ActorTimeoutError, LocalCluster, actor, deploy
 from fluster.cluster import Cluster
 from fluster_bus.messages import JobId, JobRequest, JobStatus, ResourceConfig
 from tests.system.daemons import PATIENT, QUICK, Daemons
@@ -25,10 +27,10 @@ pytestmark = pytest.mark.slow
 SMALL = ResourceConfig.with_cpu(1, memory="128MiB")
 
 
-def _backup(daemons: Daemons, *words: str) -> str:
+def _backup(cluster: Daemons | LocalCluster, *words: str) -> str:
     """What `fluster backup` says."""
-    program = [str(Path(sys.executable).with_name("fluster")), "--address", daemons.address, "backup", *words]
-    environment = daemons.family.environment(PYTHONPATH=os.pathsep.join(sys.path))
+    program = [str(Path(sys.executable).with_name("fluster")), "--address", cluster.address, "backup", *words]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -171,3 +173,38 @@ def test_a_cluster_that_runs_is_put_back_to_its_backup(family: Family, tmp_path:
         infos = cluster.wait([goes_on, again], timeout=60)
         assert [(info.status, info.tasks[0].attempt) for info in infos] == [(JobStatus.SUCCEEDED, 1)] * 2
         assert tried.lines() == Counter(f"{job} 1" for job in (goes_on, lost, again))
+
+
+@actor(durable=True)
+class Ledger:
+    """Keeps the numbers that it was given."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def on_restore(self, state: list[int]) -> None:
+        self.numbers = state
+
+    def keep(self, ctx: ActorContext, number: int) -> list[int]:
+        self.numbers.append(number)
+        ctx.save(self.numbers)
+        return self.numbers
+
+
+def test_a_durable_actor_that_lives_on_gives_way_to_what_the_backup_has(tmp_path: Path) -> None:
+    with LocalCluster() as cluster:
+        ledger: ActorPool[Any] = deploy(cluster, Ledger)
+        assert [ledger.call().keep(number) for number in (1, 2)][-1] == [1, 2]
+        _backup(cluster, "create", str(tmp_path / "backup"))
+        assert ledger.call().keep(3) == [1, 2, 3]
+        _backup(cluster, "restore", str(tmp_path / "backup"), "--replace")
+
+        def kept() -> list[int] | None:
+            try:
+                numbers: list[int] = ledger.call(timeout=10).keep(4)
+            except (ActorDiedError, ActorTimeoutError):
+                return None  # it may have run all the same
+            return numbers
+
+        numbers = wait_until(kept) or []
+        assert (numbers[:3], set(numbers)) == ([1, 2, 4], {1, 2, 4})

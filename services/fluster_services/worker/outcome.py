@@ -84,6 +84,9 @@ def describe_survivors(pids: Sequence[int]) -> str:
     return f"process {named} survives SIGKILL, so it hangs in the kernel and keeps what it has"
 
 
+_SUPERSEDED = "fluster.errors.SupersededError"
+
+
 def _outcome(record: ExitRecord) -> Outcome:
     error = None
     if record.error is not None:
@@ -110,6 +113,9 @@ def _outcome(record: ExitRecord) -> Outcome:
     if record.exit_code == 0 and not record.left_early:
         return Outcome(JobStatus.SUCCEEDED, "exit code 0", 0, result=_result(record))
     reason = _failure(record)
+    if record.error is not None and record.error.type == _SUPERSEDED:
+        # An actor whose place another has, or the backup from which the store was restored: its code has not failed.
+        return Outcome(JobStatus.WORKER_FAILED, reason, record.exit_code, error)
     if record.disk_limit is not None:
         reason += f"; its disk of {describe_bytes(record.disk_limit)} was full"
     return replace(_failed(reason, record, error), is_own_end=True)
