@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
-from fluster_bus.errors import ObjectNotFoundError
+from fluster_bus.errors import MessageTooLargeError, ObjectNotFoundError
 from fluster_bus.messages.jobs import MAX_INLINE_BYTES, JobRequest
 from fluster_bus.messages.submissions import StoredRequest
 from fluster_bus.object_kinds import PAYLOADS
@@ -19,9 +19,14 @@ if TYPE_CHECKING:
 async def submit(bus: Bus, namespace: str, request: JobRequest, *, message_id: str) -> int:
     """The job's place in the queue of submissions. Sent twice under one `message_id` it is there once.
 
-    Raises NamespaceFullError where as many submissions of the namespace wait as may, StorageError, BusError.
+    Raises NamespaceFullError where as many submissions of the namespace wait as may, MessageTooLargeError, StorageError, BusError.
     """
     data = request.to_json()
+    if len(data) > bus.max_payload:
+        raise MessageTooLargeError(
+            f"the request has {len(data):,} bytes, over the server's limit of {bus.max_payload:,}: pass a path or a name, and load "
+            "the data inside the job"
+        )
     if len(data) > MAX_INLINE_BYTES:
         stored = await store_request(bus, namespace, data)
         names = {"name": request.name, "job_id": request.job_id, "submission": request.submission}
