@@ -278,7 +278,7 @@ class Dispatch:
         roster, scheduler, now = self._roster, self.scheduler, self._around.now()
         if scheduler.reserved is not None and self._reserved_for is not None:
             fits_still = all(roster.takes_work(each) for each in self._kept_free)
-            if not fits_still or scheduler.is_short_of_quota(self._reserved_for):
+            if not fits_still or (self.shares.bounded and scheduler.is_short_of_quota(self._reserved_for)):
                 scheduler.release()
                 self._around.on_room()
         if now < self._chooses_at:
@@ -286,7 +286,9 @@ class Dispatch:
         if self.shares.bounded and now >= self._keeps_at:
             self._keeps_at = now + _KEPT_EVERY_S
             self._keep_quotas(now)
-        for starving in scheduler.deserving(now=now, reserve_after_s=self._reserve_after_s):
+        is_alone = not self.shares.bounded and not scheduler.is_shared
+        found = scheduler.starving if is_alone else scheduler.deserving
+        for starving in found(now=now, reserve_after_s=self._reserve_after_s):
             place = starving.place
             if scheduler.reserved is not None and not scheduler.goes_before(place, scheduler.reserved):
                 break
@@ -329,7 +331,8 @@ class Dispatch:
 
     def take(self, most: int = _OUT_AT_ONCE) -> list[tuple[Place, Capacity]]:
         """What is to be offered now, so many at most: each is out until its `offer` has come to its end, or `on_unanswered`."""
-        self._weigh()
+        if self.scheduler.is_shared:
+            self._weigh()
         self._reserve()
         taken = self.scheduler.take(min(most, _OUT_AT_ONCE - self._out))
         self._out += len(taken)

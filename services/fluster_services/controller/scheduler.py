@@ -597,7 +597,8 @@ def _by_place(starving: Starving) -> Place:
 
 def _at_least(need: Capacity, other: Capacity) -> bool:
     """True when whoever has no room for `other` has none for `need` either."""
-    return set(need.namespaces) >= set(other.namespaces) and _is_as_large(need, other)
+    is_of_same = need.namespaces == other.namespaces or set(need.namespaces) >= set(other.namespaces)
+    return is_of_same and _is_as_large(need, other)
 
 
 def _is_as_large(need: Capacity, other: Capacity) -> bool:
