@@ -214,10 +214,6 @@ class Scheduler:
     def _may_offer(self, line: _Line) -> bool:
         return not line.closed and line.out < line.window and self._has_task(line)
 
-    def _ready(self) -> Iterator[_Line]:
-        """The lines whose first task may be offered."""
-        return (line for line in list(self._lines.values()) if self._may_offer(line) and self._is_in_quota(line))
-
     def _has_task(self, line: _Line) -> bool:
         while line.heap:
             task = (line.heap[0].job, line.heap[0].task)
@@ -307,23 +303,29 @@ class Scheduler:
 
         Room that is found by two at once might else go to who has more already. What needs less is not held up, as always.
         """
-        full = [
-            each
-            for each in list(self._lines.values())
-            if not each.closed and each.out >= each.window and self._has_task(each) and self._is_in_quota(each)
-        ]
+        ready: list[_Line] = []
+        full: list[_Line] = []
+        for line in list(self._lines.values()):
+            if not line.closed and self._has_task(line) and self._is_in_quota(line):
+                (ready if line.out < line.window else full).append(line)
+        # Once for each namespace, which may have many lines.
+        weighed = {namespace: self._shares.weighed(namespace) for namespace in {line.namespace for line in ready}}
+
+        def turn(line: _Line) -> tuple[int, float, Place]:
+            return self._band(line.heap[0]), weighed[line.namespace], line.heap[0]
+
         if not full:
-            return min(self._ready(), key=self._turn_of_line, default=None)
-        lines = sorted(self._ready(), key=self._turn_of_line)
-        return next((each for each in lines if not any(self._awaits(each, other) for other in full)), None)
+            return min(ready, key=turn, default=None)
+        return next(
+            (each for each in sorted(ready, key=turn) if not any(self._awaits(each, other) for other in full)), None
+        )
 
     def _awaits(self, line: _Line, other: _Line) -> bool:
         """True when the other is to hear first: it had its turn before, by what its namespace had without what is out."""
-        turn = self._turn_of_line(line)[:2]
         return (
             line.namespace != other.namespace
-            and (other.turn or self._turn_of_line(other)[:2]) < turn
             and _is_as_large(line.need, other.need)
+            and (other.turn or self._turn_of_line(other)[:2]) < self._turn_of_line(line)[:2]
         )
 
     def in_turn_before(self, place: Place) -> Iterator[Place]:

@@ -127,10 +127,11 @@ class Shares:
         limits = self.bounded.get(namespace)
         if limits is None:
             return True
-        wanted, used = Amount.of(need, count), self._tenants[namespace].used
-        return all(
-            not more or has + more + left <= limit
-            for more, has, left, limit in zip(wanted, used, beside, limits, strict=True)
+        tenant, cpus = self._tenants[namespace], count * round(need.cpu * 1000)
+        return (
+            (not cpus or round(tenant.cpu * 1000) + cpus + beside.milli_cpus <= limits.milli_cpus)
+            and (not need.memory or tenant.memory + count * need.memory + beside.memory <= limits.memory)
+            and (not need.devices or tenant.devices + count * need.devices + beside.devices <= limits.devices)
         )
 
     def could_fit(self, namespace: Namespace, need: Capacity, count: int = 1) -> bool:
