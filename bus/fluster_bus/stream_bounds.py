@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from fluster_bus import subjects
 from fluster_bus.errors import NamespaceFullError, StorageError
-from fluster_bus.messages.jobs import MAX_SUBMISSION_BYTES
 from fluster_bus.object_kinds import BUNDLES, PAYLOADS, ObjectKind
 from fluster_bus.roles import MAX_PAYLOAD_BYTES
 
@@ -23,6 +22,10 @@ SYSTEM_BYTES = _GIB
 # What lies in that: the rest is for what operators make there themselves.
 SUBMITTED_BYTES, WORKERS_BYTES, CONTROLLERS_BYTES, JOINS_BYTES = 768 * _MIB, 64 * _MIB, 8 * _MIB, 16 * _MIB
 NAMESPACES_BYTES = 8 * _MIB
+# Of a message in the queue of submissions, with its headers, and of a request in one. What is larger lies among the payloads of
+# its namespace: so a bound on how many wait is one on their bytes too.
+MAX_SUBMISSION_BYTES = 32 << 10
+MAX_INLINE_BYTES = MAX_SUBMISSION_BYTES - (1 << 10)
 _OF_A_MESSAGE = 512  # its subject, and what the server keeps beside it
 MAX_BUDGET_BYTES = 12 * _GIB  # of a namespace, unless more is asked for
 BUDGET_SETTING = "FLUSTER_NAMESPACE_BUDGET"

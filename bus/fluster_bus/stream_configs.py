@@ -14,7 +14,6 @@ from nats.js.api import (
 )
 
 from fluster_bus import subjects
-from fluster_bus.messages.jobs import MAX_SUBMISSION_BYTES
 from fluster_bus.object_kinds import BUNDLES, PAYLOADS, ObjectKind
 from fluster_bus.objects import CHUNK_BYTES, MAX_MESSAGES
 from fluster_bus.results import RESULT_CHUNK_BYTES
@@ -27,6 +26,7 @@ from fluster_bus.stream_bounds import (
     MAX_CALL_BYTES,
     MAX_CALLS_OF_ACTOR,
     MAX_SECRETS,
+    MAX_SUBMISSION_BYTES,
     NAMESPACES_BYTES,
     RESULTS_KEPT_S,
     SECRETS_KEPT_S,

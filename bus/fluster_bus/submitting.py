@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from fluster_bus import subjects
 from fluster_bus.errors import MessageTooLargeError, ObjectNotFoundError
-from fluster_bus.messages.jobs import MAX_INLINE_BYTES, JobRequest
+from fluster_bus.messages.jobs import JobRequest
 from fluster_bus.messages.submissions import StoredRequest
 from fluster_bus.object_kinds import PAYLOADS
 from fluster_bus.objects import ObjectStore
+from fluster_bus.stream_bounds import MAX_INLINE_BYTES
 from fluster_bus.streams import append_data
 
 if TYPE_CHECKING:

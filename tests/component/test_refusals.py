@@ -10,9 +10,9 @@ from fluster_bus import subjects
 from fluster_bus.bus import Bus
 from fluster_bus.errors import ServiceError
 from fluster_bus.messages import Event, JobId, Namespace, TaskRecord
-from fluster_bus.messages.jobs import MAX_INLINE_BYTES
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
+from fluster_bus.stream_bounds import MAX_INLINE_BYTES
 from fluster_bus.streams import records_table
 from fluster_bus.submitting import store_request
 from fluster_bus.tables import Row, sequence_of_ack

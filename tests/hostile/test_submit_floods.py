@@ -13,10 +13,9 @@ from fluster_bus import subjects
 from fluster_bus.bus import Bus
 from fluster_bus.errors import MessageTooLargeError, NamespaceFullError
 from fluster_bus.messages import Entrypoint, JobId, JobRequest, JobStatus, Namespace
-from fluster_bus.messages.jobs import MAX_INLINE_BYTES, MAX_SUBMISSION_BYTES
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.stream_bounds import SUBMITTED_BYTES, submissions_of
+from fluster_bus.stream_bounds import MAX_INLINE_BYTES, MAX_SUBMISSION_BYTES, SUBMITTED_BYTES, submissions_of
 from fluster_bus.streams import append_data
 from fluster_bus.submitting import store_request, submit
 from fluster_services.config import LOCAL_TIMING

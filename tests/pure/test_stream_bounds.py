@@ -1,6 +1,8 @@
 """How a store is divided among namespaces, and a namespace's budget among its streams."""
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -101,3 +103,9 @@ def test_another_stream_that_is_full_is_named() -> None:
     assert not isinstance(error, NamespaceFullError)
     assert isinstance(error, StorageError)
     assert "FLUSTER_SUBMIT is full" in str(error)
+
+
+def test_who_starts_a_cluster_has_no_models_in_memory() -> None:
+    """All its processes are copies of that one: a start takes longer with them, and jobs find no plugins of their own."""
+    code = "import sys, fluster_services.supervisor; sys.exit('pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

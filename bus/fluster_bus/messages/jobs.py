@@ -28,10 +28,6 @@ _MAX_SHOWN = 200  # characters of a command
 MAX_ENTRYPOINT_BYTES = 4 << 20  # base64 makes 5.4 MiB of it
 # Of a whole request: its record, with how the job ended, must stay below the server's message limit of 8 MiB.
 MAX_REQUEST_BYTES = 6 << 20
-# Of a message in the queue of submissions, with its headers, and of a request in one. What is larger lies among the payloads of
-# its namespace: so a bound on how many wait is one on their bytes too.
-MAX_SUBMISSION_BYTES = 32 << 10
-MAX_INLINE_BYTES = MAX_SUBMISSION_BYTES - (1 << 10)
 
 
 class JobStatus(StrEnum):

@@ -7,8 +7,8 @@ from typing import Annotated, Self
 from pydantic import Field
 
 from fluster_bus.errors import InvalidMessageError
-from fluster_bus.messages.jobs import MAX_INLINE_BYTES
 from fluster_bus.messages.model import Message
+from fluster_bus.stream_bounds import MAX_INLINE_BYTES
 
 _MARK = b'"stored_request"'
 _Text = Annotated[str, Field(max_length=1_000)]
