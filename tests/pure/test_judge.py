@@ -17,6 +17,7 @@ from fluster_bus.messages import (
     TaskRecord,
     WorkerId,
 )
+from fluster_bus.messages.resources import GIB
 from fluster_bus.tables import Row
 from fluster_services import lifecycle
 from fluster_services.config import Timing
@@ -49,7 +50,7 @@ class Judging:
         self.deleted: list[WorkerId] = []
         self.books = Books()
         self.roster = Roster(self.books, Liveness(TIMING.worker_timeout_s))
-        self.roster.on_registered(registered_worker(W, Capacity(cpu=1)), now=0.0)
+        self.roster.on_registered(registered_worker(W, Capacity(cpu=1, memory=GIB)), now=0.0)
         around: Any = SimpleNamespace(
             now=lambda: self.now, call_later=self._none, on_dispatchable=self._none, on_room=self._none
         )
