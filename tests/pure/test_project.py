@@ -138,3 +138,10 @@ def test_the_import_contracts_stand() -> None:
 
 def test_the_python_for_pyenv_and_uv_is_3_12() -> None:
     assert (ROOT / ".python-version").read_text(encoding="utf-8").split() == ["3.12"]
+
+
+def test_each_decision_has_a_number_of_its_own() -> None:
+    texts = {file.name: file.read_text(encoding="utf-8") for file in (ROOT / "docs/decisions").glob("*.md")}
+    numbers = [name[:4] for name in texts]
+    assert {number for number in numbers if numbers.count(number) > 1} == set()
+    assert [name for name, text in texts.items() if not text.startswith(f"# {int(name[:4])}. ")] == []
