@@ -96,7 +96,10 @@ class BusAddress:
 
     def inbox_prefix(self, namespace: str | None = None) -> str:
         """Below this the user hears replies from `namespace`; by default from its own, or from the cluster's services."""
-        return subjects.inbox_prefix(self.user or _ANYBODY, namespace or self.home or SYSTEM_NAMESPACE)
+        user = self.user or _ANYBODY
+        if self.token is not None and read_user_token(self.token).tagged("role") == (Role.WORKER,):
+            user = subjects.worker_user(user)
+        return subjects.inbox_prefix(user, namespace or self.home or SYSTEM_NAMESPACE)
 
     def proof(self, nonce: str | None) -> dict[str, str]:
         """Fields of the CONNECT message for a server that greeted with `nonce`; without one there is nothing to sign.

@@ -21,11 +21,12 @@ from fluster_bus.subjects import OWN_NAME, OWN_NAMESPACE
 
 def scoped(role: Role) -> Permissions:
     """What users of a role may do whose tokens name them and their namespaces."""
-    return granted(role, (OWN_NAMESPACE,), OWN_NAME, workers=OWN_NAME)
+    name = subjects.worker_user(OWN_NAME) if role is Role.WORKER else OWN_NAME
+    return granted(role, (OWN_NAMESPACE,), name, workers=OWN_NAME)
 
 
 def granted(role: Role, namespaces: Sequence[str], name: str, *, workers: str) -> Permissions:
-    """What the user `name` of a role may do whose namespaces these are; `workers` is the worker that it is, if it is one."""
+    """What a user of a role may do whose namespaces these are: `name` is that of its inboxes, `workers` the worker that it is, if it is one."""
     match role:
         case Role.OPERATOR:
             return Permissions(publish=(subjects.ANY_TAIL,), subscribe=(subjects.ANY_TAIL,))

@@ -286,6 +286,14 @@ def inbox_prefix(user: str, namespace: str = SYSTEM_NAMESPACE) -> str:
     return f"{_INBOX}.{namespace}.{user}"  # _INBOX.default.alice
 
 
+def worker_user(name: str) -> str:
+    """For `inbox_prefix`, the name of a worker with signed credentials.
+
+    Who joins by a token chooses its name, which may be that of a controller. No user has a name with a colon.
+    """
+    return f"worker:{name}"  # worker:w1
+
+
 def inboxes_of(namespace: str) -> str:
     """Where all answers go that come from a namespace, and nothing else."""
     return f"{_INBOX}.{_name('namespace', namespace)}.{ANY_TAIL}"  # _INBOX.default.>

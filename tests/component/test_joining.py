@@ -134,12 +134,14 @@ async def test_nobody_takes_the_id_of_another(
     controller: Controller, server: EmbeddedServer, authority: Authority, register: JoinRegister, tmp_path: Path
 ) -> None:
     _address(server, authority, Role.WORKER, "made-by-hand", "default")
+    _address(server, authority, Role.AUTOSCALER, "scaler")
     token = await register.create(["default"], uses=5, lifetime_s=60)
     await join(token, "w1", JoinedFolder(tmp_path / "w1"))
     with pytest.raises(ServiceError, match="the worker 'w1' is another's"):
         await join(token, "w1", JoinedFolder(tmp_path / "thief"))
-    with pytest.raises(ServiceError, match="there is a worker 'made-by-hand' already"):
-        await join(token, "made-by-hand", JoinedFolder(tmp_path / "thief"))
+    for name in ("made-by-hand", "controllers", "scaler", token.token_id):
+        with pytest.raises(ServiceError, match=f"there is a worker or user '{name}' already"):
+            await join(token, name, JoinedFolder(tmp_path / "thief"))
     assert list((await _uses(controller, token)).values()) == ["w1"]
 
 

@@ -195,7 +195,7 @@ def test_who_serves_several_namespaces_hears_replies_as_one_of_the_clusters_own(
     for role, name, inbox in (
         (Role.OPERATOR, "me", "_INBOX.sys.me"),
         (Role.CLIENT, "alice", "_INBOX.default.alice"),
-        (Role.WORKER, "w1", "_INBOX.sys.w1"),
+        (Role.WORKER, "w1", "_INBOX.sys.worker:w1"),
         (Role.GATEWAY, "gw", "_INBOX.sys.gw"),
         (Role.AUTOSCALER, "scaler", "_INBOX.sys.scaler"),
     ):

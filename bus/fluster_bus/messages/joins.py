@@ -57,6 +57,6 @@ class JoinedWorker(Message):
 
 
 class IssuedWorkers(Message):
-    """The ids that workers have whose credentials were made by hand: none of them can be joined as."""
+    """The names of workers and of the cluster's own users whose credentials were made by hand: nobody can join by one of them."""
 
     names: tuple[str, ...] = ()

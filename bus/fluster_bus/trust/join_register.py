@@ -62,7 +62,9 @@ class JoinRegister:
     async def _tidy(self, bus: Bus) -> None:
         """Tell whose ids are taken, and forget what is of no more use."""
         now, tokens, workers = time.time(), join_tokens_table(bus), joined_workers_table(bus)
-        issued = [each.name for each in self._authority.issued() if each.role == Role.WORKER and each.is_good(now)]
+        # Names of others than workers, too: who revokes by a name would revoke the other one.
+        tenants = {str(role) for role in Role if role.is_tenant}
+        issued = [each.name for each in self._authority.issued() if each.role not in tenants and each.is_good(now)]
         await issued_workers_table(bus).put(subjects.ISSUED_WORKERS_KEY, IssuedWorkers(names=tuple(issued)))
         kept = set()
         for token in await tokens.rows(subjects.join_token_key(subjects.ANY_TOKEN)):

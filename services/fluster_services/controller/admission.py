@@ -18,7 +18,7 @@ class Known:
 
     token: JoinTokenRecord | None
     holder: JoinedWorker | None  # who joined under that id
-    is_taken: bool  # by a worker that did not join by a token
+    is_taken: bool  # by a worker that did not join by a token, or by a user of the cluster
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _check_id(token: JoinTokenRecord, request: JoinRequest, known: Known) -> Non
         raise _refused(f"this key is of the worker {token.used_by[request.key]!r}, and not of {wanted!r}: make another")
     if holder is None:
         if known.is_taken:
-            raise _refused(f"there is a worker {wanted!r} already: choose another id with --worker-id")
+            raise _refused(f"there is a worker or user {wanted!r} already: choose another id with --worker-id")
         return
     if holder.revoked_at is not None:
         if holder.key == request.key:
