@@ -27,6 +27,7 @@ class Registry:
         self.asked: list[str] = []  # the paths, in order
         self.gate = threading.Event()  # closed, half of each blob is kept back
         self.gate.set()
+        self.refusal = ""  # with these words, if any, it refuses all that is asked for
         self._blobs: dict[str, bytes] = {}  # {digest: content}
         self._manifests: dict[str, bytes] = {}  # {digest: manifest}
         self.push(content)
@@ -100,8 +101,13 @@ def running_registry(content: bytes | None = None) -> Iterator[tuple[str, Regist
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             found = registry.answer(self.path)
-            self.send_response(404 if found is None else 200)
-            kind, data = found or ("application/json", _UNKNOWN)
+            if registry.refusal and self.path != "/v2/":
+                errors = [{"code": "DENIED", "message": registry.refusal}]
+                self.send_response(403)
+                kind, data = "application/json", json.dumps({"errors": errors}).encode()
+            else:
+                self.send_response(404 if found is None else 200)
+                kind, data = found or ("application/json", _UNKNOWN)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(data)))
             if kind == _MANIFEST:

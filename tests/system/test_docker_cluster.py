@@ -423,21 +423,37 @@ def test_an_engine_without_room_for_an_image_costs_no_task_anything(tmp_path: Pa
     ):
         daemons.start_controller()
         settings = ContainerSettings(engine=engine.host, image=engine.image)
-        daemons.start_worker("w1", working_dir=None, containers=settings)
+        limits = WorkerLimits(disk=DiskLimits(least_free_bytes=1 << 20))
+        daemons.start_worker("w1", working_dir=None, containers=settings, limits=limits)
         with daemons.connect() as cluster:
-            engine.fill(left_bytes=80 << 20)  # enough for all else
+            engine.fill(left_bytes=30 << 20)  # enough for all else, and less than a tenth
             environment = EnvironmentConfig(image=f"{address}/big:1")
             job = cluster.launch(
                 JobRequest(name="big", entrypoint=Entrypoint(command=("true",)), environment=environment)
             )
             wait_until(
-                lambda: "w1 takes no work: there is no room for image" in cluster.explain(job),
+                lambda: "w1 takes no work: only" in cluster.explain(job),
                 describe=lambda: cluster.explain(job),
             )
             engine.make_room()
             info = cluster.wait(job, timeout=PATIENCE_S)
             assert "command 'true' cannot be run in image" in info.error_message, "it was pulled"
             assert (info.tasks[0].failures, info.tasks[0].preemptions) == (1, 0)
+
+
+def test_a_worker_does_not_believe_a_registry_that_its_engine_is_full(contained: LocalCluster) -> None:
+    with running_registry() as (address, registry):
+        registry.refusal = "no space left on device"
+        environment = EnvironmentConfig(image=f"{address}/tiny:1")
+        job = contained.launch(command("true").model_copy(update={"environment": environment}))
+        wait_until(
+            lambda: sum(task.failures + task.preemptions for task in contained.poll(job).tasks),
+            describe=lambda: contained.explain(job),
+        )
+        (worker,) = contained.list_workers()
+        assert worker.info.trouble == ""
+        contained.terminate(job)
+        contained.wait(job, timeout=PATIENCE_S)
 
 
 @pytest.mark.slow

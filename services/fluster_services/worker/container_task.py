@@ -28,7 +28,16 @@ from fluster_services.worker.attempt_directory import (
     write_json,
 )
 from fluster_services.worker.container import NO_GPUS, Container
-from fluster_services.worker.engine import EngineAwayError, EngineError, EngineFullError, NotThereError, connect, told
+from fluster_services.worker.engine import (
+    EngineAwayError,
+    EngineError,
+    EngineFullError,
+    NotThereError,
+    connect,
+    data_folder,
+    told,
+)
+from fluster_services.worker.health import why_scarce
 from fluster_services.worker.init_words import InitWords
 from fluster_services.worker.killing import BY_FORCE
 from fluster_services.worker.log_position import LogPosition
@@ -159,8 +168,10 @@ class _Attendant:
         except CannotStartError as error:
             self._complain(error)
             self._exit_code = error.exit_code
-        except (EngineAwayError, EngineFullError) as error:  # when it was to start it: from then on it is waited for
+        except EngineAwayError as error:  # when it was to start it: from then on it is waited for
             os.write(self._faults_fd, str(error).encode(errors="replace"))
+        except EngineFullError as error:
+            self._judge(error)
         except EngineError as error:
             self._complain(CannotStartError("EngineError", str(error), EXIT_NO_CONTAINER))
         except BaseException as error:
@@ -168,6 +179,21 @@ class _Attendant:
         finally:
             self._is_over.set()
             os.kill(os.getpid(), _OVER)
+
+    def _judge(self, error: EngineFullError) -> None:
+        """What was to be started may have such words in its command, which the engine repeats: its disk is measured."""
+        client = self._connect(_KILL_TIMEOUT_S)
+        try:
+            with told(self._container.engine):
+                scarce = why_scarce(Path(folder)) if (folder := data_folder(client)) else None
+        except EngineError as away:
+            scarce = str(away)
+        finally:
+            client.close()
+        if scarce is not None:
+            os.write(self._faults_fd, f"{error}; {scarce}".encode(errors="replace"))
+        else:
+            self._complain(CannotStartError("EngineError", str(error), EXIT_NO_CONTAINER))
 
     def _complain(self, error: CannotStartError) -> None:
         complain(self._directory, error, pipe_folder=self._pipe_folder)

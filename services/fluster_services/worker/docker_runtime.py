@@ -35,7 +35,7 @@ from fluster_services.worker.container import (
     given_libraries,
     own_libraries,
 )
-from fluster_services.worker.engine import EngineError, NotThereError, asked, connect, told
+from fluster_services.worker.engine import EngineError, NotThereError, asked, connect, data_folder, told
 from fluster_services.worker.interpreters import without_interpreters_own
 from fluster_services.worker.limits import Limits, group_name
 from fluster_services.worker.mounts import checked_mounts, secret_places
@@ -100,7 +100,7 @@ class DockerRuntime:
                 try:
                     with told(self._settings.engine):
                         client.ping()
-                        self._root = self._root or str(client.info().get("DockerRootDir") or "")
+                        self._root = self._root or data_folder(client)
                 finally:
                     client.close()
             except EngineError as error:

@@ -28,8 +28,8 @@ class EngineAwayError(EngineError, WorkerFaultError):
     """It does not answer."""
 
 
-class EngineFullError(EngineError, WorkerFaultError):
-    """Its disk has no room."""
+class EngineFullError(EngineError):
+    """Its disk has no room, by its words: they may be those of a registry, or of what it was to run. `why_scarce` measures."""
 
 
 class NotThereError(EngineError):
@@ -67,6 +67,11 @@ def find_api_version(url: str) -> str:
     if not isinstance(version, str):
         raise EngineError(f"what answers at {url} is not a Docker engine: it told no version")
     return version
+
+
+def data_folder(client: docker.APIClient) -> str:
+    """Where the engine keeps its files, on its machine; empty when it does not tell."""
+    return str(client.info().get("DockerRootDir") or "")
 
 
 def remove_container(container: Container) -> None:

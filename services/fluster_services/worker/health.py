@@ -8,9 +8,11 @@ soon after the return doubles the pause.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from errno import EAGAIN, EIO, EMFILE, ENFILE, ENOBUFS, ENODEV, ENOMEM, EROFS, ESTALE
+from pathlib import Path
 
 from fluster_services.capacity import describe_bytes
 from fluster_services.config import DiskLimits
@@ -135,6 +137,17 @@ def is_scarce(*, free: int, total: int) -> bool:
     Measured, since what a build says is the word of those whose packages it makes.
     """
     return free < min(total // 10, _PLENTY_BYTES)
+
+
+def why_scarce(folder: Path) -> str | None:
+    """In words, that the disk of `folder` has little room left; None where it has some, or is not to be seen from here."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    if not is_scarce(free=usage.free, total=usage.total):
+        return None
+    return f"only {describe_bytes(usage.free)} of {describe_bytes(usage.total)} are left at {folder}"
 
 
 # ---- who filled the disk --------------------------------------------------------------------------------

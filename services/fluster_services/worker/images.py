@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from fluster_bus.messages.images import UsedImage, digest_of, engine_name, split_name
 from fluster_services.worker.build_output import BuildOutput
 from fluster_services.worker.container import ContainerSettings
-from fluster_services.worker.engine import EngineError, EngineFullError, NotThereError, asked, connect, told
+from fluster_services.worker.engine import (
+    EngineAwayError,
+    EngineError,
+    NotThereError,
+    asked,
+    connect,
+    told,
+)
 from fluster_services.worker.health import says_no_room
 from fluster_services.worker.pull_progress import PullProgress
 
@@ -145,11 +152,12 @@ class Images:
                         look_at = now + _LOOK_S
                         line_at = now + _LINE_S if now >= line_at else line_at
         except EngineError as cause:
+            # What a registry says is up to the job that names it: whether the engine has no room the worker finds by itself.
+            is_away = isinstance(cause, EngineAwayError)
+            message = f"there is no image {name!r} here, and it cannot be pulled: {cause}"
             if says_no_room(str(cause)):
-                raise EngineFullError(
-                    f"there is no room for image {name!r}: `docker system prune` frees what its engine does not need; {cause}"
-                ) from cause
-            raise EngineError(f"there is no image {name!r} here, and it cannot be pulled: {cause}") from cause
+                message = f"there is no room for image {name!r}: `docker system prune` frees what its engine does not need; {cause}"
+            raise EngineError(message) from (cause if is_away else None)
         finally:
             client.close()
         _say(loop, coming, f"image {name} is there, after {time.monotonic() - began_at:.1f} s", is_line=True)

@@ -23,9 +23,9 @@ from fluster_services.worker.health import (
     Health,
     Look,
     is_no_room,
-    is_scarce,
     is_workers_fault,
     who_filled,
+    why_scarce,
 )
 from fluster_services.worker.outcome import Outcome
 from fluster_services.worker.probing import why_unwritable
@@ -227,14 +227,7 @@ class Wellness:
 
 def _find_scarce(places: Callable[[], list[Path]]) -> str | None:
     """Which of the places has little room left, in words; None when all have some."""
-    for folder in places():
-        try:
-            usage = shutil.disk_usage(folder)
-        except OSError:  # it is not to be seen from here
-            continue
-        if is_scarce(free=usage.free, total=usage.total):
-            return f"only {describe_bytes(usage.free)} of {describe_bytes(usage.total)} are left at {folder}"
-    return None
+    return next((found for folder in places() if (found := why_scarce(folder)) is not None), None)
 
 
 def _look(folder: Path, examine: Callable[[], str | None]) -> Look:
