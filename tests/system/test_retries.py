@@ -82,11 +82,11 @@ def test_why_a_job_waits_is_explained() -> None:
         running = small.launch(sleeper(resources=ResourceConfig.with_cpu(2)))
         wait_ready(small, running)
         waiting = small.launch(command("true"))
-        too_large = small.launch(command("true", resources=ResourceConfig.with_cpu(64, memory="1MiB")))
+        too_large = small.launch(command("true", resources=ResourceConfig.with_cpu(64, memory="32MiB")))
         assert small.explain(running) == "it is not waiting: 1 of 1 tasks run on worker-0"
         assert small.explain(waiting) == f"fits worker-0; 2 of 2 CPUs are busy with {running}; next in line"
         assert small.explain(too_large).startswith(
-            "needs 64 CPUs, 1 MiB memory; the largest worker, worker-0, has 2 CPUs"
+            "needs 64 CPUs, 32 MiB memory; the largest worker, worker-0, has 2 CPUs"
         )
         small.terminate(running)
         assert small.wait(waiting, timeout=TIMEOUT_S).status is JobStatus.SUCCEEDED

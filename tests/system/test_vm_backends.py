@@ -102,7 +102,7 @@ async def test_a_vm_boots_is_ready_when_its_worker_has_registered_and_is_release
 
 async def test_an_id_may_be_given_is_taken_once_and_free_again_after_its_release(site: VMSite) -> None:
     backend = site.backend
-    with pytest.raises(ValueError, match="'a b' is no VM id"):
+    with pytest.raises(ValueError, match="invalid VM id 'a b'"):
         await backend.allocate(vm_id=WorkerId("a b"))
     await ready_vm(site, "machine-1")
     with pytest.raises(VMError, match="there is a VM 'machine-1' already"):
