@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 from nats.aio.client import Client
 from pydantic import ValidationError
 
+from fluster.cluster.namespace_admin import NamespaceAdmin
 from fluster_bus import grants, subjects
 from fluster_bus.address import BusAddress
-from fluster_bus.errors import InvalidNameError
+from fluster_bus.bus import Bus
+from fluster_bus.errors import InvalidNameError, ServiceError
 from fluster_bus.messages import Namespace, ResourceConfig
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
@@ -21,6 +24,8 @@ from fluster_bus.trust.authority import Authority
 from fluster_bus.trust.keys import Key, KeyKind
 from fluster_bus.trust.tokens import user_token
 from fluster_services.capacity import needed
+from fluster_services.config import LOCAL_TIMING
+from fluster_services.controller.controller import Controller, ControllerConfig
 from fluster_services.controller.shares import Amount
 from tests.component.guarded_server import plain_options
 from tests.component.test_permissions import OURS, THEIRS, Peer
@@ -287,6 +292,47 @@ async def test_signed_tenants_may_send_and_hear_nothing_of_the_lists(authority: 
     for role in (Role.JOB, Role.CLIENT):
         made = authority.issue(role, f"more-{role}", [OURS])
         await _refused(await connect(made.token, made.seed), send=more, hear=hear)
+
+
+# ---- a namespace that is dropped ------------------------------------------------------------------------
+
+
+async def test_credentials_of_a_dropped_namespace_revive_nothing_and_are_good_for_the_next_of_its_name(
+    tmp_path: Path,
+) -> None:
+    """The latter is documented: who drops a namespace revokes them."""
+    authority = Authority.of_cluster(tmp_path / "authority")
+    team = Namespace("team")
+    async with AsyncExitStack() as stack:
+        server = stack.enter_context(EmbeddedServer(authority=authority))
+
+        async def connected(role: Role, name: str, *namespaces: str) -> Bus:
+            made = authority.issue(role, name, namespaces)
+            address = BusAddress(f"nats://127.0.0.1:{server.port}", token=made.token, seed=made.seed)
+            bus = await Bus.connect(address, name=name)
+            stack.push_async_callback(bus.close)
+            return bus
+
+        bus = await connected(Role.SERVICE, "controllers")
+        controller = Controller(bus, ControllerConfig(address=bus.address, timing=LOCAL_TIMING))
+        operator, tenant = await connected(Role.OPERATOR, "me"), await connected(Role.CLIENT, "old", team)
+        admin, ready = NamespaceAdmin(operator), asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(controller.run(ready.set))
+            await ready.wait()
+            await admin.add(team)
+            assert await tenant.request(subjects.jobs_verb(team, "list"), b"{}")
+            await admin.drop(team)
+            for subject in (subjects.ensure_namespace(team), subjects.jobs_verb(team, "list")):
+                with pytest.raises(ServiceError, match="has no namespace 'team'"):
+                    await tenant.request(subject, b"{}")
+            assert [each.record.name for each in await admin.list()] == ["default"]
+            assert "KV_" + subjects.jobs_bucket(team) not in {
+                each.config.name for each in await operator.jetstream.streams_info()
+            }
+            await admin.add(team)
+            assert await tenant.request(subjects.jobs_verb(team, "list"), b"{}")
+            running.cancel()
 
 
 # ---- resources that are hardly any ----------------------------------------------------------------------
