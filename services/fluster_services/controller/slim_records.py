@@ -31,6 +31,7 @@ _MARK = b"sha256:"  # no pickle begins so
 _LEFT = b"on the bus"  # in the place of a request's body
 MAX_BODY_BYTES = 8 << 10  # that are kept in memory of a request's body, as `weighs_more` counts them
 _OVERHEAD_BYTES = 50  # of each value
+_WITHOUT_PARTS = frozenset({type(None), bool, int, float})
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 # What nobody asks of a job that has finished: the same for all.
 _OF_NO_USE: Mapping[str, Any] = MappingProxyType(
@@ -49,17 +50,23 @@ def weighs_more(value: object, limit: int) -> bool:
     while ahead and weight <= limit:
         each = ahead.pop()
         weight += _OVERHEAD_BYTES
+        # By the type first: this is done for each record, and most values are small and plain.
+        kind = type(each)
+        if kind in _WITHOUT_PARTS:
+            continue
         if isinstance(each, str | bytes):
             weight += len(each)
         elif isinstance(each, Message):
-            ahead += each.__dict__.values()
-            ahead += (each.__pydantic_extra__ or _NOTHING).items()
-        elif isinstance(each, Mapping):
-            weight += _OVERHEAD_BYTES * len(each)
-            ahead += itertools.islice(each.items(), limit)
+            weight += _OVERHEAD_BYTES * len(each.__dict__)
+            ahead += filter(None, each.__dict__.values())
+            if each.__pydantic_extra__:
+                ahead += each.__pydantic_extra__.items()
         elif isinstance(each, list | tuple):
             weight += len(each)
             ahead += itertools.islice(each, limit)
+        elif isinstance(each, Mapping):
+            weight += _OVERHEAD_BYTES * len(each)
+            ahead += itertools.islice(each.items(), limit)
     return weight > limit
 
 
