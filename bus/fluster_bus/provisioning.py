@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 _CREATE_TIMEOUT_S = 10.0
+_NAME_IN_USE = 10058  # of the server: "stream name already in use with a different configuration"
 _ANSWER_S = 2.0  # what was asked while no server of a group led is answered by none
 _STATISTICS_S = 12.0  # servers of a group tell each other each 10 s what they have set aside
 _ANY = Replication()
@@ -62,7 +63,9 @@ async def ensure_system(bus: Bus, replication: Replication = _ANY, *, patience_s
 
     # A server that has just started does not know the others of its group yet.
     return await retried(
-        lambda _left_s: _on_enough(replication, on_servers), on=(TooFewServersError,), timeout_s=patience_s
+        lambda _left_s: _beside_others(lambda: _on_enough(replication, on_servers)),
+        on=(TooFewServersError,),
+        timeout_s=patience_s,
     )
 
 
@@ -77,13 +80,22 @@ async def ensure_seat(bus: Bus) -> None:
     await _on_enough(_ANY, on_servers)
 
 
+class _MadeMeanwhileError(StorageError):
+    """Another controller made the stream since the plan was made, with bounds of its own."""
+
+
+async def _beside_others(attempt: Callable[[], Awaitable[Answer]]) -> Answer:
+    """What `attempt()` returns, which is made again from what is there by then while others make the same streams."""
+    return await retried(lambda _left_s: attempt(), on=(_MadeMeanwhileError,), timeout_s=_CREATE_TIMEOUT_S)
+
+
 async def _on_enough(replication: Replication, attempt: Callable[[int], Awaitable[Answer]]) -> Answer:
     """What `attempt(replicas)` returns for the largest number for which there are servers enough. Raises TooFewServersError, StorageError."""
     *first, last = replication.tried
     for replicas in first:
         try:
             return await attempt(replicas)
-        except StorageTimeoutError:
+        except (StorageTimeoutError, _MadeMeanwhileError):
             raise  # that says nothing of how many servers there are
         except StorageError as error:
             log.info("streams get fewer copies than %d: %s", replicas, error)
@@ -112,8 +124,10 @@ async def ensure_namespaces(
     each namespace. Raises TooFewServersError, StorageError.
     """
     found = bounds or NamespaceBounds()
-    return await _on_enough(
-        replication, lambda replicas: _divide(bus, namespaces, found, replicas, replication, beside=beside)
+    return await _beside_others(
+        lambda: _on_enough(
+            replication, lambda replicas: _divide(bus, namespaces, found, replicas, replication, beside=beside)
+        )
     )
 
 
@@ -333,6 +347,8 @@ async def _make(
             async with asyncio.timeout(left_s):
                 await how(config)
         except nats.js.errors.APIError as error:
+            if error.err_code == _NAME_IN_USE:
+                raise _MadeMeanwhileError(f"{failed}: {error.description}") from error
             why = placement_error(str(config.name), config.max_bytes, config.num_replicas or 1, error)
             if why is None:
                 raise

@@ -249,7 +249,7 @@ def test_a_controller_goes_on_when_the_store_was_slow(own_server: EmbeddedServer
         while "starting over" not in said:
             said = process.stderr.readline()
             assert said, "it has ended"
-        assert "starting over: nobody answered" in said  # what it reads first
+        assert "starting over: no answer" in said  # what it reads first
         thaw_server(own_server)
         assert os.read(ready, 10) == b"\n"
 

@@ -15,7 +15,7 @@ from fluster_bus import subjects
 from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
 from fluster_bus.errors import StorageError
-from fluster_bus.provisioning import ensure_namespaces, ensure_system
+from fluster_bus.provisioning import delete_namespace, ensure_namespaces, ensure_system
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.stream_bounds import MIN_BUDGET_BYTES, SHARES, SYSTEM_BYTES, NamespaceBounds, shares, stream_of
@@ -157,3 +157,16 @@ async def test_a_store_that_was_made_smaller_still_starts_with_the_streams_that_
         with caplog.at_level(logging.WARNING):
             assert await ensure_namespaces(bus, ["a"]) == shares(8 * GIB)
         assert "the streams of a keep the bounds that they have" in caplog.text
+
+
+async def test_two_who_make_the_same_streams_with_other_bounds_at_once_both_have_them(tmp_path: Path) -> None:
+    async with _served(tmp_path, 9 * GIB) as bus:
+        small, large = (NamespaceBounds(budget_bytes=size) for size in (2 * GIB, 4 * GIB))
+        for number in range(3):
+            namespace = f"n{number}"
+            await asyncio.gather(
+                *(ensure_namespaces(bus, [namespace], each, beside=4) for each in (small, large, small))
+            )
+            sizes = await _sizes(bus, namespace)
+            assert all(sizes[share] in {shares(2 * GIB)[share], shares(4 * GIB)[share]} for share in SHARES)
+            await delete_namespace(bus, namespace)

@@ -67,7 +67,7 @@ def test_the_id_of_a_revoked_worker_is_free_for_another_key() -> None:
         (token(expires_at=NOW), ASKED, "has expired at 1970-01-01 00:16 UTC"),
         (token(uses=1, used_by={OTHERS: "w2"}), ASKED, "used up: 1 of 1"),
         (token(used_by={MINE: "w2"}), ASKED, "this key is of the worker 'w2', and not of 'w1'"),
-        (known(is_taken=True), ASKED, "there is a worker 'w1' already"),
+        (known(is_taken=True), ASKED, "there is a worker or user 'w1' already"),
         (known(holder=JOINED.model_copy(update={"key": OTHERS})), ASKED, "the worker 'w1' is another's"),
         (known(holder=JOINED.model_copy(update={"revoked_at": NOW})), ASKED, "the worker 'w1' were revoked"),
         (known(holder=JOINED.model_copy(update={"job_keys": {"a": OTHERS}})), ASKED, "other keys for its jobs"),
