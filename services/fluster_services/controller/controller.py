@@ -167,7 +167,6 @@ class Controller:
                 ready()
         finally:
             await self.seat.release()
-            await self.registry.close()
 
     async def _read(self, tasks: asyncio.TaskGroup) -> None:
         """Begin to keep up with the records, and return when all that were there are read."""
@@ -192,7 +191,8 @@ class Controller:
         for loop in loops:
             tasks.create_task(loop())
         tasks.create_task(settle_lost_submissions(self))
-        await self.registry.open()
+        tasks.create_task(self.registry.stay_open())
+        await self.registry.wait_open()
         for _ in range(_RECONCILED_AT_ONCE):
             tasks.create_task(self._reconcile_forever())
         serving = asyncio.Event()

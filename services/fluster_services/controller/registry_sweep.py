@@ -57,18 +57,21 @@ class RegistrySweep:
         self._bus: Bus | None = None
         self._is_open = asyncio.Event()
 
-    async def open(self) -> None:
-        """Connect, as soon as that is possible."""
+    async def stay_open(self) -> None:
+        """Connect, as soon as that is possible, until cancelled."""
         address, name = self._controller.bus.address, f"{self._controller.bus.name}-registry"
         self._bus = await retried(
             lambda _left_s: Bus.connect(address, name=name), on=(ConnectError,), timeout_s=math.inf
         )
         self._is_open.set()
-
-    async def close(self) -> None:
-        """Close the connection."""
-        if self._bus is not None:
+        try:
+            await asyncio.Event().wait()
+        finally:
             await self._bus.close()
+
+    async def wait_open(self) -> None:
+        """Return when it is connected."""
+        await self._is_open.wait()
 
     def forget(self, namespace: Namespace) -> None:
         """The namespace is not there any more."""
