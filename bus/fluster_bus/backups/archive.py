@@ -49,7 +49,7 @@ class StoredMessage:
 def goes_on_after(last: int) -> int:
     """The sequence after which a restored stream goes on: a multiple of a billion, far above what was given since the backup.
 
-    So no revision is given twice, and whoever followed the stream until it was lost takes what comes for new.
+    So no revision is given twice, and a reader that followed the stream until it was lost takes what comes for new.
     """
     return -(-(last + _LEAST_AHEAD) // _AGE) * _AGE
 

@@ -1,7 +1,7 @@
 """Keeps every controller from leading while the store is restored.
 
 Who restores takes the leader's seat, as a controller would, and marks it. A controller that sees the mark starts over and waits until it is
-gone, as does one that starts meanwhile; it stays when a restore ends in the middle, since what is there then is no cluster to lead.
+gone, as does one that starts meanwhile; it stays when a restore ends in the middle, since a controller must not lead what is only partly there.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class RestoringLead:
             )
 
     async def end(self, *, is_whole: bool) -> None:
-        """Have controllers lead again what is there, or leave the mark where that is no cluster to lead."""
+        """Have controllers lead again what is there, or leave the mark where only a part of a cluster is there."""
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)
