@@ -8,6 +8,7 @@ import os
 import random
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from fluster.cluster.client import AsyncCluster
 from fluster_bus import subjects
+from fluster_bus.address import BusAddress
 from fluster_bus.backups.lead import RestoringLead
 from fluster_bus.backups.making import Progress, make_backup, stream_names
 from fluster_bus.backups.manifest import MANIFEST_FILE, data_file, read_manifest
@@ -266,24 +268,22 @@ async def test_a_full_disk_is_told_and_nothing_is_left(servers: tuple[Bus, Bus],
 async def test_only_operators_make_backups(tmp_path: Path) -> None:
     with EmbeddedServer() as server:
         for role, namespace in ((Role.CLIENT, NS), (Role.JOB, NS), (Role.WORKER, None), (Role.GATEWAY, None)):
-            bus = await Bus.connect(server.credentials(role, namespace), name="test")
-            with pytest.raises(CredentialsError, match="may not send to"):
-                await make_backup(bus, tmp_path / "backup")
-            await bus.close()
+            async with _connected(server.credentials(role, namespace)) as bus:
+                with pytest.raises(CredentialsError, match="may not send to"):
+                    await make_backup(bus, tmp_path / "backup")
     assert _names(tmp_path) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_operator_restores_by_password_and_by_token(tmp_path: Path, kind: str) -> None:
     with guarded_server(kind, (NS, OTHER), tmp_path) as server:
-        bus = await Bus.connect(server.credentials(Role.OPERATOR), name="test")
-        await ensure_system(bus)
-        await ensure_namespaces(bus, (NS, OTHER))
-        await _use(bus)
-        await make_backup(bus, tmp_path / "backup")
-        await restore_backup(bus, tmp_path / "backup", replace=True)
-        assert len(await _messages(bus, subjects.results_stream(NS))) == 5
-        await bus.close()
+        async with _connected(server.credentials(Role.OPERATOR)) as bus:
+            await ensure_system(bus)
+            await ensure_namespaces(bus, (NS, OTHER))
+            await _use(bus)
+            await make_backup(bus, tmp_path / "backup")
+            await restore_backup(bus, tmp_path / "backup", replace=True)
+            assert len(await _messages(bus, subjects.results_stream(NS))) == 5
 
 
 async def test_controllers_wait_while_a_store_is_restored_and_lead_what_is_there_then(
@@ -444,11 +444,11 @@ async def _jobs(bus: Bus) -> list[JobRecord]:
 async def test_a_group_of_servers_is_restored_on_one_and_one_on_a_group(tmp_path: Path) -> None:
     bucket = subjects.jobs_bucket(NS)
     (tmp_path / "group").mkdir()
-    with group_of_servers(tmp_path / "group") as group, EmbeddedServer(tmp_path / "one") as server:
-        operator = await retried(
-            lambda _left_s: Bus.connect(group.address(0, Role.OPERATOR), name="test"), on=(BusError,), timeout_s=30
-        )
-        one = await Bus.connect(server.credentials(Role.OPERATOR), name="test")
+    async with AsyncExitStack() as stack:
+        group = stack.enter_context(group_of_servers(tmp_path / "group"))
+        server = stack.enter_context(EmbeddedServer(tmp_path / "one"))
+        operator = await stack.enter_async_context(_connected(group.address(0, Role.OPERATOR)))
+        one = await stack.enter_async_context(_connected(server.credentials(Role.OPERATOR)))
         await retried(lambda _left_s: ensure_system(operator, Replication(3)), on=(BusError,), timeout_s=60)
         await ensure_namespaces(operator, (NS,), replication=Replication(3))
         is_over = asyncio.Event()
@@ -460,15 +460,14 @@ async def test_a_group_of_servers_is_restored_on_one_and_one_on_a_group(tmp_path
                 for key in ("first", f"k{number % 500}", "second"):
                     await operator.request(subjects.bucket_key(bucket, key), b"%d" % number)
 
-        writing = asyncio.create_task(write())
-
         async def are_many() -> bool:
             return await _value(operator, bucket, "second") > 500
 
-        await wait_until_async(are_many)
-        await make_backup(operator, tmp_path / "backup")
-        is_over.set()
-        await writing
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(write())
+            await wait_until_async(are_many)
+            await make_backup(operator, tmp_path / "backup")
+            is_over.set()
         await restore_backup(one, tmp_path / "backup")
         told = json.loads((await one.request(subjects.stream_info(subjects.bucket_stream(bucket)))).data)
         assert (told["state"]["num_subjects"], told["config"]["num_replicas"]) == (502, 1)
@@ -476,5 +475,13 @@ async def test_a_group_of_servers_is_restored_on_one_and_one_on_a_group(tmp_path
         await restore_backup(operator, tmp_path / "backup", replace=True)
         told = json.loads((await operator.request(subjects.stream_info(subjects.bucket_stream(bucket)))).data)
         assert (told["state"]["num_subjects"], told["config"]["num_replicas"]) == (502, 3)
-        for bus in (operator, one):
-            await bus.close()
+
+
+@asynccontextmanager
+async def _connected(address: BusAddress) -> AsyncIterator[Bus]:
+    """A connection to a server that may be starting."""
+    bus = await retried(lambda _left_s: Bus.connect(address, name="test"), on=(BusError,), timeout_s=30)
+    try:
+        yield bus
+    finally:
+        await bus.close()

@@ -15,8 +15,9 @@ from fluster_bus.backups.lead import RestoringLead
 from fluster_bus.backups.making import Progress, stream_names
 from fluster_bus.backups.manifest import BackedUpStream, Manifest, check_files, data_file, read_manifest
 from fluster_bus.backups.parts import ALIVE_ONLY, Part, plan, restoring_order
+from fluster_bus.backups.sending import ArchiveSender
 from fluster_bus.backups.stream_reader import stream_told
-from fluster_bus.errors import BackupError, NoRespondersError, StorageError
+from fluster_bus.errors import BackupError, StorageError
 from fluster_bus.replication import placement_error
 
 if TYPE_CHECKING:
@@ -100,16 +101,16 @@ async def _delete(bus: Bus, stream: str) -> None:
 
 async def _restored(bus: Bus, folder: Path, each: BackedUpStream, replicas: int) -> AsyncGenerator[int]:
     """How many bytes of its archive are sent, until the stream is there."""
-    where = await _begun(bus, each, replicas)
+    sender = ArchiveSender(bus, each.stream, await _begun(bus, each, replicas))
     sent = 0
     with data_file(folder, each.stream).open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
-            answer = await _sent(bus, where, chunk, _CHUNK_TIMEOUT_S)
+            answer = await sender.send(chunk, _CHUNK_TIMEOUT_S)
             if answer:
                 _check(each, answer, replicas)
             sent += len(chunk)
             yield sent
-    told = await _sent(bus, where, b"", _END_TIMEOUT_S)
+    told = await sender.send(b"", _END_TIMEOUT_S)
     _check(each, told, replicas)
     last = int(json.loads(told)["state"]["last_seq"])
     if last < each.goes_on_after:
@@ -126,16 +127,6 @@ async def _begun(bus: Bus, each: BackedUpStream, replicas: int) -> str:
     if not subjects.is_restore(where):
         raise BackupError(f"the server did not say where it takes the archive of stream {each.stream}")
     return where
-
-
-async def _sent(bus: Bus, where: str, data: bytes, timeout_s: float) -> bytes:
-    try:
-        return (await bus.request(where, data, timeout_s=timeout_s)).data
-    except NoRespondersError as error:
-        raise BackupError(
-            "the servers take no archive: their configuration, or the accounts that they know, are of an older release; make them anew "
-            "(`fluster credentials push`, or the server's configuration), and try again"
-        ) from error
 
 
 def _check(each: BackedUpStream, answer: bytes, replicas: int) -> None:
