@@ -129,6 +129,11 @@ WORKER_SETTINGS = (
     Setting(
         "FLUSTER_WORKER_ID", "NAME", "It adopts its tasks if it comes back under the same one. Default: the host's."
     ),
+    Setting(
+        "FLUSTER_JOB_CREDENTIALS_DIR",
+        "FOLDER",
+        "Files of jobs' credentials. Without --namespaces it serves the namespaces of all that lie there, and of those that come while it runs.",
+    ),
     Setting("FLUSTER_STATE_DIR", "FOLDER", "What it must find again. Default: ~/.fluster/worker."),
     Setting("FLUSTER_CPUS", "CPUS", "CPUs that it offers. Default: those that it may use."),
     Setting("FLUSTER_MEMORY", "SIZE", "Memory that it offers, such as 32GB. Default: the machine's."),

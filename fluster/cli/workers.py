@@ -54,6 +54,7 @@ def workers(context: typer.Context) -> None:
         "TASKS",
         "AGE",
         "LABELS",
+        "NAMESPACES",
         "HOST",
     ]
     write_table(
@@ -70,6 +71,7 @@ def workers(context: typer.Context) -> None:
                 _tasks(worker.running, worker.info.total.tasks),
                 age(worker.info.started_at),
                 ",".join(given_labels(worker.info.total.labels)) or "-",
+                ",".join(worker.info.total.namespaces) or "-",
                 worker.info.host,
             ]
             for worker in found

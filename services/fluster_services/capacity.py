@@ -259,7 +259,11 @@ def misfit(need: Capacity, totals: list[tuple[str, Capacity]]) -> str:
     serving = [each for each in totals if serves(need, each[1])]
     if not serving:
         served = ", ".join(sorted({namespace for _, total in totals for namespace in total.namespaces}))
-        return f"no worker runs jobs of namespace {need.namespaces[0]} (those that there are run jobs of {served})"
+        return (
+            f"no worker runs jobs of namespace {need.namespaces[0]} (those that there are run jobs of {served}): one needs credentials of "
+            "its jobs (FLUSTER_JOB_CREDENTIALS_DIR, --job-credentials), and for its own, where these are signed, "
+            f"`fluster credentials add worker NAME --namespace {need.namespaces[0]}`"
+        )
     totals = serving
     labelled = [each for each in totals if has_labels(need, each[1])]
     worker = worker_named(need.labels)

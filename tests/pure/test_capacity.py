@@ -110,9 +110,11 @@ def test_a_task_is_offered_to_workers_of_its_namespace() -> None:
         assert fits(need, free) is fitting
         assert (class_of(need) in classes_covered(free)) is fitting
     assert fits(need, Capacity(cpu=1, memory=GIB)), "it does not say, as none did before"
-    assert capacity.misfit(need, [("w1", _of_a(namespaces=(B,)))]) == (
-        "no worker runs jobs of namespace a (those that there are run jobs of b)"
+    why = capacity.misfit(need, [("w1", _of_a(namespaces=(B,)))])
+    assert why.startswith(
+        "no worker runs jobs of namespace a (those that there are run jobs of b): one needs credentials"
     )
+    assert "`fluster credentials add worker NAME --namespace a`" in why
 
 
 def test_disk_is_in_no_class() -> None:

@@ -99,6 +99,45 @@ def test_a_job_of_a_namespace_without_workers_keeps_no_other_waiting(family: Fam
     family.wait_gone()
 
 
+def test_a_worker_that_runs_serves_a_namespace_that_is_added(family: Family, tmp_path: Path) -> None:
+    server = EmbeddedServer(tmp_path / "nats", namespaces=("default", "team-a"))
+    server.start()
+    jobs = tmp_path / "jobs"
+    jobs.mkdir()
+    try:
+        server.credentials(Role.SERVICE).save(tmp_path / "service.json")
+        server.credentials(Role.WORKER).save(tmp_path / "worker.json")
+        server.credentials(Role.JOB, "default").save(jobs / "job_default.json")
+        worker = ["worker", "start", "--worker-id", "w9", "--state-dir", str(tmp_path / "w9"), "--cpus", "3"]
+        worker += ["--drain-timeout", "0"]
+        operator = server.credentials(Role.OPERATOR).to_url()
+        with (
+            _daemon(family, tmp_path / "service.json", "controller", "start"),
+            _daemon(family, tmp_path / "worker.json", *worker, "--job-credentials-dir", str(jobs)),
+            Cluster(operator) as cluster,
+        ):
+            wait_until(lambda: _workers(cluster) == ["w9"])
+            held = cluster.launch(JobRequest(name="held", entrypoint=Entrypoint(command=("sleep", "600"))))
+            wait_until(lambda: cluster.poll(held).status is JobStatus.RUNNING)
+            added = CliRunner().invoke(app, ["--address", operator, "namespace", "add", "team-a"])
+            assert added.exit_code == 0, added.output
+            server.credentials(Role.JOB, "team-a").save(jobs / "job_team-a.json")
+            with Cluster(operator, "team-a") as team:
+                script = "import fluster; fluster.Cluster().list_jobs()"  # with the credentials that it has
+                job = team.launch(
+                    JobRequest(name="hello", entrypoint=Entrypoint(command=(sys.executable, "-c", script)))
+                )
+                assert team.wait(job, timeout=60).status is JobStatus.SUCCEEDED
+            assert cluster.poll(held).status is JobStatus.RUNNING  # nothing was restarted
+            listed = CliRunner().invoke(app, ["--address", operator, "workers"])
+            assert "default,team-a" in listed.output
+            cluster.terminate(held)
+            cluster.wait(held)
+    finally:
+        server.close()
+    family.wait_gone()
+
+
 def test_a_worker_warns_that_processes_keep_no_namespaces_apart(family: Family, tmp_path: Path) -> None:
     server = EmbeddedServer(tmp_path / "nats", namespaces=("a", "b"))
     server.start()

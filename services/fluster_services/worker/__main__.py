@@ -17,7 +17,6 @@ from fluster_bus.messages import parse_size
 from fluster_bus.messages.counted import parse_counts
 from fluster_bus.messages.labels import parse_labels
 from fluster_bus.messages.resources import parse_disk
-from fluster_bus.roles import Role, User
 from fluster_services.config import DaemonLogs, Timing
 from fluster_services.daemon import address_from_environment, run_daemon
 from fluster_services.settings import SettingError, read_settings, read_worker_limits, refusing
@@ -28,7 +27,7 @@ from fluster_services.worker.container import ContainerSettings, parse_ulimits
 from fluster_services.worker.detection import Given, detect, detect_host
 from fluster_services.worker.draining import Draining
 from fluster_services.worker.engine import EngineError, find_api_version
-from fluster_services.worker.identity import job_address, served_namespaces, worker_id
+from fluster_services.worker.identity import job_credentials, why_not_apart, worker_id
 from fluster_services.worker.probing import StateFolderError, make_state_folder
 from fluster_services.worker.processes import raise_descriptor_limit
 from fluster_services.worker.scratch import Disks, find_disks
@@ -40,18 +39,14 @@ def main() -> None:
     with refusing():
         config = _config_from_environment()
     if len(config.job_credentials) > 1 and config.containers is None:
-        served = ", ".join(sorted(config.job_credentials))
-        sys.stderr.write(
-            f"warning: jobs of namespaces {served} run as processes of one user here, and can read each other's files and "
-            "memory: give each namespace workers of its own, or run tasks in containers (--runtime docker)\n"
-        )
+        sys.stderr.write(f"warning: {why_not_apart(config.job_credentials)}\n")
     run_worker(config)
 
 
 def _config_from_environment() -> WorkerConfig:
     state_dir = Path(os.environ.get(STATE_DIR_VARIABLE, default_state_dir()))
     address = address_from_environment()
-    credentials = {each: job_address(address, User(Role.JOB, each)) for each in served_namespaces(address)}
+    credentials, credentials_dir = job_credentials(address)
     timing, limits = read_settings(Timing), read_worker_limits()
     _make_state_folder(state_dir)
     total, device_ids = detect(_given(), state_dir, limits.caches)
@@ -64,6 +59,7 @@ def _config_from_environment() -> WorkerConfig:
         timing=timing,
         limits=limits,
         job_credentials=credentials,
+        job_credentials_dir=credentials_dir,
         enforce_limits=_one_of("FLUSTER_ENFORCE_LIMITS", "auto", get_args(Enforcement)),
         containers=choose_containers(_one_of("FLUSTER_RUNTIME", "process", get_args(RuntimeName)), _containers()),
         build_timeout_s=_build_timeout_s(),

@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from fluster_bus import subjects
+from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
 from fluster_bus.errors import AddressError, BusError
-from fluster_bus.messages import JobRecord, JobStatus, TaskRecord
+from fluster_bus.messages import JobRecord, JobStatus, Namespace, TaskRecord
 from fluster_bus.messages.images import UsedImage
 from fluster_bus.objects import ObjectStore
 from fluster_bus.registry import Registry
@@ -131,6 +132,16 @@ class Attempts:
     def on_devices(self, kind: str) -> None:
         """This worker has found devices."""
         self._launcher = dataclasses.replace(self._launcher, device_kind=kind)
+
+    async def serve(self, namespace: Namespace, credentials: BusAddress) -> None:
+        """Be able to start what jobs of that namespace need. Raises OSError, AddressError when their credentials cannot be kept."""
+        known = {**self._launcher.credentials, namespace: credentials}
+        launcher = dataclasses.replace(self._launcher, credentials=known)
+        await asyncio.to_thread(launcher.prepare)
+        # What it had found meanwhile, such as devices, is the newer one's.
+        self._launcher = dataclasses.replace(self._launcher, credentials=known)
+        self._registries[namespace] = Registry(self._bus, namespace)
+        self._holds.serve(namespace)
 
     async def open(self) -> None:
         """Make ready what attempts need to be started. What the disk has no room for is made up for by `_examine`."""

@@ -24,7 +24,7 @@ from fluster_bus.messages import (
 )
 from fluster_bus.messages.images import UsedImage
 from fluster_bus.streams import jobs_table, records_table, tasks_table
-from fluster_bus.tables import Row
+from fluster_bus.tables import Row, Table
 from fluster_services import lifecycle
 from fluster_services.worker.dropped import is_gone
 
@@ -42,9 +42,17 @@ class Claims:
         self._bus = bus
         self._worker_id = worker_id
         self._faults = FaultLog(log)
-        self._tasks = {namespace: tasks_table(bus, namespace) for namespace in namespaces}
-        self._jobs = {namespace: jobs_table(bus, namespace) for namespace in namespaces}
-        self._records = {namespace: records_table(bus, namespace) for namespace in namespaces}
+        self._tasks: dict[Namespace, Table[TaskRecord]] = {}
+        self._jobs: dict[Namespace, Table[JobRecord]] = {}
+        self._records: dict[Namespace, Table[JobRecord | TaskRecord]] = {}
+        for namespace in namespaces:
+            self.serve(namespace)
+
+    def serve(self, namespace: Namespace) -> None:
+        """Have the records of a namespace at hand from now on."""
+        self._tasks[namespace] = tasks_table(self._bus, namespace)
+        self._jobs[namespace] = jobs_table(self._bus, namespace)
+        self._records[namespace] = records_table(self._bus, namespace)
 
     async def look(self, namespace: Namespace, job_id: str, task: int) -> Row[TaskRecord] | None:
         """The task's record as it is now; None when there is none, or no such namespace here."""

@@ -22,6 +22,7 @@ class WorkerConfig:
     state_dir: Path  # a worker that comes back with the same folder and id adopts what it started
     total: Capacity
     job_credentials: Mapping[Namespace, BusAddress]
+    job_credentials_dir: Path | None = None  # what comes into this folder has the worker serve further namespaces
     timing: Timing = field(default_factory=Timing)
     working_dir: Path | None = None
     python_path: tuple[str, ...] = ()

@@ -42,6 +42,10 @@ class Holds:
         self._heard_at = fence_clock()
         self._deciding: dict[str, asyncio.Task[Decision]] = {}  # {attempt key: what becomes of the hold}
 
+    def serve(self, namespace: Namespace) -> None:
+        """Hold for gangs of that namespace, too."""
+        self._jobs[namespace] = jobs_table(self._bus, namespace)
+
     def on_heard(self) -> None:
         """A controller has answered: holds live on."""
         self._heard_at = fence_clock()

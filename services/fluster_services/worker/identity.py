@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from fluster_bus.messages import Namespace, WorkerId
 from fluster_bus.roles import DEFAULT_NAMESPACE, Role, User
 from fluster_bus.trust.claims import read_user_token
 from fluster_services.settings import SettingError
+from fluster_services.worker.job_files import JobFiles
 
-_NAMESPACES = "FLUSTER_NAMESPACES"
+_NAMESPACES, _FOLDER = "FLUSTER_NAMESPACES", "FLUSTER_JOB_CREDENTIALS_DIR"
 
 
 def worker_id(address: BusAddress) -> WorkerId:
@@ -41,6 +43,53 @@ def served_namespaces(address: BusAddress) -> list[Namespace]:
             f"{', '.join(strange)} out, or issue credentials of a worker for all of them"
         )
     return names
+
+
+def job_credentials(address: BusAddress) -> tuple[dict[Namespace, BusAddress], Path | None]:
+    """What the worker hands to jobs, by the namespaces that it serves; and the folder in which those of further ones may come.
+
+    Without FLUSTER_NAMESPACES it serves every namespace whose jobs' credentials are in the folder, as far as its own let it.
+    Raises SettingError.
+    """
+    names, folder = served_namespaces(address), os.environ.get(_FOLDER) or None
+    if folder is None:
+        return {each: job_address(address, User(Role.JOB, each)) for each in names}, None
+    try:
+        found = JobFiles(Path(folder), address).read()
+    except OSError as error:
+        raise SettingError(
+            f"{_FOLDER}={folder!r} cannot be read: {error.strerror}; give the path of a folder"
+        ) from error
+    signed = address.namespaces if _signed_worker(address) is not None else None
+    is_chosen = bool(os.environ.get(_NAMESPACES))
+    if not is_chosen:
+        names = list(dict.fromkeys([*names, *(each for each in found if signed is None or each in signed)]))
+    served = {}
+    for each in names:
+        user = User(Role.JOB, each)
+        if each in found and not _is_set(user):
+            served[each] = found[each]
+        elif is_chosen or _is_set(user):
+            served[each] = job_address(address, user)
+    if not served:
+        may = f" of {', '.join(signed)}" if signed else ""
+        raise SettingError(
+            f"{_FOLDER}={folder!r} has no credentials of jobs{may}, and no setting names any: put a file there that `fluster credentials` "
+            "made for the role job"
+        )
+    return served, None if is_chosen else Path(folder)
+
+
+def _is_set(user: User) -> bool:
+    return bool(os.environ.get(user.credentials_variable) or os.environ.get(user.password_variable))
+
+
+def why_not_apart(namespaces: Iterable[str]) -> str:
+    """What an operator should know of a worker that runs jobs of these namespaces as processes."""
+    return (
+        f"jobs of namespaces {', '.join(sorted(namespaces))} run as processes of one user here, and can read each other's files and "
+        "memory: give each namespace workers of its own, or run tasks in containers (--runtime docker)"
+    )
 
 
 def job_address(address: BusAddress, user: User) -> BusAddress:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fluster_bus.devices import Devices
-from fluster_bus.messages import Capacity
+from fluster_bus.messages import Capacity, Namespace
 from fluster_services.capacity import fits, minus, plus
 
 
@@ -44,6 +44,11 @@ class Ledger:
         self.total = self.total.model_copy(update={**kind, "devices": count})
         self._left = self._left.model_copy(update={**kind, "devices": self._left.devices + count})
         self._device_ids = devices.ids
+
+    def add_namespace(self, namespace: Namespace) -> None:
+        """Have room for jobs of that namespace, too."""
+        served = {"namespaces": tuple(sorted({*self.total.namespaces, namespace}))}
+        self.total, self._left = self.total.model_copy(update=served), self._left.model_copy(update=served)
 
     def __len__(self) -> int:
         return len(self._reserved)

@@ -92,6 +92,11 @@ class Presence:
         self._info = self._info.model_copy(update={"total": total, "detecting": False})
         await self.register()
 
+    async def say_total(self, total: Capacity) -> None:
+        """Be known with all that this worker has, and serves, by now."""
+        self._info = self._info.model_copy(update={"total": total})
+        await self.register()
+
     async def deregister(self) -> None:
         """Be no worker of the cluster any more."""
         await workers_table(self._bus).delete(self._worker_id)

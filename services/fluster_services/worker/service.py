@@ -122,6 +122,7 @@ class WorkerService:
         wellness: Wellness,
         attempts: Mapping[str, RunningTask],
         array_ids: Mapping[str, int],
+        unserved: Callable[[], Sequence[str]],
         on_offer: Callable[[Offer, str], Awaitable[OfferReply]],
         run: Callable[[RunRequest], Awaitable[RunReply]],
         obey: Callable[[TaskRecord], None],
@@ -136,6 +137,7 @@ class WorkerService:
         self._wellness = wellness
         self._attempts = attempts
         self._array_ids = array_ids
+        self._unserved = unserved
         self._on_offer = on_offer
         self._run = run
         self._obey = obey
@@ -262,7 +264,7 @@ class WorkerService:
 
     async def _health(self, _request: Done) -> WorkerHealth:
         disk_free = shutil.disk_usage(self._state_dir).free
-        trouble, problems = self._wellness.trouble, self._wellness.problems()
+        trouble, problems = self._wellness.trouble, [*self._wellness.problems(), *self._unserved()]
         if trouble is None and disk_free < _LITTLE_DISK_BYTES:
             problems.append(f"the disk of {self._state_dir} has only {describe_bytes(disk_free)} left")
         return WorkerHealth(

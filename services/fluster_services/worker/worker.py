@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from fluster_bus import subjects
+from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
 from fluster_bus.delivery import Delivery
 from fluster_bus.errors import (
@@ -40,8 +41,11 @@ from fluster_services.worker.detection import find_gpus
 from fluster_services.worker.draining import Draining
 from fluster_services.worker.folders import UnfitError, check_folder
 from fluster_services.worker.giving_up import discard
+from fluster_services.worker.identity import why_not_apart
 from fluster_services.worker.images import Images
+from fluster_services.worker.job_files import JobFiles
 from fluster_services.worker.ledger import Ledger
+from fluster_services.worker.new_namespaces import NewNamespaces
 from fluster_services.worker.presence import Presence
 from fluster_services.worker.progress_pump import ProgressPump
 from fluster_services.worker.run_requests import RunRequests, reservation_of
@@ -122,11 +126,13 @@ class Worker:
             wellness=self._attempts.wellness,
             attempts=self._attempts.running,
             array_ids=self._attempts.array_ids,
+            unserved=lambda: self._new.problems() if self._new is not None else [],
             on_offer=self._on_offer,
             run=run_requests.run,
             obey=self._attempts.obey,
         )
         self._draining = draining
+        self._new = self._follow_folder()
         self._tasks = asyncio.TaskGroup()
         self._work: set[asyncio.Task[Any]] = set()  # what has to be over before the worker may leave
         self._review = asyncio.Event()
@@ -162,6 +168,8 @@ class Worker:
                 ]
                 ready()
                 loops.append(self._tasks.create_task(self._detect()))
+                if self._new is not None:
+                    loops.append(self._tasks.create_task(self._new.run()))
                 is_done = await self._drain()
                 for loop in loops:  # a beat after the worker has left would bring it back
                     loop.cancel()
@@ -199,6 +207,35 @@ class Worker:
         await retried(
             lambda _left_s: self._presence.say_detected(self._ledger.total), on=(BusError,), timeout_s=math.inf
         )
+        await self._cover_when_possible()
+        await self._presence.beat()  # who waits for room need not wait for the next one
+
+    def _follow_folder(self) -> NewNamespaces | None:
+        """What has it serve namespaces whose jobs' credentials come later; None where there is no folder for them."""
+        folder, address = self._config.job_credentials_dir, self._config.address
+        if folder is None:
+            return None
+        return NewNamespaces(
+            self._bus,
+            self._worker_id,
+            JobFiles(folder, address),
+            signed=address.namespaces if address.token is not None else None,
+            served=lambda: self._ledger.total.namespaces,
+            serve=self._serve,
+        )
+
+    async def _serve(self, namespace: Namespace, credentials: BusAddress) -> None:
+        """Run jobs of that namespace, too. Raises OSError, AddressError when the credentials for these cannot be kept."""
+        await self._attempts.serve(namespace, credentials)
+        self._claims.serve(namespace)
+        self._ledger.add_namespace(namespace)
+        if self._config.containers is None:
+            log.warning("%s", why_not_apart(self._ledger.total.namespaces))
+        await self._say_total()
+
+    async def _say_total(self) -> None:
+        """Have all know what this worker has by now, and be offered it."""
+        await retried(lambda _left_s: self._presence.say_total(self._ledger.total), on=(BusError,), timeout_s=math.inf)
         await self._cover_when_possible()
         await self._presence.beat()  # who waits for room need not wait for the next one
 
@@ -349,7 +386,7 @@ class Worker:
         return None
 
     def _why_not_here(self, namespace: Namespace) -> str | None:
-        if namespace not in self._config.job_credentials:
+        if namespace not in self._ledger.total.namespaces:
             return "no such namespace here"
         if fence_clock() >= self._presence.fence_at:
             return "not heard for so long that it may start nothing"
