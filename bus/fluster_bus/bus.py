@@ -51,6 +51,7 @@ Reply = TypeVar("Reply", bound=Message)
 DEFAULT_TIMEOUT_S = 5.0
 _ASK_AGAIN_S = 2.0  # an answer takes milliseconds: after this its sender has probably died
 _DRAIN_TIMEOUT_S = 2
+_CLOSE_TIMEOUT_S = 15.0  # more than nats-py waits: for the drain, and 10 s for the server to have seen all
 _NO_RESPONDERS = "503"
 _PENDING_MESSAGES, _PENDING_BYTES = 512 * 1024, 256 << 20  # of one subscription, before the slowest are dropped
 # What writing to a connection raises that just broke: a RuntimeError is uvloop's word for it, a TypeError asyncio's.
@@ -58,6 +59,9 @@ _TRANSPORT_GONE = (OSError, RuntimeError, TypeError)
 _NO_LIMIT = 1 << 30  # of unanswered pings: nats-py counts no other sign of life, and waits for what is unsent then
 _FLUSH = "(flush)"  # in the place of a subject
 _DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]+)"', re.IGNORECASE)
+
+# Loops hold their tasks weakly, and where the caller of `close` was cancelled, the connection may have no owner any more.
+_CLOSINGS: set[asyncio.Task[None]] = set()
 
 
 def _nats_options(address: BusAddress) -> dict[str, Any]:
@@ -87,6 +91,7 @@ class Bus:
         self._opened = False
         self._connected = False
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
         self._gone = asyncio.Event()  # the connection was lost while it was being closed, or is closed
         self._handshakes_failed = 0  # since there was a connection
         self._over: str | None = None  # why there will be no connection any more
@@ -169,32 +174,55 @@ class Bus:
             callback()
 
     async def close(self) -> None:
-        """Handle what has arrived, send what is written, then leave."""
-        if self._closed:
-            return
+        """Handle what has arrived, send what is written, then leave: that goes on where the caller is cancelled meanwhile.
+
+        Returns when the connection is closed, to each that calls it.
+        """
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(), name=f"{self.name}: the closing of the connection")
+            _CLOSINGS.add(self._closing)
+            self._closing.add_done_callback(_CLOSINGS.discard)
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         for callback in self._on_leaving:
             callback()
-        await asyncio.sleep(0)  # what they have woken sends what it has
-        if self._closed:
-            return
-        self._closed = True
-        self._end(f"the connection {self.name!r} was closed: make another")
         try:
-            if self._nats.is_connected:
-                await self._drain()
-            else:
-                self._drop_unsent()
-                await self._nats.close()
-        except (nats.errors.Error, *_TRANSPORT_GONE) as error:
-            log.info("the connection %s did not end cleanly: %s", self.name, error)
+            await asyncio.sleep(0)  # what they have woken sends what it has
+            self._closed = True
+            self._end(f"the connection {self.name!r} was closed: make another")
+            await self._leave()
+        except asyncio.CancelledError:  # the loop ends
+            self._nats.stream.abort()
+            raise
+        finally:
+            await self._spawned.close()
+
+    async def _leave(self) -> None:
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                if self._nats.is_connected:
+                    await self._drain()
+                else:
+                    self._drop_unsent()
+                    await self._nats.close()
+        except (nats.errors.Error, TimeoutError, *_TRANSPORT_GONE) as error:
+            log.info("the connection %s did not end cleanly: %s", self.name, str(error) or type(error).__name__)
+            self._nats.stream.abort()  # what is unsent stays so, and is not waited for
             await self._abandon()
-        await self._spawned.close()
 
     async def _drain(self) -> None:
         """Close when all is handled and sent; at once when the connection is lost: nats-py would wait for an answer."""
         draining, gone = asyncio.ensure_future(self._nats.drain()), asyncio.ensure_future(self._gone.wait())
         try:
             await asyncio.wait({draining, gone}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            while (
+                not draining.done()
+            ):  # nats-py takes the first for the end of the drain, and waits for the server then
+                draining.cancel()
+                await asyncio.sleep(0)
+            raise
         finally:
             gone.cancel()
         if not draining.done():
