@@ -7,8 +7,9 @@ import pytest
 from fluster_bus.devices import Devices, parse_gpus
 from fluster_bus.messages import Capacity
 from fluster_services.config import CacheLimits
-from fluster_services.worker.detection import Given, detect, gpu_variant, listed_gpus
+from fluster_services.worker.detection import Given, detect, gpu_variant, offered_gpus
 from fluster_services.worker.folder_cache import stored_bytes
+from fluster_services.worker.gpus.inventory import Gpu, GpuInventory
 
 NO_CACHES = CacheLimits(0, 0)
 
@@ -27,13 +28,25 @@ NO_CACHES = CacheLimits(0, 0)
         ("NVIDIA GeForce GTX 1080 Ti", "gtx1080ti"),
         ("NVIDIA RTX A6000", "a6000"),
         ("Graphics Device", "graphics-device"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "a100-1g-5gb"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb+me", "h100-1g-10gb-me"),
     ],
 )
 def test_models_are_called_as_people_call_them(name: str, variant: str) -> None:
     assert gpu_variant(name) == variant
 
 
-TABLE = "0, NVIDIA H100 80GB HBM3\n1, NVIDIA H100 80GB HBM3\n2, NVIDIA A100-SXM4-80GB\n"
+INVENTORY = GpuInventory(
+    source="nvml",
+    gpus=(
+        Gpu(0, uuid="GPU-aa00", model="NVIDIA H100 80GB HBM3"),
+        Gpu(1, uuid="GPU-ab11", model="NVIDIA H100 80GB HBM3"),
+        Gpu(2, uuid="GPU-cc22", model="NVIDIA A100-SXM4-80GB"),
+        Gpu(3, model="NVIDIA A100-SXM4-80GB", fault="it has fallen off the bus"),
+        Gpu(4, uuid="GPU-dd44", model="NVIDIA L40S", is_divided=True),
+        Gpu(0, uuid="MIG-ee", model="NVIDIA L40S MIG 1g.5gb", parent="GPU-dd44"),
+    ),
+)
 
 
 @pytest.mark.parametrize(
@@ -44,11 +57,19 @@ TABLE = "0, NVIDIA H100 80GB HBM3\n1, NVIDIA H100 80GB HBM3\n2, NVIDIA A100-SXM4
         ("2", Devices("gpu", "a100", ("2",))),
         ("", Devices()),
         ("7", Devices()),
+        ("1, 0", Devices("gpu", "h100", ("1", "0"))),
+        ("1,7,0", Devices("gpu", "h100", ("1",))),  # CUDA ends at the first that is not there
+        ("GPU-aa00,GPU-ab11", Devices("gpu", "h100", ("0", "1"))),
+        ("GPU-ab", Devices("gpu", "h100", ("1",))),
+        ("GPU-a", Devices()),  # of two: CUDA takes none
+        ("3", Devices()),
+        ("4", Devices()),
+        ("MIG-ee", Devices("gpu", "l40s-1g-5gb", ("MIG-ee",))),
     ],
 )
-def test_gpus_are_those_that_are_listed_and_visible(visible: str | None, found: Devices) -> None:
-    assert listed_gpus(TABLE, visible) == found
-    assert listed_gpus("", visible) == Devices()
+def test_gpus_are_those_that_are_well_and_visible(visible: str | None, found: Devices) -> None:
+    assert offered_gpus(INVENTORY, visible) == found
+    assert offered_gpus(GpuInventory(), visible) == Devices()
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,8 @@ def test_gpus_are_found_once_the_cluster_is_up(family: Family, tmp_path: Path, m
     (tmp_path / "bin").mkdir()
     gate = tmp_path / "gate"
     nvidia_smi = tmp_path / "bin" / "nvidia-smi"
-    nvidia_smi.write_text(f"#!/bin/sh\nwhile [ ! -e {gate} ]; do sleep 0.05; done\necho 0, NVIDIA H100 80GB HBM3\n")
+    row = "0, GPU-1, NVIDIA H100 80GB HBM3, 00000000:10:00.0, 81559, 4, 0, 31, 71.25, 0, Disabled, 580.159.04"
+    nvidia_smi.write_text(f"#!/bin/sh\nwhile [ ! -e {gate} ]; do sleep 0.05; done\necho {row}\n")
     nvidia_smi.chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,11 +21,11 @@ from fluster_bus.messages.counted import as_counts
 from fluster_bus.messages.labels import as_words
 from fluster_services.config import CacheLimits
 from fluster_services.worker.folder_cache import stored_bytes
+from fluster_services.worker.gpus.inventory import GpuInventory
+from fluster_services.worker.gpus.reader import GpuReader, with_visible
 
 log = logging.getLogger(__name__)
 
-_NVIDIA_SMI = ("nvidia-smi", "--query-gpu=index,name", "--format=csv,noheader")
-_NVIDIA_SMI_TIMEOUT_S = 30.0  # without persistence mode it wakes the driver first
 _GEFORCE = re.compile(r"\b(rtx|gtx)\s*(\d{3,4})\s*(ti|super)?\b")
 _MODEL = re.compile(r"\b([a-z]{1,2}\d{1,4}[a-z]?)\b")
 
@@ -74,60 +73,54 @@ def free_disk(state_dir: Path, caches: CacheLimits) -> int:
 
 
 def detect_gpus() -> Devices:
-    """The GPUs that nvidia-smi lists, of those that CUDA_VISIBLE_DEVICES leaves; none without it."""
+    """The GPUs that NVIDIA's driver has, of those that CUDA_VISIBLE_DEVICES leaves; none without it."""
     return asyncio.run(find_gpus())
 
 
 async def find_gpus() -> Devices:
     """The same for a process that serves meanwhile."""
+    return offered_gpus(await read_gpus(), os.environ.get(VISIBLE_DEVICES["gpu"]))
+
+
+async def read_gpus() -> GpuInventory:
+    """This machine's GPUs, all of them; what is wrong with them is logged."""
+    reader = GpuReader()
     try:
-        process = await asyncio.create_subprocess_exec(
-            *_NVIDIA_SMI, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-    except FileNotFoundError:
-        return Devices()
-    except OSError as error:
-        return _none_listed(str(error))
-    try:
-        async with asyncio.timeout(_NVIDIA_SMI_TIMEOUT_S):
-            told, complaint = await process.communicate()
-    except TimeoutError:
-        return _none_listed(f"it did not end within {_NVIDIA_SMI_TIMEOUT_S:g} s")
+        inventory = await reader.read()
     finally:
-        if process.returncode is None:
-            process.kill()
-    if process.returncode:
-        return _none_listed(f"exit code {process.returncode}: {(complaint or told).decode(errors='replace').strip()}")
-    return listed_gpus(told.decode(errors="replace"), os.environ.get(VISIBLE_DEVICES["gpu"]))
+        await reader.close()
+    if inventory.trouble:
+        log.warning("GPUs could not be read: %s; give them by hand with FLUSTER_GPUS=MODEL:COUNT", inventory.trouble)
+    for gpu in inventory.gpus:
+        if gpu.fault:
+            log.warning("GPU %d %s is not offered: %s", gpu.index, gpu.uuid or "(UUID unknown)", gpu.fault)
+    return inventory
 
 
-def _none_listed(why: str) -> Devices:
-    log.warning("nvidia-smi is here, and lists no GPUs: %s; give them by hand with FLUSTER_GPUS=MODEL:COUNT", why)
-    return Devices()
+def offered_gpus(inventory: GpuInventory, visible: str | None) -> Devices:
+    """Those that tasks can be given, and CUDA_VISIBLE_DEVICES (`visible`) leaves. Of several models, those of the most frequent one.
 
-
-def listed_gpus(table: str, visible: str | None) -> Devices:
-    """The GPUs in what nvidia-smi printed (lines `index, name`). Of several models, those of the most frequent one."""
-    found = {
-        index.strip(): gpu_variant(name)
-        for index, _, name in (line.partition(",") for line in table.splitlines())
-        if name.strip()
-    }
-    if visible is not None:
-        ids = [each.strip() for each in visible.split(",") if each.strip()]
-        found = {each: found[each] for each in ids if each in found}
-    if not found:
+    Their ids are indices, and UUIDs of instances, which have no index of their own.
+    """
+    usable = with_visible(inventory, visible).usable
+    models = [gpu_variant(gpu.model) for gpu in usable]
+    if not usable:
         return Devices()
-    counts = Counter(found.values())
+    counts = Counter(models)
     variant = max(counts, key=lambda each: (counts[each], each))
     if len(counts) > 1:
         log.warning("GPUs of several models are here (%s): only the %s are offered", dict(counts), variant)
-    return Devices("gpu", variant, tuple(index for index, each in found.items() if each == variant))
+    ids = (
+        gpu.uuid if gpu.parent else str(gpu.index) for gpu, each in zip(usable, models, strict=True) if each == variant
+    )
+    return Devices("gpu", variant, tuple(ids))
 
 
 def gpu_variant(name: str) -> str:
-    """`h100` of `NVIDIA H100 80GB HBM3`, `rtx4090` of `NVIDIA GeForce RTX 4090`."""
-    text = name.lower()
+    """`h100` of `NVIDIA H100 80GB HBM3`, `rtx4090` of `NVIDIA GeForce RTX 4090`, `a100-1g-5gb` of an instance `MIG 1g.5gb`."""
+    text, _, profile = name.lower().partition(" mig ")
+    if profile:  # a task that asks for a whole one must not be given a part
+        return f"{gpu_variant(text)}-{re.sub(r'[^a-z0-9]+', '-', profile).strip('-')}"
     consumer = _GEFORCE.search(text)
     if consumer is not None:
         return "".join(part for part in consumer.groups() if part)
