@@ -133,9 +133,11 @@ class Scheduler:
     def add(self, place: Place, need: Capacity, *, now: float = 0.0) -> None:
         """A task waits; it may be told again."""
         task = (place.job, place.task)
-        if self._waiting.get(task) == need:
-            return
-        self._forget_need(task)
+        known = self._waiting.get(task)
+        if known is not None:
+            if known == need:
+                return
+            self._forget_need(task)
         self._since[task] = now
         self._waiting[task] = need
         self._needing.setdefault(need, set()).add(task)
@@ -145,8 +147,9 @@ class Scheduler:
         need = self._waiting.pop(task, None)
         if need is not None:
             del self._since[task]
-            self._needing[need].discard(task)
-            if not self._needing[need]:
+            tasks = self._needing[need]
+            tasks.discard(task)
+            if not tasks:
                 del self._needing[need]
 
     def _push(self, place: Place, need: Capacity) -> None:
@@ -183,8 +186,9 @@ class Scheduler:
         if need is None:
             return
         self._shares.give_back(task[0].namespace, need)
-        if need in self._lines:
-            self._lines[need].out -= 1
+        line = self._lines.get(need)
+        if line is not None:
+            line.out -= 1
 
     def take(self, limit: int) -> list[tuple[Place, Capacity]]:
         """Up to `limit` tasks to offer now; each is out until `on_declined` or `remove`."""
@@ -216,8 +220,11 @@ class Scheduler:
 
     def _has_task(self, line: _Line) -> bool:
         while line.heap:
-            task = (line.heap[0].job, line.heap[0].task)
-            if self._waiting.get(task) == line.need and task not in self._out:
+            first = line.heap[0]
+            task = (first.job, first.task)
+            need = self._waiting.get(task)
+            # Mostly one object, as `needed` gives it; to compare all fields takes as long as all else here.
+            if (need is line.need or need == line.need) and task not in self._out:
                 return True
             heapq.heappop(line.heap)
         if line.need not in self._needing and not line.out and self._lines.get(line.need) is line:
