@@ -48,14 +48,22 @@ class JobEntry:
         return [row.value for row in self.tasks.values()]
 
 
+@dataclass(slots=True)
+class _Need:
+    """What each task of some jobs needs that are not over."""
+
+    need: Capacity
+    jobs: int = 0
+
+
 class Books:
     """All jobs, with the newest revision of each record."""
 
     def __init__(self) -> None:
         self._jobs: dict[JobKey, JobEntry] = {}
         self._orders: dict[Namespace, list[tuple[int, JobId]]] = {}  # of the jobs whose records were seen, sorted
-        self._open: dict[Namespace, dict[JobKey, Capacity]] = {}  # {job that is not over: what each of its tasks needs}
-        self._needs: dict[Namespace, Counter[Capacity]] = {}  # {need: how many of those have it}
+        self._open: dict[Namespace, dict[JobKey, _Need]] = {}  # {job that is not over: what each of its tasks needs}
+        self._needs: dict[Namespace, dict[Capacity, _Need]] = {}  # the different ones among those
         self._families: Families[JobKey] = Families()
         self._dependents: dict[JobKey, set[JobKey]] = {}  # {job: those that wait for its end}
         self._waiting: dict[JobKey, int] = {}  # {job that waits for others: how many it names}
@@ -112,17 +120,21 @@ class Books:
             self._waiting_jobs[key.namespace] = self.waiting(key.namespace) + (1 if waits else -1)
 
     def _note_open(self, key: JobKey, need: Capacity | None) -> None:
-        jobs, needs = self._open.setdefault(key.namespace, {}), self._needs.setdefault(key.namespace, Counter())
+        namespace = key.namespace
+        jobs, needs = self._open.setdefault(namespace, {}), self._needs.setdefault(namespace, {})
         before = jobs.pop(key, None)
         if before is not None:
-            needs[before] -= 1
-            if not needs[before]:
-                del needs[before]
+            before.jobs -= 1
+            if not before.jobs:
+                del needs[before.need]
         if need is not None:
-            jobs[key] = need
-            needs[need] += 1
+            known = needs.get(need)
+            if known is None:
+                known = needs[need] = _Need(need)
+            known.jobs += 1
+            jobs[key] = known
         if not jobs:
-            del self._open[key.namespace], self._needs[key.namespace]
+            del self._open[namespace], self._needs[namespace]
 
     def has_need(self, namespace: Namespace, need: Capacity) -> bool:
         """True when a job of the namespace that is not over has tasks that need just that."""
@@ -168,7 +180,9 @@ class Books:
         self._note_dependencies(key, len(job.request.after) if waits else 0)
 
     def _note_dependencies(self, key: JobKey, count: int) -> None:
-        self._dependencies[key.namespace] += count - self._waiting.pop(key, 0)
+        before = self._waiting.pop(key, 0)
+        if count != before:
+            self._dependencies[key.namespace] += count - before
         if count:
             self._waiting[key] = count
 
@@ -383,7 +397,8 @@ class Books:
         over = {key: entry.job.value.is_over for key, entry in self._jobs.items() if entry.job is not None}
         assert {key for keys in self._open.values() for key in keys} == {key for key in over if not over[key]}  # noqa: S101
         for namespace, jobs in self._open.items():
-            assert self._needs[namespace] == Counter(jobs.values())  # noqa: S101
+            counted = Counter(each.need for each in jobs.values())
+            assert {need: known.jobs for need, known in self._needs[namespace].items()} == counted  # noqa: S101
         for dependency, dependents in self._dependents.items():
             for key in dependents:
                 job = self._jobs[key].job
