@@ -62,7 +62,7 @@ async def wait_finished(
 async def get_finished(bus: Bus, states: JobStates, job_ids: list[JobId]) -> list[JobInfo]:
     """How jobs ended whose records said that they have.
 
-    Whoever watches a record may hear of a change a moment before the controller, which made it, has the server's word.
+    The controller waits for the acknowledgement of what it is writing, but one that was lost is made up for later.
     """
     while True:
         infos = await get_patiently(bus, states, job_ids)

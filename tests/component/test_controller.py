@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from fluster_bus.messages.workers import Offer
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.streams import workers_table
+from fluster_bus.tables import Row, Table
 from fluster_services.config import LOCAL_TIMING
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import (
@@ -239,6 +242,49 @@ async def test_what_has_ended_stays_as_it_ended(cluster: AsyncCluster, start_wor
     assert (await cluster.wait(job_id, timeout=60)).status is S
     await cluster.terminate(job_id)
     assert (await cluster.poll(job_id)).status is S
+
+
+async def test_an_end_that_is_stored_is_told_before_the_controller_has_heard_that_it_is(
+    own_server: EmbeddedServer,
+    start_controller: StartController,
+    start_worker: StartWorker,
+    connect_bus: ConnectBus,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client that begins to watch after the end was published learns of it from the controller, or waits for ever."""
+    stored, heard, asked = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    update, watch = Table.update, Table.watch
+
+    async def update_slowly(self: Table[Any], key: str, value: JobRecord | TaskRecord, revision: int) -> int:
+        written = await update(self, key, value, revision)
+        if isinstance(value, JobRecord) and value.is_over:
+            stored.set()
+            await heard.wait()
+        return written
+
+    async def watch_slowly(self: Table[Any], *keys: Any, **options: Any) -> AsyncIterator[Any]:
+        async with aclosing(watch(self, *keys, **options)) as changes:
+            async for change in changes:
+                if isinstance(change, Row) and isinstance(change.value, JobRecord) and change.value.is_over:
+                    await heard.wait()
+                yield change
+
+    monkeypatch.setattr(Table, "update", update_slowly)
+    monkeypatch.setattr(Table, "watch", watch_slowly)
+    await start_controller()
+    bus = await connect_bus(own_server, Role.SERVICE)
+    await bus.subscribe(subjects.jobs_verb(NS, "status"), lambda _delivery: asked.set())
+    await bus.flush()
+    await start_worker()
+    async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
+        job_id = await cluster.launch(job_request())
+        await asyncio.wait_for(stored.wait(), 60)
+        asked.clear()
+        waiting = asyncio.create_task(cluster.wait(job_id, timeout=60))
+        await asyncio.wait_for(asked.wait(), 60)
+        await cluster.list_jobs()  # asked later and answered: so the controller has taken the other question in hand
+        heard.set()
+        assert (await waiting).status is S
 
 
 async def test_stopping_a_job_that_is_not_there(cluster: AsyncCluster) -> None:

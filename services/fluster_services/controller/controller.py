@@ -47,6 +47,7 @@ from fluster_services.controller.lost_submissions import settle_lost_submissions
 from fluster_services.controller.namespaces import NamespaceSet
 from fluster_services.controller.offers import Offers
 from fluster_services.controller.owners import Owners
+from fluster_services.controller.pending_writes import PendingWrites
 from fluster_services.controller.progress import ProgressBoard
 from fluster_services.controller.reconcile import missing_tasks, next_records
 from fluster_services.controller.registry_sweep import RegistrySweep
@@ -58,7 +59,7 @@ from fluster_services.controller.service import ControllerService
 from fluster_services.controller.slim_records import is_left, is_slim_end, is_slim_request, whole_end, without_callable
 from fluster_services.controller.steward import Steward
 from fluster_services.controller.store_setup import StoreSetup
-from fluster_services.controller.verdicts import RecordUpdate, Verdicts
+from fluster_services.controller.verdicts import Verdicts
 from fluster_services.controller.vm_troubles import VMTroubles
 from fluster_services.controller.waits import Waits, waited_s
 from fluster_services.gangs import MAX_AT_ONCE
@@ -116,6 +117,7 @@ class Controller:
             lease_s=config.timing.leader_lease_s,
             in_place=in_place,
         )
+        self.pending_writes = PendingWrites()
         self._verdicts = Verdicts(self.records, self.seat)
         self.events = EventLog(bus, self.seat)
         self.intake = Intake(self)
@@ -421,18 +423,20 @@ class Controller:
         records alone; a decision that rests on silence or time as well is for `write_verdicts`.
         """
         await self.seat.wait_sure()
-        try:
-            whole = await self._whole(record, decided_from)
-            if whole is None:
+        with self.pending_writes.of([JobKey(record.namespace, record.job_id)]):
+            try:
+                whole = await self._whole(record, decided_from)
+                if whole is None:
+                    return False
+                record = whole
+                revision = await self.records[record.namespace].update(record_key(record), record, decided_from)
+            except RevisionConflictError:
                 return False
-            record = whole
-            revision = await self.records[record.namespace].update(record_key(record), record, decided_from)
-        except RevisionConflictError:
-            return False
-        except BusError as error:
-            await self._later([record], error)
-            return False
-        await self._written(record, revision)
+            except BusError as error:
+                await self._later([record], error)
+                return False
+            self.apply(Row(record_key(record), record, revision))
+        await self._written(record)
         return True
 
     async def write_verdicts(self, decided: Sequence[tuple[JobRecord | TaskRecord, int]]) -> None:
@@ -447,22 +451,36 @@ class Controller:
                 continue  # it has no fence of this controller's yet, or is gone
             by_namespace.setdefault(record.namespace, []).append((record, revision))
         for namespace, of_namespace in by_namespace.items():
-            updates: list[RecordUpdate] = []
             try:
-                for record, revision in of_namespace:
-                    whole = await self._whole(record, revision)
-                    if whole is not None:
-                        updates.append(Update(record_key(whole), whole, revision))
-                revisions = await self._verdicts.write(namespace, updates)
+                written = await self._write_verdicts(namespace, of_namespace)
             except DeposedError as error:
-                log.warning("%d verdicts are void: %s", len(updates), error)
+                log.warning("%d verdicts are void: %s", len(of_namespace), error)
                 return  # the seat's keeper is about to learn the same
+            for record in written:
+                await self._written(record)
+
+    async def _write_verdicts(
+        self, namespace: Namespace, decided: Sequence[tuple[JobRecord | TaskRecord, int]]
+    ) -> list[JobRecord | TaskRecord]:
+        """What was stored of them, and is in the books. Raises DeposedError."""
+        with self.pending_writes.of({JobKey(namespace, record.job_id) for record, _ in decided}):
+            try:
+                wholes = [(await self._whole(record, revision), revision) for record, revision in decided]
+                updates = [
+                    Update(record_key(whole), whole, revision) for whole, revision in wholes if whole is not None
+                ]
+                revisions = await self._verdicts.write(namespace, updates)
             except BusError as error:
-                await self._later([record for record, _ in of_namespace], error)
-                continue
-            for update, written in zip(updates, revisions, strict=True):
-                if written is not None:
-                    await self._written(update.value, written)
+                await self._later([record for record, _ in decided], error)
+                return []
+            stored = [
+                Row(update.key, update.value, revision)
+                for update, revision in zip(updates, revisions, strict=True)
+                if revision is not None
+            ]
+            for row in stored:
+                self.apply(row)
+        return [row.value for row in stored]
 
     async def _later(self, records: Sequence[JobRecord | TaskRecord], error: BusError) -> None:
         names = ", ".join(record_key(record) for record in records[:3])
@@ -478,8 +496,8 @@ class Controller:
         for record in records:
             self.mark(JobKey(record.namespace, record.job_id))
 
-    async def _written(self, record: JobRecord | TaskRecord, revision: int) -> None:
-        self.apply(Row(record_key(record), record, revision))
+    async def _written(self, record: JobRecord | TaskRecord) -> None:
+        """Do what follows from a record that is stored, beside what follows from its being in the books."""
         if isinstance(record, TaskRecord) and lifecycle.is_to_be_stopped(record):
             await self._tell_worker(record)
         if isinstance(record, JobRecord) and record.state.finished():

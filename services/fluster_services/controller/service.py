@@ -167,7 +167,13 @@ class ControllerService:
     async def _status(self, namespace: Namespace, request: StatusRequest) -> Json:
         pace = self._requests.pace()
         keys = dict.fromkeys(JobKey(namespace, job_id) for job_id in request.job_ids)
-        refused, unrecorded = await self._looked_at(list(keys), request.submissions, pace)
+        until = asyncio.get_running_loop().time() + _RECORDED_TIMEOUT_S
+        refused, unrecorded = await self._looked_at(list(keys), request.submissions, pace, until)
+        try:
+            # Else a client that has heard of no end, as it began to watch just after it, would be told of none either.
+            await self._controller.pending_writes.wait_settled(keys, until=until)
+        except TimeoutError as error:
+            raise BusyError("records of these jobs are being written: ask again in a moment") from error
         # The id of one that is not recorded yet may be another's, which it is to replace.
         known = {key for key in keys if key not in unrecorded and self._controller.books.get(key) is not None}
         page = JobPage()
@@ -180,10 +186,9 @@ class ControllerService:
         return page.reply(StatusReply(unknown=unknown, refused=refused))
 
     async def _looked_at(
-        self, keys: list[JobKey], submissions: tuple[int, ...], pace: Pace
+        self, keys: list[JobKey], submissions: tuple[int, ...], pace: Pace, until: float
     ) -> tuple[tuple[RefusedJob, ...], set[JobKey]]:
-        """Which of the submissions were refused, and which could not be waited for."""
-        until = asyncio.get_running_loop().time() + _RECORDED_TIMEOUT_S
+        """Which of the submissions were refused, and which could not be waited for until that time of the loop's clock."""
         refused: list[RefusedJob] = []
         unrecorded: set[JobKey] = set()
         for key, sequence in zip(keys, submissions, strict=False):
