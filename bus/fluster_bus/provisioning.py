@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from nats.js.api import (
 )
 
 from fluster_bus import subjects
-from fluster_bus.errors import StorageError, StorageTimeoutError
+from fluster_bus.errors import NoRespondersError, RequestTimeoutError, StorageError, StorageTimeoutError
 from fluster_bus.replication import NoRoomError, Replication, TooFewServersError, placement_error
 from fluster_bus.retries import retried
 from fluster_bus.store_errors import store_error
@@ -218,7 +219,7 @@ class _Plan(NamedTuple):
             await _make(config, bus.jetstream.update_stream, patience_s)
 
         async def make(config: StreamConfig) -> None:
-            await _make(config, bus.jetstream.add_stream, patience_s)
+            await _heard(bus, await _make(config, bus.jetstream.add_stream, patience_s))
 
         await _side_by_side(map(change, self.shrinking))  # they make room for the others
         for each in self.copied:
@@ -236,6 +237,7 @@ class _Plan(NamedTuple):
 
 async def _plan(bus: Bus, wanted: Sequence[WantedStream], replicas: int, replication: Replication) -> _Plan:
     present = await _side_by_side(_info(bus, str(each.config.name)) for each in wanted)
+    await _side_by_side(_heard(bus, info) for info in present if info is not None)  # another one may just have made it
     plan, more_bytes, room_bytes = _Plan([], [], [], [], 0, 0), 0, 0
     for each, info in zip(wanted, present, strict=True):
         if info is None:
@@ -301,6 +303,25 @@ async def _led(bus: Bus, stream: str) -> None:
     await retried(look, on=(StorageTimeoutError,), timeout_s=_CREATE_TIMEOUT_S)
 
 
+async def _heard(bus: Bus, info: StreamInfo) -> None:
+    """Return once the stream is reached over this connection.
+
+    That it was made may be known earlier: the server with the stream tells others of the group on another connection that it listens.
+    """
+    if info.cluster is None or not info.config.allow_direct:
+        return
+    name = str(info.config.name)
+    ask = json.dumps({"last_by_subj": name}).encode()  # which no message has: the answer is short
+
+    async def look(left_s: float) -> None:
+        await bus.request(subjects.direct_get(name), ask, timeout_s=min(left_s, _ANSWER_S))
+
+    try:
+        await retried(look, on=(NoRespondersError, RequestTimeoutError), timeout_s=_CREATE_TIMEOUT_S)
+    except (NoRespondersError, RequestTimeoutError) as error:
+        raise StorageTimeoutError(f"stream {name} does not answer: are most of its servers there?") from error
+
+
 async def _size(bus: Bus, stream: str) -> int:
     info = await _info(bus, stream)
     return int(info.config.max_bytes or 0) if info is not None else 0
@@ -338,14 +359,14 @@ def _changes(wanted: WantedStream, info: StreamInfo) -> dict[str, Any]:
 
 
 async def _make(
-    config: StreamConfig, how: Callable[[StreamConfig], Awaitable[object]], room_patience_s: float = 0.0
-) -> None:
+    config: StreamConfig, how: Callable[[StreamConfig], Awaitable[StreamInfo]], room_patience_s: float = 0.0
+) -> StreamInfo:
     failed = f"stream {config.name} could not be made"
 
-    async def make(left_s: float) -> None:
+    async def make(left_s: float) -> StreamInfo:
         try:
             async with asyncio.timeout(left_s):
-                await how(config)
+                return await how(config)
         except nats.js.errors.APIError as error:
             if error.err_code == _NAME_IN_USE:
                 raise _MadeMeanwhileError(f"{failed}: {error.description}") from error
@@ -354,7 +375,7 @@ async def _make(
                 raise
             raise why from error
 
-    await retried(lambda _left_s: _patiently(make, failed), on=(NoRoomError,), timeout_s=room_patience_s)
+    return await retried(lambda _left_s: _patiently(make, failed), on=(NoRoomError,), timeout_s=room_patience_s)
 
 
 async def _is_group(bus: Bus) -> bool:

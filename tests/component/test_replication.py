@@ -21,7 +21,7 @@ from fluster_bus.replication import Replication, SingleServerError, TooFewServer
 from fluster_bus.retries import retried
 from fluster_bus.roles import Role
 from fluster_bus.stream_bounds import shares, stream_of
-from fluster_bus.streams import workers_table
+from fluster_bus.streams import leaders_table, workers_table
 from fluster_bus.tables import Deleted, Row
 from tests.server_group import ServerGroup, group_of_servers
 from tests.waiting import wait_until_async
@@ -85,6 +85,20 @@ async def test_copies_are_not_given_up_while_a_server_is_away(tmp_path: Path) ->
             assert await retried(lambda _left_s: ensure_system(bus), on=(StorageTimeoutError,), timeout_s=60) == 3
             await retried(lambda _left_s: ensure_namespaces(bus, ["a"]), on=(StorageTimeoutError,), timeout_s=60)
             assert await _copies(bus) == {3}
+
+
+async def test_what_is_made_is_there_for_this_connection_and_for_one_that_finds_it(tmp_path: Path) -> None:
+    """A server learns that a stream is made before it learns where it is reached, now and then."""
+    stream = subjects.bucket_stream(subjects.CONTROLLERS_BUCKET)
+    with group_of_servers(tmp_path) as group:
+        async with _connected(group) as maker, _connected(group, 1) as finder:
+            await _formed(maker)
+            for _ in range(60):
+                await maker.jetstream.delete_stream(stream)
+                for bus in (maker, finder):
+                    await ensure_system(bus, Replication(1))
+                    await bus.request(subjects.direct_get(stream), b'{"last_by_subj": "none"}')
+                    await leaders_table(bus).get("none")
 
 
 @pytest.mark.parametrize("servers", [1, 2])
