@@ -26,8 +26,10 @@ from fluster_bus.errors import (
     CredentialsError,
     DisconnectedError,
     FlusterError,
+    NoRespondersError,
     RequestTimeoutError,
     StorageTimeoutError,
+    StreamNotFoundError,
 )
 from fluster_bus.event_loops import loop_factory
 from fluster_bus.tls import plain_servers
@@ -49,8 +51,16 @@ class StartOverError(FlusterError):
     """What was served ended here: it is to be served anew, on a connection of which nobody has heard."""
 
 
-# A connection that is lost in the middle of a step leaves it half done; so does a server that is slow to answer.
-_WORTH_A_START = (StartOverError, DisconnectedError, RequestTimeoutError, StorageTimeoutError)
+# A connection that is lost in the middle of a step leaves it half done; so does a server that is slow to answer, and a group of servers that
+# elects who leads a stream: nothing listens on its subjects meanwhile.
+_WORTH_A_START = (
+    StartOverError,
+    DisconnectedError,
+    NoRespondersError,
+    RequestTimeoutError,
+    StorageTimeoutError,
+    StreamNotFoundError,
+)
 
 
 def address_from_environment() -> BusAddress:
@@ -76,8 +86,8 @@ def run_daemon(
 
     With `on_leave` the first signal only calls that, for `serve` to return in its own time; a second one ends it at
     once, with the status that a shell gives to a program that died of the signal.
-    When it raises StartOverError, or the error of a step that a lost connection or a slow store leaves half done, it is
-    called again with another connection. A byte is written to `ready_fd` when `serve` calls `ready` for the first time. From then on
+    When it raises StartOverError, or the error of a step that a lost connection, a slow store or an election among servers leaves half
+    done, it is called again with another connection. A byte is written to `ready_fd` when `serve` calls `ready` for the first time. From then on
     the file that FLUSTER_ALIVE_FILE names, if it does, is touched as long as this daemon hears itself over the bus. Exits
     with status 1 and one line when it cannot go on.
     """
