@@ -174,6 +174,33 @@ class EmbeddedServer:
         """The process, None when it does not run."""
         return self._process.pid if self._process is not None and self.poll() is None else None
 
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """Those whose users it lets in."""
+        return self._namespaces
+
+    def add_namespace(self, namespace: str) -> None:
+        """Let in the users of one more namespace, soon after this returns; whoever is connected stays so.
+
+        Raises InvalidNameError, and ServerStartError when its configuration cannot be written: then all is as it was.
+        """
+        if namespace in self._namespaces:
+            return
+        before = self._namespaces, self._passwords
+        namespaces = (*self._namespaces, namespace)
+        passwords = {user: secrets.token_urlsafe(32) for user in users(namespaces)} | self._passwords
+        self._namespaces, self._passwords = namespaces, passwords
+        if self._store_dir is None:
+            return  # it is written when it is started
+        try:
+            with _explained(self._given_dir):
+                self._write_configuration()
+        except ServerStartError:
+            self._namespaces, self._passwords = before
+            raise
+        if self._process is not None and self.poll() is None:
+            self._process.send_signal(signal.SIGHUP)  # it reads its configuration again
+
     def credentials(self, role: Role, namespace: str | None = None) -> BusAddress:
         """The address for a user of this role; client and job need the namespace that they are confined to."""
         user = User(role, namespace)
@@ -346,8 +373,10 @@ class EmbeddedServer:
 
     def _write_configuration(self) -> Path:
         path = self.store_dir / "nats-server.conf"
-        with _private(path) as file:
+        draft = path.with_suffix(".draft")
+        with _private(draft) as file:
             file.write(self._configuration().encode())
+        draft.replace(path)  # a server that runs may read it at any moment
         return path
 
     def _configuration(self) -> str:
@@ -451,7 +480,7 @@ def _last_word(said: str) -> str:
 
 
 _CONFIGURATION = """\
-# Written anew at each start.
+# Written anew at each start, and for each namespace that is added.
 listen: {listen}
 max_payload: {max_payload}
 {pings}

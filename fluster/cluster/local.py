@@ -51,7 +51,7 @@ _LOGICAL_CPUS, _LOGICAL_CPUS_PER_CORE = 16, 4  # tasks on a laptop mostly wait; 
 class LocalCluster(Cluster):
     """A nats-server, a controller and workers on this machine, started by this process and gone with it.
 
-    `namespace` is the one that this object works in, `namespaces` are further ones that the cluster shall have.
+    `namespace` is the one that this object works in, `namespaces` are further ones that the cluster has from its start; `fluster namespace add` adds others.
     `cpu` and `memory` are what all workers offer together: by default 16 CPUs or four for each core, and the machine's
     memory. They are logical: nothing is enforced, unless `enforce_limits` asks for it. So are `disk`, by default what is free, and
     `gpus`, such as "h100:8" or "0" for none, by default those that nvidia-smi lists once the cluster is up; `labels` are those of each

@@ -18,6 +18,7 @@ from fluster_bus.errors import FlusterError
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_services.config import LocalLimits, local_timing
+from fluster_services.local_users import JOBS_FOLDER
 from fluster_services.own_imports import import_kept, import_own
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ _SETTLED_S = 10.0  # one that ran for so long may be started again at once
 
 
 _FIXED = (
-    "this cluster's server lets in the users that it was started with; start it with `fluster up --namespace` or "
-    "LocalCluster(namespaces=[…]) for all that are needed, or run one whose users have signed credentials (`fluster credentials`)"
+    "the VMs of this cluster have credentials for jobs of the namespaces that it was started with; start it with `fluster up --namespace` "
+    "or LocalCluster(namespaces=[…]) for all that are needed"
 )
 
 
@@ -58,6 +59,7 @@ class Daemon:
     name: str
     body: Callable[[int | None, int], None]  # (ready_fd, owner_fd) -> runs until it ends
     title: str = ""  # in errors; else it is the name
+    has_wishes: bool = False  # it is a controller, which may have namespaces added
     may_leave: bool = False  # when it ends with status 0 it has done what it was told, and stays away
     pid: int = 0  # 0 while it does not run
     restart_at: float | None = None
@@ -90,10 +92,14 @@ def read_limits(setup: LocalSetup) -> LocalLimits:
 class LocalDaemons:
     """Makes those of one cluster, as its owner has asked for them. Their bodies run in processes of their own."""
 
-    def __init__(self, setup: LocalSetup, limits: LocalLimits, store_dir: Path, server: EmbeddedServer) -> None:
+    def __init__(
+        self, setup: LocalSetup, limits: LocalLimits, store_dir: Path, server: EmbeddedServer, wishes: int
+    ) -> None:
+        """`wishes` is the descriptor into which controllers write what users the server is to let in."""
         self._setup = setup
         self._store_dir = store_dir
         self._server = server
+        self._wishes = wishes
         try:
             self._timing = local_timing(setup.timing)
         except ValueError as error:
@@ -106,13 +112,16 @@ class LocalDaemons:
 
         def body(ready_fd: int | None, owner_fd: int) -> None:
             import_kept(*_FOR_CONTROLLERS, is_shared=False)
+            from fluster_bus.messages import Namespace
             from fluster_services.controller.__main__ import run_controller
             from fluster_services.controller.controller import ControllerConfig
+            from fluster_services.controller.local_users import LocalUsers
 
             config = ControllerConfig(
                 address=self._server.credentials(Role.SERVICE),
-                namespaces=self._namespaces(),
-                namespaces_are_fixed=_FIXED,
+                namespaces=tuple(Namespace(name) for name in self._setup.namespaces),
+                namespaces_are_fixed=_FIXED if self._setup.backend is not None else None,
+                server_users=LocalUsers(self._store_dir, self._wishes),
                 timing=self._timing,
                 records=self._limits.records,
                 bounds=self._limits.bounds,
@@ -121,7 +130,7 @@ class LocalDaemons:
             log_file = self._store_dir / f"logs/{name}.log"
             run_controller(config, ready_fd=ready_fd, owner_fd=owner_fd, log_file=log_file, log_bytes=self._log_bytes)
 
-        return Daemon(name, body, title=f"the {name}")
+        return Daemon(name, body, title=f"the {name}", has_wishes=True)
 
     def worker(self, number: int) -> Daemon:
         name = f"worker-{number}"
@@ -142,6 +151,7 @@ class LocalDaemons:
                 device_ids=self._devices(number).ids,
                 detected_share=(number, self._setup.workers) if self._setup.devices is None else None,
                 job_credentials=self._job_credentials(),
+                job_credentials_dir=self._store_dir / JOBS_FOLDER,
                 timing=self._timing,
                 limits=self._limits.worker,
                 drain_timeout_s=self._drain_timeout_s(),
@@ -213,13 +223,10 @@ class LocalDaemons:
         given_s = self._setup.build_timeout_s
         return WorkerConfig.build_timeout_s if given_s is None else given_s
 
-    def _namespaces(self) -> tuple[Namespace, ...]:
+    def _job_credentials(self) -> dict[Namespace, BusAddress]:
         from fluster_bus.messages import Namespace
 
-        return tuple(Namespace(name) for name in self._setup.namespaces)
-
-    def _job_credentials(self) -> dict[Namespace, BusAddress]:
-        return {namespace: self._server.credentials(Role.JOB, namespace) for namespace in self._namespaces()}
+        return {Namespace(each): self._server.credentials(Role.JOB, each) for each in self._server.namespaces}
 
     def _containers(self) -> ContainerSettings:
         from fluster_services.worker.container import ContainerSettings

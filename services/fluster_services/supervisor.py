@@ -37,6 +37,7 @@ from fluster_services import leftovers
 from fluster_services.config import LocalLimits
 from fluster_services.forked_child import run_and_exit
 from fluster_services.local_daemons import FOR_ALL, FOR_VMS, FOR_WORKERS, Daemon, LocalDaemons, read_limits
+from fluster_services.local_users import AddedUsers, added_before
 from fluster_services.own_imports import import_kept
 from fluster_services.store_room import StoreRoom
 from fluster_services.worker.killing import kill_descendants
@@ -66,7 +67,8 @@ class Supervisor:
         os.set_blocking(self._wake_end, False)
         os.set_blocking(self._wake, False)
         self._selector = selectors.DefaultSelector()
-        self._kinds = LocalDaemons(self.setup, self.limits, self.store_dir, self.server)
+        self._users = AddedUsers(self.server, self.store_dir, self.setup.namespaces)
+        self._kinds = LocalDaemons(self.setup, self.limits, self.store_dir, self.server, self._users.wishes)
 
     # ---- starting ---------------------------------------------------------------------------------------
 
@@ -81,6 +83,7 @@ class Supervisor:
         _become_subreaper()
         deadline = time.monotonic() + self.setup.start_timeout_s
         self.server.start(timeout_s=self.setup.start_timeout_s, meanwhile=lambda: import_kept(*FOR_ALL))
+        self._users.write_all()
         ready = self._fork_all(self._kinds.controller(number) for number in range(self.setup.controllers))
         if self.setup.backend is not None:
             import_kept(*FOR_VMS)
@@ -152,7 +155,9 @@ class Supervisor:
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         self._selector.close()
-        for descriptor in (self._life, self._wake, self._wake_end):
+        # Of wishes none but controllers: what tasks are forked from must not hold it.
+        wishes = (self._users.end,) if daemon.has_wishes else (self._users.end, self._users.wishes)
+        for descriptor in (self._life, self._wake, self._wake_end, *wishes):
             os.close(descriptor)
         errors = os.open(self._log_file(daemon, "err"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         null = os.open(os.devnull, os.O_RDWR)
@@ -169,12 +174,15 @@ class Supervisor:
         self._selector.register(leash, selectors.EVENT_READ, "leash")
         self._selector.register(self._wake_end, selectors.EVENT_READ, "signal")
         self._selector.register(self.server, selectors.EVENT_READ, "server")
+        self._selector.register(self._users.end, selectors.EVENT_READ, "wishes")
         while True:
             for key, _ in self._selector.select(self._pause()):
                 if key.data == "leash" and not os.read(leash, 4096):
                     return
                 if key.data == "signal" and self._on_signal():
                     return
+                if key.data == "wishes":
+                    self._users.on_wishes()
                 if key.data == "server":
                     self._selector.unregister(key.fileobj)
                     self.server_restart_at = time.monotonic()
@@ -361,7 +369,8 @@ def main() -> None:
             stack.enter_context(_held(store_dir))
             stack.callback((store_dir / ADDRESS_FILE).unlink, missing_ok=True)  # an owner that was killed left it
             limits = read_limits(setup)
-            server = EmbeddedServer(store_dir / "nats", setup.port, namespaces=setup.namespaces, bounds=limits.bounds)
+            namespaces = list(dict.fromkeys((*setup.namespaces, *added_before(store_dir))))
+            server = EmbeddedServer(store_dir / "nats", setup.port, namespaces=namespaces, bounds=limits.bounds)
             supervisor = Supervisor(setup, limits, store_dir, server)
             stack.callback(supervisor.stop)
             address = supervisor.start(leash)

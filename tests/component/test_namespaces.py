@@ -127,6 +127,46 @@ async def _have_sizes(bus: Bus, sizes: dict[Any, Any]) -> bool:
     return {each.config.name: each.config.max_bytes for each in await bus.jetstream.streams_info()} == sizes
 
 
+class _LateUsers:
+    """A server that lets users of a namespace in when it is asked for the third time."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    async def let_in(self, namespace: str, /) -> bool:
+        self.said.append(f"add {namespace}")
+        return self.said.count(f"add {namespace}") == 3
+
+    def forget(self, namespace: str, /) -> None:
+        self.said.append(f"forget {namespace}")
+
+
+async def test_a_namespace_is_made_once_the_server_lets_its_users_in(
+    own_server: EmbeddedServer, admin: NamespaceAdmin
+) -> None:
+    users = _LateUsers()
+    running = await RunningController(own_server, IMPATIENT, server_users=users).start()
+    try:
+        assert (await admin.add(TEAM)).state is ACTIVE
+        assert users.said == [f"add {TEAM}"] * 3
+        await admin.drop(TEAM)
+        assert users.said[3:] == [f"forget {TEAM}"]
+    finally:
+        await running.stop()
+
+
+async def test_where_namespaces_are_fixed_adding_one_is_refused_with_the_reason(
+    own_server: EmbeddedServer, admin: NamespaceAdmin
+) -> None:
+    running = await RunningController(own_server, IMPATIENT, namespaces_are_fixed="they are; start another").start()
+    try:
+        with pytest.raises(ServiceError, match="namespace 'team-a' cannot be added: they are; start another"):
+            await admin.add(TEAM)
+        assert await _names(admin) == [NS]
+    finally:
+        await running.stop()
+
+
 async def test_of_two_who_add_one_namespace_at_once_one_does(controllers: Controllers, admin: NamespaceAdmin) -> None:
     await controllers.start()
     outcomes = await asyncio.gather(*(admin.add(TEAM) for _ in range(2)), return_exceptions=True)

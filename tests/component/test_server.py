@@ -22,11 +22,13 @@ import pytest
 from nats.aio.client import Client
 from nats.js.kv import KeyValue
 
-from fluster_bus import roles
-from fluster_bus.errors import ServerStartError
+from fluster_bus import roles, subjects
+from fluster_bus.errors import CredentialsError, InvalidNameError, NoRespondersError, ServerStartError
+from fluster_bus.retries import retried
 from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer, find_binary
 from fluster_bus.trust.certificate_folder import CertificateFolder
+from tests.component.conftest import ConnectBus
 from tests.system.small_disks import mounted
 
 ROOT = Path(__file__).parents[2]
@@ -98,6 +100,33 @@ def test_each_cluster_has_its_own_credentials(server: EmbeddedServer) -> None:
 def test_a_namespace_that_it_was_not_told_has_no_credentials(server: EmbeddedServer) -> None:
     with pytest.raises(ValueError, match="namespace 'other' is not declared at this server, which has default"):
         server.credentials(Role.JOB, "other")
+
+
+@pytest.mark.anyio
+async def test_a_namespace_is_let_in_while_it_runs_and_whoever_is_connected_stays_so(
+    server: EmbeddedServer, connect_bus: ConnectBus
+) -> None:
+    worker, lost = await connect_bus(server, Role.WORKER), asyncio.Event()
+    worker.on_disconnect(lost.set)
+    known = server.credentials(Role.CLIENT, "default")
+    with pytest.raises(CredentialsError, match=r"may not send to 'fluster\.team-a\.ensure'"):
+        await worker.request(subjects.ensure_namespace("team-a"), b"{}", timeout_s=30)
+    server.add_namespace("team-a")
+    server.add_namespace("team-a")  # it has it already
+    assert (server.namespaces, server.credentials(Role.CLIENT, "default")) == (("default", "team-a"), known)
+    client = await retried(
+        lambda _left_s: connect_bus(server, Role.CLIENT, "team-a"), on=(CredentialsError,), timeout_s=TIMEOUT_S
+    )
+    with pytest.raises(NoRespondersError):  # which the server lets it ask by now
+        await worker.request(subjects.ensure_namespace("team-a"), b"{}", timeout_s=30)
+    assert not lost.is_set()
+    await client.close()
+    server.stop()
+    server.start()
+    await connect_bus(server, Role.JOB, "team-a")
+    with pytest.raises(InvalidNameError):
+        server.add_namespace("not ok")
+    assert server.namespaces == ("default", "team-a")
 
 
 def test_it_is_not_there_before_its_start() -> None:

@@ -23,6 +23,7 @@ from tests.waiting import wait_until
 
 _COMMAND = [sys.executable, "-c", "from fluster.cli import main; main()"]
 _TIMEOUT_S = 120
+_LIST_JOBS = "import fluster; print([each.name for each in fluster.Cluster().list_jobs()])"
 
 
 class Cli:
@@ -91,19 +92,30 @@ def _one_line(done: subprocess.CompletedProcess[str]) -> str:
 # ---- jobs ------------------------------------------------------------------------------------------------
 
 
-def test_a_local_cluster_has_the_namespaces_that_it_was_started_with(cli: Cli) -> None:
-    refused = cli.run("namespace", "add", "team-a")
-    assert refused.returncode == 1
-    assert "'team-a' cannot be added: this cluster's server lets in the users that it was started with" in _one_line(
-        refused
+def test_namespaces_are_added_to_a_local_cluster_used_and_dropped(cli: Cli) -> None:
+    cli.ok("namespace", "add", "team-a", "--waiting-jobs", "5")
+    assert {"default", "team-a"} <= {each["name"] for each in cli.json("namespace", "ls")}
+    # Nothing was restarted, and the job has credentials of its namespace.
+    job = cli.ok(
+        "--namespace", "team-a", "submit", "--follow", "--name", "mine", "--", sys.executable, "-c", _LIST_JOBS
     )
-    assert "default" in {each["name"] for each in cli.json("namespace", "ls")}
-    cli.ok("namespace", "set", "default", "--weight", "2")
-    assert {each["weight"] for each in cli.json("namespace", "ls") if each["name"] == "default"} == {2}
-    cli.ok("namespace", "set", "default", "--weight", "1")
+    assert job.splitlines()[-1] == "['mine']"
+    cli.ok("namespace", "drop", "team-a", "--yes")
     unknown = cli.run("namespace", "drop", "team-a", "--yes")
     assert unknown.returncode == 4
     assert "no namespace 'team-a': `fluster namespace ls` lists those that there are" in _one_line(unknown)
+    cli.ok("namespace", "add", "team-a")
+    again = cli.ok(
+        "--namespace", "team-a", "submit", "--follow", "--name", "mine", "--", sys.executable, "-c", _LIST_JOBS
+    )
+    assert again.splitlines()[-1] == "['mine']"
+    cli.ok("namespace", "drop", "team-a", "--yes")
+
+
+def test_a_quota_is_changed_on_a_local_cluster(cli: Cli) -> None:
+    cli.ok("namespace", "set", "default", "--weight", "2")
+    assert {each["weight"] for each in cli.json("namespace", "ls") if each["name"] == "default"} == {2}
+    cli.ok("namespace", "set", "default", "--weight", "1")
 
 
 def test_submit_prints_the_id_alone_and_logs_shows_what_the_job_wrote(cli: Cli) -> None:

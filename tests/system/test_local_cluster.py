@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,8 +19,10 @@ import nats
 import nats.errors
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from fluster.actors import actor, deploy
+from fluster.cli.app import app
 from fluster.cluster import Cluster, LocalCluster
 from fluster.errors import ClusterStartError, JobNotFoundError
 from fluster_bus import subjects
@@ -330,6 +333,35 @@ def test_a_store_is_gone_on_with(family: Family, tmp_path: Path) -> None:
         with pytest.raises(ClusterStartError, match=r"in use by another cluster \(process \d+\)"):
             LocalCluster(store_dir=store_dir)
         assert cluster.wait(cluster.launch(command("true")), timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
+    family.wait_gone()
+
+
+def _admin(cluster: LocalCluster, *words: str) -> None:
+    done = CliRunner().invoke(app, ["--address", cluster.address, "namespace", *words])
+    assert done.exit_code == 0, done.output
+
+
+def test_what_was_added_is_there_when_a_store_is_gone_on_with(family: Family, tmp_path: Path) -> None:
+    store_dir = tmp_path / "store"
+    with LocalCluster(store_dir=store_dir) as cluster, ExitStack() as stack:
+        for words in (["add", "team-a"], ["add", "team-b"], ["drop", "team-b", "--yes"]):
+            _admin(cluster, *words)
+        team = stack.enter_context(Cluster(cluster.address, "team-a"))
+        assert team.result(team.launch(call(os.getpid)), timeout=PATIENCE_S) > 0
+        running = team.launch(sleeper())
+        wait_ready(team, running)
+        # A worker that is killed comes back with the same namespaces, and has what it had.
+        (worker,) = cluster.list_workers()
+        os.kill(worker.info.pid, signal.SIGKILL)
+        wait_until(lambda: [each.info.pid for each in cluster.list_workers() if each.alive] != [worker.info.pid])
+        assert team.result(team.launch(call(os.getpid)), timeout=PATIENCE_S) > 0
+        assert (team.poll(running).status, team.poll(running).tasks[0].attempt) == (JobStatus.RUNNING, 1)
+        team.terminate(running)
+    family.wait_gone()
+    with LocalCluster(store_dir=store_dir) as cluster, Cluster(cluster.address, "team-a") as team:
+        assert json.loads((store_dir / "namespaces.json").read_text()) == ["team-a"]
+        assert [each.info.total.namespaces for each in cluster.list_workers()] == [("default", "team-a")]
+        assert team.result(team.launch(call(os.getpid)), timeout=PATIENCE_S) > 0
     family.wait_gone()
 
 

@@ -55,6 +55,7 @@ from fluster_services.controller.retention import RecordSweep
 from fluster_services.controller.roster import Roster
 from fluster_services.controller.seat import DeposedError, Seat, wait_no_restore
 from fluster_services.controller.secret_sweep import SecretSweep
+from fluster_services.controller.server_users import ServerUsers
 from fluster_services.controller.service import ControllerService
 from fluster_services.controller.slim_records import is_left, is_slim_end, is_slim_request, whole_end, without_callable
 from fluster_services.controller.steward import Steward
@@ -85,6 +86,7 @@ class ControllerConfig:
     address: BusAddress
     namespaces: tuple[Namespace, ...] = (Namespace("default"),)
     namespaces_are_fixed: str | None = None  # why none can be added while the cluster runs, and what to do instead
+    server_users: ServerUsers | None = None  # None: those of a namespace that is added are let in by somebody else
     timing: Timing = field(default_factory=Timing)
     records: RecordLimits = field(default_factory=RecordLimits)
     bounds: NamespaceBounds = field(default_factory=NamespaceBounds)

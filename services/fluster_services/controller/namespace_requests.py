@@ -82,6 +82,9 @@ class NamespaceRequests:
             raise ServiceError(NAMESPACE_REFUSED, f"namespace {name!r} cannot be added: {fixed}")
         if self._namespaces.record(name) is None:
             self._raise_refusal(name, request)
+            users = self._controller.config.server_users
+            if users is not None and not await users.let_in(name):
+                return NamespaceChange(done=False)
             await self._begin(name, request)
         known = self._namespaces.record(name)
         if known is not None and (why := why_not_added(known, request)) is not None:

@@ -141,6 +141,8 @@ class Steward:
             lambda: not self._namespaces.is_served(namespace) and not self._namespaces.is_closing
         )
         await delete_namespace(self._controller.bus, namespace)
+        if (users := self._controller.config.server_users) is not None:
+            users.forget(namespace)  # first: who adds it anew has them let in after that
         await self._namespaces.remove(row)
         log.info("namespace %s is gone", namespace)
         await self._divide_again()
