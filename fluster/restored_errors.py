@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from fluster_bus import codec
+import os
 
+from fluster_bus import codec
+from fluster_bus.errors import FlusterError
+
+_DEBUG_VARIABLE = "FLUSTER_DEBUG"
 _BEGINNING = "raised "  # of the note
 
 
 def shave(error: BaseException) -> None:
-    """Take from what `restored` gave, with a remote traceback in its note, the frames that it has passed here: they tell nothing."""
-    if any(note.startswith(_BEGINNING) and ":\n" in note for note in getattr(error, "__notes__", ())):
+    """Take Fluster's own frames from the traceback of an error that a blocking call raises, where they tell nothing.
+
+    That is so for what `restored` gave, whose note has the remote traceback, and for Fluster's own errors, whose text says
+    all. The frames of those stay with FLUSTER_DEBUG=1.
+    """
+    is_remote = any(note.startswith(_BEGINNING) and ":\n" in note for note in getattr(error, "__notes__", ()))
+    if is_remote or (isinstance(error, FlusterError) and not os.environ.get(_DEBUG_VARIABLE)):
         error.__traceback__ = None
 
 

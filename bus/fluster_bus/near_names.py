@@ -18,6 +18,11 @@ def did_you_mean(names: Iterable[str]) -> str:
     return f"; did you mean {meant}?" if meant else ""
 
 
+def no_worker_named(name: str, known: Iterable[str]) -> str:
+    """What is said of a task that may only run on a worker which is not among `known`."""
+    return f"no worker named {name!r} has been seen{near(name, known)}"
+
+
 def near(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'this'?` when there is something like it among `known`, else what there is."""
     names = sorted(known)

@@ -233,7 +233,14 @@ for _name, _command in _BACKUP_VERBS.items():
     backup.command(_name)(_guarded(_command))
 app.add_typer(backup, rich_help_panel="Clusters")
 
-_ALONE = ("demo", "up", "passwords", "init")  # they bring their own cluster
+# Those that bring their own cluster, or look for what there is on this machine, and which shared options they use.
+_ALONE: dict[str, tuple[str, ...]] = {
+    "demo": (),
+    "up": (),
+    "local": ("output",),
+    "passwords": (),
+    "init": (),
+}
 
 
 def _set_option(context: Any, parameter: Any, value: Any) -> None:
@@ -245,11 +252,11 @@ def _with_shared_options(group: Any) -> Any:
     """The same commands, which take the shared options behind their name too."""
     put_into_words(group)
     inner = [each for command in group.commands.values() for each in getattr(command, "commands", {}).items()]
-    shared_names = {field.name for field in dataclasses.fields(Options)}
+    shared_names = tuple(field.name for field in dataclasses.fields(Options))
     for option in group.params:
         for name, command in [*group.commands.items(), *inner]:
             has_its_own = option.name in {each.name for each in command.params}
-            if option.name in shared_names and name not in _ALONE and not has_its_own:
+            if option.name in _ALONE.get(name, shared_names) and not has_its_own:
                 again = copy.copy(option)
                 again.default, again.expose_value, again.callback = None, False, _set_option
                 command.params.append(again)

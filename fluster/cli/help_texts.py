@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from fluster.cli.narrow_help import is_narrow, lay_out
 from fluster.cli.options import MAX_SECONDS
 
 _NUMBERS = {"int": "N", "float": "NUMBER"}  # by the first word of what typer shows
@@ -15,8 +16,12 @@ _NUMBERS = {"int": "N", "float": "NUMBER"}  # by the first word of what typer sh
 
 def put_into_words(group: Any) -> None:
     """Have the help of a group, and of all commands in it, speak to people rather than to programmers."""
+    narrow = is_narrow()
     for command in _all_of(group):
-        command.help = flowing(command.help or "")
+        if narrow:
+            lay_out(command)
+        else:
+            command.help = flowing(command.help or "")
         context = typer.Context(command)
         for parameter in [*command.params, command.get_help_option(context)]:  # made once, and kept by the command
             _describe(parameter, context)

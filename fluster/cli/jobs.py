@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fluster_bus.messages import JobId, JobInfo
     from fluster_bus.messages.arrays import TaskArray
 
+_LONG = 80  # characters of a line of output that is not shown twice
 _MAX_COMMAND = 60  # characters of a command in a list on a terminal
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The job's id, or its beginning; or `last`, the newest.")]
@@ -200,13 +201,14 @@ def print_logs(
     numbered: bool,
     array: TaskArray | None,
     wanted: Mapping[str, Any] | None = None,
-) -> None:
+) -> str:
+    """Print what a job's tasks wrote, as `print_chunks` does, and return the last line."""
     from fluster.cluster.job_logs import LogQuery
     from fluster_bus.messages.arrays import number_in
 
     query = LogQuery(job_id, follow=follow, **(wanted or {}))
     array_id_of = None if array is None else functools.partial(number_in, array)
-    print_chunks(cluster.log_chunks(query), as_json=options.json, numbered=numbered, array_id_of=array_id_of)
+    return print_chunks(cluster.log_chunks(query), as_json=options.json, numbered=numbered, array_id_of=array_id_of)
 
 
 def result(
@@ -329,10 +331,12 @@ def succeeded(info: JobInfo) -> bool:
     return info.status is JobStatus.SUCCEEDED
 
 
-def outcome(info: JobInfo, *, logs_seen: bool = False) -> str:
-    """How the job ended, why, and where its logs are, unless they were shown just before."""
+def outcome(info: JobInfo, *, seen: str | None = None) -> str:
+    """How the job ended, why, and where its logs are, unless they were shown just before, up to the line `seen`."""
     reason = f": {info.error_message}" if info.error_message else ""
-    if logs_seen or not any(task.has_output for task in info.tasks):
+    if seen is not None and len(said := seen.removeprefix("fluster: ")) > _LONG:
+        reason = reason.replace(said, "see above")
+    if seen is not None or not any(task.has_output for task in info.tasks):
         return f"job {info.job_id} ended as {info.status}{reason}"
     return f"job {info.job_id} ended as {info.status}{reason}; `fluster logs {info.job_id}` shows what it wrote"
 

@@ -20,14 +20,17 @@ def print_chunks(
     as_json: bool,
     numbered: bool,
     array_id_of: Callable[[int], int] | None = None,
-) -> None:
+) -> str:
     """Print lines, each after the number of its task if they are `numbered`: of a task of an array, its number there.
 
     `array_id_of` gives a task's number in the array; without it the job is none. What went to stderr goes to stderr. The pieces of a line are put together again, each as it comes.
+    Returns the last line, or the last piece of it.
     """
     printer = _Printer((array_id_of or _its_rank) if numbered else None)
+    last = ""
     for chunks in lists:
         for chunk in chunks:
+            last = chunk.lines[-1][1]
             if as_json:
                 more = None if array_id_of is None else {"array_id": array_id_of(chunk.task)}
                 sys.stdout.write("".join(f"{_as_json(line, more)}\n" for line in chunk.messages()))
@@ -36,6 +39,7 @@ def print_chunks(
         sys.stdout.flush()  # a reader that follows is to see it now
         sys.stderr.flush()
     printer.end_line()
+    return last
 
 
 def _its_rank(task: int) -> int:

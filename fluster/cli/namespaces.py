@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -20,56 +22,74 @@ if TYPE_CHECKING:
 
 _Answer = TypeVar("_Answer")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the namespace: letters, digits, `_` and `-`.")]
-Cpus = Annotated[
-    str | None,
-    typer.Option("--cpus", metavar="N", help="CPUs that its tasks may have at once; `none`: as many as there are."),
-]
-Gpus = Annotated[
-    str | None,
-    typer.Option("--gpus", metavar="N", help="GPUs that its tasks may have at once; `none`: as many as there are."),
-]
-Memory = Annotated[
-    str | None,
-    typer.Option(
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the namespace: letters, digits, `_` and `-`.")]
+
+
+def _option(name: str, kind: Any, metavar: str, text: str, **bounds: Any) -> Any:
+    return Annotated[kind, typer.Option(name, metavar=metavar, help=text, **bounds)]
+
+
+# {parameter: option} of what a namespace may have
+_QUOTA = {
+    "cpus": _option("--cpus", str | None, "N", "CPUs that its tasks may have at once; `none`: as many as there are."),
+    "gpus": _option("--gpus", str | None, "N", "GPUs that its tasks may have at once; `none`: as many as there are."),
+    "memory": _option(
         "--memory",
-        metavar="SIZE",
-        help="Memory that its tasks may have at once, such as 64GiB; `none`: as much as there is.",
+        str | None,
+        "SIZE",
+        "Memory that its tasks may have at once, such as 64GiB; `none`: as much as there is.",
     ),
-]
-WaitingJobs = Annotated[
-    str | None,
-    typer.Option(
-        "--waiting-jobs", metavar="N", help="Jobs that may wait; `none`: as many as its share of the store holds."
+    "waiting_jobs": _option(
+        "--waiting-jobs", str | None, "N", "Jobs that may wait; `none`: as many as its share of the store holds."
     ),
-]
-MaxPriority = Annotated[
-    int | None,
-    typer.Option(
+    "max_priority": _option(
         "--max-priority",
-        metavar="N",
+        int | None,
+        "N",
+        "A higher priority of its jobs counts as this one beside jobs of other namespaces; 0 unless set.",
         min=-1_000,
         max=1_000,
-        help="A higher priority of its jobs counts as this one beside jobs of other namespaces; 0 unless set.",
     ),
-]
-Weight = Annotated[
-    float | None, typer.Option("--weight", metavar="N", help="Its share where several namespaces wait; 1 unless set.")
-]
+    "weight": _option("--weight", float | None, "N", "Its share where several namespaces wait; 1 unless set."),
+}
 _NONE = "none"
 
 
-def add(
-    context: typer.Context,
-    name: Name,
-    *,
-    cpus: Cpus = None,
-    gpus: Gpus = None,
-    memory: Memory = None,
-    waiting_jobs: WaitingJobs = None,
-    max_priority: MaxPriority = None,
-    weight: Weight = None,
-) -> None:
+@dataclass(frozen=True)
+class _Given:
+    """What was typed, None where it was not."""
+
+    cpus: str | None
+    gpus: str | None
+    memory: str | None
+    waiting_jobs: str | None
+    max_priority: int | None
+    weight: float | None
+
+
+def _with_quota(command: Callable[[typer.Context, str, _Given], None]) -> Callable[..., None]:
+    """The command with the options of a quota."""
+
+    def run(context: typer.Context, name: str, **given: Any) -> None:
+        command(context, name, _Given(**given))
+
+    kinds = {"context": typer.Context, "name": _Name, **_QUOTA}
+    parameters = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None if name in _QUOTA else inspect.Parameter.empty,
+            annotation=kind,
+        )
+        for name, kind in kinds.items()
+    ]
+    run.__name__, run.__doc__, run.__annotations__ = command.__name__, command.__doc__, kinds
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+    return run
+
+
+@_with_quota
+def add(context: typer.Context, name: str, given: _Given) -> None:
     """Add a namespace to the running cluster. It is there when this returns; its users need credentials.
 
     Try:
@@ -80,30 +100,20 @@ def add(
     from fluster_bus.names import check_namespace
 
     check_namespace(name)
-    _check_weight(weight)
-    quota = NamespaceQuota(**_quota(cpus, gpus, memory, waiting_jobs, max_priority))  # type: ignore[arg-type]
+    weight = _weight(given)
+    quota = NamespaceQuota(**_quota(given))  # type: ignore[arg-type]
     _done(context, lambda admin: admin.add(name, quota, weight=1.0 if weight is None else weight))
     say(f"namespace {name} is there")
 
 
-def set_(
-    context: typer.Context,
-    name: Name,
-    *,
-    cpus: Cpus = None,
-    gpus: Gpus = None,
-    memory: Memory = None,
-    waiting_jobs: WaitingJobs = None,
-    max_priority: MaxPriority = None,
-    weight: Weight = None,
-) -> None:
+@_with_quota
+def set_(context: typer.Context, name: str, given: _Given) -> None:
     """Change the quota or the weight of a namespace. What is not named stays as it is.
 
     Try:
       fluster namespace set team-a --cpus 128 --gpus none
     """
-    _check_weight(weight)
-    quota = _quota(cpus, gpus, memory, waiting_jobs, max_priority)
+    weight, quota = _weight(given), _quota(given)
     if not quota and weight is None:
         raise CommandError(
             "nothing is to be changed: give --cpus, --gpus, --memory, --waiting-jobs, --max-priority or --weight",
@@ -115,7 +125,7 @@ def set_(
 
 def drop(
     context: typer.Context,
-    name: Name,
+    name: _Name,
     *,
     force: Annotated[
         bool, typer.Option("--force", help="Also while it has unfinished jobs, which are stopped first.")
@@ -195,23 +205,23 @@ def _told(quota: NamespaceQuota) -> str:
     return told + (f", priorities up to {quota.max_priority}" if quota.max_priority else "")
 
 
-def _quota(
-    cpus: str | None, gpus: str | None, memory: str | None, waiting_jobs: str | None, max_priority: int | None
-) -> dict[QuotaName, int | float | None]:
+def _quota(given: _Given) -> dict[QuotaName, int | float | None]:
     """What was given, None for `none`. Raises CommandError."""
     from fluster_bus.messages import parse_size
 
-    quota: dict[QuotaName, int | float | None] = {}
-    if cpus is not None:
-        quota["cpus"] = _value("--cpus", cpus, float)
-    if gpus is not None:
-        quota["gpus"] = _value("--gpus", gpus, int)
-    if memory is not None:
-        quota["memory"] = _value("--memory", memory, parse_size)
-    if waiting_jobs is not None:
-        quota["waiting_jobs"] = _value("--waiting-jobs", waiting_jobs, int)
-    if max_priority is not None:
-        quota["max_priority"] = max_priority
+    read: dict[QuotaName, Callable[[str], int | float]] = {
+        "cpus": float,
+        "gpus": int,
+        "memory": parse_size,
+        "waiting_jobs": int,
+    }
+    quota: dict[QuotaName, int | float | None] = {
+        name: _value(f"--{name.replace('_', '-')}", text, reader)
+        for name, reader in read.items()
+        if (text := getattr(given, name)) is not None
+    }
+    if given.max_priority is not None:
+        quota["max_priority"] = given.max_priority
     return quota
 
 
@@ -228,11 +238,12 @@ def _value(option: str, text: str, read: Callable[[str], int | float]) -> int | 
     return value
 
 
-def _check_weight(weight: float | None) -> None:
+def _weight(given: _Given) -> float | None:
     from fluster_bus.messages.namespaces import MAX_WEIGHT
 
-    if weight is not None and not 0 < weight <= MAX_WEIGHT:
-        raise wrong_option("--weight", weight, f"give a number above 0, up to {MAX_WEIGHT:,.0f}")
+    if given.weight is not None and not 0 < given.weight <= MAX_WEIGHT:
+        raise wrong_option("--weight", given.weight, f"give a number above 0, up to {MAX_WEIGHT:,.0f}")
+    return given.weight
 
 
 def _confirm(name: str) -> None:

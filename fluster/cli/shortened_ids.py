@@ -73,6 +73,14 @@ def at_worker(cluster: Cluster, text: str, call: Callable[[WorkerId], T], *, in_
     return call(WorkerId(_only("workers", text, matching)))
 
 
+def unknown_worker(cluster: Cluster, name: str) -> str | None:
+    """What is to be said when no worker of that name is known; None when one is."""
+    from fluster_bus.near_names import no_worker_named
+
+    known = [worker.info.worker_id for worker in cluster.list_workers()]
+    return None if name in known else no_worker_named(name, known)
+
+
 def _meant(text: str, known: Sequence[str]) -> str:
     """Which of `known`, the newest first, are like `text` or begin with something like it."""
     from fluster_bus.near_names import did_you_mean, near_names

@@ -15,7 +15,7 @@ from fluster.cli.job_progress import wait_shown
 from fluster.cli.jobs import dumped, outcome, print_logs, succeeded
 from fluster.cli.options import MAX_SECONDS, Options, refuse_empty, resources_option, wrong_option
 from fluster.cli.output import write, write_json
-from fluster.cli.shortened_ids import at_worker, find_job
+from fluster.cli.shortened_ids import at_worker, find_job, unknown_worker
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -274,6 +274,8 @@ def submit(
             launched = at_worker(cluster, on, lambda worker: cluster.run_on_worker(worker, request), in_full=True)
         else:
             launched = cluster.launch(request)
+            if on is not None and (unknown := unknown_worker(cluster, on)) is not None:
+                say(f"{unknown} (job {launched} waits until one of that name comes)")
         if not wait and not follow:
             write_json({"job_id": launched}) if options.json else write(launched)
             return
@@ -281,9 +283,12 @@ def submit(
             say(f"job {launched}")
         elif not options.json:
             write(launched)
+        seen = None
         try:
             if follow:
-                print_logs(cluster, launched, options, follow=True, numbered=request.replicas > 1, array=request.array)
+                seen = print_logs(
+                    cluster, launched, options, follow=True, numbered=request.replicas > 1, array=request.array
+                )
             info = cluster.wait(launched) if follow or options.json else wait_shown(cluster, launched)
         except KeyboardInterrupt:
             say(f"job {launched} goes on: `fluster logs -f {launched}` shows it, `fluster cancel {launched}` ends it")
@@ -291,7 +296,7 @@ def submit(
     if options.json and not follow:
         write_json(dumped(info))
     if not succeeded(info):
-        raise CommandError(outcome(info, logs_seen=follow), ExitCode.FAILED)
+        raise CommandError(outcome(info, seen=seen), ExitCode.FAILED)
 
 
 def make_request(

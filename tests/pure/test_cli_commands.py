@@ -85,13 +85,38 @@ def test_the_help_speaks_to_people(
 def test_paragraphs_of_the_help_fill_the_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for columns in (70, 100, 130):
+    for columns in (80, 100, 130):
         for command in ("submit", "up", "result", "stack"):
             about = _shown_help((command,), columns, monkeypatch, capsys).split("Try:")[0]
             for paragraph in about.split("Usage:")[1].split("\n \n")[0].strip().split("\n" + " " * columns + "\n"):
                 lines = [line.strip() for line in paragraph.splitlines()]
                 for line, following in itertools.pairwise(lines):
                     assert len(line) + 1 + len(following.split()[0]) > columns - 2, (line, following)
+
+
+@pytest.mark.parametrize(
+    ("words", "columns"),
+    [*((words, 40) for words in _ALL), *(((command,), 79) for command in ("submit", "up", "namespace"))],
+)
+def test_in_a_narrow_terminal_nothing_is_cut(
+    words: tuple[str, ...], columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide, narrow = (_shown_help(words, each, monkeypatch, capsys) for each in (300, columns))
+    assert [line for line in narrow.splitlines() if len(line) > columns and " " in line.strip()] == []
+    options = set(re.findall(r"(?<![\w-])--[a-z-]+", wide))
+    assert options - set(re.findall(r"(?<![\w-])--[a-z-]+", narrow)) == set()
+
+    def said(text: str) -> set[str]:
+        return set(re.sub(r"[╭╮╰╯─│*,;\[\]]|env var:|default:", " ", text).split())
+
+    assert said(wide) - said(narrow) <= {"Arguments", "Options", "Commands", "Clusters", "Workers", "Jobs", "Actors"}
+
+
+def test_clusters_of_this_machine_are_listed_without_an_address(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = _shown_help(("local",), 100, monkeypatch, capsys)
+    assert re.findall(r"│ (--[a-z-]+)", shown) == ["--stop", "--stop-all", "--output", "--help"]
 
 
 def test_ranges_are_checked_though_the_help_has_words_for_them(

@@ -14,7 +14,9 @@ from fluster_bus.messages import (
     TaskRecord,
     WorkerId,
 )
+from fluster_bus.messages.labels import WORKER_LABEL
 from fluster_bus.messages.resources import GIB
+from fluster_bus.near_names import no_worker_named
 from fluster_services import lifecycle
 from fluster_services.controller.explain import WorkerView, explain, why_given_up
 
@@ -247,3 +249,22 @@ def test_who_goes_first_is_told_beside_what_it_waits_for() -> None:
     first = "namespace team-b goes first: it holds 10 % of the cluster, team-a 60 %, equal weights"
     said = explain(job, lifecycle.new_tasks(job), [view("w1", 4, free=0)], ahead=0, now=NOW, goes_first=first)
     assert said == f"fits w1; 4 of 4 CPUs are busy with something else; next in line; {first}"
+
+
+def test_a_worker_that_has_not_been_seen_is_told_with_those_like_it() -> None:
+    job = pending()
+    resources = job.request.resources.model_copy(update={"labels": {WORKER_LABEL: "wroker-1"}})
+    job = job.model_copy(update={"request": job.request.model_copy(update={"resources": resources})})
+    tasks, known = lifecycle.new_tasks(job), {WorkerId("worker-1"), WorkerId("gpu-box")}
+
+    def said(*names: str) -> str:
+        return explain(job, tasks, [view("worker-1", 4)], ahead=0, now=NOW, registered={*known, *map(WorkerId, names)})
+
+    assert said() == (
+        "no worker named 'wroker-1' has been seen; did you mean 'worker-1'? (it waits until one of that name comes)"
+    )
+    assert (
+        said("wroker-1")
+        == "needs 1 CPU, 1 GiB memory, worker wroker-1; no worker wroker-1 takes work now (worker-1 does)"
+    )
+    assert no_worker_named("box", []) == "no worker named 'box' has been seen"

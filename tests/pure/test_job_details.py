@@ -81,4 +81,4 @@ def test_logs_that_were_just_shown_are_not_pointed_to() -> None:
         }
     )
     assert outcome(info) == "job a-1 ended as FAILED: exit code 1; `fluster logs a-1` shows what it wrote"
-    assert outcome(info, logs_seen=True) == "job a-1 ended as FAILED: exit code 1"
+    assert outcome(info, seen="the last line") == "job a-1 ended as FAILED: exit code 1"

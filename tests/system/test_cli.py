@@ -152,6 +152,26 @@ def test_following_shows_the_lines_of_all_tasks_and_ends_with_the_outcome(cli: C
     assert "FAILED: exit code 3" in bad.stderr
 
 
+def test_why_a_command_could_not_be_run_is_shown_once(cli: Cli) -> None:
+    done = cli.run("submit", "--follow", "--", "no-such-program")
+    assert done.returncode == 1
+    assert done.stderr.count("PATH is") == 1
+    assert "command 'no-such-program' was not found (PATH is '" in done.stderr
+    assert done.stderr.splitlines()[-1].endswith(" ended as FAILED: FileNotFoundError: see above")
+
+
+def test_a_worker_that_is_not_there_is_told_at_once(cli: Cli) -> None:
+    done = cli.run("submit", "--on", "wroker-1", "--", "true")
+    job_id = done.stdout.strip()
+    try:
+        assert done.returncode == 0
+        assert "no worker named 'wroker-1' has been seen; did you mean 'worker-1'" in _one_line(done)
+        assert "no worker named 'wroker-1' has been seen" in cli.ok("explain", job_id)
+    finally:
+        cli.ok("cancel", job_id)
+    assert cli.run("submit", "--on", "worker-1", "--", "true").stderr == ""
+
+
 def test_logs_that_are_followed_come_as_they_are_written_and_end_with_the_job(cli: Cli, gate: Path) -> None:
     job_id = cli.ok("submit", "--", "sh", "-c", f"echo first; read line <{gate}; echo $line").strip()
     with cli.start("logs", "-f", job_id) as following:

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import threading
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,14 @@ import pytest
 
 from fluster import WorkerPool, deploy
 from fluster.cluster import AsyncCluster, LocalCluster
-from fluster.errors import JobFailedError, JobNotFoundError, JobResultError, JobTimeoutError, RemoteError
+from fluster.errors import (
+    ActorNameTakenError,
+    JobFailedError,
+    JobNotFoundError,
+    JobResultError,
+    JobTimeoutError,
+    RemoteError,
+)
 from fluster_bus.messages import JobId, JobStatus
 from fluster_services.worker import task_result
 from tests.system.daemons import PATIENT, Daemons
@@ -163,6 +171,22 @@ def test_tracebacks_show_the_users_frames_and_few_of_ours(cluster: LocalCluster)
             assert frames, note
             assert all("test_results.py" in frame for frame in frames), note
     pool.shutdown()
+
+
+def test_errors_of_ours_show_where_the_user_called(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def frames_of(call: Callable[[], object], error: type[Exception]) -> list[str]:
+        with pytest.raises(error) as caught:
+            call()
+        files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
+        return [file for file in files if file != __file__]
+
+    monkeypatch.delenv("FLUSTER_DEBUG", raising=False)
+    assert len(frames_of(lambda: cluster.poll(JobId("missing")), JobNotFoundError)) <= 1
+    with deploy(cluster, Failing, name="taken-name", timeout=PATIENCE_S):
+        again = functools.partial(deploy, cluster, Failing, name="taken-name")
+        assert len(frames_of(again, ActorNameTakenError)) <= 1
+    monkeypatch.setenv("FLUSTER_DEBUG", "1")
+    assert len(frames_of(lambda: cluster.poll(JobId("missing")), JobNotFoundError)) > 4
 
 
 def test_what_cannot_be_made_again_is_caught_by_its_own_class(cluster: LocalCluster) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from fluster_bus.messages import Capacity, JobRecord, JobStatus, TaskRecord, WorkerId
 from fluster_bus.messages.arrays import number_in
 from fluster_bus.messages.counted import number_text
+from fluster_bus.messages.labels import as_words, worker_named
+from fluster_bus.near_names import no_worker_named
 from fluster_services import capacity, gangs, lifecycle
 
 _NO_WORKER = "there is no worker now that takes work"
@@ -41,6 +43,7 @@ def explain(
     preparing: Mapping[int, str] = MappingProxyType({}),
     short_of_quota: str | None = None,
     goes_first: str | None = None,
+    registered: Collection[WorkerId] | None = None,
 ) -> str:
     """Why the job stands where it stands. `workers` are those that live; `ahead` tasks are before its own in the line;
     `waits_for` has the jobs that it runs after and that have not ended, and how they stand; `reservation` a job that
@@ -49,7 +52,7 @@ def explain(
     that have not ended of those that its ended attempts launched; `troubles` the workers that take no work for the time
     being, and why; `unfit` those that lack what the job names, and why they decline it; `preparing` the tasks of which is known
     what is being done before they can start; `short_of_quota` why the quota of its namespace has no room for it, and `goes_first`
-    which other namespace does, and why; None when that is not so.
+    which other namespace does, and why; None when that is not so; `registered` all workers that are known, where they are.
     """
     if job.state.finished() and not job.is_over:
         return "it is to take the place of a job that has ended, and waits for what that one launched"
@@ -80,6 +83,9 @@ def explain(
             f"{len(waiting)} of {len(tasks)} tasks wait, since at most {at_once} may run at once ({job.request.array})"
         )
     waiting = offered
+    named = worker_named(as_words(job.request.resources.labels))
+    if named is not None and registered is not None and named not in registered:
+        return f"{no_worker_named(named, registered)} (it waits until one of that name comes)"
     if short_of_quota is not None:
         return short_of_quota + _retried(job, waiting, now)
     why = _why_gang_waits if job.request.gang else _why_waiting

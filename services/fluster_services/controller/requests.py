@@ -50,36 +50,24 @@ class Requests:
         self._lines: RequestLines[_Request | asyncio.Future[None]] = RequestLines()
         self._wake = asyncio.Event()
         self._answering: set[asyncio.Task[None]] = set()
+        # The entrance for requests of namespaces, each of which waits in the line of its own.
+        self.of_namespaces = Line(self, subjects.namespace_of, max_bytes=_MAX_REQUEST_BYTES)
 
-    def enter(
-        self,
-        subject: str,
-        size: int,
-        answer: Callable[[], Awaitable[None]],
-        refuse: Callable[[FlusterError], Awaitable[None]],
-    ) -> None:
-        """Have a request answered in its turn, or refused when that comes too late. Raises FlusterError when it is refused now."""
-        if size > _MAX_REQUEST_BYTES:
-            raise MessageTooLargeError(
-                f"the request has {size:,} bytes, over the limit of {_MAX_REQUEST_BYTES:,}: ask about fewer at once",
-            )
-        self.enter_line(subjects.namespace_of(subject), size, answer, refuse)
+    def line(self, name: Callable[[str], str]) -> Line:
+        """An entrance for requests of no namespace; `name(subject)` is that of the line in which they wait, and has a blank."""
+        return Line(self, name, max_bytes=_MAX_LINE_REQUEST_BYTES)
 
-    def enter_line(
+    def put(
         self,
         line: str,
         size: int,
         answer: Callable[[], Awaitable[None]],
         refuse: Callable[[FlusterError], Awaitable[None]],
     ) -> None:
-        """The same for a line that is a namespace's, or of somebody else, whose name has a blank then."""
+        """Have a request answered in its turn, or refused when that comes too late. Raises BusyError when its line is full."""
         if not self._lines.enter(line, _Request(answer, refuse), size=size, now=time.monotonic()):
             raise _busy(line)
         self._wake.set()
-
-    def line(self, name: Callable[[str], str]) -> Line:
-        """An entrance for requests of no namespace; `name(subject)` is that of the line in which they wait, and has a blank."""
-        return Line(self, name)
 
     @staticmethod
     def pace() -> Pace:
@@ -135,11 +123,12 @@ class Requests:
 
 
 class Line:
-    """Has what is asked of the cluster itself wait in lines beside those of namespaces."""
+    """An entrance for requests of one kind, which wait in the line that their subject names."""
 
-    def __init__(self, requests: Requests, name: Callable[[str], str]) -> None:
+    def __init__(self, requests: Requests, name: Callable[[str], str], *, max_bytes: int) -> None:
         self._requests = requests
         self._name = name
+        self._max_bytes = max_bytes
 
     def enter(
         self,
@@ -148,10 +137,12 @@ class Line:
         answer: Callable[[], Awaitable[None]],
         refuse: Callable[[FlusterError], Awaitable[None]],
     ) -> None:
-        """As Requests.enter. Raises FlusterError when it is refused now."""
-        if size > _MAX_LINE_REQUEST_BYTES:
-            raise MessageTooLargeError(f"the request has {size:,} bytes, over the limit of {_MAX_LINE_REQUEST_BYTES:,}")
-        self._requests.enter_line(self._name(subject), size, answer, refuse)
+        """Have a request answered in its turn, or refused when that comes too late. Raises FlusterError when it is refused now."""
+        if size > self._max_bytes:
+            raise MessageTooLargeError(
+                f"the request has {size:,} bytes, over the limit of {self._max_bytes:,}: ask about fewer at once"
+            )
+        self._requests.put(self._name(subject), size, answer, refuse)
 
 
 def _busy(line: str) -> BusyError:

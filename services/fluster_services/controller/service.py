@@ -144,7 +144,7 @@ class ControllerService:
             return await answer(namespace, message)
 
         # In no queue group: only the leader listens, and one that was stopped must not be handed what is asked.
-        await self._bus.serve(subject, request, handler, entrance=self._requests)
+        await self._bus.serve(subject, request, handler, entrance=self._requests.of_namespaces)
 
     async def _announce(self) -> None:
         every = subjects.ANY_TOKEN
@@ -287,6 +287,7 @@ class ControllerService:
             preparing=self._controller.progress.preparing(JobKey(namespace, request.job_id)),
             short_of_quota=self._controller.dispatch.why_short(job),
             goes_first=self._controller.dispatch.who_goes_first(job),
+            registered=self._controller.roster.workers.keys(),
         )
         return ExplainReply(job_id=request.job_id, reason=reason)
 
