@@ -63,6 +63,7 @@ class Cluster:
     stack = blocking(AsyncCluster.stack)
     list_jobs = blocking(AsyncCluster.list_jobs)
     list_workers = blocking(AsyncCluster.list_workers)
+    list_nodes = blocking(AsyncCluster.list_nodes)
     worker_health = blocking(AsyncCluster.worker_health)
     drain_worker = blocking(AsyncCluster.drain_worker)
     run_on_worker = blocking(AsyncCluster.run_on_worker)

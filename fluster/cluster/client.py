@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         WorkerId,
         WorkerStatus,
     )
+    from fluster_bus.messages.nodes import NodeStatus
     from fluster_bus.messages.stacks import JobStack
 
 import_later(
@@ -502,6 +503,22 @@ class AsyncCluster:
         from fluster_bus.messages import Done, WorkerList
 
         return list((await self.bus.ask(subjects.workers_list(self.namespace), Done(), WorkerList)).workers)
+
+    async def list_nodes(self) -> list[NodeStatus]:
+        """The machines that workers are on, by host: what each has, and when one of its workers was last heard."""
+        from fluster.cluster.nodes import WORKERS_AT_ONCE, nodes_of
+        from fluster_bus.messages import WorkerList
+        from fluster_bus.messages.nodes import WorkerQuery
+
+        found: list[WorkerStatus] = []
+        more = True
+        while more:
+            after = found[-1].info.worker_id if found else None
+            query = WorkerQuery(nodes=True, after=after, limit=WORKERS_AT_ONCE)
+            answer = await self.bus.ask(subjects.workers_list(self.namespace), query, WorkerList)
+            found += answer.workers
+            more = answer.more and bool(answer.workers)
+        return nodes_of(found)
 
     async def drain_worker(
         self, worker_id: WorkerId, *, timeout: float | None = None, wait: bool = False

@@ -102,6 +102,7 @@ ASKS: dict[str, Callable[[Any], Any]] = {
     "list_jobs": lambda cluster: cluster.list_jobs(),
     "logs": lambda cluster: cluster.logs(JOB),
     "list_workers": lambda cluster: cluster.list_workers(),
+    "list_nodes": lambda cluster: cluster.list_nodes(),
     "drain_worker": WAITS["drain_worker"],
     "worker_health": lambda cluster: cluster.worker_health(WORKER),
     "run_on_worker": lambda cluster: cluster.run_on_worker(WORKER, job_request()),

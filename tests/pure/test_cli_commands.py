@@ -21,7 +21,7 @@ from fluster_bus.messages import GpuConfig
 from tests.missed_signals import missed_signal
 
 COMMANDS = [
-    *("demo", "up", "local", "credentials", "token", "namespace", "controller", "backup", "workers", "worker"),
+    *("demo", "up", "local", "credentials", "token", "namespace", "controller", "backup", "workers", "nodes", "worker"),
     *("submit", "ps", "status", "explain", "stack", "logs", "result", "cancel"),
     *("deploy", "actors", "actor", "call"),
 ]

@@ -61,6 +61,10 @@ INVENTORY = GpuInventory(
         ("1,7,0", Devices("gpu", "h100", ("1",))),  # CUDA ends at the first that is not there
         ("GPU-aa00,GPU-ab11", Devices("gpu", "h100", ("0", "1"))),
         ("GPU-ab", Devices("gpu", "h100", ("1",))),
+        ("GPU-AB11", Devices("gpu", "h100", ("1",))),
+        ("gpu-ab11", Devices()),
+        ("0,0", Devices()),  # CUDA fails
+        ("0,GPU-aa00", Devices()),
         ("GPU-a", Devices()),  # of two: CUDA takes none
         ("3", Devices()),
         ("4", Devices()),

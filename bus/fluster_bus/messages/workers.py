@@ -11,6 +11,7 @@ from fluster_bus.messages.counted import CountsField
 from fluster_bus.messages.jobs import Progress
 from fluster_bus.messages.labels import from_words
 from fluster_bus.messages.model import Message
+from fluster_bus.messages.nodes import NodeInfo
 from fluster_bus.messages.records import TaskRecord
 from fluster_bus.messages.wire_range import WireRange
 from fluster_bus.names import JobId, Namespace, WorkerId
@@ -52,6 +53,7 @@ class WorkerInfo(Message):
     worker_timeout_s: float = 0.0
     trouble: str = ""  # why it takes nothing new for the time being; empty while it is well
     wire: WireRange | None = None  # what it speaks
+    node: NodeInfo | None = None  # the machine that it is on; None: it does not say
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -145,8 +147,15 @@ class WorkerStatus(Message):
     silent_for_s: float
     running: int
 
+    def without_node(self) -> Self:
+        """The same without the machine, of which each worker tells some kilobytes."""
+        if self.info.node is None:
+            return self
+        return self.model_copy(update={"info": self.info.model_copy(update={"node": None})})
+
 
 class WorkerList(Message):
-    """All registered workers."""
+    """Registered workers, by name."""
 
     workers: tuple[WorkerStatus, ...] = ()
+    more: bool = False  # there are others after these

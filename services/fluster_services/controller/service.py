@@ -40,9 +40,11 @@ from fluster_bus.messages import (
     UnregisterRequest,
     WorkerId,
     WorkerList,
+    WorkerStatus,
 )
 from fluster_bus.messages.joins import JoinRequest
 from fluster_bus.messages.namespaces import NAMESPACE_UNKNOWN
+from fluster_bus.messages.nodes import WorkerQuery
 from fluster_bus.messages.stacks import TaskStack, TaskStackRequest
 from fluster_bus.messages.wire_range import SPOKEN, why_apart
 from fluster_bus.objects import MAX_OBJECT_BYTES
@@ -115,7 +117,7 @@ class ControllerService:
         await self._serve(subjects.jobs_verb(every, "flush"), FlushRequest, self._flush)
         await self._serve(subjects.jobs_verb(every, "own"), OwnerRequest, self._controller.owners.on_told)
         await self._serve(subjects.ensure_namespace(every), NamespaceRequest, self._ensure)
-        await self._serve(subjects.workers_list(every), Done, self._workers)
+        await self._serve(subjects.workers_list(every), WorkerQuery, self._workers)
         await self._serve(subjects.trim_calls(every), TrimCalls, self._trim_calls)
         await self._serve(subjects.endpoints_verb(every, "register"), Endpoint, self._register)
         await self._serve(subjects.endpoints_verb(every, "unregister"), UnregisterRequest, self._unregister)
@@ -376,10 +378,15 @@ class ControllerService:
         await drop_calls(self._controller.bus, namespace, request.name, request.before)
         return Done()
 
-    async def _workers(self, _namespace: Namespace, _request: Done) -> WorkerList:
-        pace, workers = self._requests.pace(), []
+    async def _workers(self, _namespace: Namespace, request: WorkerQuery) -> WorkerList:
+        pace = self._requests.pace()
+        workers: list[WorkerStatus] = []
         for status in self._controller.judge.statuses():
-            workers.append(status)
+            if request.after is not None and status.info.worker_id <= request.after:
+                continue
+            if len(workers) == request.limit:
+                return WorkerList(workers=tuple(workers), more=True)
+            workers.append(status if request.nodes else status.without_node())
             await pace.step()
         return WorkerList(workers=tuple(workers))
 

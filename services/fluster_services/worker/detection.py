@@ -83,25 +83,24 @@ async def find_gpus() -> Devices:
 
 
 async def read_gpus() -> GpuInventory:
-    """This machine's GPUs, all of them; what is wrong with them is logged."""
+    """This machine's GPUs, all of them, however they are."""
     reader = GpuReader()
     try:
-        inventory = await reader.read()
+        return await reader.read()
     finally:
         await reader.close()
-    if inventory.trouble:
-        log.warning("GPUs could not be read: %s; give them by hand with FLUSTER_GPUS=MODEL:COUNT", inventory.trouble)
-    for gpu in inventory.gpus:
-        if gpu.fault:
-            log.warning("GPU %d %s is not offered: %s", gpu.index, gpu.uuid or "(UUID unknown)", gpu.fault)
-    return inventory
 
 
 def offered_gpus(inventory: GpuInventory, visible: str | None) -> Devices:
     """Those that tasks can be given, and CUDA_VISIBLE_DEVICES (`visible`) leaves. Of several models, those of the most frequent one.
 
-    Their ids are indices, and UUIDs of instances, which have no index of their own.
+    Their ids are indices, and UUIDs of instances, which have no index of their own. What is wrong with the others is logged.
     """
+    if inventory.trouble:
+        log.warning("GPUs could not be read: %s; give them by hand with FLUSTER_GPUS=MODEL:COUNT", inventory.trouble)
+    for gpu in inventory.gpus:
+        if gpu.fault:
+            log.warning("GPU %d %s is not offered: %s", gpu.index, gpu.uuid or "(UUID unknown)", gpu.fault)
     usable = with_visible(inventory, visible).usable
     models = [gpu_variant(gpu.model) for gpu in usable]
     if not usable:

@@ -15,6 +15,7 @@ from fluster_bus.bus import Bus
 from fluster_bus.errors import BusError, StreamNotFoundError
 from fluster_bus.fence_clock import fence_clock
 from fluster_bus.messages import Capacity, Heartbeat, HeartbeatReply, WorkerId, WorkerInfo
+from fluster_bus.messages.nodes import NodeInfo
 from fluster_bus.messages.wire_range import SPOKEN, why_apart
 from fluster_bus.retries import retried
 from fluster_bus.services_api import Announcement, ServedEndpoint
@@ -46,6 +47,7 @@ class Presence:
         free: Callable[[], Capacity],
         attempts: Callable[[], Collection[str]],
         is_detecting: bool = False,
+        node: NodeInfo | None = None,
         renew: Callable[[float], None],
         on_apart: Callable[[str | None], Awaitable[None]],
         on_unknown: Callable[[], None] = lambda: None,
@@ -71,6 +73,7 @@ class Presence:
             worker_timeout_s=timing.worker_timeout_s,
             detecting=is_detecting,
             wire=SPOKEN,
+            node=node,
         )
 
     @property
@@ -87,9 +90,9 @@ class Presence:
         """Be known, once registered again, as one that takes nothing because of `trouble`; None: as one that does."""
         self._info = self._info.model_copy(update={"trouble": trouble or ""})
 
-    async def say_detected(self, total: Capacity) -> None:
-        """Be known with all that this worker has."""
-        self._info = self._info.model_copy(update={"total": total, "detecting": False})
+    async def say_detected(self, total: Capacity, node: NodeInfo) -> None:
+        """Be known with all that this worker and its machine have."""
+        self._info = self._info.model_copy(update={"total": total, "detecting": False, "node": node})
         await self.register()
 
     async def say_total(self, total: Capacity) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 import math
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from fluster_bus import subjects
 from fluster_bus.address import BusAddress
 from fluster_bus.bus import Bus
 from fluster_bus.delivery import Delivery
+from fluster_bus.devices import VISIBLE_DEVICES
 from fluster_bus.errors import (
     BusError,
     DisconnectedError,
@@ -37,7 +39,7 @@ from fluster_services.worker.attempts import Attempts
 from fluster_services.worker.claims import Claims
 from fluster_services.worker.class_offers import ClassOffers
 from fluster_services.worker.config import WorkerConfig
-from fluster_services.worker.detection import find_gpus
+from fluster_services.worker.detection import offered_gpus, read_gpus
 from fluster_services.worker.draining import Draining
 from fluster_services.worker.folders import UnfitError, check_folder
 from fluster_services.worker.giving_up import discard
@@ -46,6 +48,7 @@ from fluster_services.worker.images import Images
 from fluster_services.worker.job_files import JobFiles
 from fluster_services.worker.ledger import Ledger
 from fluster_services.worker.new_namespaces import NewNamespaces
+from fluster_services.worker.node import describe_node
 from fluster_services.worker.presence import Presence
 from fluster_services.worker.progress_pump import ProgressPump
 from fluster_services.worker.run_requests import RunRequests, reservation_of
@@ -88,6 +91,7 @@ class Worker:
             free=self._free,
             attempts=lambda: list(self._attempts.running),
             is_detecting=config.detected_share is not None,
+            node=describe_node(config.state_dir),
             renew=self._on_heard,
             on_apart=self._on_apart,
             on_unknown=self._on_unknown,
@@ -197,16 +201,22 @@ class Worker:
 
     async def _detect(self) -> None:
         """Find what is to be found on this machine, which may take long, beside what is done already."""
-        if self._config.detected_share is None:
+        inventory = await read_gpus()
+        share = self._config.detected_share
+        if share is None and not inventory.gpus and not inventory.trouble:
             return
-        devices = (await find_gpus()).share(*self._config.detected_share)
-        if devices.ids:
-            log.info("%s has %d x %s", self._worker_id, len(devices.ids), devices.variant)
-            self._ledger.add_devices(devices)
-            self._attempts.on_devices(devices.kind)
+        if share is not None:
+            devices = offered_gpus(inventory, os.environ.get(VISIBLE_DEVICES["gpu"])).share(*share)
+            if devices.ids:
+                log.info("%s has %d x %s", self._worker_id, len(devices.ids), devices.variant)
+                self._ledger.add_devices(devices)
+                self._attempts.on_devices(devices.kind)
+        node = describe_node(self._config.state_dir, inventory)
         await retried(
-            lambda _left_s: self._presence.say_detected(self._ledger.total), on=(BusError,), timeout_s=math.inf
+            lambda _left_s: self._presence.say_detected(self._ledger.total, node), on=(BusError,), timeout_s=math.inf
         )
+        if share is None:
+            return
         await self._cover_when_possible()
         await self._presence.beat()  # who waits for room need not wait for the next one
 

@@ -207,14 +207,19 @@ def _has_library() -> bool:
 
 
 def with_visible(inventory: GpuInventory, visible: str | None) -> GpuInventory:
-    """The same with those alone that CUDA_VISIBLE_DEVICES names, in its order: by index, or by the beginning of a UUID."""
+    """The same with those alone that CUDA_VISIBLE_DEVICES names, in its order: by index, or by the beginning of a UUID.
+
+    As CUDA has it: nothing counts after a name that fits no GPU, and none is visible when one is named twice.
+    """
     if visible is None:
         return inventory
-    chosen = []
+    chosen: list[Gpu] = []
     for name in (each.strip() for each in visible.split(",")):
         found = [gpu for gpu in inventory.gpus if is_named(gpu, name)]
-        if len(found) != 1:  # CUDA ends there, too
+        if len(found) != 1:
             break
+        if found[0] in chosen:
+            return replace(inventory, gpus=())
         chosen += found
     return replace(inventory, gpus=tuple(chosen))
 
@@ -223,4 +228,4 @@ def is_named(gpu: Gpu, name: str) -> bool:
     """Whether CUDA_VISIBLE_DEVICES means the GPU by this name."""
     if name.isdecimal():
         return not gpu.parent and gpu.index == int(name)
-    return name.startswith(("GPU-", "MIG-")) and gpu.uuid.startswith(name)
+    return name.startswith(("GPU-", "MIG-")) and gpu.uuid.lower().startswith(name.lower())

@@ -1,0 +1,57 @@
+"""The machines that workers are on: what each has, whatever of it is offered."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from fluster_bus.messages.model import Message
+from fluster_bus.names import WorkerId
+
+MAX_NODE_GPUS = 256  # with instances
+
+
+class NodeGpu(Message):
+    """A GPU of a machine, or an instance of one that is divided (MIG)."""
+
+    index: int = Field(ge=0)
+    uuid: str = ""
+    model: str = ""  # as its driver names it
+    memory: int = Field(default=0, ge=0)  # bytes; 0: not known
+    bus_id: str = ""
+    parent: str = ""  # of an instance: the UUID of its GPU
+    divided: bool = False
+    fault: str = ""  # why it was of no use when the worker looked
+
+
+class NodeInfo(Message):
+    """A machine, as a worker found it when it started."""
+
+    machine: str = ""  # the same for all workers of one start of one machine
+    system: str = ""  # such as Linux 6.8.0 x86_64
+    cpus: int = Field(default=0, ge=0)
+    memory: int = Field(default=0, ge=0)  # bytes
+    disk: int = Field(default=0, ge=0)  # bytes of the file system that the worker's state folder is on
+    gpus: tuple[NodeGpu, ...] = Field(default=(), max_length=MAX_NODE_GPUS)
+    gpu_driver: str = ""  # version
+    cuda: str = ""  # the newest version that the driver knows
+    gpu_trouble: str = ""  # why GPUs could not be read
+
+
+class WorkerQuery(Message):
+    """Asks for workers, by name: those after `after`, at most `limit`. None: all. Their machines are told only when asked for."""
+
+    nodes: bool = False
+    after: WorkerId | None = None
+    limit: int | None = Field(default=None, ge=1, le=1_000)
+
+
+class NodeStatus(Message):
+    """A machine, and the workers that are on it."""
+
+    host: str
+    info: NodeInfo = NodeInfo()
+    workers: tuple[WorkerId, ...] = ()
+    alive: bool = False  # one of them is
+    silent_for_s: float = 0.0  # since the last sign of life of any of them
+    versions: tuple[str, ...] = ()  # of Fluster at its workers, sorted
+    pythons: tuple[str, ...] = ()
