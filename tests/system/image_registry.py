@@ -25,8 +25,10 @@ class Registry:
 
     def __init__(self, content: bytes) -> None:
         self.asked: list[str] = []  # the paths, in order
-        self.gate = threading.Event()  # closed, half of each blob is kept back
+        self.gate = threading.Event()  # closed, half of each answer is kept back
         self.gate.set()
+        self.kept_back = ""  # only of answers on paths with this in them
+        self.is_mute = False  # all of those is, so that a connection is taken and nothing is said
         self.refusal = ""  # with these words, if any, it refuses all that is asked for
         self._blobs: dict[str, bytes] = {}  # {digest: content}
         self._manifests: dict[str, bytes] = {}  # {digest: manifest}
@@ -101,6 +103,8 @@ def running_registry(content: bytes | None = None) -> Iterator[tuple[str, Regist
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             found = registry.answer(self.path)
+            if registry.is_mute and registry.kept_back in self.path:
+                registry.gate.wait()
             if registry.refusal and self.path != "/v2/":
                 errors = [{"code": "DENIED", "message": registry.refusal}]
                 self.send_response(403)
@@ -114,9 +118,10 @@ def running_registry(content: bytes | None = None) -> Iterator[tuple[str, Regist
                 self.send_header("Docker-Content-Digest", _digest(data))
             self.end_headers()
             if self.command == "GET":
-                with contextlib.suppress(BrokenPipeError):  # an engine without room hangs up
+                with contextlib.suppress(ConnectionError):  # an engine without room hangs up, or whose user has
                     self.wfile.write(data[: len(data) // 2])
-                    registry.gate.wait()
+                    if registry.kept_back in self.path:
+                        registry.gate.wait()
                     self.wfile.write(data[len(data) // 2 :])
 
         def do_HEAD(self) -> None:

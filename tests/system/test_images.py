@@ -9,12 +9,15 @@ from docker.errors import NotFound
 
 from fluster_services.worker.container import ContainerSettings
 from fluster_services.worker.engine import EngineError, find_api_version
+from fluster_services.worker.health import is_workers_fault
 from fluster_services.worker.images import Images
 from tests.docker_engine import Engine, OwnEngine
 from tests.system.image_registry import running_registry
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
+
+PATIENCE_S = 60.0
 
 
 def _images(engine: Engine, **fields: object) -> Images:
@@ -58,6 +61,44 @@ async def test_what_cannot_be_pulled_is_named_with_the_reason(engine: Engine) ->
                 EngineError, match=f"there is no image '{name}' here, and it cannot be pulled: the Docker engine"
             ):
                 await images.use(name)
+
+
+@pytest.mark.parametrize(
+    ("path", "is_mute"),
+    [("/v2/", True), ("/manifests/", True), ("/manifests/", False), ("/blobs/", True), ("/blobs/", False)],
+)
+async def test_a_registry_that_stalls_ends_the_pull_and_is_no_fault_of_the_worker(
+    engine: Engine, path: str, is_mute: bool
+) -> None:
+    images = _images(engine, pull_timeout_s=2.0)
+    with running_registry() as (address, registry):
+        name = f"{address}/tiny:1"
+        registry.kept_back, registry.is_mute = path, is_mute
+        registry.gate.clear()
+        with pytest.raises(EngineError, match=f"there is no image '{name}' here.*nothing of it came for 2 s") as raised:
+            await asyncio.wait_for(images.use(name), PATIENCE_S)
+        assert not is_workers_fault(raised.value)
+        registry.gate.set()
+        try:
+            assert (await images.use(name)).exact == f"{address}/tiny@{registry.digest}"
+        finally:
+            engine.client.remove_image(name)
+
+
+async def test_an_engine_that_stops_answering_in_the_middle_of_a_pull_is_the_workers_fault(
+    own_engine: OwnEngine,
+) -> None:
+    images = _images(own_engine, pull_timeout_s=2.0, timeout_s=2.0)
+    with running_registry() as (address, registry):
+        name = f"{address}/tiny:1"
+        registry.kept_back = "/blobs/"
+        registry.gate.clear()
+        pulling = asyncio.create_task(images.use(name))
+        await wait_until_async(lambda: [path for path in registry.asked if "/blobs/" in path])
+        with own_engine.silent():
+            with pytest.raises(EngineError, match="did not answer in time") as raised:
+                await asyncio.wait_for(pulling, PATIENCE_S)
+            assert is_workers_fault(raised.value)
 
 
 async def test_the_default_image_needs_no_name(engine: Engine) -> None:

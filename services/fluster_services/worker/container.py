@@ -48,7 +48,7 @@ class ContainerSettings:
     shm_bytes: int | None = None  # of /dev/shm; None: as much as the task's memory, of which it is a part
     mount_roots: tuple[str, ...] = ()  # below which jobs may have folders of this machine mounted
     timeout_s: float = 60.0  # for an answer of the engine
-    pull_timeout_s: float = 900.0
+    pull_timeout_s: float = 900.0  # for the next step of a pull, of which there may be any number
     # What images for packages are built with.
     build_network: str | None = None  # None: as the containers
     build_authorities: str | None = None  # the path of certificates that pip is to trust beside what the image trusts

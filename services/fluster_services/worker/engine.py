@@ -28,6 +28,10 @@ class EngineAwayError(EngineError, WorkerFaultError):
     """It does not answer."""
 
 
+class EngineSilentError(EngineAwayError):
+    """It was reached, and said nothing in time."""
+
+
 class EngineFullError(EngineError):
     """Its disk has no room, by its words: they may be those of a registry, or of what it was to run. `why_scarce` measures."""
 
@@ -36,15 +40,18 @@ class NotThereError(EngineError):
     """It knows no such container, or image."""
 
 
-def connect(url: str, *, timeout_s: float, api_version: str) -> docker.APIClient:
-    """A client of the engine at `url`; connects when it is used. Raises EngineError."""
+def connect(url: str, *, timeout_s: float, api_version: str, silence_s: float | None = None) -> docker.APIClient:
+    """A client of the engine at `url`; connects when it is used. Raises EngineError.
+
+    It waits `timeout_s` for each word, and without end where the SDK does, as for the steps of a pull: `silence_s` then.
+    """
     import docker
 
     from fluster_services.worker.engine_socket import EngineSocket
 
     with told(url):
         client = docker.APIClient(url, version=api_version, timeout=timeout_s)
-        client.mount("http+docker://", EngineSocket(url.removeprefix("unix://"), timeout_s))
+        client.mount("http+docker://", EngineSocket(url.removeprefix("unix://"), timeout_s, silence_s=silence_s))
         return client
 
 
@@ -141,7 +148,7 @@ def told(url: str) -> Iterator[None]:
         kind = EngineFullError if says_no_room(str(cause)) else EngineError
         raise kind(f"the Docker engine at {url}: {cause.explanation or cause}") from cause
     except (requests.Timeout, TimeoutError, urllib3.exceptions.TimeoutError) as cause:
-        raise EngineAwayError(f"the Docker engine at {url} did not answer in time") from cause
+        raise EngineSilentError(f"the Docker engine at {url} did not answer in time") from cause
     except (errors.DockerException, requests.RequestException, urllib3.exceptions.HTTPError, OSError) as cause:
         raise EngineAwayError(f"the Docker engine at {url} cannot be reached: {_innermost(cause)}") from cause
 

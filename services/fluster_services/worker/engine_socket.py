@@ -1,10 +1,11 @@
-"""The SDK's way to an engine's socket, but for its socket where nobody listens: the SDK leaves that one open."""
+"""The SDK's way to an engine's socket, which also closes a socket where the engine does not listen, and can bound each wait."""
 
 from __future__ import annotations
 
 import socket
 
 from docker.transport.unixconn import UnixHTTPAdapter, UnixHTTPConnection, UnixHTTPConnectionPool
+from requests import PreparedRequest, Response
 
 
 class _Connection(UnixHTTPConnection):  # type: ignore[misc]  # the SDK has no types
@@ -25,7 +26,21 @@ class _Connections(UnixHTTPConnectionPool):  # type: ignore[misc]
 
 
 class EngineSocket(UnixHTTPAdapter):  # type: ignore[misc]
-    """For `requests`, to be mounted in place of the SDK's own."""
+    """For `requests`, to be mounted in place of the SDK's own.
+
+    With `silence_s` an engine may say nothing for so many seconds, also in what the SDK waits for without end.
+    """
+
+    def __init__(self, path: str, timeout_s: float, *, silence_s: float | None = None) -> None:
+        super().__init__(path, timeout_s)
+        self._silence_s = silence_s
+
+    def send(self, request: PreparedRequest, *arguments: object, **options: object) -> Response:
+        """Raises requests.Timeout; reading the answer raises urllib3's TimeoutError."""
+        if options.get("timeout") is None:
+            options["timeout"] = self._silence_s
+        answer: Response = super().send(request, *arguments, **options)
+        return answer
 
     def get_connection(self, url: str, proxies: object = None) -> _Connections:  # noqa: ARG002 - the SDK's signature
         with self.pools.lock:

@@ -16,6 +16,7 @@ from fluster_services.worker.container import ContainerSettings
 from fluster_services.worker.engine import (
     EngineAwayError,
     EngineError,
+    EngineSilentError,
     NotThereError,
     asked,
     connect,
@@ -136,7 +137,8 @@ class Images:
 
     def _pull(self, name: str, coming: _Coming, loop: asyncio.AbstractEventLoop) -> None:
         settings = self.settings
-        client = connect(settings.engine, timeout_s=settings.pull_timeout_s, api_version=self.api_version)
+        limit_s = settings.pull_timeout_s
+        client = connect(settings.engine, timeout_s=limit_s, api_version=self.api_version, silence_s=limit_s)
         progress, began_at = PullProgress(name), time.monotonic()
         look_at, line_at = began_at, began_at + _LINE_S
         try:
@@ -151,6 +153,8 @@ class Images:
                         _say(loop, coming, progress.text(), is_line=now >= line_at)
                         look_at = now + _LOOK_S
                         line_at = now + _LINE_S if now >= line_at else line_at
+        except EngineSilentError:
+            raise self._stalled(name) from None
         except EngineError as cause:
             # What a registry says is up to the job that names it: whether the engine has no room the worker finds by itself.
             is_away = isinstance(cause, EngineAwayError)
@@ -161,6 +165,18 @@ class Images:
         finally:
             client.close()
         _say(loop, coming, f"image {name} is there, after {time.monotonic() - began_at:.1f} s", is_line=True)
+
+    def _stalled(self, name: str) -> EngineError:
+        """Why a pull came to a stand: an engine that answers waits for the registry, which is up to the job that names it.
+
+        Raises EngineAwayError where it does not.
+        """
+        self._look(name)
+        limit_s = self.settings.pull_timeout_s
+        return EngineError(
+            f"there is no image {name!r} here, and it cannot be pulled: nothing of it came for {limit_s:g} s, though the "
+            f"Docker engine at {self.settings.engine} answers: see whether its registry sends it to others"
+        )
 
 
 def _say(loop: asyncio.AbstractEventLoop, coming: _Coming, text: str, *, is_line: bool) -> None:
