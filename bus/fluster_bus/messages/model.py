@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
@@ -30,18 +29,24 @@ class _Called(type(BaseModel)):  # type: ignore[misc]  # mypy does not follow it
     """What happens when a program makes a message by calling its class; what is read from JSON does not come here."""
 
     def __call__(cls: Any, *values: Any, **fields: Any) -> Any:
-        if len(values) > len(cls.by_position):
-            taken = f"at most {', '.join(cls.by_position)}" if cls.by_position else "no values"
-            raise TypeError(f"{cls.__name__} takes {taken} by position, and {len(values)} were given: name them")
-        given = dict(zip(cls.by_position, values, strict=False))
-        for name in given.keys() & fields.keys():
-            raise TypeError(f"{cls.__name__} was given {name} twice")
+        if values:
+            fields = {**_by_position(cls, values, fields), **fields}
         try:
-            return super().__call__(**given, **fields)
+            return super().__call__(**fields)
         except ValidationError as error:
-            problems = list(_problems(cls, {**given, **fields}, error))
+            problems = list(_problems(cls, fields, error))
             hides_input = bool(cls.model_config.get("hide_input_in_errors"))
             raise ValidationError.from_exception_data(error.title, problems, hide_input=hides_input) from None
+
+
+def _by_position(kind: Any, values: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+    if len(values) > len(kind.by_position):
+        taken = f"at most {', '.join(kind.by_position)}" if kind.by_position else "no values"
+        raise TypeError(f"{kind.__name__} takes {taken} by position, and {len(values)} were given: name them")
+    given = dict(zip(kind.by_position, values, strict=False))
+    for name in given.keys() & named.keys():
+        raise TypeError(f"{kind.__name__} was given {name} twice")
+    return given
 
 
 def _problems(kind: type[BaseModel], given: Mapping[str, Any], error: ValidationError) -> Iterator[InitErrorDetails]:
@@ -113,9 +118,11 @@ class Message(BaseModel, **_CALLED):
         """
         if deep or not update or not update.keys() <= self.__pydantic_fields__.keys():
             return super().model_copy(update=update, deep=deep)
-        copied = type(self).__new__(type(self))
+        kind = type(self)
+        copied = kind.__new__(kind)
         object.__setattr__(copied, "__dict__", {**self.__dict__, **update})
-        object.__setattr__(copied, "__pydantic_extra__", copy.copy(self.__pydantic_extra__))
+        # Shared, as messages are frozen.
+        object.__setattr__(copied, "__pydantic_extra__", self.__pydantic_extra__)
         object.__setattr__(copied, "__pydantic_fields_set__", self.__pydantic_fields_set__ | update.keys())
         object.__setattr__(copied, "__pydantic_private__", None)
         return copied
