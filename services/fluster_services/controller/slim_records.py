@@ -32,7 +32,7 @@ _LEFT = b"on the bus"  # in the place of a request's body
 MAX_BODY_BYTES = 8 << 10  # that are kept in memory of a request's body, as `weighs_more` counts them
 _OVERHEAD_BYTES = 50  # of each value
 _WITHOUT_PARTS = frozenset({type(None), bool, int, float})
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_TEXTS, _ROWS = (str, bytes), (list, tuple)
 # What nobody asks of a job that has finished: the same for all.
 _OF_NO_USE: Mapping[str, Any] = MappingProxyType(
     {
@@ -54,16 +54,16 @@ def weighs_more(value: object, limit: int) -> bool:
         kind = type(each)
         if kind in _WITHOUT_PARTS:
             continue
-        if isinstance(each, str | bytes):
+        if isinstance(each, _TEXTS):
             weight += len(each)
+        elif isinstance(each, _ROWS):
+            weight += len(each)
+            ahead += itertools.islice(each, limit)
         elif isinstance(each, Message):
             weight += _OVERHEAD_BYTES * len(each.__dict__)
             ahead += filter(None, each.__dict__.values())
             if each.__pydantic_extra__:
                 ahead += each.__pydantic_extra__.items()
-        elif isinstance(each, list | tuple):
-            weight += len(each)
-            ahead += itertools.islice(each, limit)
         elif isinstance(each, Mapping):
             weight += _OVERHEAD_BYTES * len(each)
             ahead += itertools.islice(each.items(), limit)
@@ -82,7 +82,7 @@ def slim_request(request: JobRequest) -> JobRequest:
 
 
 def _body(request: JobRequest) -> tuple[object, ...]:
-    return request.entrypoint, request.environment, request.origin, request.__pydantic_extra__ or _NOTHING
+    return request.entrypoint, request.environment, request.origin, request.__pydantic_extra__ or None
 
 
 def is_left(request: JobRequest) -> bool:
