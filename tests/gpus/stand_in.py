@@ -56,14 +56,15 @@ class FakeGpu:
     processes: Sequence[tuple[str, int, int]] = ()  # (c or g, pid, bytes)
     fails: dict[str, int] = field(default_factory=dict)  # {call, `handle` or `*`: NVML's error}
     hangs: Sequence[str] = ()
+    bus_id: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.bus_id:
+            object.__setattr__(self, "bus_id", f"00000000:{16 + self.number:02X}:00.0")
 
     @property
     def uuid(self) -> str:
         return f"GPU-{self.number:08x}-1111-2222-3333-444444444444"
-
-    @property
-    def bus_id(self) -> str:
-        return f"00000000:{16 + self.number:02X}:00.0"
 
     def lines(self) -> list[str]:
         said = [f"device {self.uuid} {self.bus_id}", f"name {self.name}"]

@@ -25,7 +25,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, ARGUMENT_VERSION_MISMATCH = 25 };
+enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, FUNCTION_NOT_FOUND = 13 };
 enum { MAX_DEVICES = 64, MAX_INSTANCES = 16, MAX_PROCESSES = 64, MAX_RULES = 16, MAX_PAIRS = 256 };
 #define MEMORY_V2 0x02000028u
 
@@ -201,24 +201,20 @@ int nvmlShutdown(void)
     return SUCCESS;
 }
 
+static const char *const ERRORS[] = {
+    "Success", "Uninitialized", "Invalid Argument", "Not Supported", "Insufficient Permissions", "Already Initialized",
+    "Not Found", "Insufficient Size", "Insufficient External Power", "Driver Not Loaded", "Timeout",
+    "Interrupt Request Issue", "NVML Shared Library Not Found", "Function Not Found", "Corrupted infoROM", "GPU is lost",
+    "GPU requires reset", "GPU access blocked by the operating system", "Driver/library version mismatch",
+    "In use by another client", "Insufficient Memory", "No data", "vGPU ECC not supported", "Insufficient Resources",
+    "Invalid Frequency", "Argument version mismatch", "Requested functionality has been deprecated",
+    "System is not in ready state", "No supported GPUs were found",
+    "Resource not in correct state to perform requested operation", "Reset type is not supported for given device",
+};
+
 const char *nvmlErrorString(int code)
 {
-    switch (code) {
-    case SUCCESS: return "Success";
-    case UNINITIALIZED: return "Uninitialized";
-    case INVALID_ARGUMENT: return "Invalid Argument";
-    case NOT_SUPPORTED: return "Not Supported";
-    case 4: return "Insufficient Permissions";
-    case NOT_FOUND: return "Not Found";
-    case INSUFFICIENT_SIZE: return "Insufficient Size";
-    case 9: return "Driver Not Loaded";
-    case 10: return "Timeout";
-    case 15: return "GPU is lost";
-    case 16: return "GPU requires restart";
-    case 18: return "Driver/library version mismatch";
-    case ARGUMENT_VERSION_MISMATCH: return "Argument version mismatch";
-    default: return "Unknown Error";
-    }
+    return code >= 0 && code < (int)(sizeof ERRORS / sizeof *ERRORS) ? ERRORS[code] : "Unknown Error";
 }
 
 static int system_text(char *text, unsigned size, const char *value)
@@ -301,6 +297,7 @@ int nvmlDeviceGetName(Device *device, char *text, unsigned size)
 }
 
 typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } Pci;
+enum { H100_ID = 590352606, H100_SUBSYSTEM = 381751518 };
 
 int nvmlDeviceGetPciInfo_v3(Device *device, Pci *pci)
 {
@@ -310,6 +307,8 @@ int nvmlDeviceGetPciInfo_v3(Device *device, Pci *pci)
     snprintf(pci->bus_id, sizeof pci->bus_id, "%s", bus_id);
     snprintf(pci->legacy, sizeof pci->legacy, "%.15s", strlen(bus_id) > 4 ? bus_id + 4 : bus_id);
     sscanf(bus_id, "%x:%x:%x", &pci->domain, &pci->bus, &pci->device);
+    pci->id = H100_ID;
+    pci->subsystem = H100_SUBSYSTEM;
     return SUCCESS;
 }
 
@@ -330,7 +329,7 @@ int nvmlDeviceGetMemoryInfo_v2(Device *device, MemoryV2 *memory)
 {
     CHECK("nvmlDeviceGetMemoryInfo");
     if (memory->version != MEMORY_V2)
-        return ARGUMENT_VERSION_MISMATCH;
+        return FUNCTION_NOT_FOUND;
     if (!device->has_memory)
         return NOT_SUPPORTED;
     u64 free = device->total - device->reserved - device->used;
@@ -359,7 +358,7 @@ int nvmlDeviceGetUtilizationRates(Device *device, unsigned rates[2])
     }
 
 NUMBER(nvmlDeviceGetPowerUsage, unsigned, has_power, power)
-NUMBER(nvmlDeviceGetMaxMigDeviceCount, unsigned, has_mig, places)
+NUMBER(nvmlDeviceGetMaxMigDeviceCount, unsigned, has_mig, mig ? device->places : 0)
 
 int nvmlDeviceGetTemperature(Device *device, unsigned sensor, unsigned *celsius)
 {
@@ -406,8 +405,6 @@ int nvmlDeviceGetMigDeviceHandleByIndex(Device *device, unsigned index, Device *
     CHECK("nvmlDeviceGetMigDeviceHandleByIndex");
     if (!device->has_mig)
         return NOT_SUPPORTED;
-    if (index >= device->places)
-        return INVALID_ARGUMENT;
     for (int i = 0; device->mig && i < device->instance_count; i++)
         if (device->instances[i]->place == index) {
             *found = device->instances[i];
