@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Self
@@ -31,6 +32,8 @@ from fluster_bus.server import EmbeddedServer
 from fluster_bus.tables import Row
 from fluster_services import lifecycle
 from fluster_services.config import LOCAL_TIMING
+from fluster_services.controller import request_lines
+from fluster_services.controller.request_lines import LineLimits
 from fluster_services.job_info import job_info
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, RunningController, job_request
@@ -114,14 +117,22 @@ async def test_heartbeats_and_requests_of_others_come_before_a_flood(
             assert flood.answered - before <= 3
 
 
+@pytest.fixture
+def short_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few requests wait in a controller that starts after this."""
+    monkeypatch.setattr(request_lines, "LineLimits", functools.partial(LineLimits, max_waiting=10))
+
+
 async def test_more_requests_than_may_wait_are_refused_and_a_client_asks_again(
-    controller: RunningController, own_server: EmbeddedServer, connect_bus: ConnectBus
+    short_lines: None, controller: RunningController, own_server: EmbeddedServer, connect_bus: ConnectBus
 ) -> None:
     record_finished(controller, 20)
     attacker = await connect_bus(own_server, Role.CLIENT, NS, name="attacker")
-    client = AsyncCluster(attacker, NS)
-    lists = [client.list_jobs() for _ in range(2 * FLOOD)]
-    assert {len(each) for each in await asyncio.gather(*lists)} == {20}
+    subject, request = subjects.jobs_verb(NS, "list"), ListRequest(limit=20)
+    async with Flood(attacker, subject, request.to_json()) as flood:
+        asked = (attacker.ask(subject, request, ListReply, timeout_s=PATIENCE_S) for _ in range(100))
+        assert {len(reply.jobs) for reply in await asyncio.gather(*asked)} == {20}
+    assert flood.refused  # and asks that came at the same time were as well
 
 
 async def test_a_request_that_is_too_large_is_refused_unread(
