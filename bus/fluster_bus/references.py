@@ -37,10 +37,10 @@ class Reference(NamedTuple):
             mark, pid, fd, arena, slot, generation, start, count = _FIXED.unpack_from(data)
             sizes = struct.unpack(f"<{count}Q", data[_FIXED.size :]) if 8 * count == len(data) - _FIXED.size else ()
         except struct.error as error:
-            raise InvalidMessageError(f"{data[:100].hex()} is no reference to a payload: {error}") from error
+            raise InvalidMessageError(f"{data[:100].hex()} is not a reference to a payload: {error}") from error
         possible = 0 < pid <= _MAX_NUMBER and fd <= _MAX_NUMBER and generation > 0 and start < _MAX_BYTES
         if mark != LENT or not sizes or not possible or sum(sizes) > _MAX_BYTES:
-            raise InvalidMessageError(f"{data[:100].hex()} is no reference to a payload")
+            raise InvalidMessageError(f"{data[:100].hex()} is not a reference to a payload")
         return cls(pid, fd, arena, slot, generation, start, sizes)
 
     def pieces(self) -> tuple[list[int], int]:

@@ -48,7 +48,7 @@ class User:
     def __post_init__(self) -> None:
         if self.role.is_tenant != (self.namespace is not None):
             need = "needs a namespace" if self.role.is_tenant else "has no namespace"
-            raise InvalidNameError(f"{self.namespace!r} is no namespace for role {self.role}, which {need}")
+            raise InvalidNameError(f"{self.namespace!r} is not a namespace for role {self.role}, which {need}")
         if self.namespace is not None:
             check_namespace(self.namespace)
 

@@ -80,7 +80,7 @@ def group(routes: Sequence[str], port: int, folder: str) -> str:
             "cluster {",
             f"  name: {_GROUP}",
             f'  listen: "0.0.0.0:{port}"',
-            "  # Addresses of users name all servers, as their certificates do; servers would tell of each other by IP address.",
+            "  # Addresses of users name all servers, as their certificates do; servers would announce each other by IP address.",
             "  no_advertise: true",
             "  routes: [",
             *(f"    {quoted(each)}" for each in routes),

@@ -67,7 +67,9 @@ class Service(Generic[Request]):
     async def on_delivery(self, delivery: Delivery) -> None:
         """Have the request answered; returns when there is room for the next one."""
         if delivery.reply and not subjects.is_inbox(delivery.reply):
-            log.warning("%s: refused a request on %s: its reply subject is no inbox", self._bus.name, delivery.subject)
+            log.warning(
+                "%s: refused a request on %s: its reply subject is not an inbox", self._bus.name, delivery.subject
+            )
             return
         if self._entrance is None:
             await self._room.acquire()

@@ -43,7 +43,7 @@ def signed_file_text(url: str | None, token: str, seed: str, ca: str | None = No
 {token}
 ------END NATS USER JWT------
 
-Whoever has what follows is this user: keep the file to yourself.
+What follows makes its owner this user: keep the file to yourself.
 -----BEGIN USER NKEY SEED-----
 {seed}
 ------END USER NKEY SEED------

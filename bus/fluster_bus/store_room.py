@@ -53,7 +53,7 @@ async def store_room(bus: Bus, replicas: int) -> StoreRoom:
     try:
         return await retried(ask, on=(BusError, KeyError), timeout_s=_TIMEOUT_S)
     except KeyError as error:
-        raise StorageError("the server does not tell of its store: is JetStream enabled there?") from error
+        raise StorageError("the server gives no state of its store: is JetStream enabled there?") from error
 
 
 async def try_room(bus: Bus, more_bytes: int, replicas: int) -> None:

@@ -106,7 +106,7 @@ async def submissions(bus: Bus) -> AsyncGenerator[Submission]:
             arrived.put_nowait(asked)
         elif delivery.status is None:
             # Services answer to whatever inbox they are told, and this is one.
-            log.warning("%s: passed over what is no submission: %r", bus.name, delivery.data[:100])
+            log.warning("%s: passed over what is not a submission: %r", bus.name, delivery.data[:100])
 
     subscription = await bus.subscribe(where, on_delivery)
     try:

@@ -261,7 +261,7 @@ class Caller:
         try:
             await self._notices.publish()
         except Exception:  # a fault of ours: it is no reason to keep back calls
-            log.exception("actors could not be told what became of calls")
+            log.exception("actors did not learn what became of calls")
 
     def _take_arrived(self) -> list[Call | Broadcast]:
         arrived = self._arrivals.take()

@@ -40,7 +40,7 @@ class Explanations:
             answer = await self._bus.request(subject, request.to_json(), timeout_s=_JOBS_TIMEOUT_S)
             return list(StatusReply.from_json(answer.data).jobs)
         except BusError as error:
-            log.info("how the jobs of actors are cannot be told: %s", error)
+            log.info("the state of the jobs of actors cannot be read: %s", error)
             return []
 
     async def errors(self, done: Iterable[Done]) -> AsyncIterator[tuple[Done, Exception]]:

@@ -103,7 +103,7 @@ def decode_calls(data: bytes) -> list[WireCall]:
                 break
         else:
             return calls
-    raise InvalidMessageError(f"{type(calls).__name__} is no list of calls (method, deadline, payload)")
+    raise InvalidMessageError(f"{type(calls).__name__} is not a list of calls (method, deadline, payload)")
 
 
 def encode_cancel(places: list[tuple[int, int]]) -> bytes:
@@ -150,7 +150,7 @@ def decode_replies(data: bytes) -> tuple[str, list[WireReply]]:
     except Exception as error:
         raise InvalidMessageError(f"no replies could be read from {len(data):,} bytes: {error}") from error
     if not isinstance(endpoint_id, str) or not isinstance(replies, list):
-        raise InvalidMessageError("what arrived is no list of replies (index, ok, payload)")
+        raise InvalidMessageError("what arrived is not a list of replies (index, ok, payload)")
     return endpoint_id, replies
 
 

@@ -195,7 +195,7 @@ class _FutureItems(AsyncIterator[T], Generic[T]):
             assert self._future is not None  # noqa: S101 - one or the other is there
             stream = await self._future
             if not isinstance(stream, AsyncIterator):
-                raise TypeError(f"{self._future!r} is no stream, as its method is no generator: `await` it")
+                raise TypeError(f"{self._future!r} is not a stream, as its method is not a generator: `await` it")
             self._stream, self._future = stream, None
         return await anext(self._stream)
 

@@ -301,7 +301,7 @@ class Host:
         try:
             self._loop.call_soon_threadsafe(register)
         except RuntimeError:
-            log.debug("the connection was closed, and nobody looks for %s any more", served.endpoint.name)
+            log.debug("the connection was closed, and %s is not looked for any more", served.endpoint.name)
 
     async def withdraw(self, served: Served) -> None:
         """Take an actor that was given up out of its pool; whoever waits for it is told why."""

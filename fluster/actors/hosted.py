@@ -159,7 +159,7 @@ class HostedActor:
         """Take the calls of a message into the mailbox; those that cannot be are answered at once."""
         _subject, data, reply, _headers = delivery
         if reply and not subjects.is_inbox(reply):
-            log.warning("refused a call to %s: its reply subject %s is no inbox", delivery.subject, reply)
+            log.warning("refused a call to %s: its reply subject %s is not an inbox", delivery.subject, reply)
             return
         if self.takes_json_only or data[:1] != codec.PICKLE:
             self._accept_json(delivery)

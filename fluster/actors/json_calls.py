@@ -88,7 +88,9 @@ class _JsonCall:
                 roster = await rosters.known(self._name)
         except (BusError, TimeoutError) as error:
             log.info(
-                "the death of an actor of %s would not be told, as the registry cannot be read: %s", self._name, error
+                "the death of an actor of %s would not be noticed, as the registry cannot be read: %s",
+                self._name,
+                error,
             )
             return []
         # The word of a tenant: what stands there may be the address of something else.

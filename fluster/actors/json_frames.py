@@ -83,7 +83,7 @@ def deadline_of(delivery: Delivery) -> tuple[str, float, float] | None:
         boot, monotonic, wall = json.loads(text)
         return str(boot), float(monotonic), float(wall)
     except (ValueError, TypeError) as error:
-        raise InvalidMessageError(f"{DEADLINE_HEADER}: {text[:80]!r} is no [boot id, monotonic, wall]") from error
+        raise InvalidMessageError(f"{DEADLINE_HEADER}: {text[:80]!r} is not [boot id, monotonic, wall]") from error
 
 
 def decode_reply(data: bytes) -> tuple[bool, bytes]:
@@ -98,7 +98,7 @@ def decode_reply(data: bytes) -> tuple[bool, bytes]:
         return False, failure_payload(kind, message, text, _exception(kind, message), str(error.get("advice", "")))
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise InvalidMessageError(
-            f"{data[:200].decode(errors='replace')!r} is no reply: an actor that takes JSON answers "
+            f"{data[:200].decode(errors='replace')!r} is not a reply: an actor that takes JSON answers "
             '{"result": …} or {"error": {"type": …, "message": …}}'
         ) from error
 

@@ -172,7 +172,7 @@ class LaneCalls:
         try:
             self._settle(call, payload)
         except InvalidStateError:
-            log.debug("%s was told something else by the desk", call)
+            log.debug("%s got another answer from the desk", call)
         with self._taking:
             if self._out.get(number) is not out:
                 return False

@@ -97,7 +97,7 @@ class Notices:
     async def answer(self, to: str, number: int, endpoint_id: str, replies: list[WireReply]) -> None:
         """An actor asks whether there is still somebody who reads its stream."""
         if not subjects.is_inbox(to):
-            log.warning("refused to answer %s: its reply subject %s is no inbox", endpoint_id, to)
+            log.warning("refused to answer %s: its reply subject %s is not an inbox", endpoint_id, to)
             return
         wanted = any(self._desk.is_wanted(number, endpoint_id, place) for place, _kind, _payload in replies)
         try:

@@ -71,7 +71,7 @@ class Outcomes:
         try:
             settle(done, done.error)
         except Exception:  # a fault of ours: those that follow are told
-            log.exception("nobody could be told how %s ended", done.call)
+            log.exception("the outcome of %s could not be sent", done.call)
 
     def _on_part(self, part: Part) -> None:
         call = part.call

@@ -151,7 +151,7 @@ class Roster:
         try:
             self.tell(Joined(Member.of(row.value)))
         except InvalidMessageError as error:
-            self._faults.warning("%s is no member of %s: %s", row.key, self.name, error)
+            self._faults.warning("%s is not a member of %s: %s", row.key, self.name, error)
             self.tell(Left(subjects.last_token(row.key)))
 
 

@@ -66,7 +66,7 @@ def actor(
 ) -> None:
     """Show how each actor of a name is, and what can be called.
 
-    Methods are told by the actors themselves, to operators only. With --output json the schemas are always there.
+    The actors themselves list their methods, for operators only. With --output json the schemas are always there.
 
     Try:
       fluster actor counter
@@ -97,7 +97,7 @@ def actor(
         ],
     )
     if methods is None:
-        say("what can be called is told to operators only, or none of them answers at the moment")
+        say("only operators are shown what can be called, or none of them answers at the moment")
         return
     write("")
     rows = [[method["signature"], method["doc"].partition("\n")[0] or "-"] for method in methods]

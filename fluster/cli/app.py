@@ -283,7 +283,7 @@ def main() -> None:
     if os.environ.get(DEBUG_VARIABLE):
         logging.basicConfig(level=logging.INFO)
     else:
-        logging.getLogger().addHandler(logging.NullHandler())  # what goes wrong is told once, in one line
+        logging.getLogger().addHandler(logging.NullHandler())  # what goes wrong is reported once, in one line
     for stream in (sys.stdout, sys.stderr):
         # What tasks print may be anything: it must not break a terminal with a narrower encoding.
         if hasattr(stream, "reconfigure"):

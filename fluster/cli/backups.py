@@ -109,7 +109,7 @@ async def _with_bus(context: typer.Context, work: Callable[[Bus], Awaitable[Mani
 
 @contextmanager
 def _bar() -> Iterator[Callable[[Progress], None]]:
-    """What shows on stderr how far it is, if somebody looks."""
+    """What shows on stderr how far it is, if that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 

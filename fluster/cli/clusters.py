@@ -190,7 +190,7 @@ def up(
             store_dir=store_dir,
             port=port,
             namespaces=namespaces[1:],
-            pass_secrets=False,  # whoever may submit jobs here did not open this shell
+            pass_secrets=False,  # users who may submit jobs here did not open this shell
             enforce_limits=enforce_limits,
             runtime=runtime,
             timing=_named("--timing", timing, _seconds),
@@ -290,7 +290,7 @@ def _usage() -> Iterator[None]:
 
 
 class Ends:
-    """Why the cluster shall end: signals to this process, or the end of its only child, the supervisor."""
+    """Why the cluster is to end: signals to this process, or the end of its only child, the supervisor."""
 
     def __init__(self) -> None:
         self._numbers: SimpleQueue[int] = SimpleQueue()  # a signal's handler may put into it at any moment

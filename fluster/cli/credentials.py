@@ -152,7 +152,7 @@ def add(
     try:
         issuer.address(made).save(path)
     except Exception:
-        issuer.revoke(name)  # nobody has it
+        issuer.revoke(name)  # no user has it
         raise
     write(str(path))
 
@@ -273,7 +273,7 @@ def seconds_until(option: str, text: str, now: float) -> float:
 
 
 def _say_revoked(issuer: Authority, before: set[str]) -> bool:
-    """Tell who is revoked now and was not `before`; True when there is somebody."""
+    """Tell who is revoked now and was not `before`; True when there is one."""
     revoked = [each for each in issuer.issued() if each.revoked_at is not None and each.public not in before]
     for user in revoked:
         say(f"{user.name} is revoked")

@@ -25,7 +25,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     NO_CLUSTER = 3  # no address, no answer, credentials refused, lost for too long, or it did not start
     NOT_FOUND = 4  # no such job, actor, worker or namespace
-    BUG = 70  # of sysexits.h: an error that nobody foresaw
+    BUG = 70  # of sysexits.h: an error that was not foreseen
     INTERRUPTED = 130  # 128 + SIGINT
     BROKEN_PIPE = 141  # 128 + SIGPIPE
 
@@ -153,13 +153,13 @@ def _told(place: tuple[int | str, ...], given: Any, message: str) -> str:
     message = in_our_words(message)
     if not where:
         return message
-    # Of a larger part most is right, and it may hold what nobody else shall read, such as environment variables.
+    # Of a larger part most is right, and it may hold what others are not to read, such as environment variables.
     is_short = isinstance(given, str | int | float) and len(repr(given)) <= MAX_QUOTED
     return f"{where}={given!r}: {message}" if is_short else f"{where}: {message}"
 
 
 def _forget_stdout() -> None:
-    """It takes no more, or whoever read it has left: what is still buffered would fail once more when the interpreter ends."""
+    """It takes no more, or its reader has left: what is still buffered would fail once more when the interpreter ends."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

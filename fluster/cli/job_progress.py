@@ -1,4 +1,4 @@
-"""How far a job is, as a bar on the terminal of whoever waits for it."""
+"""How far a job is, as a bar on the terminal of the user who waits for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def wait_shown(cluster: Cluster, job_id: JobId) -> JobInfo:
-    """The job once it has finished. Meanwhile stderr shows how far it is, if somebody looks and the job tells."""
+    """The job once it has finished. Meanwhile stderr shows how far it is, if that is a terminal and the job reports it."""
     if not sys.stderr.isatty():
         return cluster.wait(job_id)
     from rich.console import Console

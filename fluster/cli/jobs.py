@@ -282,7 +282,7 @@ def cancel(
 ) -> None:
     """Have jobs stopped, with what they launched; their ids are printed.
 
-    The tasks are told by SIGTERM, and end soon after. A job that has finished stays as it is. An id that fits no job stops
+    The tasks get SIGTERM, and end soon after. A job that has finished stays as it is. An id that fits no job stops
     no other from being cancelled: it is reported, and the exit code is 4.
 
     Try:

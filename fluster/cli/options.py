@@ -1,4 +1,4 @@
-"""What every command is told: which cluster, which namespace, which form of output."""
+"""What every command needs to know: which cluster, which namespace, which form of output."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 from fluster.cli.exit_codes import one_line
 from fluster.terminal_text import shown
 
-_WIDE = 10_000  # columns, where nobody looks: a table in a file or a pipe is not cut
+_WIDE = 10_000  # columns, where there is no terminal: a table in a file or a pipe is not cut
 _STYLES = {
     "RUNNING": "cyan",
     "SUCCEEDED": "green",
@@ -44,7 +44,7 @@ def jsonable(value: Any) -> Any:
 
 
 def write_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Aligned columns, the last one cut to the terminal's width. Without colours where nobody looks."""
+    """Aligned columns, the last one cut to the terminal's width. Without colours where there is no terminal."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -370,7 +370,9 @@ def _limits(ulimits: Mapping[str, int | tuple[int, int]]) -> dict[str, tuple[int
     pairs = {name: limit if isinstance(limit, tuple) else (limit, limit) for name, limit in ulimits.items()}
     for name, pair in pairs.items():
         if len(pair) != 2 or not all(isinstance(each, int) and each >= -1 for each in pair):
-            raise ValueError(f"ulimits has {name}={ulimits[name]!r}: give a number, or (soft, hard); -1 is no limit")
+            raise ValueError(
+                f"ulimits has {name}={ulimits[name]!r}: give a number, or (soft, hard); -1 means without a limit"
+            )
     return pairs
 
 

@@ -155,7 +155,7 @@ class Refs:
 
     async def _ask(self, wire: _Wire) -> bytes:
         if not subjects.is_inbox(wire.address):
-            raise InvalidMessageError(f"a Ref says that {wire.address!r} answers for it, which is no inbox")
+            raise InvalidMessageError(f"a Ref says that {wire.address!r} answers for it, which is not an inbox")
         try:
             answer = await self._bus.request(f"{wire.address}.{wire.ref_id}", timeout_s=_FETCH_TIMEOUT_S)
         except NoRespondersError as error:

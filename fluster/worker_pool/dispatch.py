@@ -265,4 +265,4 @@ class Dispatch:
             if worker.alone and len(worker.out) != 1:
                 raise AssertionError(f"{worker.name} has {len(worker.out)} units, of which one is to be alone")
             if any(self._place.get(unit) is not worker for unit in worker.out):
-                raise AssertionError(f"{worker.name} has what is with somebody else")
+                raise AssertionError(f"{worker.name} has what another one has")

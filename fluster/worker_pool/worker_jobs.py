@@ -152,7 +152,7 @@ class WorkerJobs:
             except ClosedError:
                 raise
             except BusError as error:  # the workers may go on while nobody can tell how they are
-                log.info("how %s is cannot be told: %s", job_id, error)
+                log.info("the state of %s cannot be read: %s", job_id, error)
                 await asyncio.sleep(_PAUSE_S)
 
     async def terminate(self, *, wait: bool) -> None:

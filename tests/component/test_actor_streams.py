@@ -228,7 +228,7 @@ def test_wrong_arguments_are_told_by_the_call(shared: Env) -> None:
     _source, pool = serve(shared)
     with pytest.raises(TypeError, match="count"):
         pool.call().count()
-    with pytest.raises(TypeError, match="is no stream"):
+    with pytest.raises(TypeError, match="is not a stream"):
         asyncio.run(anext(aiter(pool.submit().add(1))))
 
 

@@ -213,7 +213,7 @@ async def test_a_damaged_backup_is_refused_before_anything_is_changed(
     else:
         manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
     before = await _messages(used, subjects.bucket_stream(subjects.jobs_bucket(NS)))
-    with pytest.raises(BackupError, match=r"is damaged|cannot be read|is no backup|has format 2"):
+    with pytest.raises(BackupError, match=r"is damaged|cannot be read|is not a backup|has format 2"):
         await restore_backup(used, folder, replace=True)
     assert await _messages(used, subjects.bucket_stream(subjects.jobs_bucket(NS))) == before
 

@@ -232,7 +232,7 @@ async def test_a_reply_subject_that_is_no_inbox_is_refused(
     await bus.flush()
     assert handled == [2, 3]
     assert heard == []
-    assert "no inbox" in caplog.text
+    assert "not an inbox" in caplog.text
 
 
 async def test_leaving_by_drain_loses_nothing(

@@ -240,7 +240,7 @@ def test_nothing_that_a_stranger_answers_is_unpickled(shared: Env, stranger: Str
     inbox, _, number = stranger.hears().rpartition(".")
     stranger.says(f"{inbox}.{int(number) - 1}", b'{"result": "forged"}')  # for the friend's call
     stranger.says(f"{inbox}.{number}", codec.encode(("x", [(0, True, codec.encode(Bomb()))])))
-    with pytest.raises(InvalidMessageError, match="is no reply"):
+    with pytest.raises(InvalidMessageError, match="is not a reply"):
         call.result(TIMEOUT_S)
     stranger.says(f"{inbox}.{number}", codec.encode(("x", [(0, True, codec.encode(Bomb()))])))
     gate.opened.set()

@@ -177,5 +177,5 @@ def test_only_who_put_it_frees_it(env: Env, client: Cluster) -> None:
 
 def test_a_ref_that_names_no_inbox_is_not_asked_for(client: Cluster) -> None:
     forged: Ref[Any] = refs_module._arrived("a", "fluster.default.jobs", b"")
-    with pytest.raises(InvalidMessageError, match="which is no inbox"):
+    with pytest.raises(InvalidMessageError, match="which is not an inbox"):
         client.get(forged)

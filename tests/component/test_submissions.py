@@ -186,6 +186,6 @@ async def test_what_is_no_submission_is_passed_over(
         await wait_until_async(lambda: _has_consumer(service))
         info = await service.jetstream.consumer_info(subjects.SUBMIT_STREAM, subjects.SUBMIT_CONSUMER)
         await client.publish(asked, b"{}", reply=str(info.config.deliver_subject))
-        await wait_until_async(lambda: "no submission" in caplog.text)
+        await wait_until_async(lambda: "not a submission" in caplog.text)
         await _submit(client, 0)
         assert await _name(await first) == "job0"

@@ -184,10 +184,10 @@ def test_a_key_that_is_lost_or_damaged_is_told_and_not_shown(tmp_path: Path) -> 
     ("words", "why"),
     [
         (("--host", "a b"), "'a b' is not a host: give a name"),
-        (("--host", "a", "--server", "../a"), "'../a' is no name of a server"),
+        (("--host", "a", "--server", "../a"), "'../a' is not a name of a server"),
         (("--host", "a", "--renew"), "exclude each other"),
         (("--renew", "--server", "b"), "unknown server 'b': the servers are a"),
-        (("--host", "a", "--server", "a/b"), "'a/b' is no name of a server"),
+        (("--host", "a", "--server", "a/b"), "'a/b' is not a name of a server"),
     ],
 )
 def test_what_cannot_be_is_told(tmp_path: Path, words: tuple[str, ...], why: str) -> None:

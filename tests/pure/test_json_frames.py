@@ -29,7 +29,7 @@ def test_deadlines_travel_in_a_header() -> None:
     assert json_frames.deadline_of(Delivery("subject", b"")) is None
     assert json_frames.headers_of(None) is None
     for text in ("soon", "3", '["boot", "x", 1]', "[1]"):
-        with pytest.raises(InvalidMessageError, match=r"is no \[boot id"):
+        with pytest.raises(InvalidMessageError, match=r"is not \[boot id"):
             json_frames.deadline_of(Delivery("subject", b"", headers={json_frames.DEADLINE_HEADER: text}))
 
 
@@ -54,5 +54,5 @@ def test_replies_are_results_or_exceptions() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{", b"3", b"{}", b'{"error": 3}', b'{"error": {}}', codec.encode(3)])
 def test_what_is_no_reply_is_told(data: bytes) -> None:
-    with pytest.raises(InvalidMessageError, match="is no reply"):
+    with pytest.raises(InvalidMessageError, match="is not a reply"):
         json_frames.decode_reply(data)

@@ -31,7 +31,7 @@ def test_a_reference_comes_back(reference: Reference) -> None:
     assert data[:1] == LENT
     assert Reference.decode(data) == reference
     for cut in range(1, len(data)):
-        with pytest.raises(InvalidMessageError, match="no reference"):
+        with pytest.raises(InvalidMessageError, match="not a reference"):
             Reference.decode(data[:cut])
     with pytest.raises(InvalidMessageError):
         Reference.decode(data + b"x")
@@ -62,5 +62,5 @@ def test_anything_else_is_refused_or_harmless(data: bytes) -> None:
 def test_impossible_references_are_refused(wrong: dict[str, object]) -> None:
     good = Reference(1, 3, bytes(16), 0, 1, 65_536, (10,))
     assert Reference.decode(good.encode()) == good
-    with pytest.raises(InvalidMessageError, match="no reference"):
+    with pytest.raises(InvalidMessageError, match="not a reference"):
         Reference.decode(good._replace(**wrong).encode())  # type: ignore[arg-type]

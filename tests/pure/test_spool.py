@@ -103,7 +103,7 @@ def test_a_record_that_is_being_written_is_left_for_the_next_time(tmp_path: Path
 
 def test_what_is_no_record_is_named_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"nonsense\n")
-    with pytest.raises(SpoolError, match="b'nonsense' at offset 0 is no record"):
+    with pytest.raises(SpoolError, match="b'nonsense' at offset 0 is not a record"):
         read_spool(tmp_path / "log")
 
 

@@ -125,7 +125,7 @@ def test_a_name_with_a_null_in_it_is_refused(place: Place) -> None:
 def test_names_that_are_there_twice_are_refused(place: Place, second: str) -> None:
     with pytest.warns(UserWarning, match="Duplicate") if second == "same" else pytest.MonkeyPatch.context():
         place.write((_member("same"), b"1"), (_member(second, 0), b""))
-    with pytest.raises(UnsafeMemberError, match=r"twice|below 'same', which is no folder"):
+    with pytest.raises(UnsafeMemberError, match=r"twice|below 'same', which is not a folder"):
         place.unpack()
     place.check_unharmed()
 
@@ -156,7 +156,7 @@ def test_nothing_is_written_through_a_link(place: Place) -> None:
                 place.write(*members)
         else:
             place.write(*members)
-        with pytest.raises(UnsafeMemberError, match=r"twice|which is no folder"):
+        with pytest.raises(UnsafeMemberError, match=r"twice|which is not a folder"):
             place.unpack()
         place.check_unharmed()
         place.there.rmdir()

@@ -117,7 +117,7 @@ def test_folders_are_shared_under_their_own_path_with_what_it_leads_to_now(data:
         ("data", "give the whole path"),
         ("", "give the whole path"),
         ("{data}/none", "which is not there"),
-        ("{data}/file", "which is no folder"),
+        ("{data}/file", "which is not a folder"),
         *((path, "a container engine's") for path in ("/", "/run", "/var", "{data}", "{data}/../data", "{data}/run")),
         *((path, "a system has its own files") for path in ("/etc", "/usr/share", "/proc", "/dev/shm", "/opt")),
         *((path, "a system has its own files") for path in ("{data}/etc", "{data}/shm", "{data}/etc/../etc")),

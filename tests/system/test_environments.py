@@ -182,7 +182,7 @@ def test_a_stored_file_that_is_no_workspace_is_told(site: LocalCluster) -> None:
         return await ObjectStore(site.asynchronous.bus, site.namespace).put(data)
 
     bundle = site.portal.run(put, b"no archive, and long enough to be looked at")
-    assert "no zip archive" in _fail(site, EnvironmentConfig(bundle=bundle), ["true"])
+    assert "not a zip archive" in _fail(site, EnvironmentConfig(bundle=bundle), ["true"])
 
 
 # ---- packages -------------------------------------------------------------------------------------------

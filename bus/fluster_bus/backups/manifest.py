@@ -87,7 +87,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         manifest = Manifest.from_json(file.read_bytes())
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise BackupError(f"{folder} is no backup: it has no {MANIFEST_FILE}") from error
+        raise BackupError(f"{folder} is not a backup: it has no {MANIFEST_FILE}") from error
     except OSError as error:
         raise BackupError(f"{file} cannot be read: {error.strerror}") from error
     except InvalidMessageError as error:

@@ -110,7 +110,7 @@ async def stream_told(bus: Bus, stream: str) -> dict[str, Any]:
     try:
         told: dict[str, Any] = json.loads((await bus.request(subjects.stream_info(stream))).data)
     except NoRespondersError as error:
-        raise StorageError(f"the server does not tell of stream {stream}: is JetStream enabled there?") from error
+        raise StorageError(f"the server gives no state of stream {stream}: is JetStream enabled there?") from error
     wrong = told.get("error")
     if wrong is not None and wrong.get("code") == _NOT_FOUND:
         raise StreamNotFoundError(f"there is no stream {stream}")

@@ -51,7 +51,7 @@ class CertificateFolder:
     def of_server(self, name: str) -> Path:
         """The folder of that server. Raises InvalidNameError."""
         if _NAME.fullmatch(name) is None:
-            raise InvalidNameError(f"{name!r} is no name of a server: use letters, digits, '.', '_' or '-'")
+            raise InvalidNameError(f"{name!r} is not a name of a server: use letters, digits, '.', '_' or '-'")
         return self._folder / _SERVERS / name
 
     def ensure(self, name: str, hosts: Sequence[str], *, now: datetime | None = None) -> Path:

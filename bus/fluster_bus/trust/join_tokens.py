@@ -66,7 +66,7 @@ def _read(path: Path) -> str:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             text = file.read(_MAX_BYTES).decode("utf-8", "replace").strip()
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "it is no path"
+        why = getattr(error, "strerror", None) or "it is not a path"
         raise CredentialsError(
             f"what is given as a join token is none, and as a file it cannot be read ({why}): take what `fluster token create` printed"
         ) from error

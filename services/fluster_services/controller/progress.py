@@ -39,7 +39,7 @@ class ProgressBoard:
         """The namespace is not there any more."""
         heard = self._heard.pop(namespace, None)
         if heard is not None:
-            self._controller.bus.spawn(heard.unsubscribe(), f"end of what is told of namespace {namespace}")
+            self._controller.bus.spawn(heard.unsubscribe(), f"end of the progress of namespace {namespace}")
         for key in [key for key in self._told if key.namespace == namespace]:
             del self._told[key]
 

@@ -27,7 +27,7 @@ _PAUSE_S = 1.0
 _EVENTS_A_MINUTE = 20  # of one namespace: what its jobs write there without end must not push out all its other events
 _MINUTE_S = 60.0
 _NO_JOB = "refused"  # in the place of a job's id, in events
-_REASON = "refused: it is no record of an endpoint"
+_REASON = "refused: it is not a record of an endpoint"
 
 
 class UnreadableRecords:
@@ -69,7 +69,7 @@ class UnreadableRecords:
                         async for other in others:
                             await self._remove(controller, namespace, other)
             except BusError as error:
-                self._faults.warning("what is no record of %s's registry is removed later: %s", namespace, error)
+                self._faults.warning("what is not a record of %s's registry is removed later: %s", namespace, error)
                 self._wake.set()
                 await controller.bus.wait_connected()
                 await asyncio.sleep(_PAUSE_S)

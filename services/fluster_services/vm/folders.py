@@ -38,7 +38,7 @@ def checked_folders(folders: Iterable[str | Path], *, engine: str) -> tuple[Shar
         if not path.is_absolute():
             raise ValueError(f"folders has {given!r}: give the whole path, such as {str(path.absolute())!r}")
         if not path.is_dir():
-            raise ValueError(f"folders has {given!r}, which is {'no folder' if path.exists() else 'not there'}")
+            raise ValueError(f"folders has {given!r}, which is {'not a folder' if path.exists() else 'not there'}")
         shared = SharedFolder(path, path.resolve())
         if is_in_or_around(shared.source, secret):
             raise ValueError(f"folders has {given!r}, which shows what is a container engine's: no VM may see that")

@@ -102,7 +102,7 @@ def _cpus(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value <= MAX_CPUS:
-        raise ValueError(f"{text!r} are no CPUs: give a number, such as 8")
+        raise ValueError(f"{text!r} is not a number of CPUs: give a number, such as 8")
     return value
 
 

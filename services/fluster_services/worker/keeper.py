@@ -212,7 +212,7 @@ class _Keeper:
         try:
             return ProgressWatch(self._selector, self._timers, self._task_folder)
         except OSError as error:  # a full disk, or one without pipes: the task runs all the same
-            self._complain(f"no progress can be told: {error}")
+            self._complain(f"no progress can be reported: {error}")
             return None
 
     # Signals and deaths

@@ -70,4 +70,4 @@ class ProgressPump:
         try:
             await self._bus.publish(subject, report.to_json())
         except BusError as error:
-            log.info("the progress of %s.%d is told later: %s", report.job_id, report.task, error)
+            log.info("the progress of %s.%d is reported later: %s", report.job_id, report.task, error)

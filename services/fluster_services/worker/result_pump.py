@@ -75,7 +75,7 @@ class _ResultFile(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         if whence != io.SEEK_SET:
-            raise io.UnsupportedOperation("a place in it is told from its start")
+            raise io.UnsupportedOperation("a place in it is counted from its start")
         self._place = offset
         return offset
 

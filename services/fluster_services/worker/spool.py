@@ -238,7 +238,7 @@ def read_spool(
                 return [], start_offset
             block += more
             if len(block) > max_bytes + _MAX_RECORD_BYTES:
-                raise SpoolError(f"{path}: what begins at offset {start_offset} is no record: it does not end")
+                raise SpoolError(f"{path}: what begins at offset {start_offset} is not a record: it does not end")
     records: list[SpoolRecord] = []
     offset = start_offset
     stream: Stream = "stdout"
@@ -250,7 +250,7 @@ def read_spool(
                 moment = datetime.fromisoformat(stamp.decode()).timestamp()
                 stream = _STREAMS[name]
             except (ValueError, KeyError, OverflowError, OSError) as cause:  # of a time that is none, too
-                raise SpoolError(f"{path}: {line[:80]!r} at offset {offset} is no record") from cause
+                raise SpoolError(f"{path}: {line[:80]!r} at offset {offset} is not a record") from cause
             head, is_partial = line[: len(line) - len(text)], tag == b"P"
         records.append(SpoolRecord(offset, moment, stream, line[len(head) :].decode("utf-8", "replace"), is_partial))
         offset += len(line) + 1

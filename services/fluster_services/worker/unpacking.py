@@ -28,7 +28,7 @@ _MAX_ENTRY_BYTES = 46 + 4_096  # of the index: what is fixed, and a name as long
 class UnpackError(LaunchError):
     """The archive cannot be unpacked.
 
-    ├── ArchiveBrokenError     it is no zip archive, or a damaged one
+    ├── ArchiveBrokenError     it is not a zip archive, or a damaged one
     ├── UnsafeMemberError      something in it would get out of the folder, or is no plain file
     ├── TooManyFilesError
     ├── TooLargeError
@@ -37,7 +37,7 @@ class UnpackError(LaunchError):
 
 
 class ArchiveBrokenError(UnpackError):
-    """It is no zip archive, or a damaged one."""
+    """It is not a zip archive, or a damaged one."""
 
 
 class UnsafeMemberError(UnpackError):
@@ -86,12 +86,12 @@ def _check_index(archive: Path, limits: WorkspaceLimits) -> None:
     with archive.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         if size < _END.size:
-            raise ArchiveBrokenError(f"workspace {archive} is no zip archive: it has {size} bytes")
+            raise ArchiveBrokenError(f"workspace {archive} is not a zip archive: it has {size} bytes")
         file.seek(max(0, size - _END.size - _END64_LOCATOR_BYTES))
         tail = file.read()
     mark, *_numbers, count, index_bytes, _offset, comment_bytes = _END.unpack(tail[-_END.size :])
     if mark != _END_MARK or comment_bytes:
-        raise ArchiveBrokenError(f"workspace {archive} is no zip archive, or has a comment at its end")
+        raise ArchiveBrokenError(f"workspace {archive} is not a zip archive, or has a comment at its end")
     if tail[: -_END.size].startswith(_END64_LOCATOR_MARK):
         raise TooLargeError(f"workspace {archive} is an archive in the form for more than 65,535 files or 4 GiB")
     if count > limits.files:
@@ -120,7 +120,7 @@ def _check_members(members: list[zipfile.ZipInfo], packed_bytes: int, limits: Wo
         for parent in path.parents:
             above = seen.get(parent)
             if above is not None and not above.is_dir():
-                raise UnsafeMemberError(f"the workspace has {str(path)!r} below {str(parent)!r}, which is no folder")
+                raise UnsafeMemberError(f"the workspace has {str(path)!r} below {str(parent)!r}, which is not a folder")
 
 
 def _mode(member: zipfile.ZipInfo) -> int:
@@ -136,7 +136,7 @@ def _check_member(member: zipfile.ZipInfo) -> PurePosixPath:
     shown, mode = repr(member.orig_filename[:200]), _mode(member)
     parts = member.orig_filename.removesuffix("/").split("/")
     if "\0" in member.orig_filename or "" in parts or not {".", ".."}.isdisjoint(parts):
-        raise UnsafeMemberError(f"the workspace has {shown}, which is no path within a folder")
+        raise UnsafeMemberError(f"the workspace has {shown}, which is not a path within a folder")
     if len(parts) > _MAX_DEPTH:
         raise UnsafeMemberError(f"the workspace has {shown}, which lies more than {_MAX_DEPTH} folders deep")
     kind = stat.S_IFMT(mode)  # 0 where the packer knows of no modes
@@ -172,7 +172,9 @@ def _link(packed: zipfile.ZipFile, member: zipfile.ZipInfo, folder: Path) -> Non
         raise UnsafeMemberError(f"the workspace has the link {member.filename!r} to a path that is too long")
     target = packed.read(member).decode()
     if not target or target.startswith("/") or "\0" in target:
-        raise UnsafeMemberError(f"the workspace has the link {member.filename!r} to {target!r}, which is no path in it")
+        raise UnsafeMemberError(
+            f"the workspace has the link {member.filename!r} to {target!r}, which is not a path in it"
+        )
     path = folder / member.filename
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to(target)
