@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from fluster_bus import subjects
 from fluster_bus.names import SYSTEM_NAMESPACE
-from fluster_bus.object_kinds import BUNDLES, PAYLOADS
+from fluster_bus.object_kinds import BUNDLES, PAYLOADS, REQUESTS
 from fluster_bus.roles import Permissions, Role
 from fluster_bus.subjects import OWN_NAME, OWN_NAMESPACE
 
@@ -121,6 +121,7 @@ def _keeps_tasks(namespace: str) -> tuple[str, ...]:
         subjects.watch_progress(namespace),
         subjects.inboxes_of(namespace),  # of its clients, and of operators who ask there
         *(subjects.objects_of_all(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
+        subjects.objects_of_all(REQUESTS.name, namespace),  # to be written; what is there only services read
         *(subject for stream in streams for subject in _with_below(subjects.direct_get(stream))),
     )
 
@@ -142,6 +143,7 @@ def _speaks_for(namespace: str) -> tuple[str, ...]:
         subjects.workers_list(namespace),
         subjects.secrets(namespace),  # to be written; what is there only services read
         *(subjects.objects_of_all(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
+        subjects.objects_of_all(REQUESTS.name, namespace),  # to be written; what is there only services read
         *(subject for stream in streams for subject in _with_below(subjects.direct_get(stream))),
     )
 
@@ -195,6 +197,7 @@ def _asks(namespace: str) -> tuple[str, ...]:
         f"{subjects.direct_get(seats)}.{subjects.bucket_key(subjects.actors_bucket(namespace), subjects.seat_key_of_any())}",
         subjects.secrets(namespace),  # to be written; what is there only services read
         *(subjects.objects_of_all(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
+        subjects.objects_of_all(REQUESTS.name, namespace),  # to be written; what is there only services read
         *(subject for stream in streams for subject in _with_below(subjects.direct_get(stream))),
         # Never those of the cluster's own: a forged reply there could pass for a service's word.
         subjects.inboxes_of(namespace),

@@ -12,6 +12,7 @@ class ObjectKind:
 
     name: str
     kept_s: int
+    is_shared: bool = True  # else each is its writer's alone, and is stored whatever is there
 
     @property
     def shown_time(self) -> str:
@@ -26,3 +27,4 @@ class ObjectKind:
 
 BUNDLES = ObjectKind("bundles", 7 * 86_400)
 PAYLOADS = ObjectKind("payloads", 4 * 3_600)
+REQUESTS = ObjectKind("requests", 7 * 86_400, is_shared=False)  # of jobs that wait to be recorded

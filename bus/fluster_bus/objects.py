@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import io
 import itertools
+import json
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -91,7 +92,7 @@ class ObjectStore:
             raise ObjectTooLargeError(f"the object has {size:,} bytes, over the limit of {MAX_OBJECT_BYTES:,}")
         if size > SURE_OBJECT_BYTES:
             await self._check_share(size)
-        if await self._is_fresh(sha256):
+        if self.kind.is_shared and await self._is_fresh(sha256):
             return
         sequences: list[int] = []
         for batch in _batches(enumerate(chunks)):
@@ -153,6 +154,12 @@ class ObjectStore:
         found = io.BytesIO()
         await self._write_chunks(found, sha256, await self._manifest(sha256, max_bytes))
         return found.getvalue()
+
+    async def remove(self, sha256: str) -> None:
+        """Remove an object. Only whoever may change streams can, and of kinds whose stream allows it. Raises BusError."""
+        stream = subjects.objects_stream(self.kind.name, self.namespace)
+        request = json.dumps({"filter": subjects.object_messages(self.kind.name, self.namespace, sha256)}).encode()
+        await self.bus.request(subjects.stream_purge(stream), request)
 
     async def settle(self) -> None:
         """Return when all copies of what is stored have it, or after a moment. Only whoever may ask about streams can."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from fluster_bus import subjects
 from fluster_bus.errors import NamespaceFullError, StorageError
-from fluster_bus.object_kinds import BUNDLES, PAYLOADS, ObjectKind
+from fluster_bus.object_kinds import BUNDLES, PAYLOADS, REQUESTS, ObjectKind
 from fluster_bus.roles import MAX_PAYLOAD_BYTES
 
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -22,7 +22,7 @@ SYSTEM_BYTES = _GIB
 # What lies in that: the rest is for what operators make there themselves.
 SUBMITTED_BYTES, WORKERS_BYTES, CONTROLLERS_BYTES, JOINS_BYTES = 768 * _MIB, 64 * _MIB, 8 * _MIB, 16 * _MIB
 NAMESPACES_BYTES = 8 * _MIB
-# Of a message in the queue of submissions, with its headers, and of a request in one. What is larger lies among the payloads of
+# Of a message in the queue of submissions, with its headers, and of a request in one. What is larger lies in a share of
 # its namespace: so a bound on how many wait is one on their bytes too.
 MAX_SUBMISSION_BYTES = 32 << 10
 MAX_INLINE_BYTES = MAX_SUBMISSION_BYTES - (1 << 10)
@@ -65,7 +65,8 @@ SHARES: Mapping[str, Share] = {
     "calls": Share(1, 9 * _MIB, refuses=True, setting="FLUSTER_CALLS_BUDGET"),  # each up to 8 MiB, as is set
     "secrets": Share(1, _MIB, refuses=True),  # 64 KiB of a job
     BUNDLES.name: Share(10, 16 * _MIB, refuses=False, shrinks=True),
-    PAYLOADS.name: Share(10, 16 * _MIB, refuses=False, shrinks=True),
+    PAYLOADS.name: Share(9, 16 * _MIB, refuses=False, shrinks=True),
+    REQUESTS.name: Share(1, 9 * _MIB, refuses=True),  # each up to 8 MiB
     "results": Share(4, 68 * _MIB, refuses=False, setting="FLUSTER_RESULTS_BUDGET"),  # 64 MiB of a task
     "logs": Share(4, 9 * _MIB, refuses=False, setting="FLUSTER_LOGS_BUDGET"),  # a message
     "events": Share(4, 9 * _MIB, refuses=False, setting="FLUSTER_EVENTS_BUDGET"),
@@ -97,6 +98,7 @@ class NamespaceBounds:
     max_secrets: int | None = None  # jobs that have some; beyond them they are refused
     workspaces_kept_s: float | None = None
     payloads_kept_s: float | None = None
+    requests_kept_s: float | None = None  # of jobs that are not recorded yet
 
     def __post_init__(self) -> None:
         other = {
@@ -105,6 +107,7 @@ class NamespaceBounds:
             "max_secrets": _COUNT,
             "workspaces_kept_s": _kept(BUNDLES),
             "payloads_kept_s": _kept(PAYLOADS),
+            "requests_kept_s": _kept(PAYLOADS),  # as long as requests were kept before they had a stream
         }
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -242,7 +245,8 @@ def object_limit(share_bytes: int, most: int) -> int:
 
 def object_limits(sizes: Mapping[str, int], most: int) -> dict[str, int]:
     """{kind: its largest object} where the shares have these sizes."""
-    return {name: object_limit(size, most) for name, size in sizes.items() if SHARES[name].shrinks}
+    limits = {name: object_limit(size, most) for name, size in sizes.items() if SHARES[name].shrinks}
+    return limits | {REQUESTS.name: object_limit(sizes[REQUESTS.name], MAX_PAYLOAD_BYTES)}
 
 
 # Of any kind: a share that holds no more than this would be too small for its namespace to be made.

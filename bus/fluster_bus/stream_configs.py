@@ -14,7 +14,7 @@ from nats.js.api import (
 )
 
 from fluster_bus import subjects
-from fluster_bus.object_kinds import BUNDLES, PAYLOADS, ObjectKind
+from fluster_bus.object_kinds import BUNDLES, PAYLOADS, REQUESTS, ObjectKind
 from fluster_bus.objects import CHUNK_BYTES, MAX_MESSAGES
 from fluster_bus.results import RESULT_CHUNK_BYTES
 from fluster_bus.secret_store import MAX_SECRETS_BYTES
@@ -131,6 +131,9 @@ def _chunks(
     )
 
 
+_MAX_REQUESTS = 16_384  # of a namespace, of one chunk each; it is their size that bounds them
+
+
 def _objects(kind: ObjectKind, namespace: str, max_bytes: int, kept_s: float | None) -> StreamConfig:
     return _chunks(
         subjects.objects_stream(kind.name, namespace),
@@ -140,6 +143,19 @@ def _objects(kind: ObjectKind, namespace: str, max_bytes: int, kept_s: float | N
         max_bytes=max_bytes,
         max_msgs=MAX_MESSAGES,
         deny_purge=True,
+    )
+
+
+def _requests(namespace: str, max_bytes: int, kept_s: float | None) -> StreamConfig:
+    return _chunks(
+        subjects.objects_stream(REQUESTS.name, namespace),
+        subjects.objects_of_all(REQUESTS.name, namespace),
+        chunk_bytes=CHUNK_BYTES,
+        kept_s=kept_s or REQUESTS.kept_s,
+        discard=DiscardPolicy.NEW,  # a job that is not recorded yet needs its own
+        max_bytes=max_bytes,
+        max_msgs=_MAX_REQUESTS * 2,
+        # Purging is allowed: each goes when its job is recorded.
     )
 
 
@@ -231,6 +247,10 @@ def namespace_streams(namespace: str, sizes: Mapping[str, int], bounds: Namespac
         PAYLOADS.name: (
             _objects(PAYLOADS, namespace, sizes[PAYLOADS.name], bounds.payloads_kept_s),
             {"max_age": bounds.payloads_kept_s},
+        ),
+        REQUESTS.name: (
+            _requests(namespace, sizes[REQUESTS.name], bounds.requests_kept_s),
+            {"max_age": bounds.requests_kept_s},
         ),
         "results": (
             _results(namespace, sizes["results"], bounds.results_kept_s),

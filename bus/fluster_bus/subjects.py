@@ -124,6 +124,10 @@ def is_object_part(subject: str, kind: str, namespace: str, sha256: str) -> bool
     return subject.startswith(f"{_object(kind, namespace, sha256)}.")
 
 
+def object_messages(kind: str, namespace: str, sha256: str) -> str:
+    return f"{_object(kind, namespace, sha256)}.{ANY_TAIL}"  # fluster.default.requests.9f86d0….>
+
+
 def _object(kind: str, namespace: str, sha256: str) -> str:
     return f"{_ROOT}.{_ns(namespace)}.{check_name('kind', kind)}.{check_name('SHA-256', sha256)}"
 
@@ -603,6 +607,7 @@ STREAM_INPUTS = (
     f"{_ROOT}.*.events.{ANY_TAIL}",
     f"{_ROOT}.*.bundles.{ANY_TAIL}",
     f"{_ROOT}.*.payloads.{ANY_TAIL}",
+    f"{_ROOT}.*.requests.{ANY_TAIL}",
     f"{_ROOT}.*.results.{ANY_TAIL}",
     f"{_ROOT}.*.secrets.{ANY_TOKEN}",
     f"{_ROOT}.*.durable.{ANY_TAIL}",

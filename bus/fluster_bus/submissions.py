@@ -20,7 +20,7 @@ from fluster_bus.errors import DisconnectedError
 from fluster_bus.messages.submissions import StoredRequest
 from fluster_bus.retries import retried
 from fluster_bus.store_errors import store_error
-from fluster_bus.submitting import read_request
+from fluster_bus.submitting import forget_request, read_request
 
 if TYPE_CHECKING:
     from fluster_bus.bus import Bus
@@ -52,6 +52,12 @@ class Submission:
         """The JSON of the request: the message itself, or what that says is stored. Raises as `read_request`."""
         stored = StoredRequest.in_place_of_request(message)
         return message if stored is None else await read_request(self._bus, self.namespace, stored)
+
+    async def forget_request(self, message: bytes) -> None:
+        """Have what the message says is stored removed: it is recorded or refused. Raises BusError."""
+        stored = StoredRequest.in_place_of_request(message)
+        if stored is not None:
+            await forget_request(self._bus, self.namespace, stored)
 
     async def message(self) -> bytes:
         """What was submitted, from the stream if it is not held here. Raises StorageError when it is not there any more."""

@@ -111,6 +111,11 @@ CONTROLLER_SETTINGS = (
     Setting(
         "FLUSTER_PAYLOADS_KEPT_S", "SECONDS", "Stored arguments and results are kept, 14400 at least. Default: 14400."
     ),
+    Setting(
+        "FLUSTER_REQUESTS_KEPT_S",
+        "SECONDS",
+        "Large requests of jobs that are not recorded yet are kept, 14400 at least. Default: 604800.",
+    ),
     Setting("FLUSTER_SECRETS_KEPT_S", "SECONDS", "Secrets of a job are kept at most. Default: 2592000."),
     Setting(
         "FLUSTER_MAX_SECRETS", "COUNT", "Jobs of a namespace that have some; those of more are refused. Default: 20000."

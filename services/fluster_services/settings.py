@@ -99,6 +99,7 @@ SETTINGS: Mapping[type[Any], Sequence[Setting]] = {
         Setting("FLUSTER_MAX_SECRETS", "max_secrets", _count),
         Setting("FLUSTER_WORKSPACES_KEPT_S", "workspaces_kept_s", _seconds),
         Setting("FLUSTER_PAYLOADS_KEPT_S", "payloads_kept_s", _seconds),
+        Setting("FLUSTER_REQUESTS_KEPT_S", "requests_kept_s", _seconds),
     ],
     Replication: [Setting(REPLICAS_SETTING, "replicas", _count)],
     CacheLimits: [

@@ -4,7 +4,7 @@ import json
 import sys
 
 import fluster
-from fluster import Cluster, Entrypoint, JobRequest, ResourceConfig, WorkerPool, actor, deploy
+from fluster import Cluster, Entrypoint, EnvironmentConfig, JobRequest, ResourceConfig, WorkerPool, actor, deploy
 
 SMALL = ResourceConfig.with_cpu(1, memory="128MiB")
 
@@ -40,6 +40,8 @@ def main() -> None:
         called = cluster.launch(
             JobRequest(name="called", entrypoint=Entrypoint(callable=where, args=()), resources=SMALL)
         )
+        environment = EnvironmentConfig(env_vars={"LARGE": "x" * 100_000})  # the queue takes no such request itself
+        large = cluster.launch(JobRequest(name="large", entrypoint=command, resources=SMALL, environment=environment))
         ended = cluster.wait(printed, timeout=60)
         counters = deploy(cluster, Counter, 100, resources=SMALL)
         counted = [counters.call().add(1), counters.submit().add(1).result(60), *counters.broadcast().add(10).results()]
@@ -52,6 +54,7 @@ def main() -> None:
         said = {
             "release": fluster.__file__,
             "status": ended.status,
+            "large": cluster.wait(large, timeout=60).status,
             "output": [line.text for line in cluster.logs(printed)],
             "task_release": cluster.result(called),
             "counted": counted,

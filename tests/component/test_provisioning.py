@@ -63,7 +63,7 @@ async def test_what_is_full_refuses_or_drops_its_oldest(tmp_path: Path) -> None:
         await ensure_namespaces(bus, ["a"])
         refusing = {share for share in SHARES if (await _config(bus, share, "a")).discard == DiscardPolicy.NEW}
     assert refusing == {share for share, each in SHARES.items() if each.refuses}
-    assert refusing == {"jobs", "registry", "actors", "calls", "secrets"}
+    assert refusing == {"jobs", "registry", "actors", "calls", "secrets", "requests"}
 
 
 async def test_sizes_and_times_of_single_streams_go_before_their_shares(tmp_path: Path) -> None:

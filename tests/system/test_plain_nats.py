@@ -150,7 +150,7 @@ async def test_the_rest_is_asked(client: Client) -> None:
         "version": VERSION,
         "endpoint_lease_s": 10.0,
         "seat_lease_s": 10.0,
-        "object_bytes": {"bundles": 512 * MIB, "payloads": 512 * MIB},
+        "object_bytes": {"bundles": 512 * MIB, "payloads": 512 * MIB, "requests": 8 * MIB},
     }
     workers = (await ask(client, "fluster.default.workers.list"))["workers"]
     assert [worker["info"]["worker_id"] for worker in workers] == ["worker-0", "worker-1"]

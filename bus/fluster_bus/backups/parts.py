@@ -3,6 +3,7 @@
 They are read one after the other while the cluster runs. So that each agrees with those before it, though it tells of a later moment:
 
     submissions   first: what is not recorded yet is recorded later; what was meanwhile, the records tell
+    requests      as soon after the submissions as can be: they go as soon as their job is recorded
     events        before the records, which tell again what the leader has not published
     calls         before the actors' rows, which tell which of them are handled
     secrets       before the records and again after them: they go as soon as their job has ended
@@ -18,10 +19,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from fluster_bus import subjects
-from fluster_bus.object_kinds import BUNDLES, PAYLOADS
+from fluster_bus.object_kinds import BUNDLES, PAYLOADS, REQUESTS
 from fluster_bus.stream_bounds import stream_of
 
-_BEFORE = ("events", "calls", "secrets")
+_BEFORE = (REQUESTS.name, "events", "calls", "secrets")
 _JOBS = "jobs"
 _AFTER = ("actors", "registry", "results", "logs", BUNDLES.name, PAYLOADS.name)
 _READ_AGAIN = ("secrets",)

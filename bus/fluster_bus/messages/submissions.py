@@ -8,6 +8,7 @@ from pydantic import Field
 
 from fluster_bus.errors import InvalidMessageError
 from fluster_bus.messages.model import Message
+from fluster_bus.object_kinds import PAYLOADS, REQUESTS
 from fluster_bus.stream_bounds import MAX_INLINE_BYTES
 
 _MARK = b'"stored_request"'
@@ -15,10 +16,12 @@ _Text = Annotated[str, Field(max_length=1_000)]
 
 
 class StoredRequest(Message):
-    """A JobRequest that is stored among the payloads of its namespace."""
+    """A JobRequest that is stored among the requests of its namespace, or its payloads."""
 
     stored_request: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # its SHA-256
     size: int = Field(ge=0, le=1 << 40)  # of its JSON; what is stored may not be larger
+    # Among what it is stored. Older clients, and those of older controllers, have it among the payloads.
+    kind: Annotated[str, Field(pattern=f"^({PAYLOADS.name}|{REQUESTS.name})$")] = PAYLOADS.name
     # As in the request: for who reads the queue.
     name: _Text = ""
     job_id: _Text | None = None

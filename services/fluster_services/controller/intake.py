@@ -31,9 +31,10 @@ from fluster_bus.fault_log import FaultLog, one_bounded_line
 from fluster_bus.messages import JobId, JobRecord, JobRequest, Namespace, RefusedJob, TaskRecord
 from fluster_bus.messages.jobs import MAX_REQUEST_BYTES
 from fluster_bus.messages.records import QUOTA_EXCEEDED
+from fluster_bus.messages.submissions import StoredRequest
 from fluster_bus.names import MAX_NAME_LENGTH, check_name
 from fluster_bus.retries import retried
-from fluster_bus.submissions import Submission, first_unsettled, submissions
+from fluster_bus.submissions import Submission, first_unsettled, is_waiting, submissions
 from fluster_bus.tables import Row
 from fluster_services import capacity, lifecycle
 from fluster_services.controller import conflicts, dependencies
@@ -143,6 +144,21 @@ class Intake:
             log.warning("submission %d waits: %s", submission.sequence, error)
             return
         self._remember(submission.sequence, refused)
+        try:
+            await submission.forget_request(message)
+        except (BusError, InvalidNameError) as error:
+            log.info("the request of submission %d goes after its time: %s", submission.sequence, error)
+
+    async def _was_recorded(self, submission: Submission, message: bytes) -> bool:
+        """Whether the controller that had the lead before has done all that the submission asks for, and removed its request."""
+        stored = StoredRequest.in_place_of_request(message)
+        if stored is None:
+            return False
+        job_id = stored.job_id or default_job_id(stored.name, submission.sequence)
+        row = await self._controller.records[Namespace(submission.namespace)].get(check_name("job id", job_id))
+        if row is not None and isinstance(row.value, JobRecord) and row.value.order == submission.sequence:
+            return True
+        return not await is_waiting(self._controller.bus, submission.sequence)
 
     async def _record(self, submission: Submission, message: bytes) -> None:
         namespace = Namespace(submission.namespace)
@@ -156,13 +172,18 @@ class Intake:
                 f"the request has {submission.size:,} bytes, over the limit of {MAX_REQUEST_BYTES:,}: "
                 "pass a path or a name, and load the data inside the job"
             )
-        request = JobRequest.from_json(await submission.request(message))
+        try:
+            request = JobRequest.from_json(await submission.request(message))
+        except ObjectNotFoundError:
+            if await self._was_recorded(submission, message):
+                return
+            raise
         if weighs_more(request.resources, MAX_BODY_BYTES):
             raise MessageTooLargeError(
                 f"resources of job {request.name} take more than {MAX_BODY_BYTES:,} bytes, and each task has them: "
                 "name fewer of them"
             )
-        job_id = request.job_id or JobId(f"{request.name[: MAX_NAME_LENGTH - 20]}-{submission.sequence}")
+        job_id = request.job_id or default_job_id(request.name, submission.sequence)
         if job_id == subjects.LEADER_KEY:
             raise InvalidNameError(f"invalid job id {job_id!r}: the cluster itself has that key; choose another")
         job = lifecycle.new_job(namespace, job_id, request, order=submission.sequence, now=time.time())
@@ -554,6 +575,11 @@ _REFUSED = (
     UnknownDependencyError,
     UnknownNamespaceError,
 )
+
+
+def default_job_id(name: str, sequence: int) -> JobId:
+    """Of a job whose request names none."""
+    return JobId(f"{name[: MAX_NAME_LENGTH - 20]}-{sequence}")
 
 
 def _claimed_id(data: bytes) -> JobId | None:
