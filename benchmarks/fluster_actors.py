@@ -40,10 +40,14 @@ def work() -> actor_work.Figures:
                 for future in [workers.submit(abs, each) for each in range(TASKS)]:
                     future.result()
 
+            def by_map() -> None:
+                workers.map(abs, range(TASKS)).results()
+
             def in_chunks() -> None:
                 workers.map(abs, range(TASKS), chunksize=TASKS // ACTORS).results()
 
             figures["tasks"] = TASKS / median_s(one_by_one, actor_work.TASK_ROUNDS, warm_up=1)
+            figures["map"] = TASKS / median_s(by_map, actor_work.TASK_ROUNDS, warm_up=1)
             figures["tasks_in_chunks"] = TASKS / median_s(in_chunks, actor_work.TASK_ROUNDS, warm_up=1)
     measured = payloads.measure()
     return {
