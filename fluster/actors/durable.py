@@ -116,7 +116,8 @@ class DurableActor:
         self._log = CallLog(max(before.sequence, self._state.sequence))
         if self._state.sequence > before.sequence:
             self._unanswered = self._state.sequence
-        elif before.answer is not None:  # it may not have been sent
+        elif before.answer is not None and subjects.is_inbox(before.answer.subject):
+            # It may not have been sent. Where it goes each job of the namespace may have written, and this process may have more rights.
             kept = before.answer
             self._outbox.add(Reply(kept.subject, self._instance, 0, kept.ok, kept.payload))
 

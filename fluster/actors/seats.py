@@ -105,7 +105,7 @@ class Seat:
         """See who writes the seat."""
         while True:
             try:
-                async with aclosing(self._table.watch(self._key)) as changes:
+                async with aclosing(self._table.watch(self._key, passed=self._on_unreadable)) as changes:
                     async for change in changes:
                         if isinstance(change, Row):
                             self._on_row(change)
@@ -134,6 +134,12 @@ class Seat:
         if seat.instance != self._me.instance:
             self._is_alive = self._caught_up
             self._other = seat
+
+    def _on_unreadable(self, revision: int) -> None:
+        """What was written there is no seat, so it belongs to no instance: else it would hold the name for ever."""
+        self._other = None
+        self._view.on_free(revision, now=self._clock())
+        self._tell()
 
     def _on_interruption(self) -> None:
         self._view.on_interruption(now=self._clock())

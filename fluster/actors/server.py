@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from queue import SimpleQueue
 
 from fluster.actors.clock import SYSTEM_CLOCK, Clock
@@ -21,6 +22,7 @@ from fluster.cluster.identity import KILL_GRACE
 from fluster.cluster.portal import Portal
 from fluster.errors import ActorGivenUpError, SupersededError
 from fluster_bus.blocked_waits import wait_for_item
+from fluster_bus.errors import ClosedError
 from fluster_bus.messages import EndpointId
 from fluster_bus.names import check_name
 from fluster_bus.registry import new_endpoint_id
@@ -140,7 +142,8 @@ class ActorServer:
 
     def _give_up(self, served: Served, reason: ActorGivenUpError | SupersededError) -> None:
         if not self._cluster.portal.loop.is_closed():
-            self._cluster.portal.run(self._host.withdraw, served)
+            with suppress(ClosedError):  # the cluster object is closed meanwhile, and takes all of its actors with it
+                self._cluster.portal.run(self._host.withdraw, served)
         self._ends.put(reason)
 
     def serve(self) -> None:

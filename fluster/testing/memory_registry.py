@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Generic, TypeVar, cast
 
 from fluster.testing.memory_bus import matches
@@ -61,7 +61,10 @@ class MemoryTable(Generic[Record]):
         for row in await self.rows(keys):
             yield row
 
-    async def watch(self, keys: str = subjects.ANY_TAIL) -> AsyncGenerator[Row[Record] | Deleted | CaughtUp]:
+    async def watch(
+        self, keys: str = subjects.ANY_TAIL, *, passed: Callable[[int], None] | None = None
+    ) -> AsyncGenerator[Row[Record] | Deleted | CaughtUp]:
+        del passed  # every record can be read
         unread: asyncio.Queue[Row[Record] | Deleted] = asyncio.Queue()
         self._watches[unread] = keys
         try:
