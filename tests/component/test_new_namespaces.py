@@ -73,8 +73,7 @@ async def _health(operator: Bus) -> WorkerHealth:
 
 
 async def _is_served(operator: Bus) -> bool:
-    async with await AsyncCluster.connect(operator.address, NS) as cluster:
-        workers = await cluster.list_workers()
+    workers = await AsyncCluster(operator, NS).list_workers()
     return [each.info.total.namespaces for each in workers] == [(NS, TEAM)]
 
 
@@ -141,6 +140,28 @@ async def test_a_signed_worker_begins_to_serve_what_its_credentials_name_when_th
             offer = Offer(namespace=TEAM, job_id=JobId("none"), task=0, attempt=1, revision=1)
             reply = await operator.ask(subjects.worker_verb("w1", "offer"), offer, OfferReply, timeout_s=10)
             assert (reply.accepted, reply.reason) == (False, "no such record here")
+        finally:
+            await operator.close()
+            await controller.stop()
+
+
+async def test_a_server_with_passwords_is_waited_for_until_it_lets_the_worker(start_worker: StartWorker) -> None:
+    with EmbeddedServer(namespaces=(NS,)) as server:
+        controller = await RunningController(server, IMPATIENT).start()
+        operator = await Bus.connect(server.credentials(Role.OPERATOR), name="operator")
+        try:
+            folder = await start_worker(server.credentials(Role.WORKER), server.credentials(Role.JOB, NS))
+            BusAddress(server.credentials(Role.JOB, NS).url, "job_team-a", "p").save(folder / "job_team-a.json")
+
+            async def told() -> bool:
+                problem = " ".join((await _health(operator)).problems)
+                return "worker w1 cannot serve namespace 'team-a' yet: the server does not let it; make the" in problem
+
+            await wait_until_async(told)
+            assert not await _is_served(operator)
+            server.add_namespace(TEAM)
+            await wait_until_async(lambda: _is_served(operator))
+            assert (await _health(operator)).problems == ()
         finally:
             await operator.close()
             await controller.stop()
