@@ -56,6 +56,16 @@ def test_who_has_more_is_told_who_goes_first_and_by_what() -> None:
     assert cluster.who_goes_first(ours) is None, "nothing of another namespace is left in a line"
 
 
+def test_of_several_namespaces_that_go_first_the_first_is_named() -> None:
+    cluster, third = Tenants(), Namespace("third")
+    ours = cluster.submit("ours", 1)
+    cluster.claim(cluster.submit("held-by-third", 2, namespace=third), B)
+    cluster.submit("thirds", 1, namespace=third)
+    cluster.submit("theirs", 1, namespace=THEIRS)
+    told = "namespace other goes first: it holds 0 % of the cluster, default 50 %, equal weights"
+    assert cluster.who_goes_first(ours) == told
+
+
 def test_what_waits_for_its_quota_is_told_so_until_there_is_room_in_it() -> None:
     cluster = Tenants()
     ours, theirs = cluster.submit("ours", 1), cluster.submit("theirs", 1, namespace=THEIRS)

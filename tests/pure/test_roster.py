@@ -212,3 +212,22 @@ def test_who_left_is_not_waited_for_whatever_becomes_of_what_it_held() -> None:
     cluster.roster.on_registered(_info("a"), now=101.0)  # it is back
     assert cluster.roster.dead() == []
     assert cluster.roster.take_lost(now=111.0) == [a]
+
+
+def test_what_all_have_together_follows_each_that_comes_changes_and_leaves() -> None:
+    roster = Roster(Books(), Liveness(1e9))
+
+    def cpus_with(worker_id: str, cpu: float, *, draining: bool = False) -> float:
+        total = Capacity(cpu=cpu, memory=int(cpu) << 30)
+        roster.on_registered(registered_worker(WorkerId(worker_id), total, draining=draining), now=0.0)
+        roster.on_beat(WorkerId(worker_id), now=0.0, free=total)
+        assert roster.total().memory == roster.total().milli_cpus / 1000 * (1 << 30)
+        return roster.total().milli_cpus / 1000
+
+    assert cpus_with("a", 4) == 4
+    assert cpus_with("b", 2) == 6
+    assert cpus_with("a", 8) == 10
+    assert cpus_with("a", 8) == 10
+    assert cpus_with("b", 2, draining=True) == 8
+    roster.on_left(WorkerId("a"))
+    assert roster.total().milli_cpus == 0

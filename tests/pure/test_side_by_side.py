@@ -30,7 +30,9 @@ def test_each_work_is_held_against_each_peer_that_has_done_it() -> None:
 
 def test_a_map_is_held_against_the_one_way_in_which_peers_run_tasks() -> None:
     found = list(rows({"Fluster": _alike(24.0), "xoscar": {"tasks": 2.0}}))
-    assert [(row.against, row.ratio, row.target) for row in found if "map" in row.what] == [("xoscar 2/s", 12.0, "≥ 12")]
+    assert [(row.against, row.ratio, row.target) for row in found if "map" in row.what] == [
+        ("xoscar 2/s", 12.0, "≥ 12")
+    ]
 
 
 def test_without_peers_the_figures_stand_alone() -> None:
