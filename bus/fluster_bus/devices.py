@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 VISIBLE_DEVICES = {"gpu": "CUDA_VISIBLE_DEVICES", "tpu": "TPU_VISIBLE_CHIPS"}  # how a task is told which are its own
 MAX_CPUS, MAX_BYTES = 1e6, 1 << 60  # of a machine: what is above is a slip of the pen
@@ -16,16 +16,26 @@ ANY_MODEL = "any"  # of devices whose model was not given: they are for tasks th
 
 @dataclass(frozen=True)
 class Devices:
-    """Accelerators of one model, with the ids by which the system knows them."""
+    """Accelerators of one model, with the ids by which the system knows them, and those of other models beside them."""
 
     kind: str = "cpu"
     variant: str = "none"
     ids: tuple[str, ...] = ()
+    others: tuple[Devices, ...] = ()  # each of a model of its own, and without others
+
+    @property
+    def other_counts(self) -> tuple[tuple[str, int], ...]:
+        """(model, count) of the others, sorted."""
+        return tuple(sorted((each.variant, len(each.ids)) for each in self.others))
 
     def share(self, number: int, count: int) -> Devices:
         """What the one of that number gets when `count` share them as evenly as they can."""
-        begin, end = (len(self.ids) * each // count for each in (number, number + 1))
-        return Devices(self.kind, self.variant, self.ids[begin:end]) if end > begin else Devices()
+        shared = []
+        for each in (self, *self.others):
+            begin, end = (len(each.ids) * place // count for place in (number, number + 1))
+            if end > begin:
+                shared.append(Devices(each.kind, each.variant, each.ids[begin:end]))
+        return replace(shared[0], others=tuple(shared[1:])) if shared else Devices()
 
 
 def parse_gpus(text: str, visible: str | None) -> Devices:

@@ -66,7 +66,7 @@ def workers(context: typer.Context) -> None:
                 f"{worker.silent_for_s:.0f}s ago",
                 f"{worker.free.cpu:g}/{worker.info.total.cpu:g}",
                 f"{size(worker.free.memory)} of {size(worker.info.total.memory)}",
-                _devices(worker.free.devices, worker.info.total.devices, worker.info.total.variant),
+                _devices(worker.free, worker.info.total),
                 _others(worker.free, worker.info.total) or "-",
                 _tasks(worker.running, worker.info.total.tasks),
                 age(worker.info.started_at),
@@ -79,8 +79,11 @@ def workers(context: typer.Context) -> None:
     )
 
 
-def _devices(free: int, total: int, variant: str) -> str:
-    return f"{free}/{total} {variant}" if total else "-"
+def _devices(free: Capacity, total: Capacity) -> str:
+    left = dict(free.other_devices)
+    counts = [(total.variant, free.devices, total.devices)]
+    counts += [(model, left.get(model, 0), count) for model, count in total.other_devices]
+    return ", ".join(f"{has}/{count} {model}" for model, has, count in counts if count) or "-"
 
 
 def _others(free: Capacity, total: Capacity) -> str:

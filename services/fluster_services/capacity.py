@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from fluster_bus import subjects
 from fluster_bus.messages import Capacity, Namespace, ResourceConfig
@@ -19,7 +20,7 @@ from fluster_bus.messages.counted import DECIMALS, Counts, as_counts, combined, 
 from fluster_bus.messages.labels import as_words, given_labels, worker_named
 from fluster_bus.messages.resources import MIB
 
-ANY_VARIANT = "any"
+ANY_VARIANT, NO_VARIANT = "any", "none"
 _CPU_LEVELS = (0.0, 0.25, 0.5, *(float(1 << power) for power in range(13)))  # up to 4096
 _MEMORY_LEVELS = tuple(128 * MIB << power for power in range(16))  # 128 MiB to 4 TiB
 _COUNT_LEVELS = (1, 2, 4, 8, 16, 32, 64)
@@ -102,7 +103,7 @@ def fits(need: Capacity, free: Capacity) -> bool:
         and serves(need, free)
         and has_labels(need, free)
         and has_counts(need.resources, free.resources)
-        and (_has_devices(need, free))
+        and has_devices(need, free)
     )
 
 
@@ -112,11 +113,13 @@ def times_fit(need: Capacity, free: Capacity, most: int) -> int:
         return 0
     thousand, ten_thousand = 10**_DECIMALS, 10**DECIMALS
     left = dict(free.resources)
+    if need.devices:  # a task has devices of one model
+        counts = [count for model, count in models(free).items() if need.variant in (model, ANY_VARIANT)]
+        most = min(most, sum(count // need.devices for count in counts))
     kinds: tuple[tuple[int, int], ...] = (
         (round(need.cpu * thousand), math.floor(round(free.cpu * thousand, _DECIMALS))),
         (need.memory, free.memory),
         (need.disk, free.disk),
-        (need.devices, free.devices),
         *(() if free.tasks is None else ((need.tasks or 0, free.tasks),)),
         *((round(count * ten_thousand), round(left[name] * ten_thousand)) for name, count in need.resources),
     )
@@ -141,17 +144,50 @@ def has_counts(need: Counts, free: Counts) -> bool:
     return all(left.get(name, 0) >= count for name, count in need)
 
 
-def _has_devices(need: Capacity, free: Capacity) -> bool:
-    return need.devices == 0 or (need.devices <= free.devices and _same_device(need, free))
+def has_devices(need: Capacity, free: Capacity) -> bool:
+    """True when a worker with `free` has as many devices of one model as `need` asks for."""
+    if need.devices == 0:
+        return True
+    if need.device != free.device:
+        return False
+    if need.devices <= free.devices and need.variant in (free.variant, ANY_VARIANT):
+        return True
+    return any(need.devices <= count and need.variant in (model, ANY_VARIANT) for model, count in free.other_devices)
 
 
 def _devices(capacity: Capacity) -> str:
-    model = "" if capacity.variant == ANY_VARIANT else f" {capacity.variant}"
-    return f"{capacity.devices} x {capacity.device}{model}"
+    """`2 x gpu h100 + 1 x gpu a100`, each model that there is."""
+    found = [(model, count) for model, count in models(capacity).items() if count]
+    names = [f"{count} x {capacity.device}{'' if model == ANY_VARIANT else f' {model}'}" for model, count in found]
+    return " + ".join(names)
 
 
-def _same_device(need: Capacity, free: Capacity) -> bool:
-    return need.device == free.device and need.variant in (free.variant, ANY_VARIANT)
+def models(capacity: Capacity) -> dict[str, int]:
+    """{model: how many devices of it}, also those of which nothing is left."""
+    return {capacity.variant: capacity.devices, **dict(capacity.other_devices)}
+
+
+def device_count(capacity: Capacity) -> int:
+    """How many devices there are, of whatever model."""
+    others = capacity.other_devices
+    return capacity.devices + sum(count for _, count in others) if others else capacity.devices
+
+
+def most_of_a_model(capacity: Capacity) -> int:
+    """How many devices a task could have there at most."""
+    others = capacity.other_devices
+    return max((capacity.devices, *(count for _, count in others))) if others else capacity.devices
+
+
+def of_model(need: Capacity, free: Capacity) -> Capacity:
+    """What a worker with `free` gives for `need`: of devices of any model those of which fewest are left that are enough.
+
+    So the larger groups stay for tasks that want many.
+    """
+    if not need.devices or not free.other_devices or need.variant != ANY_VARIANT:
+        return need
+    enough = [(count, model) for model, count in models(free).items() if count >= need.devices]
+    return need.model_copy(update={"variant": min(enough)[1] if enough else free.variant})
 
 
 def minus(free: Capacity, need: Capacity) -> Capacity:
@@ -172,14 +208,37 @@ def plus_all(free: Capacity, needs: Iterable[Capacity]) -> Capacity:
 def _changed(free: Capacity, need: Capacity, sign: int) -> Capacity:
     return free.model_copy(
         update={
+            **(_changed_devices(free, need, sign) if need.devices or need.other_devices else {}),
             "cpu": round(free.cpu + sign * need.cpu, _DECIMALS),
             "memory": free.memory + sign * need.memory,
             "disk": free.disk + sign * need.disk,
-            "devices": free.devices + sign * need.devices,
             "tasks": None if free.tasks is None else free.tasks + sign * (need.tasks or 0),
             "resources": _changed_counts(free.resources, need.resources, sign) if need.resources else free.resources,
         }
     )
+
+
+def _changed_devices(free: Capacity, need: Capacity, sign: int) -> dict[str, Any]:
+    """The fields about devices. What has no model of its own adds up what each model has."""
+    if not free.other_devices and free.variant != NO_VARIANT:
+        return {"devices": free.devices + sign * device_count(need)}
+    left = models(free)
+    is_sum = free.variant == NO_VARIANT
+    of_any = 0
+    for model, count in models(need if is_sum else of_model(need, free)).items():
+        if is_sum or model in left:
+            left[model] = left.get(model, 0) + sign * count
+        else:
+            of_any += count
+    # Needs that were added up do not say who has devices of which model: workers give those first of which they have fewest.
+    for model in sorted(left, key=lambda each: (left[each], each)) if sign < 0 and of_any else ():
+        part = min(of_any, max(left[model], 0))
+        left[model] -= part
+        of_any -= part
+    left[free.variant] += sign * of_any
+    own = left.pop(free.variant)
+    others = tuple(sorted((model, count) for model, count in left.items() if count or not is_sum))
+    return {"devices": own, "other_devices": others}
 
 
 def _changed_counts(free: Counts, need: Counts, sign: int) -> Counts:
@@ -222,10 +281,14 @@ def _covered(free: Capacity) -> Iterator[CapacityClass]:
     if free.tasks is not None and free.tasks < 1:
         return
     kinds: list[tuple[str, str, int]] = [("cpu", "none", 0)]
-    if free.devices:
-        variants = {free.variant, ANY_VARIANT}
+    most = most_of_a_model(free)
+    if most:
+        variants = {**models(free), ANY_VARIANT: most}
         kinds += [
-            (free.device, variant, count) for variant in variants for count in _COUNT_LEVELS if count <= free.devices
+            (free.device, variant, count)
+            for variant, has in variants.items()
+            for count in _COUNT_LEVELS
+            if count <= has
         ]
     cpus = [cpu for cpu in _CPU_LEVELS if cpu <= free.cpu]
     memories = [memory for memory in _MEMORY_LEVELS if memory <= free.memory]
@@ -239,7 +302,7 @@ def describe(need: Capacity) -> str:
     parts = [cpu, f"{describe_bytes(need.memory)} memory"]
     if need.disk:
         parts.append(f"{describe_bytes(need.disk)} disk")
-    if need.devices:
+    if device_count(need):
         parts.append(_devices(need))
     parts += words(need.resources)
     worker = worker_named(need.labels)
@@ -277,8 +340,8 @@ def misfit(need: Capacity, totals: list[tuple[str, Capacity]]) -> str:
             known = sorted(given_labels(next(total.labels for name, total in totals if name == worker)))
             return f"needs {describe(need)}; worker {worker} has no {' and '.join(wanted)} ({', '.join(known) or 'it has no labels'})"
         return f"needs {describe(need)}; no worker has {' and '.join(wanted)} ({', '.join(known) or 'none has labels'})"
-    if need.devices and not any(_has_devices(need, total) for _, total in labelled):
-        known = sorted({_devices(total) for _, total in labelled if total.devices})
+    if need.devices and not any(has_devices(need, total) for _, total in labelled):
+        known = sorted({_devices(total) for _, total in labelled if device_count(total)})
         most = f"; there is {', '.join(known)}" if known else "; none has any"
         return f"needs {describe(need)}; no worker has {_devices(need)}{most}"
     for name, count in need.resources:
@@ -286,7 +349,7 @@ def misfit(need: Capacity, totals: list[tuple[str, Capacity]]) -> str:
         if largest_count < count:
             lacking = f"no worker has {name}: {number_text(count)} (the most any has is {number_text(largest_count)})"
             return f"needs {describe(need)}; {lacking}"
-    largest_name, largest = max(labelled, key=lambda each: (each[1].devices, each[1].cpu, each[1].memory))
+    largest_name, largest = max(labelled, key=lambda each: (device_count(each[1]), each[1].cpu, each[1].memory))
     has = describe(largest.model_copy(update={"labels": given_labels(largest.labels)}))
     no_disk = ", no disk" if need.disk and not largest.disk else ""
     return f"needs {describe(need)}; the largest worker, {largest_name}, has {has}{no_disk}"

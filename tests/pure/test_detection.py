@@ -52,7 +52,15 @@ INVENTORY = GpuInventory(
 @pytest.mark.parametrize(
     ("visible", "found"),
     [
-        (None, Devices("gpu", "h100", ("0", "1"))),
+        (
+            None,
+            Devices(
+                "gpu",
+                "h100",
+                ("0", "1"),
+                others=(Devices("gpu", "l40s-1g-5gb", ("MIG-ee",)), Devices("gpu", "a100", ("2",))),
+            ),
+        ),
         ("1", Devices("gpu", "h100", ("1",))),
         ("2", Devices("gpu", "a100", ("2",))),
         ("", Devices()),
@@ -101,9 +109,9 @@ def test_what_names_no_gpus_is_quoted(text: str, visible: str | None) -> None:
 
 def test_what_is_given_goes_before_what_is_found(tmp_path: Path) -> None:
     given = Given(cpu=3, memory=5, disk=7, devices=Devices("gpu", "h100", ("4", "6")), labels={"zone": "a", "b": "c"})
-    total, ids = detect(given, tmp_path, NO_CACHES)
+    total, devices = detect(given, tmp_path, NO_CACHES)
     assert total == Capacity(cpu=3, memory=5, disk=7, device="gpu", variant="h100", devices=2, labels=("b=c", "zone=a"))
-    assert ids == ("4", "6")
+    assert devices.ids == ("4", "6")
 
 
 def test_what_the_caches_may_still_take_is_no_free_disk(tmp_path: Path) -> None:

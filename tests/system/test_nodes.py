@@ -88,3 +88,9 @@ def test_a_machine_without_gpus_has_none(family: Family, tmp_path: Path) -> None
         assert node.workers == ("worker-0", "worker-1")
         assert node.info.cpus == os.cpu_count()
         assert node.silent_for_s < 60
+
+
+def test_tasks_are_given_gpus_of_each_model_of_a_machine(address: str) -> None:
+    say = ("--follow", "--", "sh", "-c", "echo $CUDA_DEVICE_ORDER $CUDA_VISIBLE_DEVICES")
+    assert shown(address, "submit", "--gpu", "a100-1g-5gb:2", *say).strip().endswith("PCI_BUS_ID MIG-1,MIG-2")
+    assert shown(address, "submit", "--gpu", "h100:2", *say).strip().endswith("PCI_BUS_ID 0,3")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field
 
@@ -25,7 +25,9 @@ class Capacity(Message):
     disk: int = Field(default=0, ge=0)  # bytes
     device: str = "cpu"  # cpu, gpu or tpu
     variant: str = "none"
-    devices: int = Field(default=0, ge=0)
+    devices: int = Field(default=0, ge=0)  # of `variant`
+    # Of a machine with several models: (model, count) of the others, sorted. Versions that do not know it use those above alone.
+    other_devices: tuple[tuple[str, Annotated[int, Field(ge=0)]], ...] = Field(default=(), max_length=64)
     # How many it may have at once; None: as many as the rest has room for.
     tasks: int | None = Field(default=None, ge=0)
     labels: tuple[str, ...] = ()  # sorted, as `zone=a`; those that a task needs are among those that its worker has

@@ -216,12 +216,13 @@ def _busy(need: Capacity, workers: Sequence[WorkerView]) -> str:
     """What of the workers is taken, in the kind that is short."""
     cpu = sum(worker.total.cpu - worker.free.cpu for worker in workers)
     memory = sum(worker.total.memory - worker.free.memory for worker in workers)
-    devices = sum(worker.total.devices - worker.free.devices for worker in workers)
+    counts = [(capacity.device_count(worker.total), capacity.device_count(worker.free)) for worker in workers]
+    devices = sum(total - free for total, free in counts)
     if (need.tasks or 0) and all(worker.free.tasks == 0 for worker in workers):
         most = sum(worker.total.tasks or 0 for worker in workers)
         return f"{most} of {most} tasks that may run there at once are"
-    if need.devices and all(need.devices > worker.free.devices for worker in workers):
-        return f"{devices} of {sum(worker.total.devices for worker in workers)} {need.device}s are"
+    if need.devices and not any(capacity.has_devices(need, worker.free) for worker in workers):
+        return f"{devices} of {sum(total for total, _ in counts)} {need.device}s are"
     for name, count in need.resources:
         left = [dict(worker.free.resources).get(name, 0) for worker in workers]
         if all(count > each for each in left):

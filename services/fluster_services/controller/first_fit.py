@@ -45,7 +45,7 @@ class FirstFit:
             place = self._places[worker_id] = self._unused.pop()
         self._free[place] = (worker_id, free)
         tasks = math.inf if free.tasks is None else free.tasks
-        self._set(place, _Most(free.cpu, free.memory, free.disk, free.devices, tasks))
+        self._set(place, _Most(free.cpu, free.memory, free.disk, capacity.most_of_a_model(free), tasks))
 
     def remove(self, worker_id: WorkerId) -> None:
         """Forget a worker, if it is known."""

@@ -108,6 +108,7 @@ def _has_more(free: Capacity, before: Capacity) -> bool:
         or free.memory > before.memory
         or free.disk > before.disk
         or free.devices > before.devices
+        or (bool(free.other_devices) and not has_counts(free.other_devices, before.other_devices))
         or not has_counts(free.resources, before.resources)
         or (before.tasks is not None and free.tasks is not None and free.tasks > before.tasks)
     )

@@ -34,6 +34,12 @@ def choose(need: Capacity, count: int, workers: Iterable[WorkerView]) -> tuple[s
     return tuple(sorted(chosen))
 
 
+def _devices(need: Capacity, has: Capacity) -> int:
+    """How many devices are there that the task could be given together."""
+    known = capacity.models(has)
+    return known[need.variant] if need.variant in known else capacity.most_of_a_model(has)
+
+
 def _lacking(need: Capacity, free: Capacity, total: Capacity) -> float:
     """The part of the worker that has to become free, of whatever is scarcest."""
     left, of = dict(free.resources), dict(total.resources)
@@ -41,7 +47,7 @@ def _lacking(need: Capacity, free: Capacity, total: Capacity) -> float:
         (need.cpu, free.cpu, total.cpu),
         (need.memory, free.memory, total.memory),
         (need.disk, free.disk, total.disk),
-        (need.devices, free.devices, total.devices),
+        (need.devices, _devices(need, free), _devices(need, total)),
         (need.tasks, free.tasks or 0, total.tasks),
         *((count, left.get(name, 0), of[name]) for name, count in need.resources),
     )

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from fluster_bus.messages import Capacity, Namespace
 from fluster_bus.messages.namespaces import NamespaceQuota, NamespaceRecord
-from fluster_services.capacity import describe_bytes
+from fluster_services.capacity import describe_bytes, device_count
 
 _UNBOUNDED = NamespaceQuota()
 
@@ -29,7 +29,7 @@ class Amount(NamedTuple):
     @classmethod
     def of(cls, need: Capacity, count: int = 1) -> Amount:
         """What `count` such tasks take."""
-        return cls(count * round(need.cpu * 1000), count * need.memory, count * need.devices)
+        return cls(count * round(need.cpu * 1000), count * need.memory, count * device_count(need))
 
 
 NOTHING = Amount()

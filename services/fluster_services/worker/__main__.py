@@ -49,13 +49,14 @@ def _config_from_environment() -> WorkerConfig:
     credentials, credentials_dir = job_credentials(address)
     timing, limits = read_settings(Timing), read_worker_limits()
     _make_state_folder(state_dir)
-    total, device_ids = detect(_given(), state_dir, limits.caches)
+    total, devices = detect(_given(), state_dir, limits.caches)
     return WorkerConfig(
         address=address,
         worker_id=worker_id(address),
         state_dir=state_dir,
         total=total,
-        device_ids=device_ids,
+        device_ids=devices.ids,
+        other_devices=devices.others,
         timing=timing,
         limits=limits,
         job_credentials=credentials,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fluster_bus.address import BusAddress
+from fluster_bus.devices import Devices
 from fluster_bus.messages import Capacity, Namespace, WorkerId
 from fluster_services.config import Timing, WorkerLimits
 from fluster_services.worker.cgroups import Enforcement
@@ -31,6 +32,7 @@ class WorkerConfig:
     )
     limits: WorkerLimits = field(default_factory=WorkerLimits)
     device_ids: tuple[str, ...] = ()  # of the devices in `total`; 0, 1, … unless given
+    other_devices: tuple[Devices, ...] = ()  # of other models, see `total`
     detected_share: tuple[int, int] | None = (
         None  # (number, count): it finds GPUs once it serves, and has that part of them
     )

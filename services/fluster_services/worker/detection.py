@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import socket
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,8 +42,8 @@ class Given:
     resources: Mapping[str, float] = field(default_factory=dict)
 
 
-def detect(given: Given, state_dir: Path, caches: CacheLimits) -> tuple[Capacity, tuple[str, ...]]:
-    """The machine's capacity, and the ids of its devices."""
+def detect(given: Given, state_dir: Path, caches: CacheLimits) -> tuple[Capacity, Devices]:
+    """The machine's capacity, and its devices."""
     devices = given.devices if given.devices is not None else detect_gpus()
     total = Capacity(
         cpu=given.cpu if given.cpu is not None else _cpus(),
@@ -53,11 +52,12 @@ def detect(given: Given, state_dir: Path, caches: CacheLimits) -> tuple[Capacity
         device=devices.kind,
         variant=devices.variant,
         devices=len(devices.ids),
+        other_devices=devices.other_counts,
         tasks=given.tasks,
         labels=as_words(given.labels),
         resources=as_counts(given.resources),
     )
-    return total, devices.ids
+    return total, devices
 
 
 def _cpus() -> float:
@@ -92,7 +92,7 @@ async def read_gpus() -> GpuInventory:
 
 
 def offered_gpus(inventory: GpuInventory, visible: str | None) -> Devices:
-    """Those that tasks can be given, and CUDA_VISIBLE_DEVICES (`visible`) leaves. Of several models, those of the most frequent one.
+    """Those that tasks can be given, and CUDA_VISIBLE_DEVICES (`visible`) leaves: of the most frequent model, and the others.
 
     Their ids are indices, and UUIDs of instances, which have no index of their own. What is wrong with the others is logged.
     """
@@ -105,14 +105,12 @@ def offered_gpus(inventory: GpuInventory, visible: str | None) -> Devices:
     models = [gpu_variant(gpu.model) for gpu in usable]
     if not usable:
         return Devices()
-    counts = Counter(models)
-    variant = max(counts, key=lambda each: (counts[each], each))
-    if len(counts) > 1:
-        log.warning("GPUs of several models are here (%s): only the %s are offered", dict(counts), variant)
-    ids = (
-        gpu.uuid if gpu.parent else str(gpu.index) for gpu, each in zip(usable, models, strict=True) if each == variant
-    )
-    return Devices("gpu", variant, tuple(ids))
+    ids: dict[str, list[str]] = {}
+    for gpu, model in zip(usable, models, strict=True):
+        ids.setdefault(model, []).append(gpu.uuid if gpu.parent else str(gpu.index))
+    first, *others = sorted(ids, key=lambda each: (len(ids[each]), each), reverse=True)
+    rest = tuple(Devices("gpu", each, tuple(ids[each])) for each in others)
+    return Devices("gpu", first, tuple(ids[first]), rest)
 
 
 def gpu_variant(name: str) -> str:

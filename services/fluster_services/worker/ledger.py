@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 
 from fluster_bus.devices import Devices
 from fluster_bus.messages import Capacity, Namespace
-from fluster_services.capacity import fits, minus, plus
+from fluster_services.capacity import fits, minus, of_model, plus
 
 
 class Ledger:
     """A worker's capacity: never more is reserved than there is."""
 
-    def __init__(self, total: Capacity, device_ids: Sequence[str] = ()) -> None:
+    def __init__(self, total: Capacity, device_ids: Sequence[str] = (), others: Sequence[Devices] = ()) -> None:
         self.total = total
-        self._device_ids = tuple(device_ids) or tuple(map(str, range(total.devices)))
+        # {id: model}
+        self._models = dict.fromkeys(device_ids or map(str, range(total.devices)), total.variant)
+        self._models |= {each: devices.variant for devices in others for each in devices.ids}
         self._devices: dict[str, tuple[str, ...]] = {}  # {attempt: the devices that are its own}
         self._left = total  # below zero when more was adopted than there is
         self._reserved: dict[str, Capacity] = {}  # {attempt: what it has}
@@ -24,7 +26,8 @@ class Ledger:
         """What can still be given away."""
         left = self._left
         amounts = (left.cpu, left.memory, left.disk, left.devices, left.tasks or 0)
-        if min(amounts) >= 0 and all(count >= 0 for _, count in left.resources):
+        counts = (*left.resources, *left.other_devices)
+        if min(amounts) >= 0 and all(count >= 0 for _, count in counts):
             return left
         return left.model_copy(
             update={
@@ -32,6 +35,7 @@ class Ledger:
                 "memory": max(left.memory, 0),
                 "disk": max(left.disk, 0),
                 "devices": max(left.devices, 0),
+                "other_devices": tuple((model, max(count, 0)) for model, count in left.other_devices),
                 "tasks": None if left.tasks is None else max(left.tasks, 0),
                 "resources": tuple(each for each in left.resources if each[1] > 0),
             }
@@ -40,10 +44,13 @@ class Ledger:
     def add_devices(self, devices: Devices) -> None:
         """Have what was found only now, where there was none."""
         count = len(devices.ids)
-        kind = {"device": devices.kind, "variant": devices.variant}
+        kind = {"device": devices.kind, "variant": devices.variant, "other_devices": devices.other_counts}
         self.total = self.total.model_copy(update={**kind, "devices": count})
-        self._left = self._left.model_copy(update={**kind, "devices": self._left.devices + count})
-        self._device_ids = devices.ids
+        self._left = self._left.model_copy(update={**kind, "devices": count})
+        self._models = {each: model.variant for model in (devices, *devices.others) for each in model.ids}
+        for attempt, need in list(self._reserved.items()):  # adopted since the start
+            self._reserved[attempt] = self._of_model(need, self._devices[attempt])
+            self._left = minus(self._left, _only_devices(self._reserved[attempt]))
 
     def add_namespace(self, namespace: Namespace) -> None:
         """Have room for jobs of that namespace, too."""
@@ -87,13 +94,26 @@ class Ledger:
 
     def hold(self, attempt: str, need: Capacity, devices: Sequence[str] | None = None) -> None:
         """Note what an attempt has that runs already, whether or not it still fits; `devices` are those it was given."""
+        need = of_model(need, self.free) if devices is None else self._of_model(need, devices)
         self._reserved[attempt] = need
-        self._devices[attempt] = tuple(devices) if devices is not None else self._free_devices()[: need.devices]
+        self._devices[attempt] = (
+            tuple(devices) if devices is not None else self._free_devices(need.variant)[: need.devices]
+        )
         self._left = minus(self._left, need)
 
-    def _free_devices(self) -> tuple[str, ...]:
+    def _of_model(self, need: Capacity, devices: Sequence[str]) -> Capacity:
+        """The same, of the model that these devices are of; a task that named none may have been given any."""
+        model = self._models.get(devices[0]) if devices and self.total.other_devices else None
+        return need if model is None else need.model_copy(update={"variant": model})
+
+    def _free_devices(self, variant: str) -> tuple[str, ...]:
         taken = {device for devices in self._devices.values() for device in devices}
-        return tuple(device for device in self._device_ids if device not in taken)
+        is_divided = bool(self.total.other_devices)
+        return tuple(
+            device
+            for device, model in self._models.items()
+            if device not in taken and (not is_divided or model == variant)
+        )
 
     def devices(self, attempt: str) -> tuple[str, ...]:
         """The ids of the devices that an attempt has, and nobody else."""
@@ -107,3 +127,7 @@ class Ledger:
         self._devices.pop(attempt, None)
         self._left = plus(self._left, need)
         return True
+
+
+def _only_devices(need: Capacity) -> Capacity:
+    return Capacity(device=need.device, variant=need.variant, devices=need.devices)

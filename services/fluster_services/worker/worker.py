@@ -81,7 +81,7 @@ class Worker:
             "namespaces": tuple(sorted(config.job_credentials)),
         }
         total = config.total.model_copy(update=own)
-        self._ledger = Ledger(total, config.device_ids)
+        self._ledger = Ledger(total, config.device_ids, config.other_devices)
         self._classes = ClassOffers(bus, self._on_offer)
         self._presence = Presence(
             bus,
@@ -208,7 +208,8 @@ class Worker:
         if share is not None:
             devices = offered_gpus(inventory, os.environ.get(VISIBLE_DEVICES["gpu"])).share(*share)
             if devices.ids:
-                log.info("%s has %d x %s", self._worker_id, len(devices.ids), devices.variant)
+                for each in (devices, *devices.others):
+                    log.info("%s has %d x %s", self._worker_id, len(each.ids), each.variant)
                 self._ledger.add_devices(devices)
                 self._attempts.on_devices(devices.kind)
         node = describe_node(self._config.state_dir, inventory)
