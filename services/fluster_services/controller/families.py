@@ -27,7 +27,7 @@ class Families(Generic[Key]):
     def put(self, key: Key, *, parent: Key | None, task: int | None, is_finished: bool) -> None:
         """A job is known, or has changed; `task` of the parent has launched it."""
         link = (parent, task) if parent is not None else None
-        if link is None or self._launched_by.get(key) != link:
+        if self._launched_by.get(key) != link:
             self._unlink(key)
         if link is not None:
             self._launched_by[key] = link

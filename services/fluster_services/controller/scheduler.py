@@ -197,9 +197,7 @@ class Scheduler:
             if self.is_shared or self._shares.bounded:
                 first = self._first_in_turn()
             else:
-                first = min(
-                    (line for line in list(self._lines.values()) if self._may_offer(line)), key=_head, default=None
-                )
+                first = self._first_in_line()
             if first is None:
                 break
             first.turn = self._turn_of_line(first)[:2] if self.is_shared else None
@@ -215,8 +213,15 @@ class Scheduler:
         line = self._lines.get(need)
         return line is not None and line.out >= line.window
 
-    def _may_offer(self, line: _Line) -> bool:
-        return not line.closed and line.out < line.window and self._has_task(line)
+    def _first_in_line(self) -> _Line | None:
+        """The line that may offer whose first task is before all others. A plain loop: it is run for each offer."""
+        first: _Line | None = None
+        for line in list(self._lines.values()):
+            if line.closed or line.out >= line.window or not self._has_task(line):
+                continue
+            if first is None or line.heap[0] < first.heap[0]:
+                first = line
+        return first
 
     def _has_task(self, line: _Line) -> bool:
         while line.heap:
@@ -594,10 +599,6 @@ class Scheduler:
         reserved = self._reserved
         if reserved is not None:
             assert (reserved.job, reserved.task) in self._waiting or reserved.job in self._gangs  # noqa: S101
-
-
-def _head(line: _Line) -> Place:
-    return line.heap[0]
 
 
 def _by_place(starving: Starving) -> Place:
