@@ -218,7 +218,7 @@ test-wheel: wheel ## Install the wheel into an empty environment and run the qui
 
 .PHONY: docs
 docs: $(SETUP) ## Write the reference of the API, from its docstrings, into build/docs/
-	$(BIN)/python -m pdoc --output-directory build/docs fluster fluster_bus.messages fluster.errors fluster_bus.errors
+	$(BIN)/python -m pdoc --output-directory build/docs fluster fluster_bus.messages fluster.errors fluster_bus.core.errors
 
 .PHONY: lock
 lock: $(UV) ## Write requirements/*.txt anew from pyproject.toml

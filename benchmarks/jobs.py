@@ -21,7 +21,7 @@ from benchmarks.hyperqueue_jobs import hyperqueue_rate
 from benchmarks.noop import noop
 from benchmarks.row import Row
 from fluster import Cluster, Entrypoint, JobRequest, JobStatus, LocalCluster
-from fluster_bus import subjects
+from fluster_bus.core import subjects
 
 IN_FLIGHT = 32
 ROUNDS = 10  # of as many

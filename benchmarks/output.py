@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from benchmarks.row import Row
 from fluster import LocalCluster
-from fluster_bus.address import ADDRESS_VARIABLE
+from fluster_bus.access.address import ADDRESS_VARIABLE
 
 LINES, TASKS = 200_000, 4
 ROUNDS = 3

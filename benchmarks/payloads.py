@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.actor_work import LARGE, MIB, median_s
 from benchmarks.row import Row
 from fluster import LocalCluster, actor, deploy
-from fluster_bus.arenas import SIZE_VARIABLE
+from fluster_bus.payloads.arenas import SIZE_VARIABLE
 
 ECHOES, LARGE_CALLS = 300, 20
 

@@ -1,7 +1,7 @@
 """What Fluster raises, beside users' own exceptions, which arrive as themselves.
 
 FlusterError
-├── BusError …                    see fluster_bus.errors
+├── BusError …                    see fluster_bus.core.errors
 ├── ClusterError
 │   ├── NoClusterError            no cluster is named, and none may be started here
 │   ├── NoTaskError               this process is no task of a job
@@ -38,7 +38,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fluster_bus.errors import FlusterError
+from fluster_bus.core.errors import FlusterError
 
 if TYPE_CHECKING:
     from fluster_bus.messages import JobId, JobInfo

@@ -9,9 +9,9 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from fluster_bus.web_sockets import without_web_sockets
+from fluster_bus.connection.web_sockets import without_web_sockets
 
 _later: list[str] = []
 
@@ -34,8 +34,8 @@ def import_now() -> None:
             gc.enable()
 
 
-def names_of(package: str, **modules: Sequence[str]) -> Callable[[str], object]:
-    """The `__getattr__` of a package that has names of its modules, each imported when one of its names is asked for."""
+def names_of(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
+    """The `__getattr__` of a package that has names of its modules {within it: names}, each imported when one of them is asked for."""
     module_of = {name: f"{package}.{module}" for module, names in modules.items() for name in names}
 
     def find(name: str) -> object:

@@ -31,7 +31,7 @@ class LocalSetup:
     cpu: float  # logical CPUs of all workers together; with a backend 0: as that has it
     memory: int  # bytes, of all workers together; with a backend 0: as that has it
     disk: int | None = None  # bytes, the same; None: what is free there, and none with a backend
-    # As `fluster_bus.devices.as_json` writes them, of all workers together; None: those that are found once the cluster is up.
+    # As `fluster_bus.core.devices.as_json` writes them, of all workers together; None: those that are found once the cluster is up.
     devices: tuple[Any, ...] | None = None
     labels: tuple[str, ...] = ()  # of each worker, sorted, as zone=a
     resources: dict[str, float] = field(default_factory=dict)  # {name: count}, of all workers together

@@ -19,11 +19,12 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from fluster_bus import subjects, wire
-from fluster_bus.address import BusAddress
-from fluster_bus.dialler import Dialler
-from fluster_bus.line import Line
-from fluster_bus.wire import Message, Ping, ProtocolError, Refusal
+from fluster_bus.access.address import BusAddress
+from fluster_bus.core import subjects
+from fluster_bus.direct import wire
+from fluster_bus.direct.dialler import Dialler
+from fluster_bus.direct.line import Line
+from fluster_bus.direct.wire import Message, Ping, ProtocolError, Refusal
 
 _STDIN = 0
 _ANSWER_TIMEOUT_S = 5.0

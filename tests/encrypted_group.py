@@ -13,9 +13,9 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from fluster.cli.app import app
-from fluster_bus.address import BusAddress
+from fluster_bus.access.address import BusAddress
+from fluster_bus.configuration.server_tls import Member, members
 from fluster_bus.server import find_binary
-from fluster_bus.server_tls import Member, members
 from tests.waiting import wait_until
 
 

@@ -41,23 +41,23 @@ CORES = {
     "fluster.worker_pool.pace": Core(("worker_pool", "map_pacing"), 0),
     "fluster.worker_pool.work": Core(("worker_pool", "map_pacing"), 0),
     # Of no effect: whether the seat is open is not asked before it was seen, nor once it leads, and no write is taken twice.
-    "fluster_bus.leadership": Core(("leadership",), 3),
+    "fluster_bus.storage.leadership": Core(("leadership",), 3),
     # Of no effect: what is None together with something else that was asked before it, from where counting begins and by how much it
     # goes on, and that a reservation keeps room in the quota as well. Of some effect, and not tested yet: when room in quotas is kept
     # again, and what is asked of an array or a reservation whose records are gone.
-    "fluster_services.controller.dispatch": Core(("dispatch", "kept_free", "dispatch_of_namespaces"), 26),
+    "fluster_services.controller.scheduling.dispatch": Core(("dispatch", "kept_free", "dispatch_of_namespaces"), 26),
     # Decides nothing: how many beats are served at once, digits that are shown, and a moment of no length.
-    "fluster_services.controller.judge": Core(("judge",), 3),
-    "fluster_services.controller.liveness": Core(("liveness", "judge", "roster"), 0),
+    "fluster_services.controller.scheduling.judge": Core(("judge",), 3),
+    "fluster_services.controller.state.liveness": Core(("liveness", "judge", "roster"), 0),
     # Of no effect: what follows of a gang is nothing for a job that is none.
-    "fluster_services.controller.reconcile": Core(("reconcile", "gangs"), 1),
+    "fluster_services.controller.rules.reconcile": Core(("reconcile", "gangs"), 1),
     # Of no effect: a worker that has a bound on its tasks says how many it has left.
-    "fluster_services.controller.reservation": Core(("reservation",), 1),
+    "fluster_services.controller.scheduling.reservation": Core(("reservation",), 1),
     # Of no effect: amounts are equally long.
-    "fluster_services.controller.roster": Core(("roster", "dispatch"), 1),
+    "fluster_services.controller.state.roster": Core(("roster", "dispatch"), 1),
     # Of no effect: a line stays as long as tasks of it are out, a gang is not overtaken by itself, and each that is listed as overtaken
     # has been since some time.
-    "fluster_services.controller.scheduler": Core(("scheduler_lines", "scheduler", "fair_scheduling"), None),
+    "fluster_services.controller.scheduling.scheduler": Core(("scheduler_lines", "scheduler", "fair_scheduling"), None),
     # Of no effect: a gang of which all tasks wait has nothing that could be started again.
     "fluster_services.gangs": Core(("gangs",), 1),
     # Of no effect: what waits is killed at once, so a wish to do so by force finds it ended; a job that is KILLED was to be.

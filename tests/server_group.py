@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from fluster_bus.address import BusAddress
-from fluster_bus.pulse import SERVER_PINGS
-from fluster_bus.roles import DEFAULT_NAMESPACE, MAX_PAYLOAD_BYTES, Role, User
+from fluster_bus.access.address import BusAddress
+from fluster_bus.configuration.server_configuration import accounts_configuration
+from fluster_bus.core.roles import DEFAULT_NAMESPACE, MAX_PAYLOAD_BYTES, Role, User
+from fluster_bus.direct.pulse import SERVER_PINGS
 from fluster_bus.server import find_binary
-from fluster_bus.server_configuration import accounts_configuration
 
 SERVERS = 3
 PASSWORD = "secret"

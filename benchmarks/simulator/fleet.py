@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from benchmarks.simulator.machines import Attempt, Listeners, Machine
 from benchmarks.simulator.workload import NAMESPACE
-from fluster_bus import subjects
+from fluster_bus.core import subjects
 from fluster_bus.messages import JobStatus, Offer, OfferReply, TaskRecord
 from fluster_services import capacity, gangs, lifecycle
-from fluster_services.controller.books import JobEntry, JobKey
+from fluster_services.controller.state.books import JobEntry, JobKey
 from fluster_services.gangs import Verdict
 
 if TYPE_CHECKING:

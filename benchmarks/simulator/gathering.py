@@ -1,6 +1,6 @@
 """Gathers gangs, one at a time, by the rules of fluster_services.gangs.
 
-The way in which it is done is not the controller's own (controller/gangs.py is one with its messages), but what it does: plan
+The way in which it is done is not the controller's own (controller/scheduling/gangs.py is one with its messages), but what it does: plan
 for the first in the order that fits, offer each task by name, and leave the rest to the records.
 """
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fluster_bus import subjects
+from fluster_bus.core import subjects
 from fluster_bus.messages import Capacity, JobRecord, Offer, OfferReply, TaskRecord, WorkerId
-from fluster_bus.tables import Row
+from fluster_bus.storage.tables import Row
 from fluster_services import capacity, gangs
-from fluster_services.controller.books import JobKey
-from fluster_services.controller.scheduler import Place, place_in_line
+from fluster_services.controller.scheduling.scheduler import Place, place_in_line
+from fluster_services.controller.state.books import JobKey
 
 if TYPE_CHECKING:
     from benchmarks.simulator.simulation import Simulation

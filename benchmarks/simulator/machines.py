@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.simulator import workload
-from fluster_bus import subjects
+from fluster_bus.core import subjects
 from fluster_bus.messages import Capacity, TaskRecord, WorkerId, WorkerInfo
 from fluster_services import capacity
 from fluster_services.capacity import CapacityClass
-from fluster_services.controller.books import JobKey
-from fluster_services.worker.ledger import Ledger
+from fluster_services.controller.state.books import JobKey
+from fluster_services.worker.attempts.ledger import Ledger
 
 
 @dataclass(slots=True, eq=False)

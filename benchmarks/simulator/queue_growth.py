@@ -8,11 +8,11 @@ import time
 from benchmarks.simulator import workload
 from benchmarks.simulator.workload import Workload
 from fluster_bus.messages import JobId, JobRecord, JobStatus, Namespace, TaskRecord, WorkerId
-from fluster_bus.tables import Row
+from fluster_bus.storage.tables import Row
 from fluster_services import capacity, lifecycle
-from fluster_services.controller.books import Books, JobKey, record_key
-from fluster_services.controller.reconcile import next_records
-from fluster_services.controller.scheduler import Place, Scheduler, place_in_line
+from fluster_services.controller.rules.reconcile import next_records
+from fluster_services.controller.scheduling.scheduler import Place, Scheduler, place_in_line
+from fluster_services.controller.state.books import Books, JobKey, record_key
 
 FEW, MANY = 100, 100_000
 _MEASURED, _ROUNDS = 1_000, 5

@@ -23,15 +23,15 @@ from benchmarks.simulator.fleet import Fleet
 from benchmarks.simulator.gathering import Gathering
 from benchmarks.simulator.workload import NAMESPACE, Workload
 from fluster_bus.messages import JobId, JobRecord, JobRequest, JobStatus, Offer, OfferReply, TaskRecord
-from fluster_bus.tables import Row
+from fluster_bus.storage.tables import Row
 from fluster_services import lifecycle
 from fluster_services.config import Timing
-from fluster_services.controller.books import Books, JobEntry, JobKey, record_key
-from fluster_services.controller.dispatch import Asking, Dispatch
-from fluster_services.controller.liveness import Liveness
-from fluster_services.controller.reconcile import missing_tasks, next_records
-from fluster_services.controller.roster import Roster
-from fluster_services.controller.waits import Waits
+from fluster_services.controller.rules.reconcile import missing_tasks, next_records
+from fluster_services.controller.scheduling.dispatch import Asking, Dispatch
+from fluster_services.controller.state.books import Books, JobEntry, JobKey, record_key
+from fluster_services.controller.state.liveness import Liveness
+from fluster_services.controller.state.roster import Roster
+from fluster_services.controller.state.waits import Waits
 
 _MESSAGE_S = 0.001  # there, the claim's write, and back
 # Slower than the default, as a beat costs the simulation what it costs a controller.

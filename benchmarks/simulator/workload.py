@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fluster_bus.messages import Capacity, Entrypoint, GpuConfig, JobId, JobRequest, Namespace, ResourceConfig
-from fluster_bus.messages.resources import GIB
+from fluster_bus.messages.parts.resources import GIB
 
 NAMESPACE = Namespace("default")
 _DAY_S = 86_400.0

@@ -21,19 +21,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Self
 
-from fluster_bus.address import BusAddress
-from fluster_bus.errors import ServerStartError
-from fluster_bus.pulse import SERVER_PINGS
-from fluster_bus.roles import (
+from fluster_bus.access.address import BusAddress
+from fluster_bus.configuration.server_configuration import accounts_configuration
+from fluster_bus.configuration.server_text import quoted
+from fluster_bus.core.errors import ServerStartError
+from fluster_bus.core.roles import (
     DEFAULT_NAMESPACE,
     MAX_PAYLOAD_BYTES,
     Role,
     User,
     users,
 )
-from fluster_bus.server_configuration import accounts_configuration
-from fluster_bus.server_text import quoted
-from fluster_bus.stream_bounds import NamespaceBounds, store_bytes
+from fluster_bus.core.stream_bounds import NamespaceBounds, store_bytes
+from fluster_bus.direct.pulse import SERVER_PINGS
 
 if TYPE_CHECKING:
     from fluster_bus.trust.authority import Authority

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fluster.actors.context import ActorContext
-from fluster.actors.definition import actor, method
-from fluster.actors.deploying import deploy
+from fluster.actors.definition.context import ActorContext
+from fluster.actors.definition.definition import actor, method
+from fluster.actors.deploy.deploying import deploy
 from fluster.later import names_of
 
 if TYPE_CHECKING:
-    from fluster.actors.blocking_pool import ActorPool
-    from fluster.actors.broadcast import Answer, AsyncBroadcastResult, BroadcastResult
-    from fluster.actors.futures import ActorFuture
-    from fluster.actors.handles import ActorHandle, AsyncActorHandle
-    from fluster.actors.members import Member, MemberState
-    from fluster.actors.pool import AsyncActorPool
-    from fluster.actors.reader import ActorStream
-    from fluster.actors.resolver import ClusterResolver, FixedResolver, Resolver
-    from fluster.actors.server import ActorServer
-    from fluster.actors.timers import every
+    from fluster.actors.client.broadcast import Answer, AsyncBroadcastResult, BroadcastResult
+    from fluster.actors.definition.timers import every
+    from fluster.actors.pool.blocking_pool import ActorPool
+    from fluster.actors.pool.handles import ActorHandle, AsyncActorHandle
+    from fluster.actors.pool.pool import AsyncActorPool
+    from fluster.actors.pool.resolver import ClusterResolver, FixedResolver, Resolver
+    from fluster.actors.protocol.members import Member, MemberState
+    from fluster.actors.results.futures import ActorFuture
+    from fluster.actors.results.reader import ActorStream
+    from fluster.actors.server.server import ActorServer
 
 __all__ = [
     "ActorContext",
@@ -48,14 +48,16 @@ __all__ = [
 if not TYPE_CHECKING:
     __getattr__ = names_of(
         __name__,
-        blocking_pool=("ActorPool",),
-        broadcast=("Answer", "AsyncBroadcastResult", "BroadcastResult"),
-        futures=("ActorFuture",),
-        handles=("ActorHandle", "AsyncActorHandle"),
-        members=("Member", "MemberState"),
-        pool=("AsyncActorPool",),
-        reader=("ActorStream",),
-        resolver=("ClusterResolver", "FixedResolver", "Resolver"),
-        server=("ActorServer",),
-        timers=("every",),
+        {
+            "pool.blocking_pool": ("ActorPool",),
+            "client.broadcast": ("Answer", "AsyncBroadcastResult", "BroadcastResult"),
+            "results.futures": ("ActorFuture",),
+            "pool.handles": ("ActorHandle", "AsyncActorHandle"),
+            "protocol.members": ("Member", "MemberState"),
+            "pool.pool": ("AsyncActorPool",),
+            "results.reader": ("ActorStream",),
+            "pool.resolver": ("ClusterResolver", "FixedResolver", "Resolver"),
+            "server.server": ("ActorServer",),
+            "definition.timers": ("every",),
+        },
     )

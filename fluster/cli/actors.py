@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fluster.cli.exit_codes import CommandError, ExitCode, one_line, say
-from fluster.cli.options import MAX_SECONDS, Options
-from fluster.cli.output import write, write_json, write_table
+from fluster.cli.common.exit_codes import CommandError, ExitCode, one_line, say
+from fluster.cli.common.options import MAX_SECONDS, Options
+from fluster.cli.common.output import write, write_json, write_table
 
 if TYPE_CHECKING:
     from fluster.actors import Member
@@ -119,9 +119,9 @@ async def _members(cluster: AsyncCluster, names: Sequence[str]) -> dict[str, lis
 
 async def _methods(cluster: AsyncCluster, members: Sequence[Member]) -> list[dict[str, Any]] | None:
     """What one of them says can be called, and how; None when none of them does."""
-    from fluster_bus import subjects
-    from fluster_bus.errors import BusError
-    from fluster_bus.services_api import read_info
+    from fluster_bus.connection.services_api import read_info
+    from fluster_bus.core import subjects
+    from fluster_bus.core.errors import BusError
 
     for member in members:
         if not member.endpoint_id:
@@ -159,7 +159,7 @@ def _shown(member: Member) -> dict[str, Any]:
 
 def _is_actor(endpoint: Endpoint) -> bool:
     """Names can stand for other things too, such as a web page that a job serves."""
-    from fluster_bus import subjects
+    from fluster_bus.core import subjects
 
     return endpoint.address == subjects.actor_member(endpoint.namespace, endpoint.name, endpoint.endpoint_id)
 
@@ -184,9 +184,9 @@ def call(
       fluster call counter add 5
       fluster call greeter greet '"Ada"' --kw polite=true
     """
-    from fluster.actors.json_calls import call_in_json
+    from fluster.actors.client.json_calls import call_in_json
     from fluster.errors import ActorTimeoutError
-    from fluster_bus.errors import NoRespondersError, RequestTimeoutError, ServiceError
+    from fluster_bus.core.errors import NoRespondersError, RequestTimeoutError, ServiceError
 
     body = {
         "args": [json_argument(text) for text in arguments or []],
@@ -210,8 +210,8 @@ def call(
 def _not_found(cluster: Cluster, name: str) -> ActorNotFoundError:
     """What is raised for a name that no actor serves, with names that are near."""
     from fluster.errors import ActorNotFoundError
-    from fluster_bus.errors import BusError
-    from fluster_bus.near_names import near
+    from fluster_bus.core.errors import BusError
+    from fluster_bus.core.near_names import near
 
     try:
         names = {endpoint.name for endpoint in cluster.list_endpoints() if _is_actor(endpoint)}

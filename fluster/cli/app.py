@@ -29,9 +29,9 @@ from fluster.cli import (
     tokens,
     workers,
 )
-from fluster.cli.exit_codes import DEBUG_VARIABLE, EXIT_CODES_HELP, ExitCode, report, report_usage
-from fluster.cli.help_texts import put_into_words
-from fluster.cli.options import MAX_SECONDS, PATIENCE_S, Options, Output
+from fluster.cli.common.exit_codes import DEBUG_VARIABLE, EXIT_CODES_HELP, ExitCode, report, report_usage
+from fluster.cli.common.help_texts import put_into_words
+from fluster.cli.common.options import MAX_SECONDS, PATIENCE_S, Options, Output
 
 # Words behind these belong to the job's command, or are JSON, also when they look like options.
 _WORDS = {"allow_interspersed_args": False}

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fluster.cli.exit_codes import say
-from fluster.cli.options import Options
-from fluster.cli.output import size, write, write_json, write_table
+from fluster.cli.common.exit_codes import say
+from fluster.cli.common.options import Options
+from fluster.cli.common.output import size, write, write_json, write_table
 
 if TYPE_CHECKING:
     from fluster_bus.backups.making import Progress
     from fluster_bus.backups.manifest import Manifest
-    from fluster_bus.bus import Bus
+    from fluster_bus.connection.bus import Bus
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Of the backup.")]
 
@@ -95,9 +95,9 @@ def restore(
 
 
 async def _with_bus(context: typer.Context, work: Callable[[Bus], Awaitable[Manifest]]) -> Manifest:
-    from fluster.cluster.up_clusters import find_address
-    from fluster_bus.address import BusAddress
-    from fluster_bus.bus import Bus
+    from fluster.cluster.ownership.up_clusters import find_address
+    from fluster_bus.access.address import BusAddress
+    from fluster_bus.connection.bus import Bus
 
     given = Options.of(context).address
     bus = await Bus.connect(BusAddress.parse(given) if given is not None else find_address(), name="fluster backup")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fluster.cli.common.exit_codes import CommandError, ExitCode, say
+from fluster.cli.common.options import Options
+from fluster.cli.common.output import write, write_json, write_table
 from fluster.cli.credentials import AUTHORITY_VARIABLE, FOLDER, AuthorityFolder, split
-from fluster.cli.exit_codes import CommandError, ExitCode, say
-from fluster.cli.options import Options
-from fluster.cli.output import write, write_json, write_table
 
 if TYPE_CHECKING:
     from fluster_bus.trust.certificate_folder import CertificateFolder, Shown

@@ -15,11 +15,11 @@ from typing import Annotated, Literal, TypeVar
 
 import typer
 
-from fluster.cli.exit_codes import CommandError, ExitCode, say
-from fluster.cli.options import Options, refuse_empty, resources_option, wrong_option
-from fluster.cli.output import age, size, write, write_json, write_table
+from fluster.cli.common.exit_codes import CommandError, ExitCode, say
+from fluster.cli.common.options import Options, refuse_empty, resources_option, wrong_option
+from fluster.cli.common.output import age, size, write, write_json, write_table
 from fluster.local_setup import ADDRESS_FILE
-from fluster_bus.blocked_waits import wait_for_item
+from fluster_bus.running.blocked_waits import wait_for_item
 
 _OPTIONS = {"labels": "label", "resources": "resource"}  # where they are not called as the arguments of LocalCluster
 _GROUPS = {"timing": "--timing", "limits": "--limit"}  # the same of what has names and values
@@ -147,8 +147,8 @@ def up(
       fluster up --workers 2 --store-dir ~/cluster
     """
     from fluster.cluster import LocalCluster
-    from fluster.cluster.up_clusters import noted
-    from fluster_bus.address import ADDRESS_VARIABLE
+    from fluster.cluster.ownership.up_clusters import noted
+    from fluster_bus.access.address import ADDRESS_VARIABLE
 
     if backend is not None and (runtime != "process" or enforce_limits):
         raise CommandError("--backend has no use for --runtime and --enforce-limits: leave these out", ExitCode.USAGE)
@@ -234,7 +234,7 @@ def local(
       fluster local
       fluster local --stop-all
     """
-    from fluster.cluster.up_clusters import running, wait_ended
+    from fluster.cluster.ownership.up_clusters import running, wait_ended
 
     options = Options.of(context)
     found = running()
@@ -319,8 +319,8 @@ def end_wanted() -> Iterator[Ends]:
 
 
 def _check_namespace(name: str) -> None:
-    from fluster_bus.errors import InvalidNameError
-    from fluster_bus.names import check_namespace
+    from fluster_bus.core.errors import InvalidNameError
+    from fluster_bus.core.names import check_namespace
 
     try:
         check_namespace(name)
@@ -365,7 +365,7 @@ def _seconds(text: str) -> float:
 
 
 def _labels(given: Sequence[str] | None) -> dict[str, str] | None:
-    from fluster_bus.messages.labels import parse_labels
+    from fluster_bus.messages.parts.labels import parse_labels
 
     try:
         return parse_labels(",".join(given)) if given else None

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fluster.cli.exit_codes import CommandError, ExitCode, say
-from fluster.cli.options import Options, wrong_option
-from fluster.cli.output import write, write_json, write_table
-from fluster_bus.roles import DEFAULT_NAMESPACE, Role
+from fluster.cli.common.exit_codes import CommandError, ExitCode, say
+from fluster.cli.common.options import Options, wrong_option
+from fluster.cli.common.output import write, write_json, write_table
+from fluster_bus.core.roles import DEFAULT_NAMESPACE, Role
 
 if TYPE_CHECKING:
     from fluster_bus.trust.authority import Authority, Issued
@@ -88,7 +88,7 @@ def init(
         _warn_of_plain(made.url)
         _write(authority / SERVER_FILE, signed_configuration(made, store))
         return
-    from fluster_bus.server_tls import members
+    from fluster_bus.configuration.server_tls import members
     from fluster_bus.trust.certificate_folder import CertificateFolder
 
     certificates = CertificateFolder(authority)
@@ -99,7 +99,7 @@ def init(
 
 
 def _warn_of_plain(url: str) -> None:
-    from fluster_bus.tls import plain_servers
+    from fluster_bus.access.tls import plain_servers
 
     if plain := plain_servers(url.split(",")):
         say(
@@ -236,7 +236,7 @@ def passwords(
     Try:
       fluster credentials passwords credentials
     """
-    from fluster_bus.credentials import known_url, write_credentials
+    from fluster_bus.configuration.credentials import known_url, write_credentials
 
     given = list(dict.fromkeys([*filter(None, [Options.of(context).namespace]), *split(namespace)]))
     reached = url or known_url(folder) or DEFAULT_URL
@@ -247,8 +247,8 @@ def passwords(
 
 
 def _compose_certificate(folder: Path, url: str) -> list[Path]:
-    from fluster_bus.address import BusAddress
-    from fluster_bus.server_tls import members
+    from fluster_bus.access.address import BusAddress
+    from fluster_bus.configuration.server_tls import members
     from fluster_bus.trust.certificate_folder import CertificateFolder
 
     hosts = [each.host for each in members(BusAddress(url).servers)]
@@ -303,7 +303,7 @@ def _push(context: typer.Context, issuer: Authority) -> None:
 
 def servers(context: typer.Context, issuer: Authority) -> str:
     """Where the servers are, which trust that authority."""
-    from fluster_bus.address import BusAddress
+    from fluster_bus.access.address import BusAddress
 
     address = Options.of(context).address
     return issuer.url if address is None else BusAddress.parse(address).url

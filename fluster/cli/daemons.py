@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fluster.cli.exit_codes import CommandError, ExitCode
-from fluster.cli.joining import JOIN_VARIABLE, joined_environment
-from fluster.cli.options import Options, refuse_empty, resources_option
+from fluster.cli.common.exit_codes import CommandError, ExitCode
+from fluster.cli.common.joining import JOIN_VARIABLE, joined_environment
+from fluster.cli.common.options import Options, refuse_empty, resources_option
 from fluster.local_setup import OPTIONS_VARIABLE
 
 ADDRESS_VARIABLE, CREDENTIALS_VARIABLE = "FLUSTER_CLUSTER_ADDRESS", "FLUSTER_CREDENTIALS"
@@ -205,7 +205,7 @@ def start_worker(
       fluster --address credentials/worker.json worker start --cpus 8 --job-credentials default=credentials/job_default.json
       fluster worker start --join join.token
     """
-    from fluster_bus.roles import Role, User
+    from fluster_bus.core.roles import Role, User
 
     files = {}
     for text in job_credentials or ():

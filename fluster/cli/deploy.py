@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fluster.cli.actors import json_argument, keyword_argument
-from fluster.cli.env_files import split_assignment
-from fluster.cli.exit_codes import CommandError, ExitCode
-from fluster.cli.options import MAX_SECONDS, Options
-from fluster.cli.output import write, write_json
+from fluster.cli.common.env_files import split_assignment
+from fluster.cli.common.exit_codes import CommandError, ExitCode
+from fluster.cli.common.options import MAX_SECONDS, Options
+from fluster.cli.common.output import write, write_json
 from fluster.cli.submit import folder_option, make_resources
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def deploy(
       fluster deploy counters:Counter --name counter --if-exists replace
     """
     from fluster.actors import deploy as deploy_actors
-    from fluster.actors.definition import options_of
+    from fluster.actors.definition.definition import options_of
     from fluster_bus.messages import EnvironmentConfig
 
     actor_class = _load(target, travels=workspace is None)
@@ -123,7 +123,7 @@ def _resources(
     actor_class: type, cpu: float | None, memory: str | None, gpu: str | None, resources: Sequence[str]
 ) -> ResourceConfig | None:
     """What the class asks for, with what is given instead; None when nothing is."""
-    from fluster.actors.definition import resources_of
+    from fluster.actors.definition.definition import resources_of
 
     if cpu is None and memory is None and gpu is None and not resources:
         return None

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fluster.cli.exit_codes import CommandError, ExitCode, one_line, say
-from fluster.cli.job_details import shown_details
-from fluster.cli.log_lines import print_chunks
-from fluster.cli.options import Grep, Options, Since
-from fluster.cli.output import age, duration, jsonable, write, write_json, write_table
-from fluster.cli.shortened_ids import find_job
+from fluster.cli.common.exit_codes import CommandError, ExitCode, one_line, say
+from fluster.cli.common.job_details import shown_details
+from fluster.cli.common.log_lines import print_chunks
+from fluster.cli.common.options import Grep, Options, Since
+from fluster.cli.common.output import age, duration, jsonable, write, write_json, write_table
+from fluster.cli.common.shortened_ids import find_job
 
 if TYPE_CHECKING:
     from fluster.cluster import Cluster
     from fluster_bus.messages import JobId, JobInfo
-    from fluster_bus.messages.arrays import TaskArray
+    from fluster_bus.messages.parts.arrays import TaskArray
 
 _LONG = 80  # characters of a line of output that is not shown twice
 _MAX_COMMAND = 60  # characters of a command in a list on a terminal
@@ -203,8 +203,8 @@ def print_logs(
     wanted: Mapping[str, Any] | None = None,
 ) -> str:
     """Print what a job's tasks wrote, as `print_chunks` does, and return the last line."""
-    from fluster.cluster.job_logs import LogQuery
-    from fluster_bus.messages.arrays import number_in
+    from fluster.cluster.jobs.job_logs import LogQuery
+    from fluster_bus.messages.parts.arrays import number_in
 
     query = LogQuery(job_id, follow=follow, **(wanted or {}))
     array_id_of = None if array is None else functools.partial(number_in, array)
@@ -235,7 +235,7 @@ def result(
     Try:
       fluster result train-3f2a
     """
-    from fluster.cluster.job_results import pickled_result_of, plain_results_of
+    from fluster.cluster.jobs.job_results import pickled_result_of, plain_results_of
 
     options = Options.of(context)
     with options.connect() as cluster:

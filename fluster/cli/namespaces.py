@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from fluster.cli.exit_codes import CommandError, ExitCode, say
-from fluster.cli.options import Options, wrong_option
-from fluster.cli.output import size, write_json, write_table
+from fluster.cli.common.exit_codes import CommandError, ExitCode, say
+from fluster.cli.common.options import Options, wrong_option
+from fluster.cli.common.output import size, write_json, write_table
 
 if TYPE_CHECKING:
-    from fluster.cluster.namespace_admin import NamespaceAdmin
+    from fluster.cluster.jobs.namespace_admin import NamespaceAdmin
     from fluster_bus.messages import NamespaceQuota
     from fluster_bus.messages.namespaces import NamespaceStatus, QuotaName
 
@@ -96,8 +96,8 @@ def add(context: typer.Context, name: str, given: _Given) -> None:
       fluster namespace add team-a --cpus 64 --memory 256GiB
       fluster credentials add client alice --namespace team-a
     """
+    from fluster_bus.core.names import check_namespace
     from fluster_bus.messages import NamespaceQuota
-    from fluster_bus.names import check_namespace
 
     check_namespace(name)
     weight = _weight(given)
@@ -262,10 +262,10 @@ def _done(context: typer.Context, ask: Callable[[NamespaceAdmin], Awaitable[_Ans
     options = Options.of(context)
 
     async def run() -> _Answer:
-        from fluster.cluster.namespace_admin import NamespaceAdmin
-        from fluster.cluster.up_clusters import find_address
-        from fluster_bus.address import BusAddress
-        from fluster_bus.bus import Bus
+        from fluster.cluster.jobs.namespace_admin import NamespaceAdmin
+        from fluster.cluster.ownership.up_clusters import find_address
+        from fluster_bus.access.address import BusAddress
+        from fluster_bus.connection.bus import Bus
 
         address = BusAddress.parse(options.address) if options.address is not None else find_address()
         bus = await Bus.connect(address, name="namespaces")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fluster.cli.options import Options
-from fluster.cli.output import size, write_json, write_table
+from fluster.cli.common.options import Options
+from fluster.cli.common.output import size, write_json, write_table
 
 if TYPE_CHECKING:
     from fluster_bus.messages.nodes import NodeInfo, NodeStatus

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fluster.cli.exit_codes import CommandError, ExitCode, one_line, say
+from fluster.cli.common.exit_codes import CommandError, ExitCode, one_line, say
+from fluster.cli.common.options import Options
+from fluster.cli.common.output import write, write_json
+from fluster.cli.common.shortened_ids import find_job
 from fluster.cli.jobs import Id, TaskNumber, task_of
-from fluster.cli.options import Options
-from fluster.cli.output import write, write_json
-from fluster.cli.shortened_ids import find_job
 
 if TYPE_CHECKING:
     from fluster_bus.messages import JobInfo

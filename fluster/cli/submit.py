@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fluster.cli.env_files import read_env_file, split_assignment
-from fluster.cli.exit_codes import CommandError, ExitCode, say
-from fluster.cli.job_progress import wait_shown
+from fluster.cli.common.env_files import read_env_file, split_assignment
+from fluster.cli.common.exit_codes import CommandError, ExitCode, say
+from fluster.cli.common.job_progress import wait_shown
+from fluster.cli.common.options import MAX_SECONDS, Options, refuse_empty, resources_option, wrong_option
+from fluster.cli.common.output import write, write_json
+from fluster.cli.common.shortened_ids import at_worker, find_job, unknown_worker
 from fluster.cli.jobs import dumped, outcome, print_logs, succeeded
-from fluster.cli.options import MAX_SECONDS, Options, refuse_empty, resources_option, wrong_option
-from fluster.cli.output import write, write_json
-from fluster.cli.shortened_ids import at_worker, find_job, unknown_worker
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
     from fluster_bus.messages import JobRequest, ResourceConfig
-    from fluster_bus.messages.arrays import TaskArray
+    from fluster_bus.messages.parts.arrays import TaskArray
 
 _MAX_NAME = 40
 
@@ -338,7 +338,7 @@ _OPTIONS = {
 def _wrong(error: ValidationError, **given: object) -> CommandError:
     """The first of what is wrong; `given` is {field: what was typed}, where that is not the field's own value."""
     from fluster_bus.messages import JobRequest
-    from fluster_bus.messages.model import in_our_words
+    from fluster_bus.messages.parts.model import in_our_words
 
     problem = error.errors()[0]
     text = in_our_words(problem["msg"])
@@ -356,7 +356,7 @@ def _wrong(error: ValidationError, **given: object) -> CommandError:
 def _array(text: str | None) -> TaskArray | None:
     from pydantic import ValidationError
 
-    from fluster_bus.messages.arrays import TaskArray
+    from fluster_bus.messages.parts.arrays import TaskArray
 
     try:
         return None if text is None else TaskArray.model_validate(text)
@@ -383,7 +383,7 @@ def make_resources(
     from pydantic import ValidationError
 
     from fluster_bus.messages import ResourceConfig
-    from fluster_bus.messages.labels import parse_labels
+    from fluster_bus.messages.parts.labels import parse_labels
 
     try:
         wanted = parse_labels(",".join(labels))
@@ -408,7 +408,7 @@ def _gpus(gpu: str) -> tuple[str, int]:
 
 
 def _only_on(worker: str | None) -> list[str]:
-    from fluster_bus.messages.labels import WORKER_LABEL, parse_labels
+    from fluster_bus.messages.parts.labels import WORKER_LABEL, parse_labels
 
     if worker is None:
         return []
@@ -420,7 +420,7 @@ def _only_on(worker: str | None) -> list[str]:
 
 
 def _check_secrets(request: JobRequest) -> None:
-    from fluster.cluster.secrets import check_secrets
+    from fluster.cluster.workspaces.secrets import check_secrets
 
     try:
         check_secrets([request])

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fluster.cli.common.exit_codes import CommandError, ExitCode, say
+from fluster.cli.common.options import Options
+from fluster.cli.common.output import write, write_json, write_table
 from fluster.cli.credentials import FOLDER, AuthorityFolder, Namespaces, existing, seconds_until, servers, split
-from fluster.cli.exit_codes import CommandError, ExitCode, say
-from fluster.cli.options import Options
-from fluster.cli.output import write, write_json, write_table
-from fluster_bus.roles import DEFAULT_NAMESPACE
+from fluster_bus.core.roles import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from fluster_bus.messages.joins import JoinTokenRecord
@@ -44,8 +44,8 @@ def create(
       fluster token create --uses 10 --for 12h --namespace default,team-a --file join.token
       fluster worker start --join join.token
     """
-    from fluster_bus.address import write_private
-    from fluster_bus.tls import plain_servers
+    from fluster_bus.access.address import write_private
+    from fluster_bus.access.tls import plain_servers
 
     lifetime_s = seconds_until("--for", lasting, time.time())
     given = split(namespace) or [Options.of(context).namespace or DEFAULT_NAMESPACE]

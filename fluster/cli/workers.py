@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from fluster.cli.exit_codes import ExitCode, one_line, say
-from fluster.cli.log_lines import print_chunks
-from fluster.cli.options import MAX_SECONDS, Grep, Options, Since
-from fluster.cli.output import age, duration, size, write, write_json, write_table
-from fluster.cli.shortened_ids import at_worker, find_job
+from fluster.cli.common.exit_codes import ExitCode, one_line, say
+from fluster.cli.common.log_lines import print_chunks
+from fluster.cli.common.options import MAX_SECONDS, Grep, Options, Since
+from fluster.cli.common.output import age, duration, size, write, write_json, write_table
+from fluster.cli.common.shortened_ids import at_worker, find_job
 
 if TYPE_CHECKING:
     from fluster.cluster import Cluster
@@ -35,7 +35,7 @@ Name = Annotated[
 
 def workers(context: typer.Context) -> None:
     """List the cluster's workers: what they have, and what of it is free."""
-    from fluster_bus.messages.labels import given_labels
+    from fluster_bus.messages.parts.labels import given_labels
 
     options = Options.of(context)
     with options.connect() as cluster:
@@ -88,7 +88,7 @@ def _devices(free: Capacity, total: Capacity) -> str:
 
 def _others(free: Capacity, total: Capacity) -> str:
     """What is counted by names of the users' own: `license 2/4`."""
-    from fluster_bus.messages.counted import number_text
+    from fluster_bus.messages.parts.counted import number_text
 
     left = dict(free.resources)
     return ", ".join(f"{name} {number_text(left.get(name, 0))}/{number_text(count)}" for name, count in total.resources)
@@ -239,7 +239,7 @@ def logs(
     Try:
       fluster worker logs worker-0 train-3f2a --tail 20
     """
-    from fluster.cluster.log_chunks import chunks_of
+    from fluster.cluster.jobs.log_chunks import chunks_of
     from fluster_bus.messages import AttemptLogsReply, AttemptLogsRequest
 
     options = Options.of(context)
@@ -287,7 +287,7 @@ def kill(
 
 
 def _place(cluster: Cluster, job: str, task: int | None, attempt: int | None) -> dict[str, Any]:
-    from fluster.cluster.job_states import UNANSWERED
+    from fluster.cluster.jobs.job_states import UNANSWERED
 
     with contextlib.suppress(*UNANSWERED):  # without a controller: the worker itself knows the job by its whole id
         job = find_job(cluster, job)
@@ -295,7 +295,7 @@ def _place(cluster: Cluster, job: str, task: int | None, attempt: int | None) ->
 
 
 def _ask(cluster: Cluster, name: str, verb: str, request: Message, reply: type[Reply]) -> Reply:
-    from fluster.cluster.worker_calls import ask_worker
+    from fluster.cluster.jobs.worker_calls import ask_worker
 
     def ask(worker_id: WorkerId) -> Reply:
         answer: Reply = cluster.portal.run(ask_worker, cluster.asynchronous.bus, worker_id, verb, request, reply)

@@ -8,7 +8,7 @@ from fluster.cluster.blocking import Cluster
 from fluster.cluster.client import AsyncCluster
 from fluster.cluster.current import current_cluster
 from fluster.cluster.local import LocalCluster
-from fluster.cluster.task_context import TaskContext, current_task
+from fluster.cluster.task.task_context import TaskContext, current_task
 from fluster.later import names_of
 
 if TYPE_CHECKING:
@@ -17,4 +17,4 @@ if TYPE_CHECKING:
 __all__ = ["AsyncCluster", "Cluster", "LocalCluster", "Ref", "TaskContext", "current_cluster", "current_task"]
 
 if not TYPE_CHECKING:
-    __getattr__ = names_of(__name__, refs=("Ref",))
+    __getattr__ = names_of(__name__, {"refs": ("Ref",)})

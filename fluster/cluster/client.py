@@ -10,7 +10,7 @@ from contextlib import aclosing
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
-from fluster.cluster.arguments import (
+from fluster.cluster.jobs.arguments import (
     check_count,
     check_job_id,
     check_job_ids,
@@ -20,22 +20,22 @@ from fluster.cluster.arguments import (
     check_states,
     check_timeout,
 )
-from fluster.cluster.identity import CONTROLLER_ADDRESS, NAMESPACE, TaskIdentity
+from fluster.cluster.task.identity import CONTROLLER_ADDRESS, NAMESPACE, TaskIdentity
 from fluster.errors import JobFailedError, JobNotFoundError, JobRefusedError, JobTimeoutError
 from fluster.later import import_later
 from fluster.tracing import job_environment
-from fluster_bus import subjects
-from fluster_bus.address import ADDRESS_VARIABLE, BusAddress
-from fluster_bus.errors import CredentialsError, ServiceError, StorageError
-from fluster_bus.names import JobId, Namespace, check_namespace, unique_name
-from fluster_bus.web_sockets import without_web_sockets
+from fluster_bus.access.address import ADDRESS_VARIABLE, BusAddress
+from fluster_bus.connection.web_sockets import without_web_sockets
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import CredentialsError, ServiceError, StorageError
+from fluster_bus.core.names import JobId, Namespace, check_namespace, unique_name
 
 if TYPE_CHECKING:
-    from fluster.cluster.batched import Batched
-    from fluster.cluster.job_logs import LogQuery
-    from fluster.cluster.log_chunks import LogChunk
+    from fluster.cluster.jobs.batched import Batched
+    from fluster.cluster.jobs.job_logs import LogQuery
+    from fluster.cluster.jobs.log_chunks import LogChunk
     from fluster.cluster.refs import Ref, Refs
-    from fluster_bus.bus import Bus, Reply
+    from fluster_bus.connection.bus import Bus, Reply
     from fluster_bus.messages import (
         DrainReply,
         Endpoint,
@@ -53,14 +53,14 @@ if TYPE_CHECKING:
     from fluster_bus.messages.stacks import JobStack
 
 import_later(
-    "fluster_bus.bus",
+    "fluster_bus.connection.bus",
     "fluster_bus.messages",
-    "fluster_bus.registry",
-    "fluster.cluster.job_states",
-    "fluster.cluster.job_wait",
-    "fluster.cluster.outages",
-    "fluster.cluster.shown_output",
-    "fluster.cluster.stored_workspaces",
+    "fluster_bus.storage.registry",
+    "fluster.cluster.jobs.job_states",
+    "fluster.cluster.jobs.job_wait",
+    "fluster.cluster.ownership.outages",
+    "fluster.cluster.output.shown_output",
+    "fluster.cluster.workspaces.stored_workspaces",
 )
 
 DEFAULT_NAMESPACE = "default"
@@ -74,10 +74,10 @@ class AsyncCluster:
     """A connection to a cluster, in one namespace; make one with `AsyncCluster.connect`."""
 
     def __init__(self, bus: Bus, namespace: Namespace, patience: float | None = None) -> None:
-        from fluster.cluster.job_states import JobStates
-        from fluster.cluster.outages import Outages
-        from fluster.cluster.shown_output import ShownOutput
-        from fluster_bus.registry import Registry
+        from fluster.cluster.jobs.job_states import JobStates
+        from fluster.cluster.output.shown_output import ShownOutput
+        from fluster.cluster.ownership.outages import Outages
+        from fluster_bus.storage.registry import Registry
 
         self.bus = bus
         self.namespace = namespace
@@ -101,13 +101,13 @@ class AsyncCluster:
         and ServiceError when the cluster does not have the namespace.
         """
         with without_web_sockets():
-            from fluster.cluster.job_states import UNANSWERED
-            from fluster_bus.bus import Bus
+            from fluster.cluster.jobs.job_states import UNANSWERED
+            from fluster_bus.connection.bus import Bus
 
         if address is None and os.environ.get(ADDRESS_VARIABLE):  # as in every task, which needs no more modules for it
             address = BusAddress.from_environment()
         elif address is None:
-            from fluster.cluster.up_clusters import find_address
+            from fluster.cluster.ownership.up_clusters import find_address
 
             address = find_address()
         elif isinstance(address, str):
@@ -208,7 +208,7 @@ class AsyncCluster:
         waits like others. Raises JobRefusedError when the worker cannot run it now, WorkerNotFoundError, CredentialsError
         to those who are not operators, and what `launch` raises.
         """
-        from fluster.cluster.worker_calls import run_on_worker
+        from fluster.cluster.jobs.worker_calls import run_on_worker
 
         ((job_id, named),) = (await self._named(check_requests([request]))).items()
         draft = await self._draft(named.model_copy(update={"job_id": job_id, **self.parent_of(named)}))
@@ -219,9 +219,9 @@ class AsyncCluster:
 
     async def _named(self, requests: Sequence[JobRequest]) -> dict[JobId, JobRequest]:
         """The requests with what the cluster is to find of this program stored, each by the id that its job is to have."""
-        from fluster.cluster.origins import with_origin
-        from fluster.cluster.secrets import check_secrets
-        from fluster.cluster.stored_workspaces import with_stored_workspaces
+        from fluster.cluster.jobs.origins import with_origin
+        from fluster.cluster.workspaces.secrets import check_secrets
+        from fluster.cluster.workspaces.stored_workspaces import with_stored_workspaces
 
         _check_distinct(requests)
         check_secrets(requests)
@@ -270,7 +270,7 @@ class AsyncCluster:
 
     async def _submit(self, request: JobRequest) -> int:
         """The job's place in the submit stream."""
-        from fluster_bus.submitting import submit
+        from fluster_bus.storage.submitting import submit
 
         draft = await self._draft(request)
         return await self._once_back(lambda: submit(self.bus, self.namespace, draft, message_id=str(draft.submission)))
@@ -286,16 +286,16 @@ class AsyncCluster:
 
     async def _store_secrets(self, request: JobRequest, submission: str) -> None:
         """Before the job, so that no worker looks for them in vain."""
-        from fluster.cluster.secrets import secrets_of
-        from fluster_bus.secret_store import SecretStore
+        from fluster.cluster.workspaces.secrets import secrets_of
+        from fluster_bus.storage.secret_store import SecretStore
 
         values = secrets_of(request)
         await self._once_back(lambda: SecretStore(self.bus, self.namespace).put(submission, values))
 
     async def _once_back(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Do what may be done twice, again while the server or its store is just coming back."""
-        from fluster.cluster.job_states import UNANSWERED
-        from fluster_bus.retries import retried
+        from fluster.cluster.jobs.job_states import UNANSWERED
+        from fluster_bus.running.retries import retried
 
         return await retried(lambda _left_s: attempt(), on=(*UNANSWERED, StorageError), timeout_s=_RETURN_TIMEOUT_S)
 
@@ -325,7 +325,7 @@ class AsyncCluster:
         """
         import asyncio
 
-        from fluster.cluster.job_wait import get_finished, wait_finished
+        from fluster.cluster.jobs.job_wait import get_finished, wait_finished
         from fluster_bus.messages import JobStatus
 
         job_ids = check_job_ids(job)
@@ -354,7 +354,7 @@ class AsyncCluster:
         """
         import asyncio
 
-        from fluster.cluster.job_wait import get_finished, wait_finished
+        from fluster.cluster.jobs.job_wait import get_finished, wait_finished
 
         job_ids = check_job_ids(jobs)
         if not job_ids:
@@ -381,7 +381,7 @@ class AsyncCluster:
 
         Changes that follow each other quickly may be told as one. Raises JobNotFoundError, InvalidNameError.
         """
-        from fluster.cluster.job_watch import watch_job
+        from fluster.cluster.jobs.job_watch import watch_job
 
         infos = watch_job(self.bus, self.namespace, check_job_id(job_id), self._states)
         async with aclosing(self.outages.bounded_each(infos)) as bounded:
@@ -397,7 +397,7 @@ class AsyncCluster:
         succeeded and its result was too large, could not be pickled, or is not kept any more; JobTimeoutError after
         `timeout` seconds, JobNotFoundError, InvalidNameError, and ValueError for a task that the job does not have.
         """
-        from fluster.cluster.job_results import results_of
+        from fluster.cluster.jobs.job_results import results_of
 
         check_number("task", task, 0)
         return await results_of(self.bus, await self.wait(check_job_id(job_id), timeout=timeout), task)
@@ -426,7 +426,7 @@ class AsyncCluster:
         Raises StackError when no task of those runs, or none can be told, JobNotFoundError, InvalidNameError, and
         ValueError for a task that the job does not have.
         """
-        from fluster.cluster.stacks import job_stack
+        from fluster.cluster.jobs.stacks import job_stack
 
         check_number("task", task, 0)
         return await job_stack(self.bus, self.namespace, await self.poll(job_id), task)
@@ -485,16 +485,16 @@ class AsyncCluster:
         within a moment (longer on a busy machine) may come one stream after the other. A line of more than 64 KiB comes in
         pieces, and so does one that is written over itself, as progress bars are: all of them but the last have `goes_on`.
         """
-        from fluster.cluster.batched import Batched
-        from fluster.cluster.job_logs import LogQuery
-        from fluster.cluster.log_chunks import messages_of
+        from fluster.cluster.jobs.batched import Batched
+        from fluster.cluster.jobs.job_logs import LogQuery
+        from fluster.cluster.jobs.log_chunks import messages_of
 
         query = LogQuery(job_id, follow, tail, since, grep, task, attempt)
         return Batched(messages_of(self.log_chunks(query)))
 
     def log_chunks(self, query: LogQuery) -> AsyncGenerator[list[LogChunk]]:
         """What `logs` gives, in lists of chunks, for programs that show a great deal. Raises as that does."""
-        from fluster.cluster.job_logs import read_logs
+        from fluster.cluster.jobs.job_logs import read_logs
 
         return self.outages.bounded_each(read_logs(self.bus, self.namespace, self._states, query))
 
@@ -528,13 +528,13 @@ class AsyncCluster:
         After `timeout` seconds it hands back what still runs: stopped, and tried elsewhere at the cost of the preemption
         budget. For operators. Raises WorkerNotFoundError, and CredentialsError for anybody else.
         """
-        from fluster.cluster.worker_calls import drain_worker
+        from fluster.cluster.jobs.worker_calls import drain_worker
 
         return await drain_worker(self.bus, worker_id, timeout_s=check_timeout(timeout), wait=wait)
 
     async def worker_health(self, worker_id: WorkerId) -> WorkerHealth:
         """How a worker is, by its own word. For operators. Raises as `drain_worker` does."""
-        from fluster.cluster.worker_calls import ask_worker
+        from fluster.cluster.jobs.worker_calls import ask_worker
         from fluster_bus.messages import Done, WorkerHealth
 
         return await ask_worker(self.bus, worker_id, "health", Done(), WorkerHealth)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from fluster_bus.errors import FlusterError
-from fluster_bus.html_view import table, view
+from fluster_bus.core.errors import FlusterError
+from fluster_bus.core.html_view import table, view
 
 if TYPE_CHECKING:
     from fluster.cluster.client import AsyncCluster

@@ -8,7 +8,7 @@ import threading
 
 from fluster.cluster.blocking import Cluster
 from fluster.cluster.local import LocalCluster, open_local_cluster
-from fluster_bus.address import ADDRESS_VARIABLE
+from fluster_bus.access.address import ADDRESS_VARIABLE
 
 _lock = threading.Lock()
 _current: Cluster | None = None

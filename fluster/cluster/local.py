@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from fluster.cluster.arguments import check_count, check_limits, check_seconds
 from fluster.cluster.blocking import Cluster
 from fluster.cluster.client import DEFAULT_NAMESPACE
-from fluster.cluster.identity import NAMESPACE
+from fluster.cluster.jobs.arguments import check_count, check_limits, check_seconds
 from fluster.cluster.offered import offered_disk, offered_gpus, offered_labels, offered_resources
-from fluster.cluster.ownership import note_local
+from fluster.cluster.ownership.ownership import note_local
+from fluster.cluster.task.identity import NAMESPACE
 from fluster.errors import ClusterStartError
 from fluster.later import import_now
 from fluster.local_setup import (
@@ -35,8 +35,8 @@ from fluster.local_setup import (
     ProfileName,
     RuntimeName,
 )
-from fluster_bus.devices import MAX_BYTES, MAX_CPUS
-from fluster_bus.names import check_namespace
+from fluster_bus.core.devices import MAX_BYTES, MAX_CPUS
+from fluster_bus.core.names import check_namespace
 
 _log = logging.getLogger(__name__)
 
@@ -194,7 +194,7 @@ class LocalCluster(Cluster):
             super().__init__(started.address, chosen)
             _clusters.append(weakref.ref(self))
             note_local(self.asynchronous.server)
-            from fluster.cluster.shown_output import is_looked_at
+            from fluster.cluster.output.shown_output import is_looked_at
 
             self.asynchronous.outages.is_gone = self._supervisor.has_ended
             by_itself = is_looked_at() if log_to_driver is None else log_to_driver

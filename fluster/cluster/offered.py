@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from fluster_bus.devices import VISIBLE_DEVICES, as_json, parse_gpus
+from fluster_bus.core.devices import VISIBLE_DEVICES, as_json, parse_gpus
 
 T = TypeVar("T")
 
@@ -17,7 +17,7 @@ def offered_disk(given: int | str | None) -> int | None:
     """In bytes; None when neither the owner nor FLUSTER_DISK says it. Raises ValueError."""
 
     def read(value: int | str) -> int:
-        from fluster_bus.messages.resources import parse_disk
+        from fluster_bus.messages.parts.resources import parse_disk
 
         return parse_disk(value)
 
@@ -37,7 +37,7 @@ def offered_labels(given: Mapping[str, str] | None) -> tuple[str, ...]:
     """Sorted, as `zone=a`. Raises ValueError."""
 
     def read(value: Mapping[str, str] | str) -> tuple[str, ...]:
-        from fluster_bus.messages.labels import as_words, check_labels, parse_labels
+        from fluster_bus.messages.parts.labels import as_words, check_labels, parse_labels
 
         return as_words(parse_labels(value) if isinstance(value, str) else check_labels(value))
 
@@ -48,7 +48,7 @@ def offered_resources(given: Mapping[str, float] | None) -> dict[str, float]:
     """{name: count}. Raises ValueError."""
 
     def read(value: Mapping[str, float] | str) -> dict[str, float]:
-        from fluster_bus.messages.counted import check_counts, parse_counts
+        from fluster_bus.messages.parts.counted import check_counts, parse_counts
 
         return parse_counts(value) if isinstance(value, str) else check_counts(value)
 

@@ -9,15 +9,16 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from fluster_bus import payloads, subjects
-from fluster_bus.delivery import Delivery, error_headers
-from fluster_bus.errors import BusError, InvalidMessageError, NoRespondersError, PayloadLostError, ServiceError
-from fluster_bus.object_kinds import PAYLOADS
-from fluster_bus.objects import ObjectStore
+from fluster_bus.core import subjects
+from fluster_bus.core.delivery import Delivery, error_headers
+from fluster_bus.core.errors import BusError, InvalidMessageError, NoRespondersError, PayloadLostError, ServiceError
+from fluster_bus.core.object_kinds import PAYLOADS
+from fluster_bus.payloads import payloads
+from fluster_bus.storage.objects import ObjectStore
 
 if TYPE_CHECKING:
     from fluster.cluster.blocking import Cluster
-    from fluster_bus.carrier import Carrier
+    from fluster_bus.connection.carrier import Carrier
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from joblib.parallel import (
 )
 
 from fluster.cluster import Cluster, Ref
-from fluster.cluster.arguments import check_timeout
+from fluster.cluster.jobs.arguments import check_timeout
 from fluster.errors import ActorTimeoutError
 from fluster.integrations.joblib_batches import Batches, SharedArrays
 from fluster.integrations.joblib_calls import Batch, Call

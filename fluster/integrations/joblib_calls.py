@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
 
-from fluster.actors.futures import ActorFuture
+from fluster.actors.results.futures import ActorFuture
 from fluster.cluster import Ref
 from fluster.integrations.joblib_batches import decode_results, encode_batch, run_batch
 from fluster.worker_pool import WorkerPool

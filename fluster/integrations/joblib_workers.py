@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from joblib import cpu_count
 
 from fluster.cluster import Cluster, LocalCluster, current_cluster
-from fluster.cluster.arguments import check_count
+from fluster.cluster.jobs.arguments import check_count
 from fluster.errors import FlusterError
 from fluster.worker_pool import WorkerPool
 from fluster_bus.messages import EnvironmentConfig, ResourceConfig

@@ -16,7 +16,7 @@ from fray.types import ResourceConfig
 from zephyr.dataset import Dataset
 
 from fluster.cluster import Cluster, current_cluster
-from fluster.cluster.arguments import check_count
+from fluster.cluster.jobs.arguments import check_count
 from fluster.integrations.zephyr_storage import check_shared, marked, whole
 from fluster_bus.messages import EnvironmentConfig as FlusterEnvironment
 from fluster_bus.messages import parse_size

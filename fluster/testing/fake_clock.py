@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fluster.actors.clock import Alarm
-from fluster.actors.frames import Moment
+from fluster.actors.protocol.clock import Alarm
+from fluster.actors.protocol.frames import Moment
 
 _TOLERANCE_S = 1e-9  # sums of floats are not what they look like
 

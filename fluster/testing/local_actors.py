@@ -7,21 +7,21 @@ import functools
 from collections.abc import Mapping
 from typing import Any, NoReturn, Self, TypeVar, cast
 
-from fluster.actors.blocking_pool import ActorPool
-from fluster.actors.caller import Caller
-from fluster.actors.definition import check_class, name_of, options_of
-from fluster.actors.deployment import check_replicas
-from fluster.actors.server import ActorServer
+from fluster.actors.client.caller import Caller
+from fluster.actors.definition.definition import check_class, name_of, options_of
+from fluster.actors.deploy.deployment import check_replicas
+from fluster.actors.pool.blocking_pool import ActorPool
+from fluster.actors.server.server import ActorServer
 from fluster.cluster import AsyncCluster, Cluster
-from fluster.cluster.job_states import JobStates
-from fluster.cluster.shown_output import ShownOutput
+from fluster.cluster.jobs.job_states import JobStates
+from fluster.cluster.output.shown_output import ShownOutput
 from fluster.errors import ActorNameTakenError
 from fluster.testing.fake_clock import FakeClock
 from fluster.testing.memory_bus import MemoryBus
 from fluster.testing.memory_registry import MemoryRegistry
-from fluster_bus.bus import Bus
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core.names import check_name, unique_name
 from fluster_bus.messages import EndpointId, JobId, Namespace
-from fluster_bus.names import check_name, unique_name
 
 T = TypeVar("T")
 

@@ -10,12 +10,12 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from fluster_bus import subjects
-from fluster_bus.address import BusAddress
-from fluster_bus.delivery import Delivery
-from fluster_bus.errors import ClosedError, NoRespondersError, RequestTimeoutError, service_error
-from fluster_bus.names import SYSTEM_NAMESPACE
-from fluster_bus.spawned import SpawnedTasks
+from fluster_bus.access.address import BusAddress
+from fluster_bus.core import subjects
+from fluster_bus.core.delivery import Delivery
+from fluster_bus.core.errors import ClosedError, NoRespondersError, RequestTimeoutError, service_error
+from fluster_bus.core.names import SYSTEM_NAMESPACE
+from fluster_bus.running.spawned import SpawnedTasks
 
 log = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Generic, TypeVar, cast
 
 from fluster.testing.memory_bus import matches
-from fluster_bus import subjects
-from fluster_bus.errors import RevisionConflictError
-from fluster_bus.feeds import CaughtUp
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import RevisionConflictError
 from fluster_bus.messages import ActorSeat, Endpoint, Message
-from fluster_bus.registry import LEASE_S, Registry
-from fluster_bus.tables import Deleted, Row, Table
+from fluster_bus.storage.feeds import CaughtUp
+from fluster_bus.storage.registry import LEASE_S, Registry
+from fluster_bus.storage.tables import Deleted, Row, Table
 
 Record = TypeVar("Record", bound=Message)
 

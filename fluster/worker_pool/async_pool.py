@@ -11,12 +11,12 @@ from contextlib import aclosing
 from datetime import datetime, timedelta
 from typing import Any, ParamSpec, Self, TypeVar
 
-from fluster.actors.definition import check_timeout
-from fluster.actors.futures import ActorFuture, is_running
-from fluster.actors.maps import iterated
+from fluster.actors.definition.definition import check_timeout
+from fluster.actors.results.futures import ActorFuture, is_running
+from fluster.actors.results.maps import iterated
 from fluster.cluster import AsyncCluster
-from fluster.cluster.arguments import check_count
-from fluster.cluster.portal import forked
+from fluster.cluster.jobs.arguments import check_count
+from fluster.cluster.portal.portal import forked
 from fluster.worker_pool.function_pickles import FunctionPickles
 from fluster.worker_pool.pace import Pace
 from fluster.worker_pool.progress import Bar, progress_bar
@@ -25,10 +25,10 @@ from fluster.worker_pool.tasks import Task
 from fluster.worker_pool.work import Batch, Block, Outcome, blocks_of
 from fluster.worker_pool.worker_jobs import PoolPlan
 from fluster.worker_pool.workers import PoolStatus, Workers
-from fluster_bus import payloads
+from fluster_bus.core.names import check_name, unique_name
 from fluster_bus.messages import EnvironmentConfig, LogLine, ResourceConfig
 from fluster_bus.messages.jobs import MAX_REPLICAS
-from fluster_bus.names import check_name, unique_name
+from fluster_bus.payloads import payloads
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -132,8 +132,8 @@ class AsyncWorkerPool:
         grep: str | None = None,
     ) -> AsyncGenerator[LogLine]:
         """What the workers wrote, as `cluster.logs` gives it; with `follow` also what comes, until they have ended."""
-        from fluster.cluster.batched import Batched
-        from fluster.cluster.merged_logs import merged_logs
+        from fluster.cluster.jobs.batched import Batched
+        from fluster.cluster.jobs.merged_logs import merged_logs
 
         async def batches() -> AsyncGenerator[list[LogLine]]:
             job_ids = await self.workers.job_ids()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 import cloudpickle
 
-from fluster_bus import codec
+from fluster_bus.core import codec
 
 _MOST_KEPT = 16  # functions
 _MOST_PARTS = 1_000  # of one: to look at more takes as long as to pickle them

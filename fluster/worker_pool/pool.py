@@ -7,14 +7,14 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, Self, TypeVar
 
-from fluster.actors.futures import ActorFuture
+from fluster.actors.results.futures import ActorFuture
 from fluster.cluster import Cluster
-from fluster.cluster.blocking_methods import blocking, blocking_iterator
+from fluster.cluster.portal.blocking_methods import blocking, blocking_iterator
 from fluster.errors import ForkedError
 from fluster.worker_pool.async_pool import DEFAULT_RESOURCES, AsyncWorkerPool
 from fluster.worker_pool.executor import PoolExecutor
 from fluster.worker_pool.results import MapResult, UnorderedResults
-from fluster_bus.errors import ClosedError
+from fluster_bus.core.errors import ClosedError
 from fluster_bus.messages import EnvironmentConfig, ResourceConfig
 
 T = TypeVar("T")

@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, cast, overload
 
-from fluster.actors.futures import ActorFuture
-from fluster.cluster.arguments import deadline_after
+from fluster.actors.results.futures import ActorFuture
+from fluster.cluster.jobs.arguments import deadline_after
 from fluster.errors import ActorTimeoutError
 from fluster.worker_pool.work import Batch, Block, Outcome, blocks_of
-from fluster_bus.blocked_waits import wait_for_item, wait_seeing_signals
+from fluster_bus.running.blocked_waits import wait_for_item, wait_seeing_signals
 
 T = TypeVar("T")
 

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from fluster.actors.definition import actor, method
-from fluster.actors.failures import encode_failure
-from fluster.actors.server import ActorServer
+from fluster.actors.definition.definition import actor, method
+from fluster.actors.protocol.failures import encode_failure
+from fluster.actors.server.server import ActorServer
 from fluster.cluster.refs import Ref, resolved
 from fluster.errors import ActorTimeoutError, NotRunError
-from fluster.missing_modules import add_remedy
-from fluster_bus import codec, payloads
+from fluster.remote_errors.missing_modules import add_remedy
+from fluster_bus.core import codec
+from fluster_bus.payloads import payloads
 
 _KEPT_FUNCTIONS = 64  # of those that a worker has read
 _CLASS_BY_VALUE = b"_make_skeleton_"  # how a pickle begins one, by cloudpickle

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fluster.actors.futures import ActorFuture
+from fluster.actors.results.futures import ActorFuture
 from fluster.worker_pool.pace import Pace
 
 _MAX_BUNDLE = 128 << 10  # bytes, unless one task has more

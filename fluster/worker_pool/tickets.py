@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from fluster.actors.reader import ItemsTicket
-from fluster.actors.windows import Read, Window
+from fluster.actors.protocol.windows import Read, Window
+from fluster.actors.results.reader import ItemsTicket
 from fluster.errors import ActorDiedError, ConnectionLostError
 from fluster.worker_pool.runner import BUNDLE_WINDOW
 from fluster.worker_pool.tasks import Bundle, Task
-from fluster_bus import payloads
+from fluster_bus.payloads import payloads
 
 UnitT_contra = TypeVar("UnitT_contra", contravariant=True)
 

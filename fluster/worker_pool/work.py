@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from fluster.actors.failures import decode_failure
+from fluster.actors.protocol.failures import decode_failure
 from fluster.worker_pool.pace import MAX_ITEMS, TAIL_S, Pace
-from fluster_bus import codec, payloads
-from fluster_bus.objects import MAX_OBJECT_BYTES
+from fluster_bus.core import codec
+from fluster_bus.payloads import payloads
+from fluster_bus.storage.objects import MAX_OBJECT_BYTES
 
 _MAX_BLOCK = 128 << 10  # bytes, unless one item has more
 _MAX_CHUNK = MAX_OBJECT_BYTES // 2  # the same where `chunksize` was given: more could not be carried with the function

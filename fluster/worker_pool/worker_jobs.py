@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fluster.cluster import AsyncCluster
-from fluster.cluster.ownership import launch_owned, release
+from fluster.cluster.ownership.ownership import launch_owned, release
 from fluster.errors import ActorDiedError
 from fluster.worker_pool.runner import work
-from fluster_bus import subjects
-from fluster_bus.delivery import Delivery
-from fluster_bus.errors import BusError, ClosedError
+from fluster_bus.core import subjects
+from fluster_bus.core.delivery import Delivery
+from fluster_bus.core.errors import BusError, ClosedError
 from fluster_bus.messages import (
     Entrypoint,
     EnvironmentConfig,

@@ -12,13 +12,13 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any, cast
 
-from fluster.actors.failures import RETRY, advice_of, decode_failure, is_failure_of
-from fluster.actors.loop_calls import closed
-from fluster.actors.pool import AsyncActorPool
-from fluster.actors.rosters import Roster
-from fluster.actors.stored import StoredPayloads
+from fluster.actors.membership.rosters import Roster
+from fluster.actors.pool.pool import AsyncActorPool
+from fluster.actors.protocol.failures import RETRY, advice_of, decode_failure, is_failure_of
+from fluster.actors.results.loop_calls import closed
+from fluster.actors.results.stored import StoredPayloads
 from fluster.cluster import AsyncCluster
-from fluster.cluster.arguments import check_count
+from fluster.cluster.jobs.arguments import check_count
 from fluster.errors import ActorDiedError, ConnectionLostError, NotRunError, PoisonedTaskError
 from fluster.worker_pool.dispatch import Dispatch, Loss
 from fluster.worker_pool.pace import TASK_MEMORY, Pace
@@ -27,12 +27,13 @@ from fluster.worker_pool.tasks import Bundle, Task, TaskQueue
 from fluster.worker_pool.tickets import BundleTicket, UnitTicket
 from fluster.worker_pool.work import Batch, Block, Outcome, Slice
 from fluster.worker_pool.worker_jobs import PoolPlan, WorkerJobs
-from fluster_bus import codec, payloads
-from fluster_bus.errors import BusError, ClosedError, ObjectTooLargeError
+from fluster_bus.core import codec
+from fluster_bus.core.errors import BusError, ClosedError, ObjectTooLargeError
+from fluster_bus.core.object_kinds import PAYLOADS
 from fluster_bus.messages import JobId
 from fluster_bus.messages.jobs import MAX_REPLICAS
-from fluster_bus.object_kinds import PAYLOADS
-from fluster_bus.objects import ObjectStore
+from fluster_bus.payloads import payloads
+from fluster_bus.storage.objects import ObjectStore
 
 _MOST_AT_ONCE = 10_000  # units, before the connection sends them: it keeps no more than a hundred thousand
 

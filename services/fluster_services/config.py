@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from fluster_bus.stream_bounds import NamespaceBounds
+from fluster_bus.core.stream_bounds import NamespaceBounds
 
 
 @dataclass(frozen=True)

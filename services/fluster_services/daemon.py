@@ -17,9 +17,10 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
-from fluster_bus.errors import (
+from fluster_bus.access.address import BusAddress
+from fluster_bus.access.tls import plain_servers
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core.errors import (
     AddressError,
     BusError,
     ConnectError,
@@ -31,8 +32,7 @@ from fluster_bus.errors import (
     StorageTimeoutError,
     StreamNotFoundError,
 )
-from fluster_bus.event_loops import loop_factory
-from fluster_bus.tls import plain_servers
+from fluster_bus.running.event_loops import loop_factory
 from fluster_services.config import DaemonLogs
 from fluster_services.private_files import open_private
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from fluster_bus.messages import JobInfo, JobRecord, JobStatus, Progress, TaskRecord, TaskStatus
-from fluster_bus.messages.arrays import TaskArray, number_in
+from fluster_bus.messages.parts.arrays import TaskArray, number_in
 from fluster_services.lifecycle import is_final
 
 _UNHAPPY = (JobStatus.FAILED, JobStatus.KILLED, JobStatus.WORKER_FAILED, JobStatus.UNSCHEDULABLE)

@@ -41,8 +41,8 @@ from fluster_bus.messages import (
     Transition,
     WorkerId,
 )
-from fluster_bus.messages.arrays import number_in
-from fluster_bus.messages.images import UsedImage
+from fluster_bus.messages.parts.arrays import number_in
+from fluster_bus.messages.parts.images import UsedImage
 from fluster_bus.messages.records import KEPT_TRANSITIONS
 
 Record = TypeVar("Record", TaskRecord, JobRecord)

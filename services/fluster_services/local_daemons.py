@@ -13,29 +13,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fluster.local_setup import LocalSetup
-from fluster_bus.devices import Devices, from_json
-from fluster_bus.errors import FlusterError
-from fluster_bus.roles import Role
+from fluster_bus.core.devices import Devices, from_json
+from fluster_bus.core.errors import FlusterError
+from fluster_bus.core.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_services.config import LocalLimits, local_timing
+from fluster_services.forking.own_imports import import_kept, import_own
 from fluster_services.local_users import JOBS_FOLDER
-from fluster_services.own_imports import import_kept, import_own
 
 if TYPE_CHECKING:
-    from fluster_bus.address import BusAddress
-    from fluster_bus.bus import Bus
+    from fluster_bus.access.address import BusAddress
+    from fluster_bus.connection.bus import Bus
     from fluster_bus.messages import Capacity, Namespace, WorkerId
     from fluster_services.vm.backend import ClusterToJoin
-    from fluster_services.worker.container import ContainerSettings
+    from fluster_services.worker.contract.container import ContainerSettings
 
 # What is to be imported before the fork, by those who share it.
 FOR_ALL = (
     "fluster_services.daemon",
     "fluster_services.lifecycle",
     "fluster_services.capacity",
-    "fluster_bus.registry",
-    "fluster_bus.services_api",
-    "fluster_bus.streams",
+    "fluster_bus.storage.registry",
+    "fluster_bus.connection.services_api",
+    "fluster_bus.storage.streams",
     "uvloop",
 )
 FOR_WORKERS = ("fluster_services.worker.__main__", "fluster.cluster")
@@ -115,7 +115,7 @@ class LocalDaemons:
             from fluster_bus.messages import Namespace
             from fluster_services.controller.__main__ import run_controller
             from fluster_services.controller.controller import ControllerConfig
-            from fluster_services.controller.local_users import LocalUsers
+            from fluster_services.controller.namespaces.local_users import LocalUsers
 
             config = ControllerConfig(
                 address=self._server.credentials(Role.SERVICE),
@@ -138,9 +138,9 @@ class LocalDaemons:
         def body(ready_fd: int | None, owner_fd: int) -> None:
             from fluster_bus.messages import WorkerId
             from fluster_services.worker.__main__ import run_worker
-            from fluster_services.worker.chosen_containers import choose_containers
-            from fluster_services.worker.config import WorkerConfig
-            from fluster_services.worker.program_environment import program_environment
+            from fluster_services.worker.contract.config import WorkerConfig
+            from fluster_services.worker.environments.program_environment import program_environment
+            from fluster_services.worker.runtimes.chosen_containers import choose_containers
 
             state_dir = self._store_dir / name
             config = WorkerConfig(
@@ -212,13 +212,13 @@ class LocalDaemons:
         )
 
     def _drain_timeout_s(self) -> float:
-        from fluster_services.worker.config import WorkerConfig
+        from fluster_services.worker.contract.config import WorkerConfig
 
         given_s = self._setup.drain_timeout_s
         return WorkerConfig.drain_timeout_s if given_s is None else given_s
 
     def _build_timeout_s(self) -> float:
-        from fluster_services.worker.config import WorkerConfig
+        from fluster_services.worker.contract.config import WorkerConfig
 
         given_s = self._setup.build_timeout_s
         return WorkerConfig.build_timeout_s if given_s is None else given_s
@@ -229,7 +229,7 @@ class LocalDaemons:
         return {Namespace(each): self._server.credentials(Role.JOB, each) for each in self._server.namespaces}
 
     def _containers(self) -> ContainerSettings:
-        from fluster_services.worker.container import ContainerSettings
+        from fluster_services.worker.contract.container import ContainerSettings
 
         known = {**self._setup.containers, "build_timeout_s": self._build_timeout_s()}
         if self._setup.docker_host:
@@ -251,7 +251,7 @@ class LocalDaemons:
 
     def _total(self, number: int, state_dir: Path) -> Capacity:
         """What a worker has from the start."""
-        from fluster_services.worker.detection import free_disk
+        from fluster_services.worker.presence.detection import free_disk
 
         total = self._given(number)
         if self._setup.disk is not None:
@@ -261,7 +261,7 @@ class LocalDaemons:
 
     def _given(self, number: int) -> Capacity:
         """What the owner has said that a worker, or a VM, has."""
-        from fluster_bus.messages.counted import as_counts, share
+        from fluster_bus.messages.parts.counted import as_counts, share
 
         devices = self._devices(number)
         given: dict[str, object] = {"device": devices.kind, "variant": devices.variant, "devices": len(devices.ids)}

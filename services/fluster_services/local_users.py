@@ -6,7 +6,7 @@ The supervisor has the server. Controllers write wishes, a line each, into a pip
 
 and see that one is fulfilled by the file with the credentials of the namespace's jobs, which the server takes from then on. From the
 folder of these files workers know which namespaces they serve. Which were added stands in a file, for the cluster's next start.
-The controllers' end is in `controller/local_users.py`.
+The controllers' end is in `controller/namespaces/local_users.py`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fluster_bus.address import write_private
-from fluster_bus.errors import FlusterError
-from fluster_bus.names import check_namespace
-from fluster_bus.roles import Role
+from fluster_bus.access.address import write_private
+from fluster_bus.core.errors import FlusterError
+from fluster_bus.core.names import check_namespace
+from fluster_bus.core.roles import Role
 
 if TYPE_CHECKING:
     from fluster_bus.server import EmbeddedServer

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from fluster.local_setup import OPTIONS_VARIABLE
-from fluster_bus.errors import FlusterError
+from fluster_bus.core.errors import FlusterError
+from fluster_bus.core.near_names import near
+from fluster_bus.core.stream_bounds import NamespaceBounds
 from fluster_bus.messages import parse_size
-from fluster_bus.near_names import near
-from fluster_bus.replication import REPLICAS_SETTING, Replication
-from fluster_bus.stream_bounds import NamespaceBounds
+from fluster_bus.provisioning.replication import REPLICAS_SETTING, Replication
 from fluster_services.config import (
     CacheLimits,
     DaemonLogs,

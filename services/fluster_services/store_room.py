@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fluster_bus.roles import MAX_PAYLOAD_BYTES
+from fluster_bus.core.roles import MAX_PAYLOAD_BYTES
 from fluster_bus.server import MIN_FREE_BYTES
 
 

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from fluster.cluster import Cluster
-from fluster_bus.address import BusAddress
-from fluster_bus.roles import DEFAULT_NAMESPACE, Role, User
+from fluster_bus.access.address import BusAddress
+from fluster_bus.core.roles import DEFAULT_NAMESPACE, Role, User
 from tests.compat.releases import Release
 from tests.system.processes import Family
 from tests.waiting import wait_until

@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from fluster_bus.roles import DEFAULT_NAMESPACE, Role
+from fluster_bus.core.roles import DEFAULT_NAMESPACE, Role
 from fluster_bus.server import EmbeddedServer
 
 

@@ -17,13 +17,14 @@ from fluster.actors import (
     ActorServer,
 )
 from fluster.cluster import Cluster
-from fluster.cluster.portal import Portal
+from fluster.cluster.portal.portal import Portal
 from fluster.testing import LocalActors
-from fluster_bus import arenas, subjects
-from fluster_bus.bus import Bus
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import Done, Namespace, NamespaceReply
-from fluster_bus.provisioning import ensure_namespace
-from fluster_bus.roles import Role
+from fluster_bus.payloads import arenas
+from fluster_bus.provisioning.provisioning import ensure_namespace
 from fluster_bus.server import EmbeddedServer
 
 NAMESPACE = Namespace("default")

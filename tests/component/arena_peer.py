@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fluster_bus import arenas, payloads
-from fluster_bus.errors import PayloadLostError
+from fluster_bus.core.errors import PayloadLostError
+from fluster_bus.payloads import arenas, payloads
 
 LENT_TIMES = 50_000  # how often what it lends repeats its text
 

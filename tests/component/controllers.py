@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fluster.cluster.client import AsyncCluster
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.feeds import Feed
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import Entrypoint, Event, JobId, JobRequest, JobStatus, Namespace, ResourceConfig
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
+from fluster_bus.storage.feeds import Feed
 from fluster_services.config import Timing
 from fluster_services.controller.controller import Controller, ControllerConfig
 from tests.component.toy_worker import ToyWorker

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fluster_bus.address import BusAddress
-from fluster_bus.roles import Role, User
+from fluster_bus.access.address import BusAddress
+from fluster_bus.core.roles import Role, User
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.trust.authority import Authority
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from fluster_services.worker.attempt_directory import LaunchSpec
-from fluster_services.worker.runtime import RunningTask, WorkerFaultError
+from fluster_services.worker.contract.attempt_directory import LaunchSpec
+from fluster_services.worker.contract.runtime import RunningTask, WorkerFaultError
 
 
 class NoRuntime:

@@ -7,11 +7,11 @@ from contextlib import AsyncExitStack
 from typing import Any, Self
 
 from fluster.cluster.client import AsyncCluster
-from fluster.cluster.namespace_admin import NamespaceAdmin
-from fluster_bus.bus import Bus
+from fluster.cluster.jobs.namespace_admin import NamespaceAdmin
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import Capacity, JobId, JobStatus, Namespace, WorkerId
 from fluster_bus.messages.namespaces import NamespaceQuota
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_services.config import LOCAL_TIMING, Timing
 from tests.component.controllers import RunningController

@@ -13,10 +13,10 @@ import pytest
 from fluster.actors import ActorContext, ActorPool, AsyncActorPool, actor
 from fluster.cluster import AsyncCluster
 from fluster.errors import ActorTimeoutError
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.errors import ServiceError
-from fluster_bus.roles import Role
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import ServiceError
+from fluster_bus.core.roles import Role
 from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Calculator, Env
 from tests.waiting import wait_until_async
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from fluster.actors import ActorPool, AsyncActorPool, method, retries
+from fluster.actors import ActorPool, AsyncActorPool, method
+from fluster.actors.routing import retries
 from fluster.cluster import AsyncCluster, Cluster
 from fluster.errors import ActorDiedError, ActorNotFoundError, ConnectionLostError
-from fluster_bus import codec
-from fluster_bus.roles import Role
+from fluster_bus.core import codec
+from fluster_bus.core.roles import Role
 from tests.component.actor_env import TIMEOUT_S, Calculator, Env, Gate
 from tests.waiting import wait_until
 

@@ -10,7 +10,7 @@ import pytest
 from fluster.actors import AsyncActorPool, actor
 from fluster.cluster import AsyncCluster
 from fluster.errors import ActorNotFoundError, ActorTimeoutError, MailboxFullError, RemoteError
-from fluster_bus.roles import Role
+from fluster_bus.core.roles import Role
 from tests.component.actor_env import TIMEOUT_S, Env, Gate
 from tests.waiting import wait_until
 
@@ -152,7 +152,7 @@ class Strait(Gate):
 def test_what_one_client_has_out_is_bounded_with_what_waits_for_room(
     shared: Env, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fluster.actors.caller._MAX_BYTES_OUT", 1_000)
+    monkeypatch.setattr("fluster.actors.client.caller._MAX_BYTES_OUT", 1_000)
     strait = Strait()
     shared.serve("strait", strait)
     pool = shared.pool("strait")

@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from fluster import ActorServer, Cluster
-from fluster_bus import subjects
-from fluster_bus.errors import NoRespondersError
-from fluster_bus.roles import Role
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import NoRespondersError
+from fluster_bus.core.roles import Role
 from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Calculator, Env
 from tests.waiting import wait_until
 

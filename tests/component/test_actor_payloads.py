@@ -11,11 +11,13 @@ from fluster.actors import (
     ActorPool,
     AsyncActorPool,
 )
-from fluster_bus import arenas, objects, payloads, subjects
-from fluster_bus.arena import Lent
-from fluster_bus.errors import ObjectTooLargeError, PayloadLostError, ServiceError
-from fluster_bus.references import Reference
-from fluster_bus.roles import Role
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import ObjectTooLargeError, PayloadLostError, ServiceError
+from fluster_bus.core.roles import Role
+from fluster_bus.payloads import arenas, payloads
+from fluster_bus.payloads.arena import Lent
+from fluster_bus.payloads.references import Reference
+from fluster_bus.storage import objects
 from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Calculator, Env, MemoryEnv, sharing_nothing
 from tests.component.arena_peer import Block
 from tests.waiting import wait_until

@@ -15,12 +15,13 @@ from typing import Any
 import nats
 import pytest
 
-from fluster.actors import ActorContext, ActorPool, ActorStream, AsyncActorPool, actor, host, method
+from fluster.actors import ActorContext, ActorPool, ActorStream, AsyncActorPool, actor, method
+from fluster.actors.server import host
 from fluster.cluster import AsyncCluster, Cluster
 from fluster.errors import ActorDiedError, ActorTimeoutError, ConnectionLostError
-from fluster_bus import subjects
-from fluster_bus.errors import ClosedError, ObjectTooLargeError
-from fluster_bus.roles import Role
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import ClosedError, ObjectTooLargeError
+from fluster_bus.core.roles import Role
 from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Env, sharing_nothing
 from tests.waiting import wait_until
 
@@ -257,7 +258,7 @@ def test_items_that_no_message_can_carry_are_stored(shared: Env, monkeypatch: py
 
         assert asyncio.run(read()) == sizes
         source.is_ended()
-        monkeypatch.setattr("fluster_bus.objects.MAX_OBJECT_BYTES", 9 << 20)
+        monkeypatch.setattr("fluster_bus.storage.objects.MAX_OBJECT_BYTES", 9 << 20)
         stream = getattr(pool.call(), big)([1, 10 << 20, 2])
         assert len(next(stream)) == 1
         with pytest.raises(ObjectTooLargeError):

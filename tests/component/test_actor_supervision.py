@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fluster.actors import ActorPool, ActorServer, actor, every
-from fluster.actors.supervision import RestartBudget
+from fluster.actors.server.supervision import RestartBudget
 from fluster.errors import ActorDiedError, ActorFailedError, ActorGivenUpError
 from tests.component.actor_env import TIMEOUT_S, Env, Gate
 from tests.missed_signals import missed_signal
@@ -319,7 +319,7 @@ def test_hooks_that_fail_end_nothing_else(shared: Env, caplog: pytest.LogCapture
 
 
 def test_a_shutdown_does_not_wait_for_ever_for_on_stop(shared: Env, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fluster.actors.host.HOOK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("fluster.actors.server.host.HOOK_TIMEOUT_S", 0.05)
     gate = Gate()
 
     class Slow(Fragile):
@@ -340,7 +340,7 @@ def test_an_on_failure_that_hangs_is_not_waited_for_for_ever(
     caplog: pytest.LogCaptureFixture,
     is_async: bool,
 ) -> None:
-    monkeypatch.setattr("fluster.actors.supervision.HOOK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("fluster.actors.server.supervision.HOOK_TIMEOUT_S", 0.05)
     gate = Gate()
 
     class Hangs(Fragile):

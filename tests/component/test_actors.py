@@ -27,7 +27,7 @@ from fluster.actors import (
     actor,
     method,
 )
-from fluster.actors.members import LEAVING
+from fluster.actors.protocol.members import LEAVING
 from fluster.cluster import AsyncCluster, Cluster
 from fluster.errors import (
     ActorDiedError,
@@ -37,11 +37,11 @@ from fluster.errors import (
     MailboxFullError,
     RemoteError,
 )
-from fluster_bus import codec, subjects
-from fluster_bus.bus import Bus
-from fluster_bus.errors import ClosedError
-from fluster_bus.line import Line
-from fluster_bus.roles import Role
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import codec, subjects
+from fluster_bus.core.errors import ClosedError
+from fluster_bus.core.roles import Role
+from fluster_bus.direct.line import Line
 from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Calculator, Env, Gate, MemoryEnv
 from tests.waiting import wait_until
 
@@ -550,7 +550,7 @@ async def test_a_plain_client_calls_with_json(shared: Env) -> None:
                 assert json.loads((await ask(subject, body)).data) == {"result": 5}
         assert json.loads((await ask(subjects.actor_any(NAMESPACE, "json", "notes"), b"")).data) == {"result": []}
         for method_name, body, kind in (
-            ("add", b"{", "fluster_bus.errors.InvalidMessageError"),
+            ("add", b"{", "fluster_bus.core.errors.InvalidMessageError"),
             ("add", b'["x", 1]', "fluster.errors.InvalidArgumentsError"),
             ("nothing", b"", "AttributeError"),
             ("_hidden", b"", "AttributeError"),

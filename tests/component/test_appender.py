@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.errors import StorageError
-from fluster_bus.feeds import Feed
+from fluster_bus.connection.bus import Bus
+from fluster_bus.connection.nats_client import QuickClient
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import StorageError
 from fluster_bus.messages import Event, JobId, JobStatus, Namespace, Transition
-from fluster_bus.nats_client import QuickClient
-from fluster_bus.provisioning import ensure_namespace
+from fluster_bus.provisioning.provisioning import ensure_namespace
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import Appender, append
+from fluster_bus.storage.feeds import Feed
+from fluster_bus.storage.streams import Appender, append
 from tests.component.conftest import ConnectBus
 
 pytestmark = pytest.mark.anyio

@@ -8,10 +8,10 @@ import re
 import pytest
 
 from fluster_bus.backups.sending import ArchiveSender
-from fluster_bus.bus import Bus
-from fluster_bus.delivery import Delivery
-from fluster_bus.errors import BackupError, NoRespondersError
-from fluster_bus.names import unique_name
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core.delivery import Delivery
+from fluster_bus.core.errors import BackupError, NoRespondersError
+from fluster_bus.core.names import unique_name
 
 pytestmark = pytest.mark.anyio
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from fluster_bus import arena as arena_module
-from fluster_bus import arenas, payloads, pickles
-from fluster_bus.arena import TABLE_BYTES, Arena, Lent
-from fluster_bus.errors import PayloadLostError
-from fluster_bus.pickles import Pickled
-from fluster_bus.references import Reference
+from fluster_bus.core.errors import PayloadLostError
+from fluster_bus.payloads import arena as arena_module
+from fluster_bus.payloads import arenas, payloads, pickles
+from fluster_bus.payloads.arena import TABLE_BYTES, Arena, Lent
+from fluster_bus.payloads.pickles import Pickled
+from fluster_bus.payloads.references import Reference
 from tests.component.arena_peer import Block, Peer, open_arenas
 from tests.waiting import wait_until
 
@@ -217,7 +217,7 @@ def test_a_mapping_is_closed_when_it_was_not_used_for_a_while(peer: Peer) -> Non
 def test_a_forked_child_keeps_no_memory_of_its_parents() -> None:
     script = textwrap.dedent("""
         import os, sys
-        from fluster_bus import arenas, payloads
+        from fluster_bus.payloads import arenas, payloads
         lent = payloads.encode(b"hello" * 50_000)
         held = payloads.held(bytes(lent))
         from tests.component.arena_peer import open_arenas

@@ -15,27 +15,27 @@ from typing import Any
 import pytest
 
 from fluster.cluster.client import AsyncCluster
-from fluster_bus import subjects
-from fluster_bus.address import BusAddress
+from fluster_bus.access.address import BusAddress
 from fluster_bus.backups.lead import RestoringLead
 from fluster_bus.backups.making import Progress, make_backup, stream_names
 from fluster_bus.backups.manifest import MANIFEST_FILE, data_file, read_manifest
 from fluster_bus.backups.restoring import restore_backup
-from fluster_bus.bus import Bus
-from fluster_bus.errors import BackupError, BusError, CredentialsError, NoRespondersError
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import BackupError, BusError, CredentialsError, NoRespondersError
+from fluster_bus.core.object_kinds import PAYLOADS
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobId, JobRecord, Namespace, WorkerId
 from fluster_bus.messages.records import Replacement
-from fluster_bus.object_kinds import PAYLOADS
-from fluster_bus.objects import ObjectStore
-from fluster_bus.provisioning import ensure_namespaces, ensure_system
-from fluster_bus.replication import Replication
-from fluster_bus.retries import retried
-from fluster_bus.roles import Role
+from fluster_bus.provisioning.provisioning import ensure_namespaces, ensure_system
+from fluster_bus.provisioning.replication import Replication
+from fluster_bus.running.retries import retried
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import jobs_table, leaders_table, records_table, tasks_table
+from fluster_bus.storage.objects import ObjectStore
+from fluster_bus.storage.streams import jobs_table, leaders_table, records_table, tasks_table
 from fluster_services.config import LOCAL_TIMING
 from fluster_services.controller.controller import Controller, ControllerConfig
-from fluster_services.controller.seat import RestoringError
+from fluster_services.controller.leading.seat import RestoringError
 from fluster_services.lifecycle import new_job, new_tasks
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import (

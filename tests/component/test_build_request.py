@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from fluster_services.worker import build_request
-from fluster_services.worker.build_request import build_image
-from fluster_services.worker.engine import EngineError
+from fluster_services.worker.engine.engine import EngineError
+from fluster_services.worker.images import build_request
+from fluster_services.worker.images.build_request import build_image
 
 pytestmark = pytest.mark.anyio
 

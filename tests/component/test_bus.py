@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from fluster_bus import subjects
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
-from fluster_bus.delivery import Delivery
-from fluster_bus.errors import (
+from fluster_bus.access.address import BusAddress
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.delivery import Delivery
+from fluster_bus.core.errors import (
     BusError,
     ClosedError,
     ConnectError,
@@ -27,10 +27,10 @@ from fluster_bus.errors import (
     RequestTimeoutError,
     ServiceError,
 )
+from fluster_bus.core.names import unique_name
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import Done, LogBatch
-from fluster_bus.messages.model import Message
-from fluster_bus.names import unique_name
-from fluster_bus.roles import Role
+from fluster_bus.messages.parts.model import Message
 from fluster_bus.server import EmbeddedServer
 from tests.component.conftest import ConnectBus, freeze_server, kill_server
 from tests.waiting import wait_until_async

@@ -7,10 +7,10 @@ import asyncio
 import psutil
 import pytest
 
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import Namespace
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from tests.waiting import wait_until, wait_until_async
 

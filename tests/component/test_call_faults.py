@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from fluster.actors import actor, frames
-from fluster.actors.calls import Broadcast, Call
-from fluster.actors.notices import Notices
-from fluster.actors.routing import Routing
+from fluster.actors import actor
+from fluster.actors.client.notices import Notices
+from fluster.actors.protocol import frames
+from fluster.actors.protocol.calls import Broadcast, Call
+from fluster.actors.routing.routing import Routing
 from fluster.errors import ActorError
 from tests.component.actor_env import TIMEOUT_S, Calculator, Env, Gate, MemoryEnv
 

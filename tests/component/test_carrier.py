@@ -10,16 +10,22 @@ import pytest
 
 from fluster.testing.memory_bus import MemoryBus, matches
 from fluster.testing.memory_registry import MemoryRegistry
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.carrier import Carrier
-from fluster_bus.delivery import Delivery, error_reply
-from fluster_bus.errors import ClosedError, MessageTooLargeError, NoRespondersError, RequestTimeoutError, ServiceError
-from fluster_bus.feeds import CaughtUp
+from fluster_bus.connection.bus import Bus
+from fluster_bus.connection.carrier import Carrier
+from fluster_bus.core import subjects
+from fluster_bus.core.delivery import Delivery, error_reply
+from fluster_bus.core.errors import (
+    ClosedError,
+    MessageTooLargeError,
+    NoRespondersError,
+    RequestTimeoutError,
+    ServiceError,
+)
+from fluster_bus.core.names import unique_name
 from fluster_bus.messages import EndpointId, Namespace
-from fluster_bus.names import unique_name
-from fluster_bus.registry import Registry
-from fluster_bus.tables import Deleted, Row
+from fluster_bus.storage.feeds import CaughtUp
+from fluster_bus.storage.registry import Registry
+from fluster_bus.storage.tables import Deleted, Row
 
 pytestmark = pytest.mark.anyio
 

@@ -4,13 +4,13 @@ import time
 
 import pytest
 
-from fluster_bus.bus import Bus
-from fluster_bus.errors import DisconnectedError, RevisionConflictError
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core.errors import DisconnectedError, RevisionConflictError
 from fluster_bus.messages import JobId, JobStatus, Namespace, Offer, TaskRecord, WorkerId
-from fluster_bus.streams import tasks_table
-from fluster_bus.tables import Table
+from fluster_bus.storage.streams import tasks_table
+from fluster_bus.storage.tables import Table
 from fluster_services import lifecycle
-from fluster_services.worker.claims import Claims
+from fluster_services.worker.attempts.claims import Claims
 
 pytestmark = pytest.mark.anyio
 

@@ -7,14 +7,14 @@ from collections import Counter
 
 import pytest
 
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.errors import DisconnectedError, NoRespondersError
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import DisconnectedError, NoRespondersError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import Capacity, JobId, Namespace, Offer, OfferReply, WorkerId
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_services.capacity import CapacityClass, classes_covered
-from fluster_services.worker.class_offers import ClassOffers
+from fluster_services.worker.attempts.class_offers import ClassOffers
 from tests.component.conftest import ConnectBus, freeze_server, kill_server
 from tests.waiting import wait_until_async
 

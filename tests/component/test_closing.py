@@ -18,11 +18,11 @@ from fluster.cluster import Cluster
 from fluster.cluster.client import AsyncCluster
 from fluster.cluster.refs import _arrived
 from fluster.worker_pool import AsyncWorkerPool, WorkerPool
-from fluster_bus import subjects
-from fluster_bus.address import BusAddress
-from fluster_bus.errors import ClosedError
+from fluster_bus.access.address import BusAddress
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import ClosedError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import DrainReply, DrainRequest, JobId, WorkerId
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from tests.component.actor_env import Gate
 from tests.component.conftest import freeze_server, thaw_server

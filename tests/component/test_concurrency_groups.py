@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from fluster.actors import actor, host, method
+from fluster.actors import actor, method
+from fluster.actors.server import host
 from fluster.errors import MailboxFullError
-from fluster_bus import subjects
+from fluster_bus.core import subjects
 from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Env, Gate
 
 

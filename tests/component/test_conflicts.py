@@ -9,16 +9,16 @@ import pytest
 
 from fluster.cluster.client import AsyncCluster
 from fluster.errors import JobRefusedError
-from fluster_bus import subjects
-from fluster_bus import submissions as submissions_module
-from fluster_bus.bus import Bus
-from fluster_bus.delivery import Delivery
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.delivery import Delivery
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobId, JobStatus, Look, TaskError, TaskRecord
 from fluster_bus.messages.records import Replacement
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import jobs_table, records_table, tasks_table
-from fluster_services.controller.books import JobKey
+from fluster_bus.storage import submissions as submissions_module
+from fluster_bus.storage.streams import jobs_table, records_table, tasks_table
+from fluster_services.controller.state.books import JobKey
 from tests.component.controllers import (
     NS,
     F,

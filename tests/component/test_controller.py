@@ -11,13 +11,13 @@ import pytest
 
 from fluster.cluster.client import AsyncCluster
 from fluster.errors import JobNotFoundError, JobRefusedError
-from fluster_bus import subjects
+from fluster_bus.core import subjects
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import Capacity, JobId, JobRecord, JobStatus, OfferReply, ResourceConfig, TaskRecord, WorkerId
 from fluster_bus.messages.workers import Offer
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import workers_table
-from fluster_bus.tables import Row, Table
+from fluster_bus.storage.streams import workers_table
+from fluster_bus.storage.tables import Row, Table
 from fluster_services.config import LOCAL_TIMING
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import (

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import pytest
 
 from fluster.cluster.client import AsyncCluster
-from fluster_bus import submissions as submissions_module
-from fluster_bus.errors import StorageError
+from fluster_bus.core.errors import StorageError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobStatus, Namespace
-from fluster_bus.provisioning import ensure_system
-from fluster_bus.roles import Role
+from fluster_bus.provisioning.provisioning import ensure_system
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import tasks_table
-from fluster_services.controller.verdicts import RecordUpdate
+from fluster_bus.storage import submissions as submissions_module
+from fluster_bus.storage.streams import tasks_table
+from fluster_services.controller.leading.verdicts import RecordUpdate
 from tests.component.conftest import ConnectBus, kill_server
 from tests.component.controllers import (
     IMPATIENT,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fluster_bus.address import ADDRESS_VARIABLE, BusAddress
-from fluster_bus.roles import Role
+from fluster_bus.access.address import ADDRESS_VARIABLE, BusAddress
+from fluster_bus.core.roles import Role
 from fluster_bus.server import EmbeddedServer
 from tests.component.conftest import kill_server, thaw_server
 from tests.waiting import wait_until
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 _RUN = """
 import sys
-from fluster_bus.address import BusAddress
+from fluster_bus.access.address import BusAddress
 from fluster_services.controller.__main__ import run_controller
 from fluster_services.controller.controller import ControllerConfig
 ready, owner = (int(number) for number in sys.argv[1:])
@@ -31,8 +31,8 @@ run_controller(ControllerConfig(address=BusAddress.from_environment()), ready_fd
 
 _FAILING = """
 import asyncio
-from fluster_bus.address import BusAddress
-from fluster_bus.errors import StorageError
+from fluster_bus.access.address import BusAddress
+from fluster_bus.core.errors import StorageError
 from fluster_services.daemon import run_daemon
 
 async def fail():
@@ -48,7 +48,7 @@ run_daemon(serve, address=BusAddress.from_environment(), name="failing")
 # In the middle of its start it learns that the server is gone.
 _CUT_OFF = """
 import asyncio, sys
-from fluster_bus.address import BusAddress
+from fluster_bus.access.address import BusAddress
 from fluster_services.daemon import run_daemon
 
 starts = []
@@ -74,9 +74,9 @@ run_daemon(serve, address=BusAddress.from_environment(), name="begun-twice", rea
 # As while a group of servers elects one that leads the stream.
 _UNHEARD = """
 import asyncio, sys
-from fluster_bus import subjects
-from fluster_bus.address import BusAddress
-from fluster_bus.streams import leaders_table
+from fluster_bus.core import subjects
+from fluster_bus.access.address import BusAddress
+from fluster_bus.storage.streams import leaders_table
 from fluster_services.daemon import run_daemon
 
 starts = []
@@ -95,7 +95,7 @@ run_daemon(serve, address=BusAddress.from_environment(), name="unheard", ready_f
 # In the middle of a controller's start the server answers nothing any more.
 _SLOW_STORE = """
 import os, signal, sys
-from fluster_bus.address import BusAddress
+from fluster_bus.access.address import BusAddress
 from fluster_services.controller.controller import Controller, ControllerConfig
 from fluster_services.daemon import run_daemon
 

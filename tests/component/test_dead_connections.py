@@ -16,13 +16,13 @@ from urllib.parse import urlparse
 
 import pytest
 
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
-from fluster_bus.errors import DisconnectedError
-from fluster_bus.lane import Lane
-from fluster_bus.roles import Role
+from fluster_bus.access.address import BusAddress
+from fluster_bus.connection.bus import Bus
+from fluster_bus.connection.tcp_stream import TcpStream
+from fluster_bus.core.errors import DisconnectedError
+from fluster_bus.core.roles import Role
+from fluster_bus.direct.lane import Lane
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.tcp_stream import TcpStream
 from tests.cable import Cable, laid
 from tests.component.nats_servers import configured
 
@@ -140,9 +140,9 @@ async def test_who_holds_the_interpreter_is_not_cut_off(tmp_path: Path) -> None:
 
 CLIENT = """
 import asyncio, os, sys
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
-from fluster_bus.lane import Lane
+from fluster_bus.access.address import BusAddress
+from fluster_bus.connection.bus import Bus
+from fluster_bus.direct.lane import Lane
 
 def say(word):
     os.write(1, word.encode() + b"\\n")  # at once, as threads speak beside each other

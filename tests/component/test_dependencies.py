@@ -8,11 +8,11 @@ import pytest
 
 from fluster.cluster.client import AsyncCluster
 from fluster.errors import JobRefusedError
-from fluster_bus import subjects
-from fluster_bus import submissions as submissions_module
+from fluster_bus.core import subjects
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobId, JobStatus
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
+from fluster_bus.storage import submissions as submissions_module
 from tests.component.controllers import (
     NS,
     F,

@@ -12,17 +12,9 @@ from typing import Any
 
 import pytest
 
-from fluster.actors import (
-    ActorContext,
-    ActorPool,
-    ActorServer,
-    AsyncActorPool,
-    actor,
-    every,
-    frames,
-    method,
-    stored_calls,
-)
+from fluster.actors import ActorContext, ActorPool, ActorServer, AsyncActorPool, actor, every, method
+from fluster.actors.client import stored_calls
+from fluster.actors.protocol import frames
 from fluster.cluster import Cluster
 from fluster.errors import (
     ActorDeadlockError,
@@ -35,13 +27,14 @@ from fluster.errors import (
     SupersededError,
 )
 from fluster.testing import LocalActors
-from fluster_bus import streams, subjects
-from fluster_bus.bus import Bus
-from fluster_bus.errors import DisconnectedError, MessageTooLargeError, RequestTimeoutError, ServiceError
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import DisconnectedError, MessageTooLargeError, RequestTimeoutError, ServiceError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import HandledCalls, SavedState
-from fluster_bus.roles import Role
-from fluster_bus.stored_calls import StoredCall, calls_feed, store_call
-from fluster_bus.tables import Table
+from fluster_bus.storage import streams
+from fluster_bus.storage.stored_calls import StoredCall, calls_feed, store_call
+from fluster_bus.storage.tables import Table
 from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Env, Gate
 from tests.waiting import wait_until, wait_until_async
 

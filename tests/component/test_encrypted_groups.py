@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import trustme
 
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
-from fluster_bus.delivery import Delivery
-from fluster_bus.dialler import Dialler
-from fluster_bus.line import Line
-from fluster_bus.server_tls import Member
+from fluster_bus.access.address import BusAddress
+from fluster_bus.configuration.server_tls import Member
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core.delivery import Delivery
+from fluster_bus.direct.dialler import Dialler
+from fluster_bus.direct.line import Line
 from tests.encrypted_group import EncryptedGroup, encrypted_group
 from tests.waiting import wait_until_async
 

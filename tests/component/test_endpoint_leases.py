@@ -11,8 +11,9 @@ import pytest
 from fluster.actors import ActorServer
 from fluster.cluster import Cluster
 from fluster.cluster.client import AsyncCluster
-from fluster_bus import subjects
-from fluster_bus.errors import ServiceError
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import ServiceError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import (
     Done,
     Endpoint,
@@ -23,12 +24,11 @@ from fluster_bus.messages import (
     Namespace,
     UnregisterRequest,
 )
-from fluster_bus.registry import Registry
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import endpoint_key
+from fluster_bus.storage.registry import Registry
+from fluster_bus.storage.streams import endpoint_key
 from fluster_services.config import LOCAL_TIMING
-from fluster_services.controller import registry_sweep
+from fluster_services.controller.sweeps import registry_sweep
 from tests.component.actor_env import Calculator
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, F, S, StartController, StartWorker, job_request

@@ -7,14 +7,14 @@ from typing import cast
 
 import pytest
 
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
 from fluster_bus.messages import Entrypoint, Event, JobId, JobRecord, JobRequest, Namespace
-from fluster_bus.streams import append
+from fluster_bus.storage.streams import append
 from fluster_services import lifecycle
-from fluster_services.controller import event_log
-from fluster_services.controller.event_log import EventLog
-from fluster_services.controller.seat import Seat
+from fluster_services.controller.leading import event_log
+from fluster_services.controller.leading.event_log import EventLog
+from fluster_services.controller.leading.seat import Seat
 
 pytestmark = pytest.mark.anyio
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from fluster_bus.delivery import Delivery
-from fluster_bus.roles import Role
+from fluster_bus.core.delivery import Delivery
+from fluster_bus.core.roles import Role
 from fluster_bus.server import EmbeddedServer
 from tests.component.conftest import ConnectBus
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from fluster.cluster.client import AsyncCluster
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import (
     Capacity,
     Entrypoint,
@@ -27,14 +28,13 @@ from fluster_bus.messages import (
     TaskRecord,
     WorkerId,
 )
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import jobs_table, tasks_table
+from fluster_bus.storage.streams import jobs_table, tasks_table
 from fluster_services import lifecycle
-from fluster_services.worker.claims import Claims
-from fluster_services.worker.config import WorkerConfig
-from fluster_services.worker.draining import Draining
-from fluster_services.worker.holds import Holds
+from fluster_services.worker.attempts.claims import Claims
+from fluster_services.worker.attempts.holds import Holds
+from fluster_services.worker.contract.config import WorkerConfig
+from fluster_services.worker.presence.draining import Draining
 from fluster_services.worker.worker import Worker
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import IMPATIENT, NS, F, K, RunningController, S, StartController, U

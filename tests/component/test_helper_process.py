@@ -7,12 +7,12 @@ import signal
 
 import pytest
 
-from fluster.cluster.helper_process import HelperProcess
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
+from fluster.cluster.ownership.helper_process import HelperProcess
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.names import Namespace
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import OwnerReply, OwnerRequest
-from fluster_bus.names import Namespace
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from tests.waiting import wait_until_async
 

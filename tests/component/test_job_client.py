@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from fluster.cluster import client, job_states
+from fluster.cluster import client
 from fluster.cluster.client import AsyncCluster
+from fluster.cluster.jobs import job_states
 from fluster.errors import JobRefusedError
-from fluster_bus.errors import InvalidNameError, MessageTooLargeError
+from fluster_bus.core.errors import InvalidNameError, MessageTooLargeError
 from fluster_bus.messages import EnvironmentConfig, JobId, JobStatus, LogLine, WorkerId
 from tests.component.controllers import StartWorker, job_request
 

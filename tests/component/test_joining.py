@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from fluster_bus import subjects
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
-from fluster_bus.errors import CredentialsError, ServiceError
+from fluster_bus.access.address import BusAddress
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import CredentialsError, ServiceError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages.joins import JoinReply, JoinRequest
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import join_tokens_table
+from fluster_bus.storage.streams import join_tokens_table
 from fluster_bus.trust.authority import Authority
 from fluster_bus.trust.join_register import JoinRegister
 from fluster_bus.trust.join_tokens import JoinedFolder, JoinToken, join

@@ -20,12 +20,12 @@ from fluster.errors import (
     MailboxFullError,
     RemoteError,
 )
-from fluster_bus import codec, subjects
-from fluster_bus.bus import Bus
-from fluster_bus.delivery import Delivery
-from fluster_bus.errors import InvalidMessageError
-from fluster_bus.registry import Registry, new_endpoint_id
-from fluster_bus.roles import Role
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import codec, subjects
+from fluster_bus.core.delivery import Delivery
+from fluster_bus.core.errors import InvalidMessageError
+from fluster_bus.core.roles import Role
+from fluster_bus.storage.registry import Registry, new_endpoint_id
 from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Env, Gate
 from tests.component.test_actors import plain
 

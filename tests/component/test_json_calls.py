@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
-from fluster.actors.json_calls import call_in_json
+from fluster.actors.client.json_calls import call_in_json
 from fluster.cluster import Cluster
 from fluster.errors import ActorDiedError
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.delivery import Delivery
-from fluster_bus.errors import NoRespondersError, RequestTimeoutError
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.delivery import Delivery
+from fluster_bus.core.errors import NoRespondersError, RequestTimeoutError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import Endpoint, EndpointId
-from fluster_bus.roles import Role
 from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Calculator, Env
 
 

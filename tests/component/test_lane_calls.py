@@ -18,8 +18,8 @@ import pytest
 from fluster.actors import ActorPool, method
 from fluster.cluster import Cluster
 from fluster.errors import ActorDiedError, ActorNotFoundError, ActorTimeoutError, ConnectionLostError, NotRunError
-from fluster_bus.errors import ClosedError
-from fluster_bus.roles import Role
+from fluster_bus.core.errors import ClosedError
+from fluster_bus.core.roles import Role
 from tests.component.actor_env import TIMEOUT_S, Calculator, Env, Gate
 from tests.missed_signals import missed_ctrl_c
 from tests.waiting import wait_until

@@ -9,18 +9,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from fluster.cluster.client import AsyncCluster
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.errors import NamespaceFullError, RequestTimeoutError
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import NamespaceFullError, RequestTimeoutError
+from fluster_bus.core.object_kinds import PAYLOADS, REQUESTS
+from fluster_bus.core.roles import Role
+from fluster_bus.core.stream_bounds import MIN_BUDGET_BYTES, NamespaceBounds, shares, stream_of
 from fluster_bus.messages import EnvironmentConfig, JobId, JobRequest, JobStatus, NamespaceReply, NamespaceRequest
-from fluster_bus.object_kinds import PAYLOADS, REQUESTS
-from fluster_bus.objects import CHUNK_BYTES
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.stream_bounds import MIN_BUDGET_BYTES, NamespaceBounds, shares, stream_of
-from fluster_bus.submissions import Submission
-from fluster_bus.submitting import store_request
-from fluster_bus.tables import sequence_of_ack
+from fluster_bus.storage.objects import CHUNK_BYTES
+from fluster_bus.storage.submissions import Submission
+from fluster_bus.storage.submitting import store_request
+from fluster_bus.storage.tables import sequence_of_ack
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import IMPATIENT, NS, RunningController, job_request, published_events
 from tests.waiting import wait_until_async

@@ -5,13 +5,13 @@ from typing import cast
 
 import pytest
 
-from fluster.cluster.job_logs import LogFilter, job_logs
-from fluster.cluster.log_chunks import messages_of
-from fluster_bus.bus import Bus
+from fluster.cluster.jobs.job_logs import LogFilter, job_logs
+from fluster.cluster.jobs.log_chunks import messages_of
+from fluster_bus.connection.bus import Bus
 from fluster_bus.messages import JobId, Namespace, TaskRecord
-from fluster_services.worker.log_pump import LogPump
-from fluster_services.worker.runtime import RunningTask
-from fluster_services.worker.spool import SpoolRecord, SpoolWriter, Stream, read_spool
+from fluster_services.worker.attempts.log_pump import LogPump
+from fluster_services.worker.contract.runtime import RunningTask
+from fluster_services.worker.contract.spool import SpoolRecord, SpoolWriter, Stream, read_spool
 
 pytestmark = pytest.mark.anyio
 

@@ -12,18 +12,18 @@ from unittest.mock import Mock
 import pytest
 
 from fluster.cluster.client import AsyncCluster
-from fluster.cluster.namespace_admin import NamespaceAdmin
-from fluster_bus import provisioning
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
-from fluster_bus.errors import BusError, ServiceError
+from fluster.cluster.jobs.namespace_admin import NamespaceAdmin
+from fluster_bus.access.address import BusAddress
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core.errors import BusError, ServiceError
+from fluster_bus.core.roles import Role
+from fluster_bus.core.stream_bounds import MIN_BUDGET_BYTES, SHARES, SYSTEM_BYTES, stream_of
 from fluster_bus.messages import JobStatus, Namespace, NamespaceQuota, NamespaceRecord, NamespaceState
-from fluster_bus.retries import retried
-from fluster_bus.roles import Role
+from fluster_bus.provisioning import provisioning
+from fluster_bus.running.retries import retried
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.stream_bounds import MIN_BUDGET_BYTES, SHARES, SYSTEM_BYTES, stream_of
-from fluster_bus.streams import namespaces_table, records_table
-from fluster_bus.tables import Row
+from fluster_bus.storage.streams import namespaces_table, records_table
+from fluster_bus.storage.tables import Row
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import IMPATIENT, NS, RunningController, StartWorker, job_request
 from tests.component.test_log_pump import Attempt, pump

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from fluster.cluster.client import AsyncCluster
-from fluster.cluster.namespace_admin import NamespaceAdmin
-from fluster_bus import subjects
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
+from fluster.cluster.jobs.namespace_admin import NamespaceAdmin
+from fluster_bus.access.address import BusAddress
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import Capacity, Done, JobId, Namespace, Offer, OfferReply, WorkerHealth, WorkerId
-from fluster_bus.messages.resources import GIB
-from fluster_bus.roles import Role
+from fluster_bus.messages.parts.resources import GIB
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.trust.authority import Authority
-from fluster_services.worker.config import WorkerConfig
-from fluster_services.worker.draining import Draining
+from fluster_services.worker.contract.config import WorkerConfig
+from fluster_services.worker.presence.draining import Draining
 from fluster_services.worker.worker import Worker
 from tests.component.controllers import IMPATIENT, NS, RunningController, job_request
 from tests.component.guarded_server import GuardedServer

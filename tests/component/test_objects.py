@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 from nats.js import JetStreamContext
 
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.errors import (
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import (
     CredentialsError,
     ObjectCorruptError,
     ObjectNotFoundError,
     ObjectTooLargeError,
     StorageError,
 )
+from fluster_bus.core.names import unique_name
+from fluster_bus.core.object_kinds import BUNDLES, PAYLOADS
+from fluster_bus.core.roles import DEFAULT_NAMESPACE, Role
 from fluster_bus.messages import Namespace
-from fluster_bus.names import unique_name
-from fluster_bus.object_kinds import BUNDLES, PAYLOADS
-from fluster_bus.objects import CHUNK_BYTES, MAX_OBJECT_BYTES, ObjectStore
-from fluster_bus.provisioning import ensure_namespace
-from fluster_bus.roles import DEFAULT_NAMESPACE, Role
+from fluster_bus.provisioning.provisioning import ensure_namespace
 from fluster_bus.server import EmbeddedServer
+from fluster_bus.storage.objects import CHUNK_BYTES, MAX_OBJECT_BYTES, ObjectStore
 from tests.component.conftest import ConnectBus
 
 pytestmark = pytest.mark.anyio
@@ -134,7 +134,7 @@ async def test_what_is_not_there_is_said_to_be_missing(
     with pytest.raises(ObjectNotFoundError, match="kept for 7 days"):
         await store.get_file("0" * 64, tmp_path / "file")
     nowhere = ObjectStore(bus, Namespace(unique_name("nowhere")))
-    monkeypatch.setattr("fluster_bus.stored_messages._PATIENCE_S", 0.1)
+    monkeypatch.setattr("fluster_bus.storage.stored_messages._PATIENCE_S", 0.1)
     with pytest.raises(StorageError, match="does not exist"):
         await nowhere.get_file("0" * 64, tmp_path / "file")
     with pytest.raises(StorageError, match="does the namespace exist"):

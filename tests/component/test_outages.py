@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from fluster.cluster.client import AsyncCluster
-from fluster.cluster.outages import Outage, Step
+from fluster.cluster.ownership.outages import Outage, Step
 from fluster.errors import ConnectionLostError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobId, JobStatus
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from tests.component.controllers import NS, RunningController, job_request
 

@@ -8,10 +8,10 @@ import pytest
 
 from fluster.cluster.client import AsyncCluster
 from fluster.errors import JobRefusedError
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobId, OwnerReply, OwnerRequest
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from tests.component.controllers import NS, K, RunningController, S, StartController, StartWorker, job_request
 from tests.component.toy_worker import STAY_RUNNING, ToyWorker

@@ -15,11 +15,12 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from fluster_bus import provisioning, subjects
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
-from fluster_bus.object_kinds import BUNDLES, PAYLOADS
-from fluster_bus.roles import Role, User
+from fluster_bus.access.address import BusAddress
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.object_kinds import BUNDLES, PAYLOADS
+from fluster_bus.core.roles import Role, User
+from fluster_bus.provisioning import provisioning
 from tests.component.guarded_server import KINDS, WORKER, GuardedServer, guarded_server, plain_options
 
 pytestmark = pytest.mark.anyio

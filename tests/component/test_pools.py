@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from fluster.actors import ActorHandle, ActorPool, AsyncActorHandle, AsyncActorPool, Member, MemberState
-from fluster.actors.broadcast import Answers, AsyncBroadcastResult, BroadcastResult
-from fluster.actors.calls import Call
+from fluster.actors.client.broadcast import Answers, AsyncBroadcastResult, BroadcastResult
+from fluster.actors.protocol.calls import Call
 from fluster.cluster import AsyncCluster
 from fluster.errors import ActorNotFoundError, ActorTimeoutError, NotRunError
 from fluster.testing import LocalActors
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import EndpointId
-from fluster_bus.roles import Role
 from tests.component.actor_env import TIMEOUT_S, Env
 
 

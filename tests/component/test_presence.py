@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.fence_clock import fence_clock
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.names import unique_name
+from fluster_bus.core.version import VERSION
 from fluster_bus.messages import Capacity, Heartbeat, HeartbeatReply, WorkerId
-from fluster_bus.messages.wire_range import WireRange
-from fluster_bus.names import unique_name
-from fluster_bus.version import VERSION
+from fluster_bus.messages.parts.wire_range import WireRange
+from fluster_bus.running.fence_clock import fence_clock
 from fluster_services.config import Timing
-from fluster_services.worker.presence import Presence
+from fluster_services.worker.presence.presence import Presence
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio

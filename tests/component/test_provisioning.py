@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from nats.js.api import DiscardPolicy, StreamConfig
 
-from fluster_bus import subjects
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
-from fluster_bus.errors import StorageError
-from fluster_bus.provisioning import delete_namespace, ensure_namespaces, ensure_system
-from fluster_bus.roles import Role
+from fluster_bus.access.address import BusAddress
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import StorageError
+from fluster_bus.core.roles import Role
+from fluster_bus.core.stream_bounds import MIN_BUDGET_BYTES, SHARES, SYSTEM_BYTES, NamespaceBounds, shares, stream_of
+from fluster_bus.provisioning.provisioning import delete_namespace, ensure_namespaces, ensure_system
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.stream_bounds import MIN_BUDGET_BYTES, SHARES, SYSTEM_BYTES, NamespaceBounds, shares, stream_of
 from tests.component.nats_servers import configured
 
 pytestmark = pytest.mark.anyio

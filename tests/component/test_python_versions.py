@@ -9,10 +9,10 @@ import pytest
 
 from fluster_bus.messages import EnvironmentConfig
 from fluster_services.config import DiskLimits
-from fluster_services.worker.build_output import BuildError, BuildOutput
-from fluster_services.worker.environments import Environments
-from fluster_services.worker.folder_cache import FolderCache
-from fluster_services.worker.interpreters import own_minor_version
+from fluster_services.worker.contract.build_output import BuildError, BuildOutput
+from fluster_services.worker.contract.folder_cache import FolderCache
+from fluster_services.worker.contract.interpreters import own_minor_version
+from fluster_services.worker.environments.environments import Environments
 
 pytestmark = pytest.mark.anyio
 

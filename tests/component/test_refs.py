@@ -11,8 +11,8 @@ import pytest
 
 from fluster.cluster import Cluster, Ref
 from fluster.cluster import refs as refs_module
-from fluster_bus.errors import InvalidMessageError, PayloadLostError
-from fluster_bus.roles import Role
+from fluster_bus.core.errors import InvalidMessageError, PayloadLostError
+from fluster_bus.core.roles import Role
 from tests.component.actor_env import TIMEOUT_S, Env, sharing_nothing
 from tests.component.arena_peer import Block
 from tests.waiting import wait_until

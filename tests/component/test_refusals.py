@@ -6,18 +6,18 @@ import pytest
 
 from fluster.cluster.client import AsyncCluster
 from fluster.errors import JobRefusedError
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.errors import ServiceError
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import ServiceError
+from fluster_bus.core.roles import Role
+from fluster_bus.core.stream_bounds import MAX_INLINE_BYTES
 from fluster_bus.messages import Event, JobId, Namespace, TaskRecord
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.stream_bounds import MAX_INLINE_BYTES
-from fluster_bus.streams import records_table
-from fluster_bus.submitting import store_request
-from fluster_bus.tables import Row, sequence_of_ack
-from fluster_services.controller.books import JobKey
-from fluster_services.controller.event_log import EventLog
+from fluster_bus.storage.streams import records_table
+from fluster_bus.storage.submitting import store_request
+from fluster_bus.storage.tables import Row, sequence_of_ack
+from fluster_services.controller.leading.event_log import EventLog
+from fluster_services.controller.state.books import JobKey
 from tests.component.controllers import (
     NS,
     F,

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from fluster_bus import subjects
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
-from fluster_bus.errors import BusError, StorageTimeoutError
-from fluster_bus.feeds import CaughtUp
+from fluster_bus.access.address import BusAddress
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import BusError, StorageTimeoutError
+from fluster_bus.core.roles import Role
+from fluster_bus.core.stream_bounds import shares, stream_of
 from fluster_bus.messages import Capacity, WorkerId, WorkerInfo
-from fluster_bus.provisioning import ensure_namespaces, ensure_system
-from fluster_bus.replication import Replication, SingleServerError, TooFewServersError
-from fluster_bus.retries import retried
-from fluster_bus.roles import Role
-from fluster_bus.stream_bounds import shares, stream_of
-from fluster_bus.streams import leaders_table, workers_table
-from fluster_bus.tables import Deleted, Row
+from fluster_bus.provisioning.provisioning import ensure_namespaces, ensure_system
+from fluster_bus.provisioning.replication import Replication, SingleServerError, TooFewServersError
+from fluster_bus.running.retries import retried
+from fluster_bus.storage.feeds import CaughtUp
+from fluster_bus.storage.streams import leaders_table, workers_table
+from fluster_bus.storage.tables import Deleted, Row
 from tests.server_group import ServerGroup, group_of_servers
 from tests.waiting import wait_until_async
 

@@ -8,9 +8,9 @@ import itertools
 import pytest
 
 from fluster.cluster.client import AsyncCluster
-from fluster_bus import subjects
+from fluster_bus.core import subjects
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import WorkerId
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_services.config import LOCAL_TIMING
 from tests.component.controllers import IMPATIENT, NS, S, StartController, StartWorker, job_request

@@ -6,14 +6,14 @@ import os
 
 import pytest
 
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.errors import ObjectCorruptError, ObjectNotFoundError, StorageError
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import ObjectCorruptError, ObjectNotFoundError, StorageError
+from fluster_bus.core.roles import DEFAULT_NAMESPACE, Role
 from fluster_bus.messages import Namespace
-from fluster_bus.provisioning import ensure_namespace
-from fluster_bus.results import RESULT_CHUNK_BYTES, ResultStore
-from fluster_bus.roles import DEFAULT_NAMESPACE, Role
+from fluster_bus.provisioning.provisioning import ensure_namespace
 from fluster_bus.server import EmbeddedServer
+from fluster_bus.storage.results import RESULT_CHUNK_BYTES, ResultStore
 from tests.component.conftest import ConnectBus
 
 pytestmark = pytest.mark.anyio
@@ -48,7 +48,7 @@ async def test_what_is_gone_or_cut_is_no_result(bus: Bus, namespace: Namespace) 
 
 
 async def test_without_the_namespace_it_says_so(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fluster_bus.stored_messages._PATIENCE_S", 0.1)
+    monkeypatch.setattr("fluster_bus.storage.stored_messages._PATIENCE_S", 0.1)
     with pytest.raises(StorageError, match=r"fluster\.nowhere\.results"):
         await ResultStore(bus, "nowhere").put("job", 0, 1, [b"1"])
 

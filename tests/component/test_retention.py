@@ -11,10 +11,10 @@ import pytest
 
 from fluster.cluster.client import AsyncCluster
 from fluster.errors import JobNotFoundError
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.errors import ObjectNotFoundError
-from fluster_bus.feeds import Feed
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import ObjectNotFoundError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import (
     Capacity,
     Entrypoint,
@@ -29,16 +29,16 @@ from fluster_bus.messages import (
     TaskResult,
     WorkerId,
 )
-from fluster_bus.results import ResultStore
-from fluster_bus.roles import Role
-from fluster_bus.secret_store import SecretStore
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import jobs_table, records_table
+from fluster_bus.storage.feeds import Feed
+from fluster_bus.storage.results import ResultStore
+from fluster_bus.storage.secret_store import SecretStore
+from fluster_bus.storage.streams import jobs_table, records_table
 from fluster_services import lifecycle
 from fluster_services.config import LOCAL_TIMING, RecordLimits
-from fluster_services.controller import retention
-from fluster_services.controller.books import JobKey
 from fluster_services.controller.controller import Controller, ControllerConfig
+from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.sweeps import retention
 from tests.component.conftest import ConnectBus
 from tests.component.toy_worker import STAY_RUNNING, SUCCEED, Plan, ToyWorker
 from tests.waiting import wait_until_async

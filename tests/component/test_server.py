@@ -22,10 +22,10 @@ import pytest
 from nats.aio.client import Client
 from nats.js.kv import KeyValue
 
-from fluster_bus import roles, subjects
-from fluster_bus.errors import CredentialsError, InvalidNameError, NoRespondersError, ServerStartError
-from fluster_bus.retries import retried
-from fluster_bus.roles import Role
+from fluster_bus.core import roles, subjects
+from fluster_bus.core.errors import CredentialsError, InvalidNameError, NoRespondersError, ServerStartError
+from fluster_bus.core.roles import Role
+from fluster_bus.running.retries import retried
 from fluster_bus.server import EmbeddedServer, find_binary
 from fluster_bus.trust.certificate_folder import CertificateFolder
 from tests.component.conftest import ConnectBus
@@ -373,7 +373,12 @@ async def _fill(bucket: KeyValue, keys: list[str]) -> None:
 
 @pytest.mark.parametrize("namespaces", [("default",), ("default", "team-a")])
 def test_the_server_accepts_the_production_configuration(tmp_path: Path, namespaces: tuple[str, ...]) -> None:
-    program = [sys.executable, "-m", "fluster_bus.server_configuration", *(namespaces if len(namespaces) > 1 else ())]
+    program = [
+        sys.executable,
+        "-m",
+        "fluster_bus.configuration.server_configuration",
+        *(namespaces if len(namespaces) > 1 else ()),
+    ]
     made = subprocess.run(program, env={"PYTHONPATH": str(BUS)}, capture_output=True, check=True)
     certificate = CertificateFolder(tmp_path).make("nats", ["nats"])
     text = made.stdout.decode().replace('"/etc/nats/tls/', f'"{certificate}/')

@@ -11,12 +11,12 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.names import unique_name
-from fluster_bus.roles import Role
+from fluster_bus.connection.bus import Bus
+from fluster_bus.connection.services_api import Announcement, EndpointCounts, ServedEndpoint
+from fluster_bus.core import subjects
+from fluster_bus.core.names import unique_name
+from fluster_bus.core.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.services_api import Announcement, EndpointCounts, ServedEndpoint
 from tests.component.conftest import ConnectBus
 
 pytestmark = pytest.mark.anyio

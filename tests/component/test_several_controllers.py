@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fluster.cluster.client import AsyncCluster
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.feeds import Feed
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import (
     Capacity,
     Entrypoint,
@@ -25,14 +25,14 @@ from fluster_bus.messages import (
     TaskRecord,
     WorkerId,
 )
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import fences_table, jobs_table, leaders_table, tasks_table
-from fluster_bus.tables import Table, Update
+from fluster_bus.storage.feeds import Feed
+from fluster_bus.storage.streams import fences_table, jobs_table, leaders_table, tasks_table
+from fluster_bus.storage.tables import Table, Update
 from fluster_services import lifecycle
 from fluster_services.config import Timing
 from fluster_services.controller.controller import Controller, ControllerConfig
-from fluster_services.controller.seat import DeposedError
+from fluster_services.controller.leading.seat import DeposedError
 from tests.component.conftest import ConnectBus, kill_server
 from tests.component.toy_worker import GIB, STAY_RUNNING, SUCCEED, Plan, ToyWorker
 from tests.waiting import wait_until_async

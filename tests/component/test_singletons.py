@@ -15,12 +15,12 @@ from fluster.cluster import Cluster
 from fluster.errors import ActorDiedError, ActorNameTakenError, SupersededError
 from fluster.testing import LocalActors
 from fluster.testing.memory_registry import MemoryRegistry
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.errors import CredentialsError
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import CredentialsError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import ActorSeat, EndpointId
-from fluster_bus.roles import Role
-from fluster_bus.streams import seats_table
+from fluster_bus.storage.streams import seats_table
 from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Env, Gate, MemoryEnv
 from tests.waiting import wait_until
 

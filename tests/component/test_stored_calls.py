@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fluster_bus import subjects
+from fluster_bus.core import subjects
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import Done, TrimCalls
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.stored_calls import calls_feed, store_call
+from fluster_bus.storage.stored_calls import calls_feed, store_call
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, RunningController
 

@@ -9,16 +9,16 @@ from contextlib import aclosing
 import nats.errors
 import pytest
 
-from fluster_bus import subjects
-from fluster_bus import submissions as submissions_module
-from fluster_bus.bus import Bus
-from fluster_bus.errors import BusError
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import BusError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import Done, Entrypoint, JobRequest
-from fluster_bus.provisioning import ensure_system
-from fluster_bus.roles import Role
+from fluster_bus.provisioning.provisioning import ensure_system
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import append
-from fluster_bus.submissions import Submission, submissions
+from fluster_bus.storage import submissions as submissions_module
+from fluster_bus.storage.streams import append
+from fluster_bus.storage.submissions import Submission, submissions
 from tests.component.conftest import ConnectBus, kill_server
 from tests.waiting import wait_until_async
 

@@ -12,10 +12,10 @@ from functools import partial
 
 import pytest
 
-from fluster_bus import feeds, provisioning, stream_bounds, subjects
-from fluster_bus.bus import Bus
-from fluster_bus.delivery import Delivery
-from fluster_bus.errors import (
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import stream_bounds, subjects
+from fluster_bus.core.delivery import Delivery
+from fluster_bus.core.errors import (
     BusError,
     KeyExistsError,
     MessageTooLargeError,
@@ -23,13 +23,15 @@ from fluster_bus.errors import (
     StorageError,
     StreamNotFoundError,
 )
-from fluster_bus.feeds import CaughtUp, Feed
 from fluster_bus.messages import Capacity, Done, Event, JobId, JobStatus, Namespace, Transition
-from fluster_bus.messages.model import Message
+from fluster_bus.messages.parts.model import Message
+from fluster_bus.provisioning import provisioning
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.stored_calls import store_call
-from fluster_bus.streams import append
-from fluster_bus.tables import Deleted, Row, Table
+from fluster_bus.storage import feeds
+from fluster_bus.storage.feeds import CaughtUp, Feed
+from fluster_bus.storage.stored_calls import store_call
+from fluster_bus.storage.streams import append
+from fluster_bus.storage.tables import Deleted, Row, Table
 from tests.component.conftest import ConnectBus
 from tests.waiting import wait_until_async
 

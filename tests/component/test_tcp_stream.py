@@ -11,7 +11,7 @@ from urllib.parse import urlparse
 import pytest
 import trustme
 
-from fluster_bus.tcp_stream import TcpStream
+from fluster_bus.connection.tcp_stream import TcpStream
 
 pytestmark = pytest.mark.anyio
 

@@ -17,11 +17,11 @@ import trustme
 from typer.testing import CliRunner
 
 from fluster.cli.app import app
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
-from fluster_bus.dialler import Dialler
-from fluster_bus.errors import AddressError, BusError, UntrustedServerError
-from fluster_bus.line import Line
+from fluster_bus.access.address import BusAddress
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core.errors import AddressError, BusError, UntrustedServerError
+from fluster_bus.direct.dialler import Dialler
+from fluster_bus.direct.line import Line
 from fluster_bus.server import _free_port
 from fluster_bus.trust.certificate_folder import CertificateFolder
 from fluster_services import daemon

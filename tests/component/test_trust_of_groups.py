@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
-from fluster_bus.errors import CredentialsError
-from fluster_bus.names import unique_name
-from fluster_bus.roles import Role
+from fluster_bus.access.address import BusAddress
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core.errors import CredentialsError
+from fluster_bus.core.names import unique_name
+from fluster_bus.core.roles import Role
 from fluster_bus.trust.authority import Authority
 from fluster_bus.trust.configuration import trust_configuration
 from fluster_bus.trust.publishing import publish_accounts

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fluster_bus.fence_clock import fence_clock
-from fluster_services.worker import watchdog
-from fluster_services.worker.attempt_directory import (
+from fluster_bus.running.fence_clock import fence_clock
+from fluster_services.worker.contract.attempt_directory import (
     KEEPER_FILE,
     SPEC_FILE,
     LaunchSpec,
@@ -21,9 +20,10 @@ from fluster_services.worker.attempt_directory import (
     to_json,
     write_json,
 )
-from fluster_services.worker.leftovers import kill_keeper
-from fluster_services.worker.processes import boot_id
-from fluster_services.worker.watchdog import Watchdog
+from fluster_services.worker.keeper import watchdog
+from fluster_services.worker.keeper.leftovers import kill_keeper
+from fluster_services.worker.keeper.watchdog import Watchdog
+from fluster_services.worker.linux.processes import boot_id
 from tests.waiting import wait_until
 
 LATER_S = 60.0

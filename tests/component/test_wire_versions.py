@@ -7,16 +7,16 @@ import asyncio
 import pytest
 
 from fluster.cluster.client import AsyncCluster
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.errors import WireVersionError
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import WireVersionError
+from fluster_bus.core.roles import Role
+from fluster_bus.core.version import VERSION
 from fluster_bus.messages import Capacity, JobStatus, NamespaceReply, NamespaceRequest, WorkerId, WorkerInfo
-from fluster_bus.messages.wire_range import SPOKEN, WireRange
-from fluster_bus.provisioning import ensure_namespace, ensure_system
-from fluster_bus.roles import Role
+from fluster_bus.messages.parts.wire_range import SPOKEN, WireRange
+from fluster_bus.provisioning.provisioning import ensure_namespace, ensure_system
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import workers_table
-from fluster_bus.version import VERSION
+from fluster_bus.storage.streams import workers_table
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, RunningController, StartWorker, job_request
 from tests.component.toy_worker import GIB

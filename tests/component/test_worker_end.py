@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from fluster.cluster import AsyncCluster
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.delivery import Delivery
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.delivery import Delivery
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import Capacity, Entrypoint, JobRequest, JobStatus, Namespace, ResourceConfig, WorkerId
-from fluster_bus.messages.resources import GIB
-from fluster_bus.roles import Role
+from fluster_bus.messages.parts.resources import GIB
 from fluster_bus.server import EmbeddedServer
-from fluster_services.worker.config import WorkerConfig
-from fluster_services.worker.draining import Draining
-from fluster_services.worker.runtime import WorkerFaultError
+from fluster_services.worker.contract.config import WorkerConfig
+from fluster_services.worker.contract.runtime import WorkerFaultError
+from fluster_services.worker.presence.draining import Draining
 from fluster_services.worker.worker import Worker
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import StartWorker

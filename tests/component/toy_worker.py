@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.delivery import Delivery
-from fluster_bus.errors import BusError
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.delivery import Delivery
+from fluster_bus.core.errors import BusError
 from fluster_bus.messages import (
     Capacity,
     Heartbeat,
@@ -24,13 +24,13 @@ from fluster_bus.messages import (
     WorkerId,
     WorkerInfo,
 )
-from fluster_bus.streams import workers_table
-from fluster_bus.tables import Row
+from fluster_bus.storage.streams import workers_table
+from fluster_bus.storage.tables import Row
 from fluster_services.capacity import needed
-from fluster_services.worker.claims import Claims
-from fluster_services.worker.class_offers import ClassOffers
-from fluster_services.worker.holds import Holds
-from fluster_services.worker.ledger import Ledger
+from fluster_services.worker.attempts.claims import Claims
+from fluster_services.worker.attempts.class_offers import ClassOffers
+from fluster_services.worker.attempts.holds import Holds
+from fluster_services.worker.attempts.ledger import Ledger
 
 GIB = 1 << 30
 NAMESPACES = (Namespace("default"),)

@@ -11,17 +11,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fluster.actors import ActorPool, ActorServer, actor
-from fluster.actors.call_log import CallLog
+from fluster.actors.server.call_log import CallLog
 from fluster.cluster import Cluster
 from fluster.cluster.client import AsyncCluster
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.delivery import Delivery
-from fluster_bus.errors import InvalidMessageError
-from fluster_bus.leadership import Leadership
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.delivery import Delivery
+from fluster_bus.core.errors import InvalidMessageError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import ActorSeat, HandledCalls
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
+from fluster_bus.storage.leadership import Leadership
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS
 from tests.hostile.test_messages import VALUES

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from fluster_services.worker.uv import _LAUNCHER
+from fluster_services.worker.environments.uv import _LAUNCHER
 
 
 def test_uv_and_what_it_runs_are_held_to_a_part_of_the_memory() -> None:

@@ -15,14 +15,15 @@ import pytest
 
 from fluster.actors import ActorPool, ActorServer, actor
 from fluster.cluster import Cluster
-from fluster.cluster.portal import Portal
-from fluster_bus import subjects, wire
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
-from fluster_bus.delivery import Delivery
+from fluster.cluster.portal.portal import Portal
+from fluster_bus.access.address import BusAddress
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.delivery import Delivery
+from fluster_bus.core.roles import Role
+from fluster_bus.direct import wire
 from fluster_bus.messages import Done, NamespaceReply
-from fluster_bus.provisioning import ensure_namespace
-from fluster_bus.roles import Role
+from fluster_bus.provisioning.provisioning import ensure_namespace
 from fluster_bus.server import EmbeddedServer
 from tests.component.actor_env import TIMEOUT_S, Gate
 

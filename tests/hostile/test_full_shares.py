@@ -11,20 +11,20 @@ import pytest
 
 from fluster.cluster.client import AsyncCluster
 from fluster.errors import JobRefusedError
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.errors import NamespaceFullError, ObjectTooLargeError
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import NamespaceFullError, ObjectTooLargeError
+from fluster_bus.core.object_kinds import BUNDLES, PAYLOADS
+from fluster_bus.core.roles import Role
+from fluster_bus.core.stream_bounds import MIN_BUDGET_BYTES, SHARES, NamespaceBounds, shares, stream_of
 from fluster_bus.messages import Endpoint, EndpointId, Entrypoint, JobId, JobRequest, JobStatus, Namespace
-from fluster_bus.object_kinds import BUNDLES, PAYLOADS
-from fluster_bus.objects import CHUNK_BYTES, ObjectStore
-from fluster_bus.registry import Registry
-from fluster_bus.roles import Role
-from fluster_bus.secret_store import MAX_SECRETS_BYTES
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.stored_calls import store_call
-from fluster_bus.stream_bounds import MIN_BUDGET_BYTES, SHARES, NamespaceBounds, shares, stream_of
-from fluster_bus.streams import endpoint_key
-from fluster_bus.tables import sequence_of_ack
+from fluster_bus.storage.objects import CHUNK_BYTES, ObjectStore
+from fluster_bus.storage.registry import Registry
+from fluster_bus.storage.secret_store import MAX_SECRETS_BYTES
+from fluster_bus.storage.stored_calls import store_call
+from fluster_bus.storage.streams import endpoint_key
+from fluster_bus.storage.tables import sequence_of_ack
 from fluster_services.config import LOCAL_TIMING, RecordLimits
 from tests.component.controllers import RunningController, job_request
 from tests.waiting import wait_until_async

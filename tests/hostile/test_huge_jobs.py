@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fluster_bus.messages import JobId, JobRecord, JobStatus, TaskRecord
-from fluster_bus.tables import Row
+from fluster_bus.storage.tables import Row
 from fluster_services import lifecycle
-from fluster_services.controller.books import Books, JobKey, record_key
-from fluster_services.controller.reconcile import next_records
+from fluster_services.controller.rules.reconcile import next_records
+from fluster_services.controller.state.books import Books, JobKey, record_key
 from fluster_services.gangs import MAX_AT_ONCE
 from tests.component.controllers import NS, job_request
 

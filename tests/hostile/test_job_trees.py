@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from fluster.cluster.client import AsyncCluster
 from fluster.errors import JobRefusedError
 from fluster_bus.messages import JobId, Namespace
-from fluster_services.controller import intake
-from fluster_services.controller.books import JobKey
-from fluster_services.controller.fair_queue import FairQueue
-from fluster_services.controller.families import MAX_DEPTH, Families
+from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.fair_queue import FairQueue
+from fluster_services.controller.state.families import MAX_DEPTH, Families
+from fluster_services.controller.submissions import intake
 from tests.component.controllers import NS, RunningController, job_request
 from tests.waiting import wait_until_async
 

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from fluster_bus import subjects
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
-from fluster_bus.errors import BusyError, ConnectError, CredentialsError, ServiceError
+from fluster_bus.access.address import BusAddress
+from fluster_bus.access.keys import Key, KeyKind
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import BusyError, ConnectError, CredentialsError, ServiceError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import ListReply, ListRequest
 from fluster_bus.messages.joins import JOIN_REFUSED, JoinRequest
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.trust.authority import Authority
 from fluster_bus.trust.join_register import JoinRegister
 from fluster_bus.trust.join_tokens import JoinedFolder, join
-from fluster_bus.trust.keys import Key, KeyKind
 from fluster_services.controller.controller import Controller
 from tests.component.test_joining import authority, controller, has_keys, register, server  # noqa: F401 - fixtures
 from tests.waiting import wait_until_async

@@ -9,10 +9,11 @@ import nats.errors
 import pytest
 from nats.aio.client import Client
 
-from fluster_bus import provisioning, subjects
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
-from fluster_bus.roles import Role
+from fluster_bus.access.address import BusAddress
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.roles import Role
+from fluster_bus.provisioning import provisioning
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.trust.authority import Authority
 from tests.component.guarded_server import plain_options

@@ -7,16 +7,16 @@ import json
 import pytest
 
 from fluster.cluster.client import AsyncCluster
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobId, JobRecord, JobStatus
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import jobs_table
-from fluster_bus.submissions import submissions
-from fluster_bus.submitting import store_request
-from fluster_services.controller.books import JobKey
-from fluster_services.controller.slim_records import is_left
+from fluster_bus.storage.streams import jobs_table
+from fluster_bus.storage.submissions import submissions
+from fluster_bus.storage.submitting import store_request
+from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.slim_records import is_left
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, RunningController, StartController, StartWorker
 from tests.waiting import wait_until_async

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from fluster.actors.members import Member
-from fluster_bus import messages, subjects
-from fluster_bus.errors import InvalidMessageError, InvalidNameError
+from fluster.actors.protocol.members import Member
+from fluster_bus import messages
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import InvalidMessageError, InvalidNameError
 from fluster_bus.messages import Event, LogBatch, Message, Offer, TaskRecord, WorkerId
 from fluster_services import lifecycle
 

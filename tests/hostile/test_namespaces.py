@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from nats.aio.client import Client
 
-from fluster_bus import provisioning, subjects
-from fluster_bus.bus import Bus
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import Namespace, NamespaceRecord
-from fluster_bus.roles import Role
-from fluster_bus.streams import namespaces_table
+from fluster_bus.provisioning import provisioning
+from fluster_bus.storage.streams import namespaces_table
 from tests.component.guarded_server import KINDS, guarded_server, plain_options
 from tests.component.test_permissions import OURS, Peer
 

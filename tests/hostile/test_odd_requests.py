@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fluster_bus import subjects
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
-from fluster_bus.errors import ServiceError
+from fluster_bus.access.address import BusAddress
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import ServiceError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobId, Message, OwnerReply, OwnerRequest, StatusReply, StatusRequest
 from fluster_bus.messages.joins import JoinRequest
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.trust.authority import Authority
 from fluster_bus.trust.join_register import JoinRegister

@@ -7,14 +7,15 @@ import asyncio
 import pytest
 
 from fluster.cluster.client import AsyncCluster
-from fluster_bus import subjects, wire
-from fluster_bus.delivery import Delivery
-from fluster_bus.lane import Lane
-from fluster_bus.registry import Registry
-from fluster_bus.roles import Role
+from fluster_bus.core import subjects
+from fluster_bus.core.delivery import Delivery
+from fluster_bus.core.roles import Role
+from fluster_bus.direct import wire
+from fluster_bus.direct.lane import Lane
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import endpoint_key
-from fluster_bus.tables import Row
+from fluster_bus.storage.registry import Registry
+from fluster_bus.storage.streams import endpoint_key
+from fluster_bus.storage.tables import Row
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, RunningController, job_request
 from tests.hostile.test_stored_headers import endpoint, send_raw

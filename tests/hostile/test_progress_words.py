@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from fluster.cluster.client import AsyncCluster
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobId, Namespace, Progress, ProgressReport
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_services.controller.books import JobKey
+from fluster_services.controller.state.books import JobKey
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, RunningController, StartWorker, job_request
 from tests.component.toy_worker import STAY_RUNNING

@@ -8,9 +8,9 @@ import pytest
 
 from fluster.cluster.client import AsyncCluster
 from fluster.errors import QuotaExceededError
-from fluster_bus.errors import CredentialsError
+from fluster_bus.core.errors import CredentialsError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobId, WorkerId
-from fluster_bus.roles import Role
 from tests.component.controllers import job_request
 from tests.component.tenants import A, Tenants
 from tests.waiting import wait_until_async

@@ -11,16 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluster.cluster.client import AsyncCluster
-from fluster_bus import subjects, wire
-from fluster_bus.errors import ServiceError
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import ServiceError
+from fluster_bus.core.roles import Role
+from fluster_bus.direct import wire
 from fluster_bus.messages import Capacity, EndpointList, EndpointQuery, Heartbeat, JobId, WorkerId
-from fluster_bus.registry import Registry
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import endpoint_key
-from fluster_bus.tables import Deleted, Row
-from fluster_services.controller import service
-from fluster_services.controller.endpoint_index import EndpointIndex
+from fluster_bus.storage.registry import Registry
+from fluster_bus.storage.streams import endpoint_key
+from fluster_bus.storage.tables import Deleted, Row
+from fluster_services.controller.answers import service
+from fluster_services.controller.sweeps.endpoint_index import EndpointIndex
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, RunningController, job_request
 from tests.hostile.test_registry_records import endpoint

@@ -16,16 +16,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fluster.actors import ActorPool, ActorServer
-from fluster.actors.members import DISCONNECTED_AT, RESTARTS, RETRIES, TIMEOUTS, Member
+from fluster.actors.protocol.members import DISCONNECTED_AT, RESTARTS, RETRIES, TIMEOUTS, Member
 from fluster.cluster import Cluster
 from fluster.cluster.client import AsyncCluster
-from fluster_bus import subjects, wire
-from fluster_bus.errors import InvalidMessageError
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import InvalidMessageError
+from fluster_bus.core.roles import Role
+from fluster_bus.direct import wire
 from fluster_bus.messages import Endpoint
-from fluster_bus.registry import Registry
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import endpoint_key
+from fluster_bus.storage.registry import Registry
+from fluster_bus.storage.streams import endpoint_key
 from tests.component.actor_env import Calculator
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, RunningController, StartWorker, job_request, published_events

@@ -11,9 +11,10 @@ from typing import Self
 import pytest
 
 from fluster.cluster.client import AsyncCluster
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.errors import BusyError, ServiceError
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import BusyError, ServiceError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import (
     Capacity,
     Heartbeat,
@@ -27,13 +28,12 @@ from fluster_bus.messages import (
     StatusRequest,
     WorkerId,
 )
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.tables import Row
+from fluster_bus.storage.tables import Row
 from fluster_services import lifecycle
 from fluster_services.config import LOCAL_TIMING
-from fluster_services.controller import request_lines
-from fluster_services.controller.request_lines import LineLimits
+from fluster_services.controller.answers import request_lines
+from fluster_services.controller.answers.request_lines import LineLimits
 from fluster_services.job_info import job_info
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, RunningController, job_request

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from fluster.actors import ActorServer
 from fluster.cluster import Cluster
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.delivery import Delivery
-from fluster_bus.errors import InvalidMessageError
-from fluster_bus.roles import Role
+from fluster_bus.connection.bus import Bus
+from fluster_bus.connection.services_api import read_info
+from fluster_bus.core import subjects
+from fluster_bus.core.delivery import Delivery
+from fluster_bus.core.errors import InvalidMessageError
+from fluster_bus.core.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.services_api import read_info
 from tests.component.actor_env import Calculator
 from tests.hostile.test_forged_replies import OURS, THEIRS, Site, site  # noqa: F401 - a fixture
 

@@ -12,21 +12,22 @@ import pytest
 from nats.aio.client import Client
 from pydantic import ValidationError
 
-from fluster.cluster.namespace_admin import NamespaceAdmin
-from fluster_bus import grants, subjects
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
-from fluster_bus.errors import InvalidNameError, ServiceError
+from fluster.cluster.jobs.namespace_admin import NamespaceAdmin
+from fluster_bus.access.address import BusAddress
+from fluster_bus.access.keys import Key, KeyKind
+from fluster_bus.configuration import grants
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import InvalidNameError, ServiceError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import Namespace, ResourceConfig
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.trust.authority import Authority
-from fluster_bus.trust.keys import Key, KeyKind
 from fluster_bus.trust.tokens import user_token
 from fluster_services.capacity import needed
 from fluster_services.config import LOCAL_TIMING
 from fluster_services.controller.controller import Controller, ControllerConfig
-from fluster_services.controller.shares import Amount
+from fluster_services.controller.state.shares import Amount
 from tests.component.guarded_server import plain_options
 from tests.component.test_permissions import OURS, THEIRS, Peer
 

@@ -10,15 +10,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fluster.cluster.client import AsyncCluster
-from fluster_bus import subjects, wire
-from fluster_bus.address import BusAddress
-from fluster_bus.delivery import Delivery
+from fluster_bus.access.address import BusAddress
+from fluster_bus.core import subjects
+from fluster_bus.core.delivery import Delivery
+from fluster_bus.core.roles import Role
+from fluster_bus.direct import wire
 from fluster_bus.messages import Endpoint, EndpointId, JobId
-from fluster_bus.registry import Registry
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.stored_calls import calls_feed
-from fluster_bus.streams import endpoint_key
+from fluster_bus.storage.registry import Registry
+from fluster_bus.storage.stored_calls import calls_feed
+from fluster_bus.storage.streams import endpoint_key
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, StartController, job_request
 

@@ -9,12 +9,12 @@ import pytest
 
 from fluster.cluster.client import AsyncCluster
 from fluster.errors import JobRefusedError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobId, Namespace
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
 from fluster_services.config import LOCAL_TIMING
-from fluster_services.controller import intake
-from fluster_services.controller.books import JobKey
+from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.submissions import intake
 from tests.component.controllers import NS, RunningController, job_request
 from tests.waiting import wait_until_async
 

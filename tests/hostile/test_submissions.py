@@ -9,13 +9,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fluster.cluster.client import AsyncCluster
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.errors import InvalidMessageError
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import InvalidMessageError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobId, JobRecord, JobRequest, TaskRecord
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.streams import jobs_table
+from fluster_bus.storage.streams import jobs_table
 from fluster_services import lifecycle
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, RunningController, StartWorker, job_request, published_events

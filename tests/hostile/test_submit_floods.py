@@ -9,17 +9,17 @@ from contextlib import AsyncExitStack
 import pytest
 
 from fluster.cluster.client import AsyncCluster
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.errors import MessageTooLargeError, NamespaceFullError
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import MessageTooLargeError, NamespaceFullError
+from fluster_bus.core.roles import Role
+from fluster_bus.core.stream_bounds import MAX_INLINE_BYTES, MAX_SUBMISSION_BYTES, SUBMITTED_BYTES, submissions_of
 from fluster_bus.messages import Entrypoint, JobId, JobRequest, JobStatus, Namespace
-from fluster_bus.roles import Role
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.stream_bounds import MAX_INLINE_BYTES, MAX_SUBMISSION_BYTES, SUBMITTED_BYTES, submissions_of
-from fluster_bus.streams import append_data
-from fluster_bus.submitting import store_request, submit
+from fluster_bus.storage.streams import append_data
+from fluster_bus.storage.submitting import store_request, submit
 from fluster_services.config import LOCAL_TIMING
-from fluster_services.controller.books import JobKey
+from fluster_services.controller.state.books import JobKey
 from tests.component.controllers import NS, RunningController, job_request
 
 pytestmark = pytest.mark.anyio

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fluster.progress_file import PROGRESS_FILE, read_progress
 from fluster_bus.messages import JobStatus, LogBatch
 from fluster_bus.messages import TaskError as ToldError
-from fluster_services.worker.attempt_directory import (
+from fluster_services.worker.contract.attempt_directory import (
     KEEPER_FILE,
     RESULT_FILE,
     RESULT_WORD_FILE,
@@ -24,12 +24,12 @@ from fluster_services.worker.attempt_directory import (
     read_json_lines,
     to_json,
 )
-from fluster_services.worker.init_words import InitWords
-from fluster_services.worker.keeper_notes import exit_note, exit_record, start_note
-from fluster_services.worker.outcome import outcome
-from fluster_services.worker.spool import SpoolError, read_spool, read_spool_end
-from fluster_services.worker.task_errors import describe_error, task_error
-from fluster_services.worker.task_result import find_result
+from fluster_services.worker.contract.init_words import InitWords
+from fluster_services.worker.contract.outcome import outcome
+from fluster_services.worker.contract.spool import SpoolError, read_spool, read_spool_end
+from fluster_services.worker.contract.task_errors import describe_error, task_error
+from fluster_services.worker.keeper.keeper_notes import exit_note, exit_record, start_note
+from fluster_services.worker.task.task_result import find_result
 
 ENDED = {"exit_code": 1, "signal": None, "reason": "exited"}
 VALUES = st.recursive(

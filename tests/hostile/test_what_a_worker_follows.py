@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from fluster.cluster.client import AsyncCluster
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import Capacity, JobStatus, WorkerId
-from fluster_bus.messages.resources import GIB
-from fluster_bus.roles import Role
+from fluster_bus.messages.parts.resources import GIB
 from fluster_bus.server import EmbeddedServer
-from fluster_services.worker.attempt_directory import ExitRecord, LaunchSpec
-from fluster_services.worker.config import WorkerConfig
-from fluster_services.worker.draining import Draining
-from fluster_services.worker.runtime import Exited, Progressed, RunningTask, Spooled
-from fluster_services.worker.spool import SpoolRecord
+from fluster_services.worker.contract.attempt_directory import ExitRecord, LaunchSpec
+from fluster_services.worker.contract.config import WorkerConfig
+from fluster_services.worker.contract.runtime import Exited, Progressed, RunningTask, Spooled
+from fluster_services.worker.contract.spool import SpoolRecord
+from fluster_services.worker.presence.draining import Draining
 from fluster_services.worker.worker import Worker
 from tests.component.conftest import ConnectBus
 from tests.component.controllers import NS, job_request

@@ -8,15 +8,15 @@ from typing import cast
 
 import pytest
 
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
 from fluster_bus.messages import JobId, JobStatus, Namespace, TaskError, TaskRecord, TaskResult, WorkerId
-from fluster_bus.streams import tasks_table
-from fluster_bus.tables import Row
+from fluster_bus.storage.streams import tasks_table
+from fluster_bus.storage.tables import Row
 from fluster_services import lifecycle
-from fluster_services.worker.claims import Claims
-from fluster_services.worker.result_pump import publish_result
-from fluster_services.worker.runtime import RunningTask
+from fluster_services.worker.attempts.claims import Claims
+from fluster_services.worker.attempts.result_pump import publish_result
+from fluster_services.worker.contract.runtime import RunningTask
 from tests.component.test_log_pump import Attempt, attempt, pump, stored  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.anyio

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fluster_bus.address import BusAddress
-from fluster_bus.errors import AddressError, NoAddressError
+from fluster_bus.access.address import BusAddress
+from fluster_bus.core.errors import AddressError, NoAddressError
 
 
 def test_a_url_with_credentials_is_taken_apart_and_put_together() -> None:

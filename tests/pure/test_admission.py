@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fluster_bus.errors import InvalidNameError, ServiceError
+from fluster_bus.access.keys import Key, KeyKind
+from fluster_bus.core.errors import InvalidNameError, ServiceError
 from fluster_bus.messages.joins import JoinedWorker, JoinRequest, JoinTokenRecord
-from fluster_bus.trust.keys import Key, KeyKind
-from fluster_services.controller.admission import Known, admit
+from fluster_services.controller.answers.admission import Known, admit
 
 NOW = 1_000.0
 MINE, JOBS, OTHERS = (Key.generate(KeyKind.USER).public for _ in range(3))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fluster.cluster.arguments import (
+from fluster.cluster.jobs.arguments import (
     check_count,
     check_job_id,
     check_number,
@@ -21,7 +21,7 @@ from fluster.cluster.arguments import (
     deadline_after,
     log_start,
 )
-from fluster_bus.errors import InvalidNameError
+from fluster_bus.core.errors import InvalidNameError
 from fluster_bus.messages import Entrypoint, JobId, JobInfo, JobRequest, JobStatus, Namespace
 
 NOW = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)

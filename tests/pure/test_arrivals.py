@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from fluster.actors import arrivals as arrivals_module
-from fluster.actors.arrivals import Arrivals
-from fluster.actors.calls import Broadcast, Call
-from fluster.actors.futures import ActorFuture
+from fluster.actors.client import arrivals as arrivals_module
+from fluster.actors.client.arrivals import Arrivals
+from fluster.actors.protocol.calls import Broadcast, Call
+from fluster.actors.results.futures import ActorFuture
 from fluster.errors import MailboxFullError
-from fluster_bus.errors import ClosedError
+from fluster_bus.core.errors import ClosedError
 
 
 def call(number: int) -> Call:

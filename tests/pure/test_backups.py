@@ -8,11 +8,11 @@ import json
 import cramjam
 import pytest
 
-from fluster_bus import subjects
 from fluster_bus.backups.archive import ArchiveWriter, StoredMessage, goes_on_after, header_block
 from fluster_bus.backups.parts import ALIVE_ONLY, KINDS, plan, restoring_order
-from fluster_bus.stream_bounds import MAX_BUDGET_BYTES, SHARES, NamespaceBounds, shares
-from fluster_bus.stream_configs import namespace_streams, system_streams
+from fluster_bus.core import subjects
+from fluster_bus.core.stream_bounds import MAX_BUDGET_BYTES, SHARES, NamespaceBounds, shares
+from fluster_bus.provisioning.stream_configs import namespace_streams, system_streams
 
 NAMESPACES = ("default", "team_a")
 OF_NAMESPACES = [

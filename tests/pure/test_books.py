@@ -3,9 +3,9 @@
 import random
 
 from fluster_bus.messages import Entrypoint, JobId, JobRecord, JobRequest, JobStatus, Namespace, TaskRecord, WorkerId
-from fluster_bus.tables import Deleted, Row
+from fluster_bus.storage.tables import Deleted, Row
 from fluster_services import lifecycle
-from fluster_services.controller.books import Books, JobKey, record_key
+from fluster_services.controller.state.books import Books, JobKey, record_key
 
 NS = Namespace("default")
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from fluster.actors.broadcast import Answers, BroadcastResult
-from fluster.actors.broadcast_out import BroadcastOut
-from fluster.actors.calls import Broadcast
-from fluster.actors.desk_pools import DeskPool
-from fluster.actors.frames import now
-from fluster.actors.members import Member
-from fluster.actors.policies import RoundRobin
-from fluster_bus import codec
+from fluster.actors.client.broadcast import Answers, BroadcastResult
+from fluster.actors.protocol.calls import Broadcast
+from fluster.actors.protocol.frames import now
+from fluster.actors.protocol.members import Member
+from fluster.actors.protocol.policies import RoundRobin
+from fluster.actors.routing.broadcast_out import BroadcastOut
+from fluster.actors.routing.desk_pools import DeskPool
+from fluster_bus.core import codec
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from fluster_bus import by_value, codec, pickles
-from fluster_services.worker import task_result
+from fluster_bus.core import by_value, codec
+from fluster_bus.payloads import pickles
+from fluster_services.worker.task import task_result
 
 _SCRIPT = """
 def outer(value):

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from fluster.actors import frames
-from fluster.actors.calls import Call, Done
-from fluster.actors.failures import RETRY, encode_failure
-from fluster.actors.frames import Moment
-from fluster.actors.futures import ActorFuture
-from fluster.actors.retries import LONGEST_PAUSE_S, pause_before_retry
-from fluster.actors.routing import NobodyServesError
+from fluster.actors.protocol import frames
+from fluster.actors.protocol.calls import Call, Done
+from fluster.actors.protocol.failures import RETRY, encode_failure
+from fluster.actors.protocol.frames import Moment
+from fluster.actors.results.futures import ActorFuture
+from fluster.actors.routing.retries import LONGEST_PAUSE_S, pause_before_retry
+from fluster.actors.routing.routing import NobodyServesError
 from fluster.errors import ActorDiedError, ActorNotFoundError, ActorTimeoutError, ConnectionLostError, MailboxFullError
 
 NOW = frames.now()

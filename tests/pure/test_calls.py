@@ -10,15 +10,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fluster.actors.calls import Broadcast, Call, Done, Part, Send
-from fluster.actors.desk import RECONNECT_GRACE_S, Desk
-from fluster.actors.failures import FULL, encode_failure
-from fluster.actors.frames import ITEMS, MAX_BYTES, MAX_CALLS, MAX_CANCELS, Moment, WireReply
-from fluster.actors.futures import ActorFuture
-from fluster.actors.members import Member
-from fluster.actors.messages_out import MessageOut
-from fluster.actors.policies import LeastOutstanding, Policy, Random, RoundRobin
-from fluster.actors.routing import NobodyServesError
+from fluster.actors.protocol.calls import Broadcast, Call, Done, Part, Send
+from fluster.actors.protocol.failures import FULL, encode_failure
+from fluster.actors.protocol.frames import ITEMS, MAX_BYTES, MAX_CALLS, MAX_CANCELS, Moment, WireReply
+from fluster.actors.protocol.members import Member
+from fluster.actors.protocol.policies import LeastOutstanding, Policy, Random, RoundRobin
+from fluster.actors.results.futures import ActorFuture
+from fluster.actors.routing.desk import RECONNECT_GRACE_S, Desk
+from fluster.actors.routing.messages_out import MessageOut
+from fluster.actors.routing.routing import NobodyServesError
 from fluster.errors import (
     ActorDiedError,
     ActorError,
@@ -27,7 +27,7 @@ from fluster.errors import (
     MailboxFullError,
     NotRunError,
 )
-from fluster_bus import codec
+from fluster_bus.core import codec
 from fluster_bus.messages import EndpointId
 
 START = Moment("boot", 1_000.0, 1_700_000_000.0)

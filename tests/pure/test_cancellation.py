@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster.actors import ActorContext, ActorFuture, frames
-from fluster.actors.cancellation import Cancellation
-from fluster.actors.mailbox import Mailbox
-from fluster_bus import codec
-from fluster_bus.errors import InvalidMessageError
+from fluster.actors import ActorContext, ActorFuture
+from fluster.actors.protocol import frames
+from fluster.actors.protocol.cancellation import Cancellation
+from fluster.actors.server.mailbox import Mailbox
+from fluster_bus.core import codec
+from fluster_bus.core.errors import InvalidMessageError
 from fluster_bus.messages import Namespace
 
 TIMEOUT_S = 60

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluster_bus.messages import Capacity, Namespace, ResourceConfig
-from fluster_bus.messages.resources import GIB, KIB, MIB, TIB
+from fluster_bus.messages.parts.resources import GIB, KIB, MIB, TIB
 from fluster_services import capacity
 from fluster_services.capacity import CapacityClass, class_of, classes_covered, fits, minus, needed, plus, times_fit
 

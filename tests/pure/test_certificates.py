@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fluster.cli.app import app
-from fluster.cli.exit_codes import ExitCode
-from fluster_bus.address import BusAddress
-from fluster_bus.errors import CredentialsError, InvalidNameError
-from fluster_bus.server_tls import members
+from fluster.cli.common.exit_codes import ExitCode
+from fluster_bus.access.address import BusAddress
+from fluster_bus.configuration.server_tls import members
+from fluster_bus.core.errors import CredentialsError, InvalidNameError
 from fluster_bus.trust.certificate_folder import CertificateFolder
 from fluster_bus.trust.certificates import read
 
@@ -206,7 +206,7 @@ def test_a_folder_without_certificates_is_told(tmp_path: Path) -> None:
 
 
 def test_the_library_is_imported_only_where_certificates_are_made() -> None:
-    modules = "fluster.cli.app, fluster.cli.credentials, fluster.cli.certificates, fluster_bus.bus, fluster_bus.trust.authority"
+    modules = "fluster.cli.app, fluster.cli.credentials, fluster.cli.certificates, fluster_bus.connection.bus, fluster_bus.trust.authority"
     script = f"import sys, {modules}; print('cryptography' in sys.modules)"
     assert (
         subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "False\n"

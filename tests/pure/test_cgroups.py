@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fluster_services.worker import cgroups
+from fluster_services.worker.linux import cgroups
 
 
 def test_a_file_that_the_kernel_may_lack_is_left_out(tmp_path: Path) -> None:

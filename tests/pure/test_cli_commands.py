@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from fluster.cli.app import app, commands_for, main
 from fluster.cli.clusters import end_wanted
-from fluster.cli.exit_codes import CommandError, ExitCode
+from fluster.cli.common.exit_codes import CommandError, ExitCode
 from fluster.cli.submit import _variables, make_request, make_resources, name_of
-from fluster_bus.address import BusAddress
+from fluster_bus.access.address import BusAddress
 from fluster_bus.messages import GpuConfig
 from tests.missed_signals import missed_signal
 

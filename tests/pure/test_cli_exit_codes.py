@@ -2,10 +2,10 @@ import pytest
 from pydantic import ValidationError
 
 from fluster import errors
-from fluster.cli.exit_codes import EXIT_CODES_HELP, CommandError, ExitCode, report
-from fluster_bus import errors as bus
+from fluster.cli.common.exit_codes import EXIT_CODES_HELP, CommandError, ExitCode, report
+from fluster_bus.core import errors as bus
+from fluster_bus.core.names import JobId
 from fluster_bus.messages import JobInfo, JobRequest, JobStatus, Namespace
-from fluster_bus.names import JobId
 
 _FAILED = JobInfo(job_id=JobId("a-1"), name="a", namespace=Namespace("default"), status=JobStatus.FAILED)
 

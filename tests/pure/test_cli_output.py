@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from fluster.cli.exit_codes import one_line
-from fluster.cli.output import age, duration, size, write_json, write_table
+from fluster.cli.common.exit_codes import one_line
+from fluster.cli.common.output import age, duration, size, write_json, write_table
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter
 
-from fluster_bus import codec
-from fluster_bus.errors import InvalidMessageError
+from fluster_bus.core import codec
+from fluster_bus.core.errors import InvalidMessageError
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -75,7 +75,7 @@ def test_what_a_script_defines_is_taken_along(tmp_path: Path) -> None:
         textwrap.dedent("""
             import enum, sys
             from dataclasses import dataclass
-            from fluster_bus import codec
+            from fluster_bus.core import codec
 
             FACTOR = 10
 

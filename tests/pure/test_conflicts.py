@@ -16,8 +16,7 @@ from fluster_bus.messages import (
     WorkerId,
 )
 from fluster_services import lifecycle
-from fluster_services.controller.books import Books, JobKey, record_key
-from fluster_services.controller.conflicts import (
+from fluster_services.controller.rules.conflicts import (
     Verdict,
     circle,
     judge,
@@ -27,8 +26,9 @@ from fluster_services.controller.conflicts import (
     task_successor,
     unmark,
 )
-from fluster_services.controller.explain import explain
-from fluster_services.controller.reconcile import next_records
+from fluster_services.controller.rules.reconcile import next_records
+from fluster_services.controller.scheduling.explain import explain
+from fluster_services.controller.state.books import Books, JobKey, record_key
 from fluster_services.job_info import job_info
 from tests.pure.test_books import NS, job_record, row
 

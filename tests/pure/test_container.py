@@ -10,7 +10,7 @@ import pytest
 from fluster.local_setup import ProfileName
 from fluster_services.settings import SettingError
 from fluster_services.worker.__main__ import _containers
-from fluster_services.worker.container import (
+from fluster_services.worker.contract.container import (
     ContainerSettings,
     Libraries,
     Wanted,
@@ -19,7 +19,7 @@ from fluster_services.worker.container import (
     own_libraries,
     parse_ulimits,
 )
-from fluster_services.worker.limits import Limits
+from fluster_services.worker.linux.limits import Limits
 
 NONE = Libraries({}, ())
 OWN = Libraries({"/venv/site-packages": "/opt/fluster/packages/0"}, ("/opt/fluster/packages/0",))

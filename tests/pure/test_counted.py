@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fluster_bus.errors import InvalidMessageError
+from fluster_bus.core.errors import InvalidMessageError
 from fluster_bus.messages import Capacity, Namespace, ResourceConfig, TaskRecord
-from fluster_bus.messages.counted import as_counts, number_text, parse_counts, share
-from fluster_bus.messages.resources import GIB
+from fluster_bus.messages.parts.counted import as_counts, number_text, parse_counts, share
+from fluster_bus.messages.parts.resources import GIB
 from fluster_services.capacity import class_of, classes_covered, describe, fits, minus, misfit, needed, plus
 
 NS = Namespace("default")

@@ -7,10 +7,10 @@ from pydantic import ValidationError
 
 from fluster_bus.messages import Entrypoint, JobId, JobInfo, JobRecord, JobRequest, JobStatus
 from fluster_services import lifecycle
-from fluster_services.controller.books import Books, JobEntry, JobKey
-from fluster_services.controller.dependencies import next_record, unknown, waits_for
-from fluster_services.controller.explain import explain
-from fluster_services.controller.reconcile import missing_tasks, next_records
+from fluster_services.controller.rules.dependencies import next_record, unknown, waits_for
+from fluster_services.controller.rules.reconcile import missing_tasks, next_records
+from fluster_services.controller.scheduling.explain import explain
+from fluster_services.controller.state.books import Books, JobEntry, JobKey
 from fluster_services.job_info import job_info
 from tests.pure.test_books import NS, job_record, row
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from fluster_bus.messages import JobStatus
-from fluster_services.worker.attempt_directory import ExitRecord, LaunchSpec
-from fluster_services.worker.disk_watch import INTERVAL_S, DiskWatch, why_over
-from fluster_services.worker.outcome import outcome
-from fluster_services.worker.scratch import IMAGE_FILE
-from fluster_services.worker.timers import Timers
+from fluster_services.worker.contract.attempt_directory import ExitRecord, LaunchSpec
+from fluster_services.worker.contract.outcome import outcome
+from fluster_services.worker.keeper.disk_watch import INTERVAL_S, DiskWatch, why_over
+from fluster_services.worker.linux.scratch import IMAGE_FILE
+from fluster_services.worker.linux.timers import Timers
 
 MIB = 1 << 20
 

@@ -17,12 +17,12 @@ from fluster_bus.messages import (
     TaskRecord,
     WorkerId,
 )
-from fluster_bus.tables import Row
+from fluster_bus.storage.tables import Row
 from fluster_services import lifecycle
-from fluster_services.controller.books import Books, JobKey, record_key
-from fluster_services.controller.dispatch import Ask, Dispatch
-from fluster_services.controller.liveness import Liveness
-from fluster_services.controller.roster import Roster
+from fluster_services.controller.scheduling.dispatch import Ask, Dispatch
+from fluster_services.controller.state.books import Books, JobKey, record_key
+from fluster_services.controller.state.liveness import Liveness
+from fluster_services.controller.state.roster import Roster
 from tests.pure.recorded import recorded_job, registered_worker
 
 GIB = 1 << 30

@@ -7,8 +7,8 @@ import pytest
 from fluster_bus.messages import Capacity, JobId, JobRecord, Namespace, TaskRecord
 from fluster_bus.messages.namespaces import NamespaceQuota, NamespaceRecord
 from fluster_services.capacity import needed
-from fluster_services.controller.books import JobKey
-from fluster_services.controller.scheduler import Place, Starving, place_in_line
+from fluster_services.controller.scheduling.scheduler import Place, Starving, place_in_line
+from fluster_services.controller.state.books import JobKey
 from tests.pure.recorded import registered_worker
 from tests.pure.test_dispatch import GIB, A, B, Cluster
 from tests.pure.test_kept_free import Overtaken

@@ -70,7 +70,7 @@ def test_a_block_that_is_not_run_says_why_and_stands_in_the_list(page: str) -> N
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_has_a_language_that_is_run(page: str) -> None:
-    assert {language for language, _ in blocks(page)} <= {*LANGUAGES, "text"}
+    assert {language for language, _ in blocks(page)} <= {*LANGUAGES, "text", "mermaid"}
 
 
 @pytest.mark.parametrize("page", PAGES)

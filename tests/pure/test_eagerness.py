@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fluster_bus.eagerness import VARIABLE, Eagerness
+from fluster_bus.direct.eagerness import VARIABLE, Eagerness
 
 LOOK_S = 2e-6
 

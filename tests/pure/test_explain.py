@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from fluster_bus.core.near_names import no_worker_named
 from fluster_bus.messages import (
     Capacity,
     Entrypoint,
@@ -14,11 +15,11 @@ from fluster_bus.messages import (
     TaskRecord,
     WorkerId,
 )
-from fluster_bus.messages.labels import WORKER_LABEL
-from fluster_bus.messages.resources import GIB
-from fluster_bus.near_names import no_worker_named
+from fluster_bus.messages.parts.labels import WORKER_LABEL
+from fluster_bus.messages.parts.resources import GIB
 from fluster_services import lifecycle
-from fluster_services.controller.explain import WorkerView, explain, why_given_up
+from fluster_services.controller.scheduling.explain import explain, why_given_up
+from fluster_services.controller.state.worker_view import WorkerView
 
 NOW = 1_000.0
 

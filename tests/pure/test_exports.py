@@ -91,7 +91,7 @@ class Echo:
 print([name for name in ("pydantic", "nats", "uvloop", "fluster_bus.messages") if name in sys.modules])
 from fluster.later import import_now
 import_now()
-print([name for name in ("pydantic", "nats", "fluster.actors.pool") if name not in sys.modules])
+print([name for name in ("pydantic", "nats", "fluster.actors.pool.pool") if name not in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["[]", "[]"]

@@ -7,8 +7,8 @@ import pytest
 from fluster_bus.messages import Capacity, JobId, JobRecord, Namespace, OfferReply, TaskRecord, WorkerId
 from fluster_bus.messages.namespaces import NamespaceQuota, NamespaceRecord
 from fluster_services import capacity, lifecycle
-from fluster_services.controller.books import JobKey
-from fluster_services.controller.dispatch import place_of
+from fluster_services.controller.scheduling.dispatch import place_of
+from fluster_services.controller.state.books import JobKey
 from tests.pure.recorded import recorded_job, registered_worker
 from tests.pure.test_dispatch import GIB, A, B, Cluster
 

@@ -15,9 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from fluster_bus.messages import Capacity, JobId, Namespace
 from fluster_bus.messages.namespaces import NamespaceQuota, NamespaceRecord
 from fluster_services.capacity import fits
-from fluster_services.controller.books import JobKey
-from fluster_services.controller.scheduler import Place, Scheduler, Starving, place_in_line
-from fluster_services.controller.shares import Amount, Shares
+from fluster_services.controller.scheduling.scheduler import Place, Scheduler, Starving, place_in_line
+from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.shares import Amount, Shares
 from tests.pure.test_scheduler import _calls
 
 A, B, C = Namespace("a"), Namespace("b"), Namespace("c")

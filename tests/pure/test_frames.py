@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster.actors import frames
-from fluster.actors.failures import decode_failure, encode_failure
-from fluster.actors.frames import MAX_BYTES, MAX_CALLS, Moment, seconds_between
+from fluster.actors.protocol import frames
+from fluster.actors.protocol.failures import decode_failure, encode_failure
+from fluster.actors.protocol.frames import MAX_BYTES, MAX_CALLS, Moment, seconds_between
 from fluster.errors import JobFailedError, RemoteError
-from fluster_bus import codec
-from fluster_bus.errors import InvalidMessageError, ServiceError
+from fluster_bus.core import codec
+from fluster_bus.core.errors import InvalidMessageError, ServiceError
 from fluster_bus.messages import JobId, JobInfo, JobStatus, Namespace
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from fluster.actors import ActorFuture
-from fluster.actors.failures import encode_failure
-from fluster.actors.mailbox import Mailbox
+from fluster.actors.protocol.failures import encode_failure
+from fluster.actors.server.mailbox import Mailbox
 from fluster.errors import ActorTimeoutError
 from fluster.testing import LocalActors
-from fluster_bus import codec
+from fluster_bus.core import codec
 
 TIMEOUT_S = 60
 

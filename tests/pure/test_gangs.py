@@ -17,10 +17,10 @@ from fluster_bus.messages import (
     TaskRecord,
     WorkerId,
 )
-from fluster_bus.tables import Row
+from fluster_bus.storage.tables import Row
 from fluster_services import gangs, lifecycle
-from fluster_services.controller.books import Books, JobEntry, JobKey, record_key
-from fluster_services.controller.reconcile import next_records
+from fluster_services.controller.rules.reconcile import next_records
+from fluster_services.controller.state.books import Books, JobEntry, JobKey, record_key
 
 NS = Namespace("default")
 KEY = JobKey(NS, JobId("g"))

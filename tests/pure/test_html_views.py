@@ -11,7 +11,7 @@ from fluster.cluster import Cluster
 from fluster.testing import LocalActors
 from fluster.worker_pool import PoolStatus
 from fluster.worker_pool.pool_view import pool_view
-from fluster_bus.html_view import bar, table, view
+from fluster_bus.core.html_view import bar, table, view
 from fluster_bus.messages import JobId, JobInfo, JobStatus, Namespace, TaskStatus, WorkerId
 from fluster_bus.messages.jobs import Progress
 

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from fluster.actors.frames import now
-from fluster.actors.json_calls import end_of
-from fluster.actors.members import Member
-from fluster.actors.rosters import Change, Joined, Known, Left
+from fluster.actors.client.json_calls import end_of
+from fluster.actors.membership.rosters import Change, Joined, Known, Left
+from fluster.actors.protocol.frames import now
+from fluster.actors.protocol.members import Member
 from fluster.errors import ActorDiedError, ConnectionLostError
 
 SENT_AT = now()

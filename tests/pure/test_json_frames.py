@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from fluster.actors import frames, json_frames
-from fluster.actors.failures import decode_failure
+from fluster.actors.protocol import frames, json_frames
+from fluster.actors.protocol.failures import decode_failure
 from fluster.errors import MailboxFullError, RemoteError
-from fluster_bus import codec
-from fluster_bus.delivery import Delivery
-from fluster_bus.errors import InvalidMessageError
+from fluster_bus.core import codec
+from fluster_bus.core.delivery import Delivery
+from fluster_bus.core.errors import InvalidMessageError
 
 
 def test_a_call_is_what_people_write() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pytest
 from pydantic import BaseModel, Field
 
-from fluster.actors.json_methods import JsonMethod
+from fluster.actors.definition.json_methods import JsonMethod
 from fluster.errors import InvalidArgumentsError
 
 if TYPE_CHECKING:

@@ -17,17 +17,17 @@ from fluster_bus.messages import (
     TaskRecord,
     WorkerId,
 )
-from fluster_bus.messages.resources import GIB
-from fluster_bus.tables import Row
+from fluster_bus.messages.parts.resources import GIB
+from fluster_bus.storage.tables import Row
 from fluster_services import lifecycle
 from fluster_services.config import Timing
-from fluster_services.controller import judge as judge_module
-from fluster_services.controller.books import Books, record_key
-from fluster_services.controller.dispatch import Dispatch
-from fluster_services.controller.judge import Judge
-from fluster_services.controller.liveness import Liveness
-from fluster_services.controller.roster import Roster
-from fluster_services.controller.vm_troubles import VMTroubles
+from fluster_services.controller.scheduling import judge as judge_module
+from fluster_services.controller.scheduling.dispatch import Dispatch
+from fluster_services.controller.scheduling.judge import Judge
+from fluster_services.controller.state.books import Books, record_key
+from fluster_services.controller.state.liveness import Liveness
+from fluster_services.controller.state.roster import Roster
+from fluster_services.controller.state.vm_troubles import VMTroubles
 from tests.pure.recorded import recorded_job, registered_worker
 from tests.waiting import wait_until_async
 

@@ -4,8 +4,15 @@ import pytest
 from pydantic import ValidationError
 
 from fluster_bus.messages import Capacity, Namespace, ResourceConfig, WorkerId, WorkerInfo
-from fluster_bus.messages.labels import WORKER_LABEL, as_words, from_words, given_labels, parse_labels, with_own_name
-from fluster_bus.messages.resources import GIB
+from fluster_bus.messages.parts.labels import (
+    WORKER_LABEL,
+    as_words,
+    from_words,
+    given_labels,
+    parse_labels,
+    with_own_name,
+)
+from fluster_bus.messages.parts.resources import GIB
 from fluster_services.capacity import class_of, classes_covered, describe, fits, minus, misfit, needed, plus
 
 NS = Namespace("default")

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster_bus.errors import RevisionConflictError
-from fluster_bus.leadership import RENEWALS_PER_LEASE, Leadership, Standing
+from fluster_bus.core.errors import RevisionConflictError
 from fluster_bus.messages import Fence, Leader, Namespace
-from fluster_bus.tables import Row
-from fluster_services.controller import seat as seat_module
-from fluster_services.controller.seat import DeposedError, Seat
+from fluster_bus.storage.leadership import RENEWALS_PER_LEASE, Leadership, Standing
+from fluster_bus.storage.tables import Row
+from fluster_services.controller.leading import seat as seat_module
+from fluster_services.controller.leading.seat import DeposedError, Seat
 from tests.waiting import wait_until_async
 
 LEASE_S = 6.0

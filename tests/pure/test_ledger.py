@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluster_bus.messages import Capacity, Heartbeat, Namespace, ResourceConfig, WorkerId
-from fluster_bus.messages.resources import GIB
+from fluster_bus.messages.parts.resources import GIB
 from fluster_services.capacity import classes_covered, fits, needed
-from fluster_services.worker.ledger import Ledger
+from fluster_services.worker.attempts.ledger import Ledger
 
 TOTAL = Capacity(
     cpu=4, memory=1000, disk=100, device="gpu", variant="h100", devices=2, resources=(("license", 3.0), ("slot", 0.5))

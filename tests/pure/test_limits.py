@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fluster_services.worker.limits import (
+from fluster_services.worker.linux.limits import (
     Controller,
     Groups,
     Limits,

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluster_bus.messages import Capacity, WorkerId
-from fluster_services.controller.liveness import Liveness
+from fluster_services.controller.state.liveness import Liveness
 
 W1, W2 = WorkerId("w1"), WorkerId("w2")
 SOME, MORE = Capacity(cpu=1), Capacity(cpu=2)

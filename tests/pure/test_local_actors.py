@@ -12,7 +12,7 @@ import pytest
 
 from fluster.actors import ActorContext, actor, every, method
 from fluster.cluster import Cluster
-from fluster.cluster.portal import Portal
+from fluster.cluster.portal.portal import Portal
 from fluster.errors import (
     ActorFailedError,
     ActorGivenUpError,
@@ -21,7 +21,7 @@ from fluster.errors import (
     ActorTimeoutError,
 )
 from fluster.testing import FakeClock, LocalActors
-from fluster_bus.errors import ClosedError
+from fluster_bus.core.errors import ClosedError
 from fluster_bus.messages import Entrypoint, JobRequest
 
 TIMEOUT_S = 60.0

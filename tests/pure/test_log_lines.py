@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fluster.cli.log_lines import print_chunks
-from fluster.cluster.log_chunks import LastLines, LogChunk, chunks_of
-from fluster.cluster.stream_order import StreamOrder
+from fluster.cli.common.log_lines import print_chunks
+from fluster.cluster.jobs.log_chunks import LastLines, LogChunk, chunks_of
+from fluster.cluster.jobs.stream_order import StreamOrder
 from fluster_bus.messages import JobId, LogBatch, LogLine
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster_services.worker import log_position
-from fluster_services.worker.log_position import LogPosition
+from fluster_services.worker.contract import log_position
+from fluster_services.worker.contract.log_position import LogPosition
 
 LINES = [b"%d\n" % number for number in range(100)]
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fluster_bus import codec
-from fluster_bus.errors import InvalidMessageError
+from fluster_bus.core import codec
+from fluster_bus.core.errors import InvalidMessageError
 from fluster_bus.messages import (
     Capacity,
     Endpoint,
@@ -32,8 +32,8 @@ from fluster_bus.messages import (
 )
 from fluster_bus.messages.endpoints import MAX_METADATA_BYTES
 from fluster_bus.messages.jobs import MAX_ENTRYPOINT_BYTES, port_variable
-from fluster_bus.messages.origin import Origin
-from fluster_bus.messages.resources import (
+from fluster_bus.messages.parts.origin import Origin
+from fluster_bus.messages.parts.resources import (
     GIB,
     CpuConfig,
     GpuConfig,
@@ -41,7 +41,7 @@ from fluster_bus.messages.resources import (
     TpuConfig,
     parse_size,
 )
-from fluster_bus.messages.tpu import TPU_TOPOLOGIES, tpu_topology
+from fluster_bus.messages.parts.tpu import TPU_TOPOLOGIES, tpu_topology
 
 COMMAND = Entrypoint(command=("true",))
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from fluster_bus.errors import InvalidMessageError, InvalidNameError
+from fluster_bus.core.errors import InvalidMessageError, InvalidNameError
 from fluster_bus.messages import Namespace, NamespaceQuota, NamespaceRecord, NamespaceState
 
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from fluster.actors.outbox import Outbox, Reply
+from fluster.actors.server.outbox import Outbox, Reply
 from fluster.testing.memory_bus import MemoryBus
-from fluster_bus.objects import ObjectStore
+from fluster_bus.storage.objects import ObjectStore
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,8 @@ import pytest
 
 from fluster.errors import SupersededError
 from fluster_bus.messages import JobStatus
-from fluster_services.worker.attempt_directory import ExitRecord, TaskError
-from fluster_services.worker.outcome import outcome
+from fluster_services.worker.contract.attempt_directory import ExitRecord, TaskError
+from fluster_services.worker.contract.outcome import outcome
 
 
 def _exit(**fields: Any) -> ExitRecord:

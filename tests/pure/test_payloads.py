@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster_bus import codec, payloads, pickles
-from fluster_bus.errors import InvalidMessageError
-from fluster_bus.pickles import LARGE_BYTES, Pickled
+from fluster_bus.core import codec
+from fluster_bus.core.errors import InvalidMessageError
+from fluster_bus.payloads import payloads, pickles
+from fluster_bus.payloads.pickles import LARGE_BYTES, Pickled
 
 
 class Block:

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from fluster_bus.messages import JobId, Namespace
-from fluster_services.controller.books import JobKey
-from fluster_services.controller.pending_writes import PendingWrites
+from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.pending_writes import PendingWrites
 
 pytestmark = pytest.mark.anyio
 

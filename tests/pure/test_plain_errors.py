@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from fluster.actors.failures import traceback_of
+from fluster.actors.protocol.failures import traceback_of
 from fluster.cli.app import app, main
 from fluster.cli.jobs import outcome
 from fluster.worker_pool.runner import TaskRunner

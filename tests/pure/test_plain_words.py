@@ -22,12 +22,14 @@ _WORSE = re.compile(
 _CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 _NAMES = {"anybody"}  # a token of the subjects of those who need no credentials
 # The user of that name, in the recipe of images.
-_LEFT_OUT = {"services/fluster_services/worker/image_recipe.py"}
+_LEFT_OUT = {"services/fluster_services/worker/images/image_recipe.py"}
 
 
 def _pages() -> list[Path]:
     decisions = _ROOT / "docs" / "decisions"
-    pages = [_ROOT / "README.md", _ROOT / "benchmarks" / "README.md", *(_ROOT / "docs").rglob("*.md")]
+    pages = [_ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
+    for folder in ("docs", *_PACKAGES):
+        pages += (_ROOT / folder).rglob("*.md")
     return sorted(page for page in pages if decisions not in page.parents)
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster.actors.members import Member
-from fluster.actors.policies import ByKey, LeastOutstanding, Random, RoundRobin, policy_of
+from fluster.actors.protocol.members import Member
+from fluster.actors.protocol.policies import ByKey, LeastOutstanding, Random, RoundRobin, policy_of
 from fluster_bus.messages import EndpointId
 
 names = st.lists(st.text("abcdef0123456789", min_size=1, max_size=20), min_size=1, max_size=12, unique=True)

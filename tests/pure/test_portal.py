@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fluster.cluster.portal import Portal
-from fluster_bus.errors import ClosedError
+from fluster.cluster.portal.portal import Portal
+from fluster_bus.core.errors import ClosedError
 
 WAIT_S = 60.0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SUBJECTS = ROOT / "bus/fluster_bus/subjects.py"
+SUBJECTS = ROOT / "bus/fluster_bus/core/subjects.py"
 
 # What follows the namespace in a subject.
 _AREAS = "jobs|ensure|endpoints|watch|actors|logs|events|workers|heartbeats|capacity|dispatch"
@@ -90,7 +90,7 @@ def test_subjects_are_spelled_in_one_module() -> None:
         for line, text in _strings(ast.parse(path.read_text(encoding="utf-8")))
         if _spells_a_subject(text)
     ]
-    assert not spelled, "build subjects with fluster_bus.subjects:\n" + "\n".join(spelled)
+    assert not spelled, "build subjects with fluster_bus.core.subjects:\n" + "\n".join(spelled)
 
 
 _REQUIREMENTS = sorted((ROOT / "requirements").glob("*.txt"))

@@ -11,19 +11,24 @@ from typing import Any, TypeVar
 import pytest
 
 from fluster_bus.messages import Entrypoint, EnvironmentConfig, JobRequest, Namespace
-from fluster_bus.objects import ObjectStore
-from fluster_bus.secret_store import SecretStore
+from fluster_bus.storage.objects import ObjectStore
+from fluster_bus.storage.secret_store import SecretStore
 from fluster_services.config import WorkerLimits
-from fluster_services.worker.build_output import BuildError, BuildOutput
-from fluster_services.worker.environments import (
+from fluster_services.worker.attempts.preparation import (
+    Preparation,
+    PythonMismatchError,
+    _check_pickled_by,
+    _check_python,
+)
+from fluster_services.worker.contract.build_output import BuildError, BuildOutput
+from fluster_services.worker.contract.interpreters import without_interpreters_own
+from fluster_services.worker.contract.runtime import LaunchError
+from fluster_services.worker.environments.environments import (
     _PLAIN,
     Recipe,
     _read_lock,
     wants_environment,
 )
-from fluster_services.worker.interpreters import without_interpreters_own
-from fluster_services.worker.preparation import Preparation, PythonMismatchError, _check_pickled_by, _check_python
-from fluster_services.worker.runtime import LaunchError
 
 T = TypeVar("T")
 

@@ -5,11 +5,11 @@ import random
 import pytest
 
 from fluster_bus.messages import Endpoint, EndpointId, JobId, JobRecord, JobStatus, Namespace, TaskRecord, WorkerId
-from fluster_bus.messages.arrays import TaskArray
-from fluster_bus.tables import Row
+from fluster_bus.messages.parts.arrays import TaskArray
+from fluster_bus.storage.tables import Row
 from fluster_services import lifecycle
-from fluster_services.controller.books import Books, JobEntry, JobKey, record_key
-from fluster_services.controller.reconcile import is_stale, missing_tasks, next_records, why_attempt_is_over
+from fluster_services.controller.rules.reconcile import is_stale, missing_tasks, next_records, why_attempt_is_over
+from fluster_services.controller.state.books import Books, JobEntry, JobKey, record_key
 from tests.pure.recorded import recorded_job
 from tests.pure.test_books import NS, job_record, row
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster_services.controller.request_lines import LineLimits, RequestLines, Turn
+from fluster_services.controller.answers.request_lines import LineLimits, RequestLines, Turn
 
 FEW = LineLimits(at_once=2, max_waiting=3, max_waiting_bytes=100, patience_s=1.0)
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from fluster_bus.messages import JobId, Namespace
 from fluster_services.config import RecordLimits
-from fluster_services.controller.books import JobKey
-from fluster_services.controller.retention import Finished, RetentionPlan, ended_since
+from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.sweeps.retention import Finished, RetentionPlan, ended_since
 
 NS = Namespace("default")
 LIMITS = RecordLimits(kept_s=100, max_finished=3, kept_at_least_s=10, sure_after_s=0)

@@ -12,12 +12,12 @@ from fluster_bus.messages import (
     WorkerId,
     WorkerInfo,
 )
-from fluster_bus.tables import Row
+from fluster_bus.storage.tables import Row
 from fluster_services import capacity, lifecycle
-from fluster_services.controller.books import Books, record_key
-from fluster_services.controller.first_fit import FirstFit
-from fluster_services.controller.liveness import Liveness
-from fluster_services.controller.roster import Roster
+from fluster_services.controller.state.books import Books, record_key
+from fluster_services.controller.state.first_fit import FirstFit
+from fluster_services.controller.state.liveness import Liveness
+from fluster_services.controller.state.roster import Roster
 from tests.pure.recorded import recorded_job, registered_worker
 
 NAMESPACE = Namespace("default")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster_bus.devices import Devices
+from fluster_bus.core.devices import Devices
 from fluster_bus.messages import Capacity, Namespace, ResourceConfig
 from fluster_services.capacity import (
     class_of,
@@ -20,7 +20,7 @@ from fluster_services.capacity import (
     plus_all,
     times_fit,
 )
-from fluster_services.worker.ledger import Ledger
+from fluster_services.worker.attempts.ledger import Ledger
 
 GIB = 1 << 30
 NS = Namespace("default")

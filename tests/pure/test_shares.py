@@ -8,7 +8,7 @@ import pytest
 
 from fluster_bus.messages import Capacity, Namespace
 from fluster_bus.messages.namespaces import NamespaceQuota, NamespaceRecord
-from fluster_services.controller.shares import NOTHING, Amount, Shares
+from fluster_services.controller.state.shares import NOTHING, Amount, Shares
 
 A, B = Namespace("team-a"), Namespace("team-b")
 GIB = 1 << 30

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from fluster_bus.errors import DisconnectedError
+from fluster_bus.core.errors import DisconnectedError
 from fluster_services import daemon
 
 

@@ -8,7 +8,7 @@ from benchmarks.simulator.simulation import Simulation
 from benchmarks.simulator.workload import Workload
 from fluster_bus.messages import Capacity, JobRecord, JobStatus, TaskRecord
 from fluster_services import capacity, lifecycle
-from fluster_services.controller.books import JobKey
+from fluster_services.controller.state.books import JobKey
 
 
 class Checked(Simulation):

@@ -7,10 +7,10 @@ import tracemalloc
 import pytest
 
 from fluster_bus.messages import Entrypoint, JobId, JobRecord, JobRequest, JobStatus, Namespace, TaskError
-from fluster_bus.tables import Row
+from fluster_bus.storage.tables import Row
 from fluster_services import lifecycle
-from fluster_services.controller.books import Books, JobKey
-from fluster_services.controller.slim_records import (
+from fluster_services.controller.state.books import Books, JobKey
+from fluster_services.controller.state.slim_records import (
     is_left,
     is_slim_error,
     is_slim_request,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster_services.worker.spool import (
+from fluster_services.worker.contract.spool import (
     LineCutter,
     SpoolError,
     SpoolRecord,

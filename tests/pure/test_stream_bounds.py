@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster_bus.errors import NamespaceFullError, StorageError
-from fluster_bus.messages.jobs import MAX_REQUEST_BYTES
-from fluster_bus.objects import MAX_OBJECT_BYTES
-from fluster_bus.stream_bounds import (
+from fluster_bus.core.errors import NamespaceFullError, StorageError
+from fluster_bus.core.stream_bounds import (
     MAX_BUDGET_BYTES,
     MAX_CALL_BYTES,
     MIN_BUDGET_BYTES,
@@ -25,6 +23,8 @@ from fluster_bus.stream_bounds import (
     shares,
     stream_of,
 )
+from fluster_bus.messages.jobs import MAX_REQUEST_BYTES
+from fluster_bus.storage.objects import MAX_OBJECT_BYTES
 
 MIB, GIB = 1 << 20, 1 << 30
 GIVEN = st.dictionaries(

@@ -15,17 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster.actors import ActorContext, ActorStream, actor, frames, method
-from fluster.actors.cancellation import Cancellation
-from fluster.actors.definition import methods_of
-from fluster.actors.failures import encode_failure
-from fluster.actors.producer import Items, Producer
-from fluster.actors.reader import StreamReader
-from fluster.actors.windows import Produced, Read, Window
+from fluster.actors import ActorContext, ActorStream, actor, method
+from fluster.actors.definition.definition import methods_of
+from fluster.actors.protocol import frames
+from fluster.actors.protocol.cancellation import Cancellation
+from fluster.actors.protocol.failures import encode_failure
+from fluster.actors.protocol.windows import Produced, Read, Window
+from fluster.actors.results.reader import StreamReader
+from fluster.actors.server.producer import Items, Producer
 from fluster.errors import ActorTimeoutError, ConnectionLostError
 from fluster.testing import LocalActors
-from fluster_bus import codec
-from fluster_bus.errors import ClosedError, InvalidMessageError, ObjectNotFoundError
+from fluster_bus.core import codec
+from fluster_bus.core.errors import ClosedError, InvalidMessageError, ObjectNotFoundError
 
 TIMEOUT_S = 60
 

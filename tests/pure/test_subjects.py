@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster_bus import subjects
-from fluster_bus.errors import InvalidNameError
-from fluster_bus.names import MAX_NAME_LENGTH, check_name, check_namespace, unique_name
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import InvalidNameError
+from fluster_bus.core.names import MAX_NAME_LENGTH, check_name, check_namespace, unique_name
 
 NAMES = st.text(alphabet="abcXYZ019_-", min_size=1, max_size=MAX_NAME_LENGTH)
 BAD_NAMES = [

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fluster_services.worker.task_process import _unpickled
+from fluster_services.worker.task.task_process import _unpickled
 
 
 class _Importing:

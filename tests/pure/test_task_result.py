@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from fluster.progress_file import make_progress_pipe
-from fluster_services.worker import task_result
-from fluster_services.worker.attempt_directory import RESULT_FILE, RESULT_WORD_FILE
-from fluster_services.worker.pipe_words import PipeWords
-from fluster_services.worker.task_result import MAX_JSON_BYTES, find_result, keep_result
+from fluster_services.worker.contract.attempt_directory import RESULT_FILE, RESULT_WORD_FILE
+from fluster_services.worker.task import task_result
+from fluster_services.worker.task.pipe_words import PipeWords
+from fluster_services.worker.task.task_result import MAX_JSON_BYTES, find_result, keep_result
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluster.actors import ActorContext, every
-from fluster.actors.clock import Alarm
-from fluster.actors.definition import methods_of
-from fluster.actors.frames import Moment
-from fluster.actors.timers import Every, Schedule, Timer, timers_of
+from fluster.actors.definition.definition import methods_of
+from fluster.actors.definition.timers import Every, Schedule, Timer, timers_of
+from fluster.actors.protocol.clock import Alarm
+from fluster.actors.protocol.frames import Moment
 
 
 class Beating:

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster_bus.address import BusAddress
-from fluster_bus.errors import CredentialsError, InvalidNameError
-from fluster_bus.roles import Permissions, Role
+from fluster_bus.access.address import BusAddress
+from fluster_bus.access.claims import read_user_token
+from fluster_bus.access.keys import Key, KeyKind
+from fluster_bus.core.errors import CredentialsError, InvalidNameError
+from fluster_bus.core.roles import Permissions, Role
 from fluster_bus.trust.authority import Authority
-from fluster_bus.trust.claims import read_user_token
-from fluster_bus.trust.keys import Key, KeyKind
 from fluster_bus.trust.signer import Identity
 from fluster_bus.trust.tokens import user_token
 

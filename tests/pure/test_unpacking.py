@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fluster.cluster.workspace_limits import WORKSPACE_LIMITS, WorkspaceLimits
-from fluster_services.worker.unpacking import (
+from fluster.cluster.workspaces.workspace_limits import WORKSPACE_LIMITS, WorkspaceLimits
+from fluster_services.worker.environments.unpacking import (
     ArchiveBrokenError,
     CompressionRatioError,
     TooLargeError,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fluster_bus.messages import JobId, JobRequest, Namespace, WorkerId
-from fluster_bus.messages.images import UsedImage, digest_of, engine_name, split_name
 from fluster_bus.messages.jobs import Entrypoint, JobStatus
+from fluster_bus.messages.parts.images import UsedImage, digest_of, engine_name, split_name
 from fluster_services import lifecycle
 
 A, B = (f"sha256:{letter * 64}" for letter in "ab")

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from fluster_bus.address import BusAddress
-from fluster_bus.devices import Devices
-from fluster_bus.errors import InvalidNameError
+from fluster_bus.access.address import BusAddress
+from fluster_bus.core.devices import Devices
+from fluster_bus.core.errors import InvalidNameError
 from fluster_bus.messages import Capacity, Namespace, WorkerId
 from fluster_services.vm import ClusterToJoin, DockerBackend, LocalBackend, VMError, output
 from fluster_services.vm.container import OWN_MEMORY, User, create_body, folders_tar, user_of_vms, vm_container
@@ -27,10 +27,10 @@ from fluster_services.vm.gpus import GpuStock
 from fluster_services.vm.output import Output
 from fluster_services.vm.owners import is_gone, own_mark
 from fluster_services.vm.sizes import sized, usual_size
-from fluster_services.worker.container import NOBODY, Libraries
+from fluster_services.worker.contract.container import NOBODY, Libraries
 
 if TYPE_CHECKING:
-    from fluster_bus.bus import Bus
+    from fluster_bus.connection.bus import Bus
 
 USUAL = Capacity(cpu=4, memory=1 << 30)
 

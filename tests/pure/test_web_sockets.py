@@ -10,7 +10,7 @@ from pathlib import Path
 _SOON = """
 import sys
 from fluster.later import import_later, import_now
-from fluster_services.own_imports import import_own
+from fluster_services.forking.own_imports import import_own
 
 import_later("nats")
 {importing}
@@ -29,7 +29,7 @@ except Exception as error:
 
 _OTHERS = """
 import importlib, sys, threading
-from fluster_bus.web_sockets import without_web_sockets
+from fluster_bus.connection.web_sockets import without_web_sockets
 
 with without_web_sockets():
     thread = threading.Thread(target=importlib.import_module, args=["aiohttp"])
@@ -41,7 +41,7 @@ print(nats.aio.transport.aiohttp.ClientSession, nats.aio.transport.multidict.CIM
 
 _NOT_INSTALLED = """
 import sys
-from fluster_bus.web_sockets import without_web_sockets
+from fluster_bus.connection.web_sockets import without_web_sockets
 
 class Nowhere:
     def find_spec(self, name, path=None, target=None):
@@ -60,7 +60,7 @@ print(nats.aio.transport.aiohttp)
 
 _FINDERS_CHANGED = """
 import sys
-from fluster_bus.web_sockets import without_web_sockets
+from fluster_bus.connection.web_sockets import without_web_sockets
 
 before = list(sys.meta_path)
 with without_web_sockets():

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster_bus import wire
-from fluster_bus.delivery import Delivery
-from fluster_bus.wire import Info, Message, Parser, Ping, Pong, ProtocolError, Refusal, Said
+from fluster_bus.core.delivery import Delivery
+from fluster_bus.direct import wire
+from fluster_bus.direct.wire import Info, Message, Parser, Ping, Pong, ProtocolError, Refusal, Said
 
 TOKENS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=12)
 SUBJECTS = st.lists(TOKENS, min_size=1, max_size=4).map(".".join)

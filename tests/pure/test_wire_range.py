@@ -2,8 +2,8 @@
 
 import pytest
 
-from fluster_bus.errors import BusyError, ServiceError, WireVersionError, service_error
-from fluster_bus.messages.wire_range import SPOKEN, WireRange, why_apart
+from fluster_bus.core.errors import BusyError, ServiceError, WireVersionError, service_error
+from fluster_bus.messages.parts.wire_range import SPOKEN, WireRange, why_apart
 from fluster_bus.messages.workers import WorkerInfo
 
 

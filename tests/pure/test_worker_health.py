@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluster_services.config import DiskLimits
-from fluster_services.worker.health import (
+from fluster_services.worker.contract.health import (
     DiskUse,
     Filler,
     Health,
@@ -17,7 +17,7 @@ from fluster_services.worker.health import (
     is_workers_fault,
     who_filled,
 )
-from fluster_services.worker.runtime import LaunchError, WorkerFaultError
+from fluster_services.worker.contract.runtime import LaunchError, WorkerFaultError
 
 GIB = 1 << 30
 WELL = Look("/state", free_bytes=GIB)

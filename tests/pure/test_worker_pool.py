@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fluster.actors import ActorFuture
-from fluster.actors.failures import decode_failure
+from fluster.actors.protocol.failures import decode_failure
 from fluster.errors import ConnectionLostError
 from fluster.worker_pool.dispatch import AHEAD_S, MAX_AHEAD, Dispatch, Loss
 from fluster.worker_pool.pace import CHUNK_S, MAX_ITEMS, Pace
@@ -19,7 +19,8 @@ from fluster.worker_pool.runner import TaskRunner
 from fluster.worker_pool.tasks import Bundle, Task, TaskQueue
 from fluster.worker_pool.tickets import BundleTicket
 from fluster.worker_pool.work import Batch, Block, Outcome, Slice, blocks_of
-from fluster_bus import codec, payloads
+from fluster_bus.core import codec
+from fluster_bus.payloads import payloads
 
 
 class World:

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fluster.cluster.workspace import pack
-from fluster.cluster.workspace_limits import WORKSPACE_LIMITS
+from fluster.cluster.workspaces.workspace import pack
+from fluster.cluster.workspaces.workspace_limits import WORKSPACE_LIMITS
 from fluster.errors import WorkspaceError
-from fluster_services.worker.unpacking import unpack
+from fluster_services.worker.environments.unpacking import unpack
 
 
 def _fill(folder: Path, files: Mapping[str, str]) -> Path:

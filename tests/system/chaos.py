@@ -19,10 +19,10 @@ import psutil
 
 from fluster import Cluster, FlusterError
 from fluster.actors import ActorPool
-from fluster_bus.address import BusAddress
+from fluster_bus.access.address import BusAddress
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobId
-from fluster_bus.roles import Role
-from fluster_services.worker.cgroups import Enforcement
+from fluster_services.worker.linux.cgroups import Enforcement
 from tests.cable import Cable
 from tests.system.daemons import Daemons
 from tests.system.nursery import Nursery

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from fluster_services.worker.limits import find_controllers
+from fluster_services.worker.linux.limits import find_controllers
 from tests import optional
 from tests.waiting import wait_until
 

@@ -15,13 +15,13 @@ from typing import Any, Self
 import pytest
 
 from fluster.cluster import Cluster
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import Capacity, Namespace, WorkerId
-from fluster_bus.messages.resources import GIB
-from fluster_bus.roles import Role
+from fluster_bus.messages.parts.resources import GIB
 from fluster_bus.server import EmbeddedServer
 from fluster_services.config import LOCAL_TIMING, Timing
 from fluster_services.controller.controller import ControllerConfig
-from fluster_services.worker.config import WorkerConfig
+from fluster_services.worker.contract.config import WorkerConfig
 from tests.system.processes import Family
 
 DEFAULT = Namespace("default")

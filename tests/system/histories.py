@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 
 from fluster.cluster import Cluster
-from fluster_bus import subjects
-from fluster_bus.feeds import Feed
+from fluster_bus.core import subjects
 from fluster_bus.messages import Event, JobInfo, JobStatus
+from fluster_bus.storage.feeds import Feed
 from tests.waiting import wait_until
 
 

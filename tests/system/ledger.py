@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fluster.cluster import Cluster
-from fluster_bus import subjects
+from fluster_bus.core import subjects
 from fluster_bus.messages import Event, JobId, JobInfo, JobRequest, JobStatus, ResourceConfig
 from tests.system.histories import check_history
 from tests.system.job_requests import call

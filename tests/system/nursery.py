@@ -36,7 +36,7 @@ class Nursery:
     """The controllers of a cluster by name, killed and started again."""
 
     def __init__(self, daemons: Daemons) -> None:
-        from fluster_bus.roles import Role
+        from fluster_bus.core.roles import Role
 
         self._daemons = daemons
         self._address = daemons.server.credentials(Role.SERVICE)

@@ -19,15 +19,15 @@ import pytest
 from anyio.abc import Process
 
 from fluster_services.config import DiskLimits
-from fluster_services.worker.attempt_directory import ExitRecord, LaunchSpec, to_json
-from fluster_services.worker.container import STATE_LABEL, ContainerSettings
-from fluster_services.worker.docker_runtime import DockerRuntime
-from fluster_services.worker.engine import find_api_version
-from fluster_services.worker.process_runtime import ProcessRuntime
-from fluster_services.worker.process_task import ProcessTask
-from fluster_services.worker.runtime import Exited
-from fluster_services.worker.spool import SpoolRecord
-from fluster_services.worker.template import TemplateHandle
+from fluster_services.worker.contract.attempt_directory import ExitRecord, LaunchSpec, to_json
+from fluster_services.worker.contract.container import STATE_LABEL, ContainerSettings
+from fluster_services.worker.contract.runtime import Exited
+from fluster_services.worker.contract.spool import SpoolRecord
+from fluster_services.worker.engine.engine import find_api_version
+from fluster_services.worker.keeper.template import TemplateHandle
+from fluster_services.worker.runtimes.docker_runtime import DockerRuntime
+from fluster_services.worker.runtimes.process_runtime import ProcessRuntime
+from fluster_services.worker.runtimes.process_task import ProcessTask
 from tests.docker_engine import Engine
 from tests.waiting import wait_until_async
 
@@ -40,7 +40,7 @@ import importlib, socket, sys
 import cloudpickle
 for name in sys.argv[3:]:
     importlib.import_module(name)
-from fluster_services.worker.template import _Template
+from fluster_services.worker.keeper.template import _Template
 owner_fd = int(sys.argv[2])
 _Template(socket.socket(fileno=int(sys.argv[1])), owner_fd if owner_fd >= 0 else None).run()
 """
@@ -48,9 +48,9 @@ _Template(socket.socket(fileno=int(sys.argv[1])), owner_fd if owner_fd >= 0 else
 WORKER = """
 import asyncio, json, sys
 from pathlib import Path
-from fluster_services.worker.attempt_directory import LaunchSpec, from_json
-from fluster_services.worker.container import ContainerSettings
-from fluster_services.worker.template import start_template
+from fluster_services.worker.contract.attempt_directory import LaunchSpec, from_json
+from fluster_services.worker.contract.container import ContainerSettings
+from fluster_services.worker.keeper.template import start_template
 from tests.system.runtime_site import make_runtime
 
 async def main(template):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fluster import ActorContext, ActorDiedError, ActorPool, LocalCluster, actor, deploy, method
-from fluster_bus.names import unique_name
+from fluster_bus.core.names import unique_name
 from tests.system.processes import Family
 from tests.waiting import wait_until
 

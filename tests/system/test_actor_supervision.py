@@ -25,8 +25,8 @@ from fluster import (
 )
 from fluster.actors import MemberState
 from fluster.cluster import Cluster
+from fluster_bus.core.names import unique_name
 from fluster_bus.messages import WorkerId
-from fluster_bus.names import unique_name
 from tests.system.daemons import PATIENT, QUICK, Daemons
 from tests.system.processes import Family
 from tests.waiting import wait_until

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fluster import ActorContext, LocalCluster, actor, deploy, every
-from fluster_bus.names import unique_name
+from fluster_bus.core.names import unique_name
 from tests.waiting import wait_until
 
 

@@ -34,8 +34,8 @@ from fluster import (
     current_task,
     deploy,
 )
-from fluster_bus import codec
-from fluster_bus.names import unique_name
+from fluster_bus.core import codec
+from fluster_bus.core.names import unique_name
 from tests.system.job_requests import call
 from tests.system.processes import Family
 from tests.waiting import wait_until

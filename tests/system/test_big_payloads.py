@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from fluster import ActorPool, Entrypoint, JobRequest, LocalCluster, Ref, WorkerPool, actor, deploy
-from fluster_bus import arenas
-from fluster_bus.names import unique_name
+from fluster_bus.core.names import unique_name
+from fluster_bus.payloads import arenas
 from tests.waiting import wait_until
 
 PATIENCE_S = 60.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fluster_bus.messages import Capacity, JobStatus, ResourceConfig
-from fluster_bus.messages.resources import GIB
+from fluster_bus.messages.parts.resources import GIB
 from tests.system.daemons import PATIENT, Daemons
 from tests.system.job_requests import command, texts, wait_ready
 from tests.system.processes import Family

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from fluster import Cluster, actor, deploy
-from fluster_bus import subjects
+from fluster_bus.core import subjects
 from fluster_bus.messages import JobInfo
-from fluster_bus.streams import endpoints_table
+from fluster_bus.storage.streams import endpoints_table
 from fluster_services.config import Timing
-from fluster_services.worker.attempt_directory import directory_name
-from fluster_services.worker.limits import group_name
+from fluster_services.worker.contract.attempt_directory import directory_name
+from fluster_services.worker.linux.limits import group_name
 from tests.cable import laid
 from tests.system.chaos import CLOCKS, PINGS, Chaos, Waits, mounts_below
 from tests.system.daemons import DEFAULT, Daemons

@@ -15,7 +15,7 @@ import pytest
 
 from fluster.actors import ActorServer, deploy
 from fluster.cluster import LocalCluster
-from fluster_bus.address import BusAddress
+from fluster_bus.access.address import BusAddress
 from fluster_bus.messages import JobId, JobStatus
 from tests.system.job_requests import call
 from tests.system.processes import Family

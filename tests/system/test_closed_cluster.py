@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fluster.cluster import Cluster, LocalCluster
-from fluster_bus.errors import ClosedError
+from fluster_bus.core.errors import ClosedError
 from fluster_bus.messages import JobId
 from tests.system.job_requests import command, sleeper
 

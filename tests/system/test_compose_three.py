@@ -17,8 +17,8 @@ PATIENCE_S = 90
 
 COPIES = """
 import asyncio
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
+from fluster_bus.access.address import BusAddress
+from fluster_bus.connection.bus import Bus
 
 async def main():
     bus = await Bus.connect(BusAddress.from_environment(), name="test")

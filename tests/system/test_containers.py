@@ -10,12 +10,12 @@ import psutil
 import pytest
 
 from fluster_bus.messages import JobStatus
-from fluster_services.worker import docker_runtime
-from fluster_services.worker.container import STATE_LABEL
-from fluster_services.worker.limits import Limits
-from fluster_services.worker.outcome import outcome
-from fluster_services.worker.process_task import ProcessTask
-from fluster_services.worker.runtime import LaunchError
+from fluster_services.worker.contract.container import STATE_LABEL
+from fluster_services.worker.contract.outcome import outcome
+from fluster_services.worker.contract.runtime import LaunchError
+from fluster_services.worker.linux.limits import Limits
+from fluster_services.worker.runtimes import docker_runtime
+from fluster_services.worker.runtimes.process_task import ProcessTask
 from tests.docker_engine import Engine, OwnEngine
 from tests.system.runtime_site import PATIENCE_S, Site, end_of, make_runtime, read_all, texts, wait_for_line
 from tests.waiting import wait_until_async

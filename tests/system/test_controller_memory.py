@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from fluster_bus.messages import Capacity, ResourceConfig
-from fluster_bus.messages.resources import GIB
+from fluster_bus.messages.parts.resources import GIB
 from tests.system.daemons import Daemons
 from tests.system.job_requests import call
 from tests.system.processes import Family

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from fluster import Cluster, Entrypoint, JobRequest
 from fluster.cli.app import app
 from fluster.cli.daemons import CONTROLLER_SETTINGS, WORKER_SETTINGS
-from fluster_bus.errors import BusError
+from fluster_bus.core.errors import BusError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobStatus
-from fluster_bus.messages.labels import given_labels
-from fluster_bus.roles import Role
+from fluster_bus.messages.parts.labels import given_labels
 from fluster_bus.server import EmbeddedServer
 from tests.system.processes import Family
 from tests.waiting import wait_until

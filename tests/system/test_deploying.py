@@ -28,7 +28,7 @@ from fluster import (
     current_cluster,
     deploy,
 )
-from fluster_bus.names import JobId, unique_name
+from fluster_bus.core.names import JobId, unique_name
 from tests.system.job_requests import call
 from tests.system.processes import Family
 from tests.waiting import wait_until

@@ -11,9 +11,9 @@ import pytest
 
 from fluster.cluster import Cluster, LocalCluster
 from fluster.errors import WorkerNotFoundError
-from fluster_bus.errors import CredentialsError
+from fluster_bus.core.errors import CredentialsError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobStatus, WorkerId, WorkerStatus
-from fluster_bus.roles import Role
 from fluster_services.vm import LocalBackend
 from tests.system.daemons import DEFAULT, PATIENT, Daemons
 from tests.system.job_requests import command, sleeper, wait_ready

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fluster import ActorContext, ActorDiedError, ActorPool, LocalCluster, actor, deploy
-from fluster_bus.names import unique_name
+from fluster_bus.core.names import unique_name
 from tests.system.processes import Family
 from tests.waiting import wait_until
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from fluster_services.worker import environment_images
-from fluster_services.worker.build_output import BuildError, BuildOutput
-from fluster_services.worker.container import OWN_MINOR, ContainerSettings
-from fluster_services.worker.engine import EngineError, find_api_version
-from fluster_services.worker.environment_images import EnvironmentImages
-from fluster_services.worker.environments import Needs
-from fluster_services.worker.image_recipe import KEY_LABEL
+from fluster_services.worker.contract.build_output import BuildError, BuildOutput
+from fluster_services.worker.contract.container import OWN_MINOR, ContainerSettings
+from fluster_services.worker.engine.engine import EngineError, find_api_version
+from fluster_services.worker.environments.environments import Needs
+from fluster_services.worker.images import environment_images
+from fluster_services.worker.images.environment_images import EnvironmentImages
+from fluster_services.worker.images.image_recipe import KEY_LABEL
 from tests.docker_engine import Engine, OwnEngine
 from tests.system.built_images import left_of_builds, no_built_images
 from tests.system.package_index import PackageIndex

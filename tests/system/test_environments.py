@@ -29,8 +29,8 @@ from fluster_bus.messages import (
     JobStatus,
     create_environment,
 )
-from fluster_services.worker.build_output import BuildError
-from fluster_services.worker.uv import find_uv
+from fluster_services.worker.contract.build_output import BuildError
+from fluster_services.worker.environments.uv import find_uv
 from tests.system.job_requests import call, command, texts
 from tests.system.processes import Family
 from tests.system.wheels import make_wheel
@@ -177,7 +177,7 @@ def test_a_workspace_that_is_not_stored_is_told(site: LocalCluster) -> None:
 
 def test_a_stored_file_that_is_no_workspace_is_told(site: LocalCluster) -> None:
     async def put(data: bytes) -> str:
-        from fluster_bus.objects import ObjectStore
+        from fluster_bus.storage.objects import ObjectStore
 
         return await ObjectStore(site.asynchronous.bus, site.namespace).put(data)
 

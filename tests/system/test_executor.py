@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from fluster import ActorDiedError, LocalCluster, WorkerPool
-from fluster_bus.errors import ClosedError
+from fluster_bus.core.errors import ClosedError
 from tests.waiting import wait_until
 
 PATIENCE_S = 60.0

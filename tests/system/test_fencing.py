@@ -14,12 +14,12 @@ import psutil
 import pytest
 
 from fluster.cluster import Cluster
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.fence_clock import fence_clock
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
 from fluster_bus.messages import AttemptList, Done, JobId, JobStatus, WorkerId
+from fluster_bus.running.fence_clock import fence_clock
 from fluster_services.config import Timing
-from fluster_services.worker.attempt_directory import SPEC_FILE
+from fluster_services.worker.contract.attempt_directory import SPEC_FILE
 from tests.system.daemons import QUICK, Daemons
 from tests.system.job_requests import command, wait_ready
 from tests.system.processes import Family

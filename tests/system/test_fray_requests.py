@@ -12,8 +12,8 @@ from fray import types as fray
 from rigging.timing import Duration
 
 from fluster.integrations.fray import requests
+from fluster_bus.core.names import MAX_NAME_LENGTH, check_name
 from fluster_bus.messages import EnvironmentConfig, GpuConfig, TpuConfig
-from fluster_bus.names import MAX_NAME_LENGTH, check_name
 
 NONE = EnvironmentConfig()
 

@@ -10,7 +10,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
 from fluster import Entrypoint, JobRequest, LocalCluster, LogContext, deploy
-from fluster_bus.names import unique_name
+from fluster_bus.core.names import unique_name
 
 
 def where_am_i() -> tuple[str | None, int, str]:

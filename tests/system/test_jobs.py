@@ -19,7 +19,7 @@ import pytest
 
 from fluster.cluster import AsyncCluster, Cluster, LocalCluster
 from fluster.errors import JobFailedError, JobNotFoundError, JobRefusedError, JobTimeoutError
-from fluster_bus.errors import CredentialsError, InvalidNameError, MessageTooLargeError
+from fluster_bus.core.errors import CredentialsError, InvalidNameError, MessageTooLargeError
 from fluster_bus.messages import (
     Entrypoint,
     EnvironmentConfig,

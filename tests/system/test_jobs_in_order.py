@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fluster.cluster import LocalCluster
+from fluster_bus.core.names import unique_name
 from fluster_bus.messages import JobId, JobRequest, JobStatus, ResourceConfig
-from fluster_bus.names import unique_name
 from tests.system.job_requests import call, command, sleeper, wait_ready
 from tests.system.processes import Family
 from tests.system.test_cli import Cli

@@ -11,8 +11,8 @@ from typing import NoReturn
 from pydantic import BaseModel
 
 from fluster import LocalCluster, actor, deploy
-from fluster_bus import subjects
-from fluster_bus.names import unique_name
+from fluster_bus.core import subjects
+from fluster_bus.core.names import unique_name
 from tests.system.test_cli import Cli
 from tests.waiting import wait_until
 

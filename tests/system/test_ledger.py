@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from fluster.cluster import Cluster
-from fluster_bus import subjects
+from fluster_bus.core import subjects
 from fluster_bus.messages import JobStatus
-from fluster_bus.streams import leaders_table
+from fluster_bus.storage.streams import leaders_table
 from fluster_services.config import Timing
 from tests.system.daemons import Daemons
 from tests.system.histories import check_history

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fluster_bus.fence_clock import fence_clock
-from fluster_services.worker.processes import leftovers
+from fluster_bus.running.fence_clock import fence_clock
+from fluster_services.worker.linux.processes import leftovers
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere nothing tells")
 NOBODY = 1 << 30  # no process has this number

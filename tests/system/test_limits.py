@@ -16,8 +16,8 @@ from fluster.actors import actor, deploy
 from fluster.cluster import Cluster, LocalCluster
 from fluster.errors import ActorDiedError, ClusterStartError
 from fluster_bus.messages import Capacity, JobStatus, ResourceConfig, WorkerId
-from fluster_services.worker.attempt_directory import KEEPER_FILE, read_json_lines
-from fluster_services.worker.limits import group_name
+from fluster_services.worker.contract.attempt_directory import KEEPER_FILE, read_json_lines
+from fluster_services.worker.linux.limits import group_name
 from tests import optional
 from tests.system.daemons import PATIENT, Daemons
 from tests.system.job_requests import call, command, texts, wait_ready
@@ -28,7 +28,9 @@ PATIENCE_S = 60
 MIB = 1 << 20
 
 # In a process of its own: where there is only version 2, it moves into a group below the one it was started in.
-_MISSING = "from fluster_services.worker.cgroups import find_enforcer; print(*find_enforcer('auto').missing.items())"
+_MISSING = (
+    "from fluster_services.worker.linux.cgroups import find_enforcer; print(*find_enforcer('auto').missing.items())"
+)
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +195,7 @@ def test_a_group_that_is_in_use_for_a_moment_is_not_left(enforced: None, tmp_pat
 def test_asked_for_in_vain_it_does_not_start(monkeypatch: pytest.MonkeyPatch, family: Family, tmp_path: Path) -> None:
     broken = tmp_path / "sitecustomize.py"
     broken.write_text(
-        "import fluster_services.worker.cgroups as c\nc._controllers = lambda: ({}, {'cpu': 'for a test'})\n"
+        "import fluster_services.worker.linux.cgroups as c\nc._controllers = lambda: ({}, {'cpu': 'for a test'})\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     with pytest.raises(ClusterStartError, match=r"no cpu: for a test.*do not ask"):

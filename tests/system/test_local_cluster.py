@@ -25,9 +25,9 @@ from fluster.actors import actor, deploy
 from fluster.cli.app import app
 from fluster.cluster import Cluster, LocalCluster
 from fluster.errors import ClusterStartError, JobNotFoundError
-from fluster_bus import subjects
-from fluster_bus.address import BusAddress
-from fluster_bus.errors import CredentialsError, InvalidNameError, ServiceError
+from fluster_bus.access.address import BusAddress
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import CredentialsError, InvalidNameError, ServiceError
 from fluster_bus.messages import EnvironmentConfig, JobStatus
 from tests.system.job_requests import call, command, sleeper, texts, wait_ready
 from tests.system.processes import Family

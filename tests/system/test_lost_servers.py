@@ -15,10 +15,10 @@ import pytest
 from nats.js.api import StreamInfo
 
 from fluster.cluster import Cluster
-from fluster_bus import subjects
-from fluster_bus.errors import BusError
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import BusError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobStatus
-from fluster_bus.roles import Role
 from fluster_services.config import Timing
 from tests.server_group import ServerGroup, group_of_servers
 from tests.system.daemons import DEFAULT, Daemons

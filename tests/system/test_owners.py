@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from fluster import Cluster, JobStatus
-from fluster_bus import subjects
-from fluster_bus.delivery import Delivery
+from fluster_bus.core import subjects
+from fluster_bus.core.delivery import Delivery
 from tests.system.daemons import PATIENT, Daemons
 from tests.system.processes import Family
 from tests.waiting import wait_until

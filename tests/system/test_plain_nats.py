@@ -13,8 +13,8 @@ from nats.aio.msg import Msg
 from nats.js.kv import KeyValue
 
 from fluster.cluster import LocalCluster
-from fluster_bus.messages.resources import MIB
-from fluster_bus.version import VERSION
+from fluster_bus.core.version import VERSION
+from fluster_bus.messages.parts.resources import MIB
 
 pytestmark = pytest.mark.anyio
 

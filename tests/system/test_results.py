@@ -21,7 +21,7 @@ from fluster.errors import (
     RemoteError,
 )
 from fluster_bus.messages import JobId, JobStatus
-from fluster_services.worker import task_result
+from fluster_services.worker.task import task_result
 from tests.system.daemons import PATIENT, Daemons
 from tests.system.job_requests import call, command, sleeper, wait_ready
 from tests.system.processes import Family

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from fluster.cluster import Cluster
-from fluster.cluster.worker_calls import ask_worker
+from fluster.cluster.jobs.worker_calls import ask_worker
 from fluster.errors import JobRefusedError, WorkerNotFoundError
-from fluster_bus.errors import CredentialsError
+from fluster_bus.core.errors import CredentialsError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import (
     AttemptList,
     Done,
@@ -25,7 +26,6 @@ from fluster_bus.messages import (
     ResourceConfig,
     WorkerId,
 )
-from fluster_bus.roles import Role
 from tests.system.daemons import DEFAULT, PATIENT, Daemons, operated  # noqa: F401 - a fixture
 from tests.system.job_requests import command, sleeper, texts, wait_ready
 from tests.system.processes import Family

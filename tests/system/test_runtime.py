@@ -16,12 +16,12 @@ import psutil
 import pytest
 
 from fluster.errors import RemoteError
-from fluster_bus.fence_clock import fence_clock
-from fluster_services.worker.cgroups import Enforcer
-from fluster_services.worker.limits import Controller, Limits
-from fluster_services.worker.process_runtime import ProcessRuntime
-from fluster_services.worker.runtime import AlreadyStartedError, LaunchError
-from fluster_services.worker.template import TemplateHandle
+from fluster_bus.running.fence_clock import fence_clock
+from fluster_services.worker.contract.runtime import AlreadyStartedError, LaunchError
+from fluster_services.worker.keeper.template import TemplateHandle
+from fluster_services.worker.linux.cgroups import Enforcer
+from fluster_services.worker.linux.limits import Controller, Limits
+from fluster_services.worker.runtimes.process_runtime import ProcessRuntime
 from tests.system.runtime_site import (
     PATIENCE_S,
     Site,

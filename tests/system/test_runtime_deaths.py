@@ -12,9 +12,9 @@ import anyio
 import psutil
 import pytest
 
-from fluster_services.worker import process_task
-from fluster_services.worker.process_runtime import ProcessRuntime
-from fluster_services.worker.template import TemplateDiedError, start_template
+from fluster_services.worker.keeper.template import TemplateDiedError, start_template
+from fluster_services.worker.runtimes import process_task
+from fluster_services.worker.runtimes.process_runtime import ProcessRuntime
 from tests.system.runtime_site import PATIENCE_S, Site, Templates, end_of, marked, read_all, texts, wait_for_line
 from tests.waiting import wait_until_async
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fluster.cluster import LocalCluster
-from fluster_bus import subjects
+from fluster_bus.core import subjects
 from fluster_bus.messages import EnvironmentConfig, JobId, JobRequest, JobStatus
 from tests.system.job_requests import command, texts
 from tests.waiting import wait_until

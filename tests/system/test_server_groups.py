@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fluster.cluster import Cluster
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobStatus
-from fluster_bus.roles import Role
 from fluster_services.config import Timing
 from tests.server_group import group_of_servers
 from tests.system.daemons import DEFAULT, Daemons

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fluster import Cluster, Entrypoint, JobRequest, JobStatus
-from fluster_bus.errors import BusError, CredentialsError, FlusterError
+from fluster_bus.core.errors import BusError, CredentialsError, FlusterError
 from fluster_bus.server import find_binary
 from tests.doc_pages import blocks
 from tests.system.processes import Family

@@ -18,7 +18,7 @@ from fluster import ActorPool, Cluster, LocalCluster, current_cluster, deploy
 from fluster.cluster import current
 from fluster.cluster.local import open_local_cluster
 from fluster.errors import ClusterStartError
-from fluster_bus.errors import NoAddressError
+from fluster_bus.core.errors import NoAddressError
 from tests.system.processes import Family
 
 _COMMAND = [sys.executable, "-c", "from fluster.cli import main; main()"]

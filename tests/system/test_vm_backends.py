@@ -10,11 +10,11 @@ import psutil
 import pytest
 
 from fluster.cluster import AsyncCluster
-from fluster_bus import subjects
-from fluster_bus.errors import NoRespondersError
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import NoRespondersError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import Capacity, DrainReply, DrainRequest, JobStatus, WorkerId
-from fluster_bus.roles import Role
-from fluster_bus.streams import workers_table
+from fluster_bus.storage.streams import workers_table
 from fluster_services.vm import (
     DockerBackend,
     LocalBackend,

@@ -23,7 +23,7 @@ from fluster import (
     current_task,
     deploy,
 )
-from fluster_bus import arenas
+from fluster_bus.payloads import arenas
 from tests.system.either_cluster import CPUS, EitherCluster
 from tests.system.job_requests import call, command, texts, wait_ready
 

@@ -66,7 +66,7 @@ def test_a_command_runs_where_it_was_typed(submit: Submit, tmp_path: Path) -> No
 
 
 def test_a_folder_that_the_worker_does_not_see_is_told(cluster: LocalCluster, tmp_path: Path) -> None:
-    from fluster_bus.messages.origin import Origin
+    from fluster_bus.messages.parts.origin import Origin
 
     here = Origin.here(folder=tmp_path)
     elsewhere = here.model_copy(update={"inode": here.inode + 1})

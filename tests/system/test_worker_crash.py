@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from fluster.cluster.client import AsyncCluster
-from fluster_bus.bus import Bus
-from fluster_bus.errors import DisconnectedError
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core.errors import DisconnectedError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import Capacity, JobStatus, WorkerId
-from fluster_bus.messages.resources import GIB
-from fluster_bus.roles import Role
-from fluster_services.worker.config import WorkerConfig
-from fluster_services.worker.draining import Draining
-from fluster_services.worker.process_runtime import ProcessRuntime
-from fluster_services.worker.template import TemplateHandle
+from fluster_bus.messages.parts.resources import GIB
+from fluster_services.worker.contract.config import WorkerConfig
+from fluster_services.worker.keeper.template import TemplateHandle
+from fluster_services.worker.presence.draining import Draining
+from fluster_services.worker.runtimes.process_runtime import ProcessRuntime
 from fluster_services.worker.worker import Worker
 from tests.system.daemons import DEFAULT, PATIENT, Daemons
 from tests.system.job_requests import command

@@ -34,9 +34,9 @@ from fluster import (
 )
 from fluster.actors import ActorHandle
 from fluster.worker_pool import PoolStatus
-from fluster_bus import objects
-from fluster_bus.errors import ClosedError, ObjectTooLargeError
-from fluster_bus.names import unique_name
+from fluster_bus.core.errors import ClosedError, ObjectTooLargeError
+from fluster_bus.core.names import unique_name
+from fluster_bus.storage import objects
 from tests.system.job_requests import call
 from tests.waiting import wait_until
 

@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 import pytest
 
 from fluster.cluster import Cluster
-from fluster.cluster.worker_calls import ask_worker
+from fluster.cluster.jobs.worker_calls import ask_worker
 from fluster.errors import JobNotFoundError, WorkerNotFoundError
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.errors import CredentialsError, ServiceError
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import CredentialsError, ServiceError
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import (
     AttemptList,
     AttemptLogsReply,
@@ -33,8 +34,7 @@ from fluster_bus.messages import (
     ResourceConfig,
     WorkerId,
 )
-from fluster_bus.messages.resources import GIB
-from fluster_bus.roles import Role
+from fluster_bus.messages.parts.resources import GIB
 from tests.system.daemons import DEFAULT, PATIENT, Daemons, operated  # noqa: F401 - a fixture
 from tests.system.job_requests import command, sleeper, wait_ready
 from tests.system.processes import Family

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import psutil
 
-from fluster_bus.bus import Bus
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core.roles import Role
 from fluster_bus.messages import WorkerId
-from fluster_bus.roles import Role
-from fluster_bus.streams import workers_table
+from fluster_bus.storage.streams import workers_table
 from fluster_services.vm import ClusterToJoin, DockerBackend, LocalBackend, VMBackend
 from fluster_services.vm.container import VM_LABEL
 from tests.docker_engine import Engine

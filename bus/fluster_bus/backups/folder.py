@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from fluster_bus.errors import BackupError
+from fluster_bus.core.errors import BackupError
 
 _LOCK = "lock"
 

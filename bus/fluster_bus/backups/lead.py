@@ -13,8 +13,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from fluster_bus import subjects
-from fluster_bus.errors import (
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import (
     BackupError,
     BusError,
     KeyExistsError,
@@ -23,15 +23,15 @@ from fluster_bus.errors import (
     RevisionConflictError,
     ServiceError,
 )
+from fluster_bus.core.roles import DEFAULT_NAMESPACE
 from fluster_bus.messages.leaders import Leader
-from fluster_bus.provisioning import ensure_seat
-from fluster_bus.retries import retried
-from fluster_bus.roles import DEFAULT_NAMESPACE
-from fluster_bus.streams import leaders_table
-from fluster_bus.tables import Row
+from fluster_bus.provisioning.provisioning import ensure_seat
+from fluster_bus.running.retries import retried
+from fluster_bus.storage.streams import leaders_table
+from fluster_bus.storage.tables import Row
 
 if TYPE_CHECKING:
-    from fluster_bus.bus import Bus
+    from fluster_bus.connection.bus import Bus
 
 log = logging.getLogger(__name__)
 

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from fluster_bus import subjects
 from fluster_bus.backups.archive import ArchiveWriter, goes_on_after
 from fluster_bus.backups.folder import private_file, whole_folder
 from fluster_bus.backups.manifest import MANIFEST_FILE, BackedUpStream, Manifest, config_file, data_file, digest_of
 from fluster_bus.backups.parts import Part, plan
 from fluster_bus.backups.stream_reader import StreamReader
-from fluster_bus.errors import BackupError, NoRespondersError
-from fluster_bus.names import Namespace
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import BackupError, NoRespondersError
+from fluster_bus.core.names import Namespace
 
 if TYPE_CHECKING:
-    from fluster_bus.bus import Bus
+    from fluster_bus.connection.bus import Bus
 
 
 @dataclass(frozen=True, slots=True)

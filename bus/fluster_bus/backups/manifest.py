@@ -14,11 +14,11 @@ from typing import Any
 
 from pydantic import Field
 
-from fluster_bus.errors import BackupError, InvalidMessageError
-from fluster_bus.messages.model import Message
-from fluster_bus.messages.wire_range import SPOKEN, WireRange, why_apart
-from fluster_bus.names import Namespace
-from fluster_bus.version import VERSION
+from fluster_bus.core.errors import BackupError, InvalidMessageError
+from fluster_bus.core.names import Namespace
+from fluster_bus.core.version import VERSION
+from fluster_bus.messages.parts.model import Message
+from fluster_bus.messages.parts.wire_range import SPOKEN, WireRange, why_apart
 
 FORMAT = 1
 MANIFEST_FILE = "manifest.json"

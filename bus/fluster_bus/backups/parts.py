@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from fluster_bus import subjects
-from fluster_bus.object_kinds import BUNDLES, PAYLOADS, REQUESTS
-from fluster_bus.stream_bounds import stream_of
+from fluster_bus.core import subjects
+from fluster_bus.core.object_kinds import BUNDLES, PAYLOADS, REQUESTS
+from fluster_bus.core.stream_bounds import stream_of
 
 _BEFORE = (REQUESTS.name, "events", "calls", "secrets")
 _JOBS = "jobs"

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import nats.js.errors
 
-from fluster_bus import subjects
 from fluster_bus.backups.lead import RestoringLead
 from fluster_bus.backups.making import Progress, stream_names
 from fluster_bus.backups.manifest import BackedUpStream, Manifest, check_files, data_file, read_manifest
 from fluster_bus.backups.parts import ALIVE_ONLY, Part, plan, restoring_order
 from fluster_bus.backups.sending import ArchiveSender
 from fluster_bus.backups.stream_reader import stream_told
-from fluster_bus.errors import BackupError, StorageError
-from fluster_bus.replication import placement_error
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import BackupError, StorageError
+from fluster_bus.provisioning.replication import placement_error
 
 if TYPE_CHECKING:
-    from fluster_bus.bus import Bus
+    from fluster_bus.connection.bus import Bus
 
 _OLDEST_SERVER = (2, 15)
 _CHUNK_BYTES = 512 << 10

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from fluster_bus.errors import BackupError, NoRespondersError
-from fluster_bus.retries import retried
+from fluster_bus.core.errors import BackupError, NoRespondersError
+from fluster_bus.running.retries import retried
 
 if TYPE_CHECKING:
-    from fluster_bus.delivery import Delivery
+    from fluster_bus.core.delivery import Delivery
 
 _HEARD_WITHIN_S = 10.0
 

@@ -19,14 +19,14 @@ from contextlib import aclosing
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from fluster_bus import subjects
 from fluster_bus.backups.archive import StoredMessage, header_block
-from fluster_bus.delivery import TIME_HEADER
-from fluster_bus.errors import NoRespondersError, StorageError, StreamNotFoundError
-from fluster_bus.feeds import Entry, Feed
+from fluster_bus.core import subjects
+from fluster_bus.core.delivery import TIME_HEADER
+from fluster_bus.core.errors import NoRespondersError, StorageError, StreamNotFoundError
+from fluster_bus.storage.feeds import Entry, Feed
 
 if TYPE_CHECKING:
-    from fluster_bus.bus import Bus
+    from fluster_bus.connection.bus import Bus
 
 _NOT_FOUND = 404
 _BATCH, _BATCH_BYTES = 256, 2 << 20

@@ -1,9 +1,8 @@
 """Every message that travels as JSON, one frozen model each."""
 
+from fluster_bus.core.names import EndpointId, JobId, Namespace, WorkerId
 from fluster_bus.messages.actors import ActorSeat, HandledCalls, KeptAnswer, SavedState, TrimCalls
 from fluster_bus.messages.endpoints import Endpoint
-from fluster_bus.messages.environments import EnvironmentConfig, create_environment
-from fluster_bus.messages.images import UsedImage
 from fluster_bus.messages.jobs import (
     Entrypoint,
     JobDetails,
@@ -17,8 +16,12 @@ from fluster_bus.messages.jobs import (
 )
 from fluster_bus.messages.leaders import Fence, Leader
 from fluster_bus.messages.logs import LogBatch, LogLine
-from fluster_bus.messages.model import Message
 from fluster_bus.messages.namespaces import NamespaceQuota, NamespaceRecord, NamespaceState
+from fluster_bus.messages.parts.environments import EnvironmentConfig, create_environment
+from fluster_bus.messages.parts.images import UsedImage
+from fluster_bus.messages.parts.model import Message
+from fluster_bus.messages.parts.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig, parse_size
+from fluster_bus.messages.parts.tpu import TPU_TOPOLOGIES, TpuTopologyInfo, tpu_topology
 from fluster_bus.messages.records import Event, JobRecord, RefusedJob, Replacement, TaskRecord, Transition
 from fluster_bus.messages.requests import (
     Done,
@@ -39,8 +42,6 @@ from fluster_bus.messages.requests import (
     TerminateRequest,
     UnregisterRequest,
 )
-from fluster_bus.messages.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig, parse_size
-from fluster_bus.messages.tpu import TPU_TOPOLOGIES, TpuTopologyInfo, tpu_topology
 from fluster_bus.messages.worker_service import (
     AttemptList,
     AttemptLogsReply,
@@ -68,7 +69,6 @@ from fluster_bus.messages.workers import (
     WorkerList,
     WorkerStatus,
 )
-from fluster_bus.names import EndpointId, JobId, Namespace, WorkerId
 
 __all__ = [
     "TPU_TOPOLOGIES",

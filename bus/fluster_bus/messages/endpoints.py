@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from pydantic import Field, field_validator
 
-from fluster_bus.messages.model import Message
-from fluster_bus.names import EndpointId, JobId, Namespace, WorkerId, check_name
+from fluster_bus.core.names import EndpointId, JobId, Namespace, WorkerId, check_name
+from fluster_bus.messages.parts.model import Message
 
 MAX_METADATA_BYTES = 64 << 10
 

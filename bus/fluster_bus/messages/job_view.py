@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from fluster_bus.html_view import bar, table, view
+from fluster_bus.core.html_view import bar, table, view
 
 if TYPE_CHECKING:
     from fluster_bus.messages.jobs import JobInfo, TaskStatus

@@ -10,16 +10,16 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from fluster_bus import codec
-from fluster_bus.callables import is_generator
-from fluster_bus.messages.arrays import TaskArray, number_in
-from fluster_bus.messages.environments import EnvironmentConfig
-from fluster_bus.messages.images import UsedImage
-from fluster_bus.messages.model import Message, is_carried
-from fluster_bus.messages.origin import Origin
-from fluster_bus.messages.resources import ResourceConfig
-from fluster_bus.names import JobId, Namespace, WorkerId, check_name
-from fluster_bus.secret_names import masked
+from fluster_bus.core import codec
+from fluster_bus.core.names import JobId, Namespace, WorkerId, check_name
+from fluster_bus.core.secret_names import masked
+from fluster_bus.messages.parts.arrays import TaskArray, number_in
+from fluster_bus.messages.parts.environments import EnvironmentConfig
+from fluster_bus.messages.parts.images import UsedImage
+from fluster_bus.messages.parts.model import Message, is_carried
+from fluster_bus.messages.parts.origin import Origin
+from fluster_bus.messages.parts.resources import ResourceConfig
+from fluster_bus.running.callables import is_generator
 
 MAX_REPLICAS = 10_000
 MAX_AFTER = 1_000

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fluster_bus.messages.model import Message
+from fluster_bus.messages.parts.model import Message
 
 JOIN_REFUSED = "JoinRefused"  # the code of the error
 MAX_NAMESPACES = 64  # of a token

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fluster_bus.messages.model import Message
+from fluster_bus.messages.parts.model import Message
 
 _FENCE_CHARACTERS = 512
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from fluster_bus.messages.model import Message
-from fluster_bus.names import JobId
+from fluster_bus.core.names import JobId
+from fluster_bus.messages.parts.model import Message
 
 
 class LogBatch(Message):

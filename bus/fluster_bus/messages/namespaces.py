@@ -8,10 +8,10 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from fluster_bus.core.names import Namespace, check_namespace
 from fluster_bus.messages.jobs import MAX_PRIORITY
-from fluster_bus.messages.model import Message
-from fluster_bus.messages.resources import Size
-from fluster_bus.names import Namespace, check_namespace
+from fluster_bus.messages.parts.model import Message
+from fluster_bus.messages.parts.resources import Size
 
 MAX_WEIGHT = 1_000_000.0
 

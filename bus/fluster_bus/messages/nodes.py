@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from fluster_bus.messages.model import Message
-from fluster_bus.names import WorkerId
+from fluster_bus.core.names import WorkerId
+from fluster_bus.messages.parts.model import Message
 
 MAX_NODE_GPUS = 256  # with instances
 

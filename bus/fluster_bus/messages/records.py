@@ -6,11 +6,11 @@ from datetime import datetime
 
 from pydantic import Field
 
-from fluster_bus.messages.images import UsedImage
+from fluster_bus.core.names import JobId, Namespace, WorkerId
 from fluster_bus.messages.jobs import JobRequest, JobStatus, Progress, TaskError, TaskResult
-from fluster_bus.messages.model import Message
-from fluster_bus.messages.resources import ResourceConfig
-from fluster_bus.names import JobId, Namespace, WorkerId
+from fluster_bus.messages.parts.images import UsedImage
+from fluster_bus.messages.parts.model import Message
+from fluster_bus.messages.parts.resources import ResourceConfig
 
 KEPT_EARLIER = 16
 KEPT_TRANSITIONS = 16  # of each record; the whole history is in the event stream

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
+from fluster_bus.core.names import JobId, check_name
 from fluster_bus.messages.endpoints import Endpoint
 from fluster_bus.messages.jobs import JobInfo, JobStatus
-from fluster_bus.messages.model import Message
+from fluster_bus.messages.parts.model import Message
+from fluster_bus.messages.parts.wire_range import WireRange
 from fluster_bus.messages.records import RefusedJob
-from fluster_bus.messages.wire_range import WireRange
-from fluster_bus.names import JobId, check_name
 
 MAX_JOBS_A_REQUEST = 10_000
 MAX_JOBS_A_REPLY = 1_000

@@ -6,10 +6,10 @@ from typing import Annotated, Self
 
 from pydantic import Field
 
-from fluster_bus.errors import InvalidMessageError
-from fluster_bus.messages.model import Message
-from fluster_bus.object_kinds import PAYLOADS, REQUESTS
-from fluster_bus.stream_bounds import MAX_INLINE_BYTES
+from fluster_bus.core.errors import InvalidMessageError
+from fluster_bus.core.object_kinds import PAYLOADS, REQUESTS
+from fluster_bus.core.stream_bounds import MAX_INLINE_BYTES
+from fluster_bus.messages.parts.model import Message
 
 _MARK = b'"stored_request"'
 _Text = Annotated[str, Field(max_length=1_000)]

@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
+from fluster_bus.core.names import JobId, Namespace, WorkerId
 from fluster_bus.messages.jobs import JobRequest
 from fluster_bus.messages.logs import LogLine
-from fluster_bus.messages.model import Message
+from fluster_bus.messages.parts.model import Message
 from fluster_bus.messages.workers import Capacity
-from fluster_bus.names import JobId, Namespace, WorkerId
 
 
 class DrainRequest(Message):

@@ -7,14 +7,14 @@ from typing import Annotated, Self
 
 from pydantic import Field
 
-from fluster_bus.messages.counted import CountsField
+from fluster_bus.core.names import JobId, Namespace, WorkerId
 from fluster_bus.messages.jobs import Progress
-from fluster_bus.messages.labels import from_words
-from fluster_bus.messages.model import Message
 from fluster_bus.messages.nodes import NodeInfo
+from fluster_bus.messages.parts.counted import CountsField
+from fluster_bus.messages.parts.labels import from_words
+from fluster_bus.messages.parts.model import Message
+from fluster_bus.messages.parts.wire_range import WireRange
 from fluster_bus.messages.records import TaskRecord
-from fluster_bus.messages.wire_range import WireRange
-from fluster_bus.names import JobId, Namespace, WorkerId
 
 
 class Capacity(Message):

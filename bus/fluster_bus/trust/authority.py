@@ -16,14 +16,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from fluster_bus import grants, subjects
-from fluster_bus.address import DEFAULT_PORT, BusAddress, write_private
-from fluster_bus.errors import AddressError, CredentialsError
-from fluster_bus.roles import Permissions, Role
-from fluster_bus.store_exports import STORE_EXPORTS, STORE_IMPORTS, Export
-from fluster_bus.tls import CA_FILE, read_certificates
+from fluster_bus.access.address import DEFAULT_PORT, BusAddress, write_private
+from fluster_bus.access.keys import Key, KeyKind, is_public_key
+from fluster_bus.access.tls import CA_FILE, read_certificates
+from fluster_bus.configuration import grants
+from fluster_bus.configuration.store_exports import STORE_EXPORTS, STORE_IMPORTS, Export
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import AddressError, CredentialsError
+from fluster_bus.core.roles import Permissions, Role
 from fluster_bus.trust.key_folder import OPERATOR_KEY, KeyFolder
-from fluster_bus.trust.keys import Key, KeyKind, is_public_key
 from fluster_bus.trust.signer import Identity, Signer
 from fluster_bus.trust.tokens import Scope, account_token, operator_token, user_token
 

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fluster_bus.errors import CredentialsError, InvalidNameError
-from fluster_bus.tls import is_address
+from fluster_bus.access.tls import is_address
+from fluster_bus.core.errors import CredentialsError, InvalidNameError
 
 LIFE = timedelta(days=365)
 AUTHORITY_LIFE = timedelta(days=3_650)

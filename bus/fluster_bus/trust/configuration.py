@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fluster_bus.server_configuration import production_server
-from fluster_bus.server_text import quoted
-from fluster_bus.server_tls import Member, group
+from fluster_bus.configuration.server_configuration import production_server
+from fluster_bus.configuration.server_text import quoted
+from fluster_bus.configuration.server_tls import Member, group
 from fluster_bus.trust.authority import Authority
 
 

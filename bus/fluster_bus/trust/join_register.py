@@ -6,14 +6,14 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from fluster_bus import subjects
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
-from fluster_bus.errors import BusError, CredentialsError, InvalidNameError, StreamNotFoundError
+from fluster_bus.access.address import BusAddress
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import BusError, CredentialsError, InvalidNameError, StreamNotFoundError
+from fluster_bus.core.names import check_name, check_namespace, unique_name
+from fluster_bus.core.roles import Role
 from fluster_bus.messages.joins import MAX_NAMESPACES, MAX_USES, IssuedWorkers, JoinedWorker, JoinTokenRecord
-from fluster_bus.names import check_name, check_namespace, unique_name
-from fluster_bus.roles import Role
-from fluster_bus.streams import issued_workers_table, join_tokens_table, joined_workers_table
+from fluster_bus.storage.streams import issued_workers_table, join_tokens_table, joined_workers_table
 from fluster_bus.trust.authority import Authority, Credentials, Issued
 from fluster_bus.trust.join_tokens import JoinToken
 from fluster_bus.trust.publishing import publish_accounts

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fluster_bus.address import write_private
-from fluster_bus.errors import CredentialsError
-from fluster_bus.trust.keys import Key, KeyKind
+from fluster_bus.access.address import write_private
+from fluster_bus.access.keys import Key, KeyKind
+from fluster_bus.core.errors import CredentialsError
 
 OPERATOR_KEY = "operator"
 _LIST_FILE = "keys.json"

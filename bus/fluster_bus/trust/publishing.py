@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from fluster_bus import subjects
-from fluster_bus.bus import Bus
-from fluster_bus.errors import CredentialsError
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import CredentialsError
 from fluster_bus.trust.authority import Authority
 
 _OK = 200

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fluster_bus.errors import InvalidNameError
-from fluster_bus.names import check_name, check_namespace
-from fluster_bus.roles import Role
-from fluster_bus.trust.claims import NAMESPACE_TAG, read_user_token
-from fluster_bus.trust.keys import Key
+from fluster_bus.access.claims import NAMESPACE_TAG, read_user_token
+from fluster_bus.access.keys import Key
+from fluster_bus.core.errors import InvalidNameError
+from fluster_bus.core.names import check_name, check_namespace
+from fluster_bus.core.roles import Role
 from fluster_bus.trust.tokens import user_token
 
 _ROLE_TAG = "role"

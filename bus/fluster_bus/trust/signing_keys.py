@@ -8,11 +8,11 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from fluster_bus.address import write_private
-from fluster_bus.errors import CredentialsError
-from fluster_bus.roles import Role
+from fluster_bus.access.address import write_private
+from fluster_bus.access.keys import Key, KeyKind
+from fluster_bus.core.errors import CredentialsError
+from fluster_bus.core.roles import Role
 from fluster_bus.trust.authority import Authority
-from fluster_bus.trust.keys import Key, KeyKind
 from fluster_bus.trust.signer import Signer
 
 ADMITTED_ROLES = (Role.WORKER, Role.JOB)

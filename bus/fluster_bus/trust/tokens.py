@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fluster_bus.roles import Permissions
-from fluster_bus.store_exports import Export
-from fluster_bus.trust.keys import Key
+from fluster_bus.access.keys import Key
+from fluster_bus.configuration.store_exports import Export
+from fluster_bus.core.roles import Permissions
 
 _VERSION = 2
 _HEADER = {"typ": "JWT", "alg": "ed25519-nkey"}

@@ -12,9 +12,9 @@ from fray.types import ActorConfig, EnvironmentConfig, JobRequest, JobStatus, Re
 
 from fluster.actors import ActorServer
 from fluster.cluster import Cluster, current_cluster
-from fluster.cluster.identity import TaskIdentity
-from fluster.cluster.ownership import launch_owned
-from fluster.cluster.stored_workspaces import with_stored_workspace
+from fluster.cluster.ownership.ownership import launch_owned
+from fluster.cluster.task.identity import TaskIdentity
+from fluster.cluster.workspaces.stored_workspaces import with_stored_workspace
 from fluster.errors import JobNotFoundError, JobRefusedError
 from fluster.integrations.fray import jobs, requests
 from fluster.integrations.fray.groups import FlusterActorGroup
@@ -22,10 +22,10 @@ from fluster.integrations.fray.handles import FlusterActorHandle
 from fluster.integrations.fray.here import client_here
 from fluster.integrations.fray.hosting import LAST_CALLS_S, check_servable, host, made, serve
 from fluster.integrations.fray.jobs import FlusterJobHandle
+from fluster_bus.core.names import unique_name
 from fluster_bus.messages import Entrypoint, JobId
 from fluster_bus.messages import EnvironmentConfig as FlusterEnvironment
 from fluster_bus.messages import JobRequest as FlusterJobRequest
-from fluster_bus.names import unique_name
 
 _LIVE = (JobStatus.PENDING, JobStatus.RUNNING)
 _RESTART_BACKOFF_S = 0.1  # before an actor whose process has died gets another

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fray.current_client import set_current_client
 
 from fluster.actors import ActorFuture, ActorPool
-from fluster.actors.members import Member
+from fluster.actors.protocol.members import Member
 from fluster.errors import ActorDiedError, ActorNotFoundError, ConnectionLostError
 from fluster.integrations.fray.here import client_here
 from fluster.integrations.fray.versions import ActorUnavailableError

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from fray import types as fray
 
 from fluster.integrations.fray.versions import ANY_REGION, in_full
+from fluster_bus.core.names import MAX_NAME_LENGTH
 from fluster_bus.messages import (
     CpuConfig,
     Entrypoint,
@@ -19,7 +20,6 @@ from fluster_bus.messages import (
     TpuConfig,
     parse_size,
 )
-from fluster_bus.names import MAX_NAME_LENGTH
 
 _DIGEST_CHARACTERS = 8
 # fray's bands, of which the lower is the more urgent: system 4, production 1, interactive 2 (or none, 0), batch 3.

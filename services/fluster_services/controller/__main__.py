@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fluster_bus.errors import CredentialsError
+from fluster_bus.core.errors import CredentialsError
+from fluster_bus.core.roles import Role
+from fluster_bus.core.stream_bounds import NamespaceBounds
 from fluster_bus.messages import Namespace
-from fluster_bus.replication import Replication
-from fluster_bus.roles import Role
-from fluster_bus.stream_bounds import NamespaceBounds
+from fluster_bus.provisioning.replication import Replication
 from fluster_services.config import DaemonLogs, RecordLimits, Timing
 from fluster_services.controller.controller import Controller, ControllerConfig
 from fluster_services.daemon import address_from_environment, run_daemon

@@ -15,54 +15,60 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fluster_bus import subjects
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
-from fluster_bus.errors import BusError, DisconnectedError, NamespaceFullError, RevisionConflictError
-from fluster_bus.fault_log import FaultLog
-from fluster_bus.feeds import CaughtUp
+from fluster_bus.access.address import BusAddress
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import BusError, DisconnectedError, NamespaceFullError, RevisionConflictError
+from fluster_bus.core.fault_log import FaultLog
+from fluster_bus.core.roles import Role
+from fluster_bus.core.stream_bounds import NamespaceBounds
 from fluster_bus.messages import JobRecord, JobStatus, Look, Namespace, TaskRecord, WorkerId
 from fluster_bus.messages.namespaces import NamespaceRecord
-from fluster_bus.replication import Replication
-from fluster_bus.retries import retried
-from fluster_bus.roles import Role
-from fluster_bus.secret_store import SecretStore, remove_secrets
-from fluster_bus.stream_bounds import NamespaceBounds
-from fluster_bus.streams import workers_table
-from fluster_bus.tables import Deleted, Row, Update
-from fluster_bus.time_slices import TimeSlices
+from fluster_bus.provisioning.replication import Replication
+from fluster_bus.running.retries import retried
+from fluster_bus.running.time_slices import TimeSlices
+from fluster_bus.storage.feeds import CaughtUp
+from fluster_bus.storage.secret_store import SecretStore, remove_secrets
+from fluster_bus.storage.streams import workers_table
+from fluster_bus.storage.tables import Deleted, Row, Update
 from fluster_services import lifecycle
 from fluster_services.config import RecordLimits, Timing
-from fluster_services.controller.books import Books, JobKey, record_key
-from fluster_services.controller.dispatch import Dispatch
-from fluster_services.controller.event_log import EventLog
-from fluster_services.controller.explain import why_given_up
-from fluster_services.controller.fair_queue import FairQueue
-from fluster_services.controller.gangs import Gangs
-from fluster_services.controller.intake import Intake
-from fluster_services.controller.job_room import JobRooms
-from fluster_services.controller.judge import Judge
-from fluster_services.controller.liveness import Liveness
-from fluster_services.controller.lost_submissions import settle_lost_submissions
-from fluster_services.controller.namespaces import NamespaceSet
-from fluster_services.controller.offers import Offers
-from fluster_services.controller.owners import Owners
-from fluster_services.controller.pending_writes import PendingWrites
-from fluster_services.controller.progress import ProgressBoard
-from fluster_services.controller.reconcile import missing_tasks, next_records
-from fluster_services.controller.registry_sweep import RegistrySweep
-from fluster_services.controller.retention import RecordSweep
-from fluster_services.controller.roster import Roster
-from fluster_services.controller.seat import DeposedError, Seat, wait_no_restore
-from fluster_services.controller.secret_sweep import SecretSweep
-from fluster_services.controller.server_users import ServerUsers
-from fluster_services.controller.service import ControllerService
-from fluster_services.controller.slim_records import is_left, is_slim_end, is_slim_request, whole_end, without_callable
-from fluster_services.controller.steward import Steward
-from fluster_services.controller.store_setup import StoreSetup
-from fluster_services.controller.verdicts import Verdicts
-from fluster_services.controller.vm_troubles import VMTroubles
-from fluster_services.controller.waits import Waits, waited_s
+from fluster_services.controller.answers.service import ControllerService
+from fluster_services.controller.leading.event_log import EventLog
+from fluster_services.controller.leading.seat import DeposedError, Seat, wait_no_restore
+from fluster_services.controller.leading.store_setup import StoreSetup
+from fluster_services.controller.leading.verdicts import Verdicts
+from fluster_services.controller.namespaces.job_room import JobRooms
+from fluster_services.controller.namespaces.namespaces import NamespaceSet
+from fluster_services.controller.namespaces.server_users import ServerUsers
+from fluster_services.controller.namespaces.steward import Steward
+from fluster_services.controller.rules.reconcile import missing_tasks, next_records
+from fluster_services.controller.scheduling.dispatch import Dispatch
+from fluster_services.controller.scheduling.explain import why_given_up
+from fluster_services.controller.scheduling.gangs import Gangs
+from fluster_services.controller.scheduling.judge import Judge
+from fluster_services.controller.scheduling.offers import Offers
+from fluster_services.controller.state.books import Books, JobKey, record_key
+from fluster_services.controller.state.fair_queue import FairQueue
+from fluster_services.controller.state.liveness import Liveness
+from fluster_services.controller.state.pending_writes import PendingWrites
+from fluster_services.controller.state.progress import ProgressBoard
+from fluster_services.controller.state.roster import Roster
+from fluster_services.controller.state.slim_records import (
+    is_left,
+    is_slim_end,
+    is_slim_request,
+    whole_end,
+    without_callable,
+)
+from fluster_services.controller.state.vm_troubles import VMTroubles
+from fluster_services.controller.state.waits import Waits, waited_s
+from fluster_services.controller.submissions.intake import Intake
+from fluster_services.controller.submissions.lost_submissions import settle_lost_submissions
+from fluster_services.controller.sweeps.owners import Owners
+from fluster_services.controller.sweeps.registry_sweep import RegistrySweep
+from fluster_services.controller.sweeps.retention import RecordSweep
+from fluster_services.controller.sweeps.secret_sweep import SecretSweep
 from fluster_services.gangs import MAX_AT_ONCE
 
 if TYPE_CHECKING:

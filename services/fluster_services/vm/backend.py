@@ -8,9 +8,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
-from fluster_bus.errors import FlusterError
+from fluster_bus.access.address import BusAddress
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core.errors import FlusterError
 from fluster_bus.messages import Capacity, Namespace, WorkerId
 from fluster_services.config import Timing, WorkerLimits
 

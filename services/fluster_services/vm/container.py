@@ -10,8 +10,8 @@ from typing import Any
 
 from fluster_bus.messages import Capacity, WorkerId
 from fluster_services.vm.folders import SharedFolder
-from fluster_services.worker.container import NOBODY, OWN_MINOR, Libraries, bind, device_requests
-from fluster_services.worker.limits import MAX_PIDS, MIN_QUOTA_US, PERIOD_US
+from fluster_services.worker.contract.container import NOBODY, OWN_MINOR, Libraries, bind, device_requests
+from fluster_services.worker.linux.limits import MAX_PIDS, MIN_QUOTA_US, PERIOD_US
 
 VM_LABEL = "fluster.vm"
 OWNER_LABEL = "fluster.vm.owner"

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fluster_bus import subjects
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
-from fluster_bus.errors import BusError, FlusterError
+from fluster_bus.access.address import BusAddress
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import BusError, FlusterError
 from fluster_bus.messages import Capacity, VMTrouble, WorkerId
 from fluster_services.daemon import run_daemon
 from fluster_services.vm.backend import ClusterToJoin, VMBackend, VMError, VMInfo, VMStatus

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fluster_bus.address import BusAddress
-from fluster_bus.devices import VISIBLE_DEVICES
+from fluster_bus.access.address import BusAddress
+from fluster_bus.core.devices import VISIBLE_DEVICES
 from fluster_bus.messages import Capacity, WorkerId
-from fluster_bus.messages.images import UsedImage
+from fluster_bus.messages.parts.images import UsedImage
 from fluster_services.vm.backend import ClusterToJoin, VMError
 from fluster_services.vm.container import OWNER_LABEL, STATE_FOLDER, WORK_FOLDER, User, user_of_vms, vm_container
 from fluster_services.vm.docker_machine import DockerMachine, Engine
@@ -22,13 +22,13 @@ from fluster_services.vm.gpus import GpuStock
 from fluster_services.vm.machine import setup_line
 from fluster_services.vm.owners import is_gone, own_mark
 from fluster_services.vm.sizes import sized, usual_size
-from fluster_services.worker.config import WorkerConfig
-from fluster_services.worker.container import ContainerSettings, given_libraries, own_libraries
-from fluster_services.worker.detection import find_gpus
-from fluster_services.worker.engine import EngineError, asked, find_api_version
-from fluster_services.worker.images import Images
-from fluster_services.worker.interpreters import without_interpreters_own
-from fluster_services.worker.mounts import is_in_or_around, secret_places
+from fluster_services.worker.contract.config import WorkerConfig
+from fluster_services.worker.contract.container import ContainerSettings, given_libraries, own_libraries
+from fluster_services.worker.contract.interpreters import without_interpreters_own
+from fluster_services.worker.engine.engine import EngineError, asked, find_api_version
+from fluster_services.worker.engine.images import Images
+from fluster_services.worker.engine.mounts import is_in_or_around, secret_places
+from fluster_services.worker.presence.detection import find_gpus
 
 log = logging.getLogger(__name__)
 

@@ -10,15 +10,15 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
-from fluster_bus.errors import BusError
-from fluster_bus.feeds import CaughtUp
+from fluster_bus.access.address import BusAddress
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core.errors import BusError
+from fluster_bus.core.names import check_name, check_namespace, unique_name
+from fluster_bus.core.near_names import near
 from fluster_bus.messages import Capacity, Namespace, WorkerId, WorkerInfo
-from fluster_bus.names import check_name, check_namespace, unique_name
-from fluster_bus.near_names import near
-from fluster_bus.streams import workers_table
-from fluster_bus.tables import Deleted, Row
+from fluster_bus.storage.feeds import CaughtUp
+from fluster_bus.storage.streams import workers_table
+from fluster_bus.storage.tables import Deleted, Row
 from fluster_services.vm.backend import (
     ClusterToJoin,
     UnknownVMError,
@@ -29,8 +29,8 @@ from fluster_services.vm.backend import (
     VMTimeoutError,
 )
 from fluster_services.vm.output import Output
-from fluster_services.worker.engine import asked
-from fluster_services.worker.runtime import LaunchError
+from fluster_services.worker.contract.runtime import LaunchError
+from fluster_services.worker.engine.engine import asked
 
 log = logging.getLogger(__name__)
 

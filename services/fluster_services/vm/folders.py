@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fluster_services.worker.mounts import TAKEN, is_in_or_around, secret_places
+from fluster_services.worker.engine.mounts import TAKEN, is_in_or_around, secret_places
 
 # Where a system has its own files, here and in a container, which would be covered there.
 _SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/run", "/sbin", "/usr", "/var/run")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fluster_bus.devices import ANY_MODEL, Devices, parse_gpus, visible_ids
+from fluster_bus.core.devices import ANY_MODEL, Devices, parse_gpus, visible_ids
 from fluster_bus.messages import WorkerId
 from fluster_services.vm.backend import VMError
 

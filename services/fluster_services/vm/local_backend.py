@@ -15,7 +15,7 @@ from fluster_services.vm.backend import ClusterToJoin, VMError
 from fluster_services.vm.fleet import Fleet, Machine
 from fluster_services.vm.machine import setup_line
 from fluster_services.vm.sizes import sized, usual_size
-from fluster_services.worker.config import WorkerConfig
+from fluster_services.worker.contract.config import WorkerConfig
 
 _LEAVE_TIMEOUT_S, _KILL_TIMEOUT_S = 8.0, 5.0
 

@@ -17,11 +17,11 @@ import sys
 import time
 from contextlib import suppress
 
-from fluster_services.forked_child import run_and_exit
+from fluster_services.forking.forked_child import run_and_exit
 from fluster_services.worker.__main__ import run_worker
-from fluster_services.worker.config import WorkerConfig
-from fluster_services.worker.detection import detect_host
-from fluster_services.worker.processes import become_subreaper, descendants, set_process_name
+from fluster_services.worker.contract.config import WorkerConfig
+from fluster_services.worker.linux.processes import become_subreaper, descendants, set_process_name
+from fluster_services.worker.presence.detection import detect_host
 
 _LEASH = 0
 _PAUSE_S = 0.5  # before a worker that was killed is started again

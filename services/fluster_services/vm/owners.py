@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fluster_services.worker.processes import boot_id, start_ticks
+from fluster_services.worker.linux.processes import boot_id, start_ticks
 
 
 def own_mark() -> str:

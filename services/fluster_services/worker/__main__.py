@@ -11,28 +11,28 @@ from typing import Any, get_args
 
 from fluster.local_setup import ProfileName, RuntimeName
 from fluster.worker_defaults import STATE_DIR_VARIABLE, default_state_dir
-from fluster_bus.bus import Bus
-from fluster_bus.devices import MAX_BYTES, MAX_CPUS, VISIBLE_DEVICES, parse_gpus
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core.devices import MAX_BYTES, MAX_CPUS, VISIBLE_DEVICES, parse_gpus
 from fluster_bus.messages import parse_size
-from fluster_bus.messages.counted import parse_counts
-from fluster_bus.messages.labels import parse_labels
-from fluster_bus.messages.resources import parse_disk
+from fluster_bus.messages.parts.counted import parse_counts
+from fluster_bus.messages.parts.labels import parse_labels
+from fluster_bus.messages.parts.resources import parse_disk
 from fluster_services.config import DaemonLogs, Timing
 from fluster_services.daemon import address_from_environment, run_daemon
 from fluster_services.settings import SettingError, read_settings, read_worker_limits, refusing
-from fluster_services.worker.cgroups import Enforcement, LimitsError, find_enforcer
-from fluster_services.worker.chosen_containers import choose_containers
-from fluster_services.worker.config import WorkerConfig
-from fluster_services.worker.container import ContainerSettings, parse_ulimits
-from fluster_services.worker.detection import Given, detect, detect_host
-from fluster_services.worker.draining import Draining
-from fluster_services.worker.engine import EngineError, find_api_version
-from fluster_services.worker.identity import job_credentials, why_not_apart, worker_id
-from fluster_services.worker.probing import StateFolderError, make_state_folder
-from fluster_services.worker.processes import raise_descriptor_limit
-from fluster_services.worker.scratch import Disks, find_disks
-from fluster_services.worker.template import start_template
-from fluster_services.worker.threads import ready_threads
+from fluster_services.worker.contract.config import WorkerConfig
+from fluster_services.worker.contract.container import ContainerSettings, parse_ulimits
+from fluster_services.worker.engine.engine import EngineError, find_api_version
+from fluster_services.worker.keeper.template import start_template
+from fluster_services.worker.linux.cgroups import Enforcement, LimitsError, find_enforcer
+from fluster_services.worker.linux.probing import StateFolderError, make_state_folder
+from fluster_services.worker.linux.processes import raise_descriptor_limit
+from fluster_services.worker.linux.scratch import Disks, find_disks
+from fluster_services.worker.linux.threads import ready_threads
+from fluster_services.worker.presence.detection import Given, detect, detect_host
+from fluster_services.worker.presence.draining import Draining
+from fluster_services.worker.presence.identity import job_credentials, why_not_apart, worker_id
+from fluster_services.worker.runtimes.chosen_containers import choose_containers
 
 
 def main() -> None:
@@ -211,7 +211,7 @@ def run_worker(
     raise_descriptor_limit()  # after the template is forked, so that tasks have the limit that they would have elsewhere
     threads = ready_threads()
     # Now, as tasks have no use for it, and while the template imports what they have use for.
-    from fluster_services.worker.chosen_runtime import make_runtime
+    from fluster_services.worker.runtimes.chosen_runtime import make_runtime
     from fluster_services.worker.worker import Worker
 
     async def serve(bus: Bus, ready: Callable[[], None]) -> None:

@@ -12,18 +12,17 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from fluster_bus import subjects
-from fluster_bus.address import BusAddress
-from fluster_bus.bus import Bus
-from fluster_bus.delivery import Delivery
-from fluster_bus.devices import VISIBLE_DEVICES
-from fluster_bus.errors import (
+from fluster_bus.access.address import BusAddress
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.delivery import Delivery
+from fluster_bus.core.devices import VISIBLE_DEVICES
+from fluster_bus.core.errors import (
     BusError,
     DisconnectedError,
     NoRespondersError,
     RequestTimeoutError,
 )
-from fluster_bus.fence_clock import fence_clock
 from fluster_bus.messages import (
     Capacity,
     JobRequest,
@@ -32,28 +31,29 @@ from fluster_bus.messages import (
     Offer,
     OfferReply,
 )
-from fluster_bus.messages.labels import with_own_name
-from fluster_bus.retries import retried
+from fluster_bus.messages.parts.labels import with_own_name
+from fluster_bus.running.fence_clock import fence_clock
+from fluster_bus.running.retries import retried
 from fluster_services.capacity import fits, needed
-from fluster_services.worker.attempts import Attempts
-from fluster_services.worker.claims import Claims
-from fluster_services.worker.class_offers import ClassOffers
-from fluster_services.worker.config import WorkerConfig
-from fluster_services.worker.detection import offered_gpus, read_gpus
-from fluster_services.worker.draining import Draining
-from fluster_services.worker.folders import UnfitError, check_folder
-from fluster_services.worker.giving_up import discard
-from fluster_services.worker.identity import why_not_apart
-from fluster_services.worker.images import Images
-from fluster_services.worker.job_files import JobFiles
-from fluster_services.worker.ledger import Ledger
-from fluster_services.worker.new_namespaces import NewNamespaces
-from fluster_services.worker.node import describe_node
-from fluster_services.worker.presence import Presence
-from fluster_services.worker.progress_pump import ProgressPump
-from fluster_services.worker.run_requests import RunRequests, reservation_of
-from fluster_services.worker.runtime import Runtime
-from fluster_services.worker.service import AttemptKey, WorkerService
+from fluster_services.worker.answers.service import AttemptKey, WorkerService
+from fluster_services.worker.attempts.attempts import Attempts
+from fluster_services.worker.attempts.claims import Claims
+from fluster_services.worker.attempts.class_offers import ClassOffers
+from fluster_services.worker.attempts.folders import UnfitError, check_folder
+from fluster_services.worker.attempts.giving_up import discard
+from fluster_services.worker.attempts.ledger import Ledger
+from fluster_services.worker.attempts.progress_pump import ProgressPump
+from fluster_services.worker.attempts.run_requests import RunRequests, reservation_of
+from fluster_services.worker.contract.config import WorkerConfig
+from fluster_services.worker.contract.runtime import Runtime
+from fluster_services.worker.engine.images import Images
+from fluster_services.worker.presence.detection import offered_gpus, read_gpus
+from fluster_services.worker.presence.draining import Draining
+from fluster_services.worker.presence.identity import why_not_apart
+from fluster_services.worker.presence.job_files import JobFiles
+from fluster_services.worker.presence.new_namespaces import NewNamespaces
+from fluster_services.worker.presence.node import describe_node
+from fluster_services.worker.presence.presence import Presence
 
 log = logging.getLogger(__name__)
 

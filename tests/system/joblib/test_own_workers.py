@@ -32,7 +32,7 @@ from fluster import (
 from fluster.integrations import joblib_workers
 from fluster.integrations.joblib import FlusterBackend
 from fluster.integrations.joblib_workers import OwnWorkers, _room_for
-from fluster_bus.errors import ClosedError
+from fluster_bus.core.errors import ClosedError
 from fluster_bus.messages.workers import Capacity
 from tests.system.joblib.calls import PATIENCE_S, arrived, fail, square, stay
 from tests.system.processes import Family

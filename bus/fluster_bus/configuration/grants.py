@@ -1,0 +1,220 @@
+"""What each role may send and hear: lists of subjects, of which everything else is refused.
+
+A server with a list of users gets them with names of namespaces; signed tokens name the namespaces of their users, and the
+server puts those in the place of OWN_NAMESPACE and OWN_NAME.
+
+Replies are allowed by inbox: each user hears only what is below its own, and others may send there if they have
+reason to answer it. (The server's `allow_responses` would do it by bookkeeping for each message, and lose the replies
+of calls that take longer than its expiry.) What follows the prefix is random, so no user sends where it was not asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fluster_bus.core import subjects
+from fluster_bus.core.names import SYSTEM_NAMESPACE
+from fluster_bus.core.object_kinds import BUNDLES, PAYLOADS, REQUESTS
+from fluster_bus.core.roles import Permissions, Role
+from fluster_bus.core.subjects import OWN_NAME, OWN_NAMESPACE
+
+
+def scoped(role: Role) -> Permissions:
+    """What users of a role may do whose tokens name them and their namespaces."""
+    name = subjects.worker_user(OWN_NAME) if role is Role.WORKER else OWN_NAME
+    return granted(role, (OWN_NAMESPACE,), name, workers=OWN_NAME)
+
+
+def granted(role: Role, namespaces: Sequence[str], name: str, *, workers: str) -> Permissions:
+    """What a user of a role may do whose namespaces these are: `name` is that of its inboxes, `workers` the worker that it is, if it is one."""
+    match role:
+        case Role.OPERATOR:
+            return Permissions(publish=(subjects.ANY_TAIL,), subscribe=(subjects.ANY_TAIL,))
+        case Role.SERVICE:
+            everything = (
+                subjects.ALL_MESSAGES,
+                subjects.ALL_BUCKETS,
+                subjects.ALL_OBJECTS,
+                subjects.ALL_SERVICES,
+                subjects.JETSTREAM_REQUESTS,
+            )
+            flow = (subjects.JETSTREAM_ACKS, subjects.JETSTREAM_FLOW)
+            return Permissions((*everything, *flow, subjects.ALL_INBOXES), (*everything, _inbox(name)))
+        case Role.WORKER:
+            return _worker(namespaces, name, workers)
+        case Role.GATEWAY:
+            return Permissions(
+                (_inbox(name), *_of_each(namespaces, lambda each: (_inbox(name, each), *_speaks_for(each)))),
+                (
+                    _inbox(name),
+                    *_of_each(namespaces, lambda each: (_inbox(name, each), subjects.watch_any(each))),
+                ),
+            )
+        case Role.AUTOSCALER:
+            return _autoscaler(name)
+        case Role.JOIN:
+            return Permissions((subjects.join(name), _inbox(name)), (_inbox(name),))
+        case Role.CLIENT:
+            return Permissions(
+                _of_each(namespaces, _asks),
+                _of_each(namespaces, lambda each: (_inbox(name, each), subjects.watch_any(each))),
+            )
+        case Role.JOB:
+            return Permissions(
+                _of_each(namespaces, lambda each: (*_asks(each), *_serves(each))),
+                (
+                    *_of_each(namespaces, lambda each: (_inbox(name, each), *_hears(each))),
+                    *_announced(),
+                ),
+            )
+
+
+def _of_each(namespaces: Sequence[str], some: Callable[[str], Sequence[str]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(subject for namespace in namespaces for subject in some(namespace)))
+
+
+def _inbox(name: str, namespace: str = SYSTEM_NAMESPACE) -> str:
+    return subjects.below(subjects.inbox_prefix(name, namespace))
+
+
+def _worker(namespaces: Sequence[str], name: str, worker: str) -> Permissions:
+    """It keeps its own row and sign of life, and the records of tasks of its namespaces."""
+    workers = subjects.bucket_stream(subjects.WORKERS_BUCKET)
+    return Permissions(
+        publish=(
+            subjects.heartbeats(worker),
+            subjects.capacity(),
+            subjects.bucket_key(subjects.WORKERS_BUCKET, worker),
+            *_with_below(subjects.direct_get(workers)),
+            subjects.inboxes_of(SYSTEM_NAMESPACE),  # of controllers and operators, which ask it
+            *subjects.PLAIN_INBOXES,
+            *_of_each(namespaces, _keeps_tasks),
+        ),
+        subscribe=(
+            _inbox(name),
+            subjects.worker_verb(worker, subjects.ANY_TOKEN),
+            *_of_each(namespaces, lambda each: (subjects.dispatch_any(each), subjects.watch_any(each))),
+            *_announced(),
+        ),
+    )
+
+
+def _keeps_tasks(namespace: str) -> tuple[str, ...]:
+    """What a worker writes of the tasks that it runs, and reads for them."""
+    jobs, registry = subjects.jobs_bucket(namespace), subjects.endpoints_bucket(namespace)
+    streams = (
+        subjects.bucket_stream(jobs),
+        subjects.bucket_stream(registry),
+        subjects.logs_stream(namespace),
+        subjects.results_stream(namespace),
+        subjects.secrets_stream(namespace),
+        *(subjects.objects_stream(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
+    )
+    return (
+        # Of tasks; those of jobs have one token.
+        subjects.bucket_key(jobs, f"{subjects.ANY_TOKEN}.{subjects.ANY_TOKEN}"),
+        subjects.bucket_key(registry),
+        subjects.jobs_submit(namespace),  # of what an operator has it run now
+        subjects.ensure_namespace(namespace),  # to be told how large objects may be
+        subjects.logs_of_all(namespace),
+        subjects.results_of_all(namespace),
+        subjects.watch_progress(namespace),
+        subjects.inboxes_of(namespace),  # of its clients, and of operators who ask there
+        *(subjects.objects_of_all(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
+        subjects.objects_of_all(REQUESTS.name, namespace),  # to be written; what is there only services read
+        *(subject for stream in streams for subject in _with_below(subjects.direct_get(stream))),
+    )
+
+
+def _speaks_for(namespace: str) -> tuple[str, ...]:
+    """What a gateway sends for users of a namespace: it submits, asks and reads, and neither calls actors nor answers anybody."""
+    streams = (
+        subjects.bucket_stream(subjects.endpoints_bucket(namespace)),
+        subjects.logs_stream(namespace),
+        subjects.events_stream(namespace),
+        *(subjects.objects_stream(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
+        subjects.results_stream(namespace),
+    )
+    return (
+        subjects.jobs_submit(namespace),
+        *(subjects.jobs_verb(namespace, verb) for verb in subjects.JOB_VERBS),
+        subjects.ensure_namespace(namespace),
+        *(subjects.endpoints_verb(namespace, verb) for verb in ("lookup", "list")),
+        subjects.workers_list(namespace),
+        subjects.secrets(namespace),  # to be written; what is there only services read
+        *(subjects.objects_of_all(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
+        subjects.objects_of_all(REQUESTS.name, namespace),  # to be written; what is there only services read
+        *(subject for stream in streams for subject in _with_below(subjects.direct_get(stream))),
+    )
+
+
+def _autoscaler(name: str) -> Permissions:
+    """It sees the workers, and has them drained; of jobs it sees nothing."""
+    workers = subjects.bucket_stream(subjects.WORKERS_BUCKET)
+    return Permissions(
+        publish=(
+            *_with_below(subjects.direct_get(workers)),
+            subjects.workers_list(subjects.ANY_TOKEN),
+            subjects.worker_verb(subjects.ANY_TOKEN, "drain"),
+            subjects.vm_trouble(),
+            _inbox(name),
+        ),
+        subscribe=(_inbox(name), subjects.watch_workers()),
+    )
+
+
+def _announced() -> tuple[str, ...]:
+    """Where those are asked who serve something."""
+    return tuple(verb for name in subjects.SERVICE_VERBS for verb in _with_below(subjects.service_verb(name)))
+
+
+def _hears(namespace: str) -> tuple[str, ...]:
+    return subjects.watch_any(namespace), subjects.actors_of(namespace)
+
+
+def _serves(namespace: str) -> tuple[str, ...]:
+    return subjects.bucket_key(subjects.endpoints_bucket(namespace)), *_serves_durably(namespace)
+
+
+def _asks(namespace: str) -> tuple[str, ...]:
+    """What clients and jobs of a namespace may both send: requests, calls, replies, and reads that need no consumer."""
+    registry = subjects.bucket_stream(subjects.endpoints_bucket(namespace))
+    seats = subjects.bucket_stream(subjects.actors_bucket(namespace))
+    streams = (
+        registry,
+        subjects.logs_stream(namespace),
+        subjects.events_stream(namespace),
+        *(subjects.objects_stream(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
+        subjects.results_stream(namespace),
+    )
+    return (
+        subjects.jobs_verb(namespace, subjects.ANY_TOKEN),
+        subjects.ensure_namespace(namespace),
+        subjects.endpoints_verb(namespace, subjects.ANY_TOKEN),
+        subjects.workers_list(namespace),
+        subjects.actors_of(namespace),
+        subjects.durable_calls_of_all(namespace),
+        f"{subjects.direct_get(seats)}.{subjects.bucket_key(subjects.actors_bucket(namespace), subjects.seat_key_of_any())}",
+        subjects.secrets(namespace),  # to be written; what is there only services read
+        *(subjects.objects_of_all(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
+        subjects.objects_of_all(REQUESTS.name, namespace),  # to be written; what is there only services read
+        *(subject for stream in streams for subject in _with_below(subjects.direct_get(stream))),
+        # Never those of the cluster's own: a forged reply there could pass for a service's word.
+        subjects.inboxes_of(namespace),
+        *subjects.PLAIN_INBOXES,
+    )
+
+
+def _serves_durably(namespace: str) -> tuple[str, ...]:
+    """What jobs need for actors with one instance, and for those whose calls are stored."""
+    bucket = subjects.actors_bucket(namespace)
+    streams = (subjects.bucket_stream(bucket), subjects.calls_stream(namespace))
+    return (
+        subjects.bucket_key(bucket),
+        *(subject for stream in streams for subject in _with_below(subjects.direct_get(stream))),
+        subjects.trim_calls(namespace),
+    )
+
+
+def _with_below(subject: str) -> tuple[str, str]:
+    return subject, subjects.below(subject)

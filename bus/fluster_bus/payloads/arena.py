@@ -1,0 +1,218 @@
+"""Memory of this process that others on its machine may read: an arena, out of which spans are lent to receivers.
+
+The arena is a file without a name (memfd): it is gone when the last process that has it open is, however that ends.
+Receivers open it by way of /proc, which lets the same user do that and nobody else.
+
+How a span is used is told by locks on the file, one byte for each slot of the table. A receiver holds a shared lock as
+long as it has a view of the span; the kernel drops it when the receiver dies. The sender frees a span once it has no use
+for it any more, and only under an exclusive lock: then the slot's generation is cleared, and a receiver that comes too
+late finds that. What is passed on without an answer, as results are, is lent until some receiver has taken it.
+
+Locks of this kind (POSIX) belong to a process, so a forked child does not keep its parent's, and they do not count
+within the process: what it holds of its own arena is counted beside them. They are dropped when the process closes *any*
+descriptor of the file, so each file is opened once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import mmap
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Self
+
+from fluster_bus.payloads.pickles import Pickled
+from fluster_bus.payloads.references import Reference, layout
+from fluster_bus.payloads.spans import Spans
+
+SLOTS = 4096
+ENTRY = 2  # numbers of a slot: its generation (0: not lent), and 1 once a receiver has taken it
+TABLE_BYTES = SLOTS * ENTRY * 8
+# Systems without it have no arenas either.
+SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)  # who has it mapped can rely on its size
+UNTAKEN_S = 60.0  # how long what was sent waits for its receiver
+_COOL_S = 10.0  # after which pages that nobody uses go back to the system
+_LOOKED_AT = 4  # of the spans that were not free the last time, at each new one
+
+
+def file_name(arena: bytes) -> str:
+    """What /proc calls the file of an arena."""
+    return f"/memfd:fluster-{arena.hex()} (deleted)"
+
+
+@dataclass(eq=False, slots=True)
+class Span:
+    """A payload in the arena."""
+
+    reference: Reference
+    size: int
+    until_taken: bool  # it is lent on when its sender lets go of it, until a receiver has taken it
+    over_at: float = 0.0
+    holds: int = 0  # by this process
+
+
+class Lent(bytes):
+    """The reference to a span, as it travels. The span is lent for as long as this object lives."""
+
+    arena: Arena
+    span: Span
+    kept: object = None  # lives as long as it does
+
+    @classmethod
+    def of(cls, arena: Arena, span: Span) -> Self:
+        lent = cls(span.reference.encode())
+        lent.arena, lent.span = arena, span
+        return lent
+
+    def __del__(self) -> None:
+        # No lock: it may be taken by this very thread, in the middle of which garbage is collected.
+        self.arena.over.append(self.span)
+
+    def __reduce__(self) -> tuple[type[bytes], tuple[bytes]]:
+        return bytes, (bytes(self),)
+
+
+class Arena:
+    """The memory that this process lends."""
+
+    def __init__(self, size: int) -> None:
+        self.id = secrets.token_bytes(16)
+        self.fd = os.memfd_create(f"fluster-{self.id.hex()}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.fchmod(self.fd, 0o600)
+        self._spans = Spans(size)
+        os.ftruncate(self.fd, TABLE_BYTES + self._spans.size)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS)
+        self.memory = mmap.mmap(self.fd, TABLE_BYTES + self._spans.size)
+        self._table = memoryview(self.memory)[:TABLE_BYTES].cast("Q")
+        self._slots = list(range(SLOTS))
+        self._generations = itertools.count(1)
+        self.over: deque[Span] = deque()  # those that their sender has no use for any more, by any thread
+        self._let_go: deque[Span] = deque()  # what this process holds no more, by any thread
+        self._lent: dict[int, Span] = {}  # {slot: span}
+        self._waiting: deque[Span] = deque()  # those that are over and were not free yet
+        self._touched = 0  # nothing behind it has been written
+        self._last_lent = 0.0
+        self._lock = threading.Lock()
+
+    def abandon(self) -> None:
+        """In a forked child: have it keep no memory of its parent's."""
+        self._table.release()
+        with contextlib.suppress(BufferError):  # the child still looks at it
+            self.memory.close()
+        os.close(self.fd)
+
+    # ---- lending ----------------------------------------------------------------------------------------
+
+    def lend(self, pickled: Pickled, *, until_taken: bool = False) -> Lent | None:
+        """A copy of `pickled` for others to read; None when there is no room."""
+        sizes = (pickled.size, *(buffer.nbytes for buffer in pickled.buffers))
+        offsets, size = layout(sizes)
+        span = self._take(sizes, size, until_taken=until_taken)
+        if span is None:
+            return None
+        lent = Lent.of(self, span)
+        start = span.reference.start
+        with memoryview(self.memory) as memory:
+            position = start
+            for part in pickled.parts:
+                memory[position : position + len(part)] = part
+                position += len(part)
+            for buffer, offset in zip(pickled.buffers, offsets[1:], strict=True):
+                memory[start + offset : start + offset + buffer.nbytes] = buffer
+        return lent
+
+    def _take(self, sizes: tuple[int, ...], size: int, *, until_taken: bool) -> Span | None:
+        with self._lock:
+            now = self._last_lent = time.monotonic()
+            self._collect()
+            self._free_some(now, _LOOKED_AT)
+            start = self._spans.take(size) if self._slots else None
+            if start is None:
+                self._free_some(now, len(self._waiting))
+                start = self._spans.take(size) if self._slots else None
+            if start is None:
+                return None
+            self._touched = max(self._touched, start + size)
+            slot, generation = self._slots.pop(), next(self._generations)
+            reference = Reference(os.getpid(), self.fd, self.id, slot, generation, TABLE_BYTES + start, sizes)
+            span = self._lent[slot] = Span(reference, size, until_taken)
+            self._table[slot * ENTRY + 1] = 0
+            self._table[slot * ENTRY] = generation
+            return span
+
+    # ---- what this process holds itself -----------------------------------------------------------------
+
+    def hold(self, reference: Reference) -> Span | None:
+        """The span, which stays until it is `let_go`; None when it is not lent any more."""
+        with self._lock:
+            span = self._lent.get(reference.slot)
+            if span is None or span.reference != reference:
+                return None
+            span.holds += 1
+            self._table[reference.slot * ENTRY + 1] = 1
+            return span
+
+    def let_go(self, span: Span) -> None:
+        self._let_go.append(span)  # no lock, as for what is over
+
+    # ---- freeing ----------------------------------------------------------------------------------------
+
+    def _collect(self) -> None:
+        while self._let_go:
+            self._let_go.popleft().holds -= 1
+        while self.over:
+            span = self.over.popleft()
+            span.over_at = time.monotonic()
+            self._waiting.append(span)
+
+    def _free_some(self, now: float, count: int) -> None:
+        """Look at that many of the spans that are over."""
+        for _ in range(min(count, len(self._waiting))):
+            span = self._waiting.popleft()
+            if not self._try_free(span, now):
+                self._waiting.append(span)
+
+    def _try_free(self, span: Span, now: float) -> bool:
+        slot = span.reference.slot
+        if span.holds:
+            return False
+        if span.until_taken and not self._table[slot * ENTRY + 1] and now - span.over_at < UNTAKEN_S:
+            return False
+        try:
+            fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
+        except OSError:  # held
+            return False
+        self._table[slot * ENTRY] = 0
+        fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, slot)
+        del self._lent[slot]
+        self._slots.append(slot)
+        self._spans.give_back(span.reference.start - TABLE_BYTES, span.size)
+        return True
+
+    def tidy(self, now: float) -> bool:
+        """Free what is over, and after a while the pages; False when there is nothing left to look after."""
+        with self._lock:
+            self._collect()
+            self._free_some(now, len(self._waiting))
+            if now - self._last_lent >= _COOL_S:
+                self._cool()
+            return bool(self._lent or self._touched)
+
+    def _cool(self) -> None:
+        for start, end in self._spans.free():
+            if start < self._touched:
+                self.memory.madvise(mmap.MADV_REMOVE, TABLE_BYTES + start, min(end, self._touched) - start)
+        ends = (span.reference.start - TABLE_BYTES + span.size for span in self._lent.values())
+        self._touched = max(ends, default=0)
+
+    def untaken(self) -> int:
+        """How many payloads wait for their receivers, of those that were passed on."""
+        with self._lock:
+            self._collect()
+            return sum(span.until_taken and not self._table[span.reference.slot * ENTRY + 1] for span in self._waiting)

@@ -1,0 +1,101 @@
+"""Where a method of an actor finds itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from fluster.actors.protocol.cancellation import Cancellation
+from fluster.cluster.task.identity import NAMESPACE, TaskIdentity
+from fluster_bus.core.names import EndpointId, JobId, Namespace, WorkerId
+
+if TYPE_CHECKING:
+    import concurrent.futures
+
+    from fluster.actors.server.durable import DurableActor
+    from fluster.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class ActorContext:
+    """Who this actor is, where it runs, and which call it is handling.
+
+    Handed to a method whose first parameter is annotated with this class or named `ctx`; callers leave it out.
+    """
+
+    namespace: Namespace
+    actor_name: str | None = None
+    endpoint_id: EndpointId | None = None
+    job_id: JobId | None = None  # None, as what follows: it runs outside of any job
+    task: int = 0
+    num_tasks: int = 1
+    attempt: int = 0
+    worker_id: WorkerId | None = None
+    method: str | None = None
+    deadline: float | None = None  # by time.monotonic() of this process: nobody waits for the answer after it
+    _cluster: Cluster | None = dataclasses.field(default=None, repr=False, compare=False)
+    _cancellation: Cancellation | None = dataclasses.field(default=None, repr=False, compare=False)
+    _durable: DurableActor | None = dataclasses.field(default=None, repr=False, compare=False)
+    _reply: str = dataclasses.field(default="", repr=False, compare=False)  # names the call
+
+    @property
+    def cancelled(self) -> bool:
+        """True once nobody waits for the answer any more: its caller cancelled the call, or it ran into its timeout."""
+        return self._cancellation is not None and self._cancellation.cancelled
+
+    def wait_cancelled(self, timeout: float | None = None) -> bool:
+        """Wait until `cancelled`: True then, False after `timeout` seconds. For methods that block a thread."""
+        if self._cancellation is None:
+            raise RuntimeError(
+                "there is no call that could be cancelled: wait_cancelled() belongs into a method's call"
+            )
+        return self._cancellation.wait(timeout)
+
+    def save(self, state: object) -> None:
+        """Keep `state`, for `on_restore` of whoever serves this durable actor next; return when it is stored.
+
+        The call that saves is not run again, so save last. Raises SupersededError when another instance has taken this
+        one's place: then nothing was saved. TypeError for what cannot be pickled, MessageTooLargeError above 4 MiB, and
+        RuntimeError for an actor that is not durable.
+        """
+        self._saving(state).result()
+
+    async def save_async(self, state: object) -> None:
+        """As `save`, for asynchronous methods: others go on meanwhile."""
+        import asyncio
+
+        await asyncio.wrap_future(self._saving(state))
+
+    def _saving(self, state: object) -> concurrent.futures.Future[None]:
+        if self._durable is None:
+            raise RuntimeError(
+                f"{self.actor_name or 'what runs here'} keeps no state: give its class @actor(durable=True)"
+            )
+        return self._durable.save(state, self._reply)
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster that this actor belongs to."""
+        if self._cluster is not None:
+            return self._cluster
+        from fluster.cluster import current_cluster
+
+        return current_cluster()
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
+        """The context of this process's job; outside of any job only the namespace is known."""
+        identity = TaskIdentity.from_environment(environment)
+        if identity is None:
+            return cls(namespace=Namespace(environment.get(NAMESPACE) or "default"))
+        return cls(
+            namespace=identity.namespace,
+            job_id=identity.job_id,
+            task=identity.task,
+            num_tasks=identity.num_tasks,
+            attempt=identity.attempt,
+            worker_id=identity.worker_id,
+        )

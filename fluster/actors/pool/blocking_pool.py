@@ -1,0 +1,160 @@
+"""Pools for programs that block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, NoReturn, Self, TypeVar
+
+from fluster.actors.client.broadcast import BroadcastResult
+from fluster.actors.definition.definition import check_timeout
+from fluster.actors.pool.handles import ActorHandle, member_id
+from fluster.actors.pool.pool import AsyncActorPool, no_attribute
+from fluster.actors.pool.verbs import Methods, Verb
+from fluster.actors.protocol.members import Member
+from fluster.actors.protocol.policies import Policy
+from fluster.actors.results.futures import result_of
+from fluster.actors.results.maps import MAX_OUT, MapResults, UnorderedMapResults
+from fluster.cluster import Cluster
+from fluster.cluster.portal.blocking_methods import blocking, blocking_iterator
+from fluster.errors import ForkedError
+from fluster_bus.core.errors import ClosedError
+from fluster_bus.messages import JobId
+
+T = TypeVar("T")
+
+
+class ActorPool(Generic[T]):
+    """All actors that serve `name`; their methods are called as if they were here. Use it from any thread.
+
+    `policy` chooses the member for a call: "round-robin" (unless told otherwise), "least" (the one with the fewest calls
+    of this client), "random", or an object of your own (fluster.actors.protocol.policies).
+
+    It can be pickled: where it is unpickled it finds the same actors, by `current_cluster()`.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        *,
+        actor_class: type[T] | None = None,
+        job_id: JobId | None = None,
+        policy: str | Policy | None = None,
+        fixed: tuple[Member, ...] | None = None,
+    ) -> None:
+        if not isinstance(cluster, Cluster):
+            raise TypeError(f"ActorPool takes a Cluster, not {cluster!r}: for an AsyncCluster take AsyncActorPool")
+        self.portal = cluster.portal
+        self.asynchronous: AsyncActorPool[T] = AsyncActorPool(
+            cluster.asynchronous,
+            name,
+            actor_class=actor_class,
+            job_id=job_id,
+            loop=cluster.portal.loop,
+            policy=policy,
+            fixed=fixed,
+        )
+        self.asynchronous.use_lane()
+        # Made once, which an AsyncActorPool could not: it would be kept by what it keeps.
+        submit, broadcast = self.asynchronous.submit_call, self.asynchronous._offer_broadcast  # noqa: SLF001
+        self._call = Verb[T](self.asynchronous, "call", lambda *call: result_of(submit(*call, alone=True)))
+        self._submit = Verb[Any](self.asynchronous, "submit", submit)
+        self._broadcast = Verb[Any](self.asynchronous, "broadcast", lambda *call: BroadcastResult(*broadcast(*call)))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: its members, asked for now."""
+        from fluster.actors.pool.members_view import live_view, still_view
+
+        heading = f"ActorPool {self.name}"
+        try:
+            return self.portal.run(live_view, heading, self.asynchronous)
+        except (ClosedError, ForkedError) as error:
+            return still_view(heading, error)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        asynchronous = vars(self).get("asynchronous")
+        raise no_attribute(self, name, None if asynchronous is None else asynchronous._methods)  # noqa: SLF001
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _found_again, (self.name, self.asynchronous.recipe)
+
+    @property
+    def name(self) -> str:
+        return self.asynchronous.name
+
+    @property
+    def job_id(self) -> JobId | None:
+        """The job whose tasks the actors are, if `deploy` started them."""
+        return self.asynchronous.job_id
+
+    @property
+    def call(self) -> Verb[T]:
+        """`pool.call().method(…)`: one member after the other, chosen at each call; its result.
+
+        Raises what the method raises; ActorNotFoundError at once when nobody serves the name; ActorDiedError,
+        ConnectionLostError, MailboxFullError; ActorTimeoutError (a TimeoutError) after `call(timeout=…)` seconds.
+        """
+        return self._call
+
+    @property
+    def submit(self) -> Verb[Any]:
+        """`pool.submit().method(…)`: the same, as an ActorFuture."""
+        return self._submit
+
+    @property
+    def broadcast(self) -> Verb[Any]:
+        """`pool.broadcast().method(…)`: every member; a BroadcastResult."""
+        return self._broadcast
+
+    def map(self, *, max_out: int = MAX_OUT, timeout: float | None = None) -> Any:
+        """`for result in pool.map().method(items)`: results in the order of the items.
+
+        The method is called for each item, or with one of each of several iterables, `max_out` at a time. Items are taken
+        as results are asked for. What a call raised is raised in its turn, and the iterator goes on after it; `close()`
+        ends it.
+        """
+        return Methods(
+            self.asynchronous, self.asynchronous.mapped(MapResults, max_out), check_timeout(timeout), wait=True
+        )
+
+    def map_unordered(self, *, max_out: int = MAX_OUT, timeout: float | None = None) -> Any:
+        """As `map`, each result as it comes."""
+        return Methods(
+            self.asynchronous, self.asynchronous.mapped(UnorderedMapResults, max_out), check_timeout(timeout), wait=True
+        )
+
+    def on(self, key: object) -> ActorHandle[T]:
+        """`pool.on(key).call().method(…)`: for each key always the same member while it lives, for every client.
+
+        Raises TypeError for a key that is no text, bytes, int, bool, or tuple of these.
+        """
+        return ActorHandle(self, None, key)
+
+    def to(self, member: Member | str) -> ActorHandle[T]:
+        """`pool.to(member).call().method(…)`: that one of `members()`, which may also be given by its endpoint's id."""
+        return ActorHandle(self, member_id(self.name, member), None)
+
+    members = blocking(AsyncActorPool.members)
+    wait_for_size = blocking(AsyncActorPool.wait_for_size)
+    logs = blocking_iterator(AsyncActorPool.logs)
+    shutdown = blocking(AsyncActorPool.shutdown)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.shutdown()
+
+    @property
+    def size(self) -> int:
+        """How many members take calls now."""
+        return len(self.portal.run(self.asynchronous.wait_for_members, 0))
+
+
+def _found_again(name: str, recipe: dict[str, Any]) -> ActorPool[Any]:
+    from fluster.cluster import current_cluster
+
+    return ActorPool(current_cluster(), name, **recipe)

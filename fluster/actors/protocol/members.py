@@ -1,0 +1,154 @@
+"""Who stands behind a name, as the registry tells it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Self
+
+from fluster.actors.protocol.codecs import JSON, PICKLE
+from fluster.actors.protocol.frames import Moment
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import InvalidMessageError
+from fluster_bus.messages import Endpoint, EndpointId, JobId, WorkerId
+
+# What an actor's server tells pools in its endpoint's metadata, beside what the user put there.
+OWN_METADATA = "fluster:"
+LEAVING = f"{OWN_METADATA}leaving"  # it finishes what it has and takes no more
+# Of the last time that it lost its connection, told once it is back:
+DISCONNECTED_AT = f"{OWN_METADATA}disconnected-at"  # what was on its way to it then is lost
+RECONNECTED_AT = f"{OWN_METADATA}reconnected-at"  # what was sent to all until then it may have missed
+CODEC = f"{OWN_METADATA}codec"  # "json": it takes and gives nothing else
+TIMEOUTS = f"{OWN_METADATA}timeouts"  # JSON, {method: seconds}
+RESTARTING = f"{OWN_METADATA}restarting"  # it has failed, and is being made anew; calls wait in its mailbox
+RESTARTS = f"{OWN_METADATA}restarts"  # how often it was, in this process
+LAST_ERROR = f"{OWN_METADATA}last-error"  # how it failed last
+RETRIES = f"{OWN_METADATA}retries"  # JSON, {method: how often a call that was not delivered is sent again}
+DURABLE = f"{OWN_METADATA}durable"  # calls to it are stored
+PLACE = f"{OWN_METADATA}place"  # with whom it can share memory
+
+
+class MemberState(StrEnum):
+    """How a member is."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    STOPPING = "stopping"  # it finishes what it has, and takes no more
+    DEAD = "dead"  # and does not come back
+
+
+@dataclass(frozen=True)
+class Member:
+    """One actor of a pool. One that is not registered has neither endpoint nor address."""
+
+    endpoint_id: EndpointId
+    name: str
+    address: str
+    job_id: JobId | None = None  # None: served by a process outside of any job
+    task: int = 0
+    attempt: int = 0
+    worker_id: WorkerId | None = None
+    metadata: Mapping[str, str] | None = None
+    state: MemberState = MemberState.READY
+    restarts: int = 0  # of its process and within it
+    last_error: str = ""  # why it died or failed last
+    leaving: bool = False
+    disconnected_at: Moment | None = None
+    reconnected_at: Moment | None = None
+    timeouts: Mapping[str, float] | None = None
+    place: str | None = None
+    retries: Mapping[str, int] | None = None
+    codec: str = PICKLE
+    is_durable: bool = False
+
+    @classmethod
+    def of(cls, endpoint: Endpoint) -> Self:
+        """The member that an endpoint of the registry tells of.
+
+        Whoever runs jobs in its namespace may have written it. Raises InvalidMessageError when it is no actor's of that namespace.
+        """
+        if not subjects.is_actor_address(endpoint.address, endpoint.namespace):
+            raise InvalidMessageError(
+                f"invalid address {endpoint.address!r}: expected one of an actor of its namespace"
+            )
+        try:
+            return cls._of(endpoint)
+        except (ValueError, TypeError, RecursionError, AttributeError) as error:
+            raise InvalidMessageError(f"its metadata cannot be read: {error}") from error
+
+    @classmethod
+    def _of(cls, endpoint: Endpoint) -> Self:
+        metadata = dict(endpoint.metadata)
+        disconnected_at, reconnected_at = metadata.pop(DISCONNECTED_AT, None), metadata.pop(RECONNECTED_AT, None)
+        timeouts = metadata.pop(TIMEOUTS, None)
+        place = metadata.pop(PLACE, None)
+        retries = metadata.pop(RETRIES, None)
+        leaving = metadata.pop(LEAVING, None) is not None
+        restarting = metadata.pop(RESTARTING, "")
+        state = MemberState.RESTARTING if restarting else MemberState.READY
+        return cls(
+            endpoint_id=endpoint.endpoint_id,
+            name=endpoint.name,
+            address=endpoint.address,
+            job_id=endpoint.job_id,
+            task=endpoint.task,
+            attempt=endpoint.attempt,
+            worker_id=endpoint.worker_id,
+            state=MemberState.STOPPING if leaving else state,
+            restarts=int(metadata.pop(RESTARTS, "0")),
+            last_error=metadata.pop(LAST_ERROR, ""),
+            leaving=leaving,
+            disconnected_at=None if disconnected_at is None else _moment(disconnected_at),
+            reconnected_at=None if reconnected_at is None else _moment(reconnected_at),
+            codec=metadata.pop(CODEC, PICKLE),
+            is_durable=metadata.pop(DURABLE, None) is not None,
+            timeouts=None if timeouts is None else _numbers(json.loads(timeouts)),
+            place=place,
+            retries=None if retries is None else _counts(json.loads(retries)),
+            metadata=metadata,
+        )
+
+    @property
+    def takes_json_only(self) -> bool:
+        return self.codec == JSON
+
+    @property
+    def hears_lanes(self) -> bool:
+        """True when a call that a thread carries itself is heard and answered there."""
+        return not (self.takes_json_only or self.is_durable)
+
+    @classmethod
+    def at(cls, name: str, address: str) -> Self:
+        """The member that listens at a fixed address."""
+        return cls(endpoint_id=EndpointId(subjects.last_token(address)), name=name, address=address)
+
+
+def _moment(text: str) -> Moment:
+    moment = Moment(*json.loads(text))
+    if not isinstance(moment[0], str) or not all(isinstance(each, int | float) for each in moment[1:]):
+        raise ValueError(f"invalid time {text[:100]!r}")
+    return moment
+
+
+def _numbers(told: Any) -> dict[str, float]:
+    if not isinstance(told, dict) or not all(
+        type(each) in (int, float) and 0 <= each < math.inf for each in told.values()
+    ):
+        raise ValueError(f"expected numbers by method, not {str(told)[:100]!r}")
+    return told
+
+
+def _counts(told: Any) -> dict[str, int]:
+    return {name: int(each) for name, each in _numbers(told).items()}
+
+
+def share_memory(members: Iterable[Member]) -> bool:
+    """Whether all of them can read what this process lends."""
+    from fluster_bus.payloads import arenas
+
+    here = arenas.place()
+    return here is not None and all(member.place == here for member in members)

@@ -1,0 +1,449 @@
+"""An actor in this process: takes calls from its mailbox and runs them, one at a time unless it says otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import logging
+import pickle
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from types import CoroutineType
+from typing import Any
+
+from fluster.actors.definition.context import ActorContext
+from fluster.actors.definition.definition import MethodInfo, methods_of, options_of
+from fluster.actors.definition.hooks import outcome_of
+from fluster.actors.definition.json_methods import JsonMethod
+from fluster.actors.definition.timers import Timer, timers_of
+from fluster.actors.protocol import frames, json_frames
+from fluster.actors.protocol.cancellation import Cancellation
+from fluster.actors.protocol.clock import SYSTEM_CLOCK, Clock
+from fluster.actors.protocol.codecs import JSON
+from fluster.actors.protocol.failures import FULL, RETRY
+from fluster.actors.protocol.windows import Window
+from fluster.actors.results.stored import StoredPayloads
+from fluster.actors.routing.own_thread import OwnThread
+from fluster.actors.server.actor_lane import ActorLane
+from fluster.actors.server.durable import DurableActor
+from fluster.actors.server.lanes import Lanes
+from fluster.actors.server.mailbox import Mailbox
+from fluster.actors.server.outbox import Answers
+from fluster.actors.server.producer import Items, Producer
+from fluster.actors.server.replies import Job, Replies
+from fluster.actors.server.seats import Seat
+from fluster.actors.server.streams import Streams
+from fluster.actors.server.supervision import Functions, Supervisor
+from fluster.cluster.refs import Ref, resolved
+from fluster.errors import ActorTimeoutError, MailboxFullError, NotRunError
+from fluster.log_context import LogContext, RunningCall, set_running
+from fluster.tracing import serving
+from fluster_bus.connection.services_api import EndpointCounts
+from fluster_bus.core import codec, subjects
+from fluster_bus.core.delivery import Delivery
+from fluster_bus.core.errors import InvalidMessageError
+from fluster_bus.core.near_names import near
+from fluster_bus.payloads import payloads
+
+log = logging.getLogger(__name__)
+
+_NO_ARGUMENTS = codec.encode(((), {}))
+_FRAME_OVERHEAD = 4096  # of a reply around its payload, amply
+
+
+_Lanes = Lanes[Job | Producer]
+
+
+class HostedActor:
+    """An instance of a user's class and the threads that run its methods.
+
+    `actor_loop` gives the event loop for asynchronous methods; it is asked when there are any. `accept` is called on
+    the connection's loop; user code never runs there.
+    """
+
+    def __init__(
+        self,
+        instance: object,
+        context: ActorContext,
+        *,
+        outbox: Answers,
+        max_reply: int,
+        stored: StoredPayloads,
+        actor_loop: Callable[[], asyncio.AbstractEventLoop],
+        factory: Callable[[], object] | None = None,
+        initializer: Callable[[], object] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        seat: Seat | None = None,
+        durable: DurableActor | None = None,
+    ) -> None:
+        self.context = context
+        self.seat = seat
+        self.durable = durable
+        self.methods: Mapping[str, MethodInfo] = methods_of(type(instance))
+        self._initializer = initializer
+        self._clock = clock
+        cls = type(instance)
+        self.timers = [Timer(cls, name, put=self._put_run, clock=clock) for name in timers_of(cls)]
+        # Of all that runs, of which callers reach the methods only.
+        self._infos = {**self.methods, **{timer.key: timer.info for timer in self.timers}}
+        self.counts: dict[str, EndpointCounts] = {name: EndpointCounts() for name in self.methods}
+        self.counts |= {timer.key: timer.counts for timer in self.timers}
+        self._options = options_of(type(instance))
+        self.takes_json_only = self._options.codec == JSON
+        max_reply -= _FRAME_OVERHEAD
+        self._replies = Replies(context, self.methods, self.counts, outbox=outbox, max_json=max_reply)
+        self._stored = stored
+        self.kind = type(instance).__name__
+        self.supervisor = Supervisor(
+            instance, str(context.actor_name), self._options, factory=factory, actor_loop=actor_loop
+        )
+        self.streams = Streams(context, outbox=outbox, max_item=max_reply, store=stored.store, actor_loop=actor_loop)
+        self._cancellable = {
+            name
+            for name, method in self.methods.items()
+            if method.is_async or method.takes_context or method.window is not None
+        }
+        # {(reply subject, place): of a call that is here}
+        self._cancellations: dict[tuple[str, int], Cancellation] = {}
+        self._notices = {frames.CANCEL: self._on_cancel, frames.READ: self.streams.on_read}
+        self._actor_loop = actor_loop
+        self._lanes: dict[str | None, _Lanes] = {None: self._make_lanes(None, self._options.max_concurrency)}
+        for group, at_once in self._options.concurrency_groups.items():
+            self._lanes[group] = self._make_lanes(group, at_once)
+        # {method: where it runs}
+        self._lanes_of = {name: self._lanes[method.concurrency_group] for name, method in self.methods.items()}
+        self._lanes_of[frames.PING] = self._lanes[None]
+
+    def _make_lanes(self, group: str | None, at_once: int) -> _Lanes:
+        kinds = {method.is_async for method in self._infos.values() if method.concurrency_group == group}
+        names = frozenset(name for name, method in self.methods.items() if method.concurrency_group == group)
+        own_thread = OwnThread(
+            str(self.context.endpoint_id), str(self.context.actor_name), names if at_once == 1 else frozenset()
+        )
+
+        def begin() -> None:
+            own_thread.enter()
+            if self._initializer is not None:
+                self._initializer()
+
+        return Lanes(
+            f"{self.context.actor_name}-{group}" if group else str(self.context.actor_name),
+            Mailbox(max_items=self._options.mailbox_calls, max_bytes=self._options.mailbox_bytes),
+            self._handle,
+            at_once=at_once,
+            has_sync=False in kinds,
+            has_async=True in kinds,
+            begin=begin,
+        )
+
+    @property
+    def has_one_thread(self) -> bool:
+        """True when one thread alone takes calls off a connection, and answers one before it takes the next."""
+        return self.durable is None and len(self._lanes) == 1 and self._lanes[None].has_one_thread
+
+    def ride(self, lane: ActorLane) -> None:
+        """Have that one thread read `lane`, and answer over it. To be said before `start`."""
+        self._replies.outbox = self.streams.outbox = lane.outbox
+        self._lanes[None].mailbox.wait_in(lane.queue)
+
+    def start(self) -> None:
+        """Begin to run what is accepted, and what is to be run again and again. Called on the connection's loop."""
+        for lanes in self._lanes.values():
+            lanes.start()
+        for timer in self.timers:
+            timer.start()
+
+    # ---- on the connection's loop -----------------------------------------------------------------------
+
+    def accept(self, delivery: Delivery) -> None:
+        """Take the calls of a message into the mailbox; those that cannot be are answered at once."""
+        _subject, data, reply, _headers = delivery
+        if reply and not subjects.is_inbox(reply):
+            log.warning("refused a call to %s: its reply subject %s is not an inbox", delivery.subject, reply)
+            return
+        if self.takes_json_only or data[:1] != codec.PICKLE:
+            self._accept_json(delivery)
+            return
+        try:
+            calls = frames.decode_calls(data)
+        except InvalidMessageError as error:
+            self._replies.send_failure(Job(reply, 0, "", None, b""), error)
+            return
+        for index, (method, deadline, payload, *trace) in enumerate(calls):
+            held = payload if payload[:1] == codec.PICKLE else payloads.held(payload)
+            self._admit(Job(reply, index, method, deadline, held, False, None, trace[0] if trace else None))
+
+    def accept_unstored(self, delivery: Delivery) -> None:
+        """For a durable actor: take no calls but pings of a message that did not come out of its stream."""
+        if subjects.last_token(delivery.subject) == frames.PING:
+            self.accept(delivery)
+            return
+        if subjects.last_token(delivery.subject) in frames.NOTICES or not subjects.is_inbox(delivery.reply):
+            return
+        is_json = not codec.is_pickle(delivery.data)
+        error: Exception = TypeError(
+            f"{self.context.actor_name} is durable: its calls are stored first, not sent to it directly or broadcast: "
+            f"call it from Python, ActorPool(cluster, {str(self.context.actor_name)!r}).call()"
+        )
+        try:
+            count = 1 if is_json else len(frames.decode_calls(delivery.data))
+        except InvalidMessageError as unreadable:
+            error, count = unreadable, 1
+        for place in range(count):
+            self._replies.send_failure(Job(delivery.reply, place, "", None, b"", is_json=is_json), error)
+
+    def _accept_json(self, delivery: Delivery) -> None:
+        method = subjects.last_token(delivery.subject)
+        job = Job(delivery.reply, 0, method, None, delivery.data, is_json=True, trace=json_frames.trace_of(delivery))
+        try:
+            if codec.is_pickle(delivery.data):
+                raise InvalidMessageError(f"{self.context.actor_name} takes JSON only: nothing here is unpickled")
+            self._admit(dataclasses.replace(job, deadline=json_frames.deadline_of(delivery)))
+        except InvalidMessageError as error:
+            self._replies.send_failure(job, error)
+
+    def _admit(self, job: Job) -> None:
+        if job.method in self._cancellable:
+            job = self._made_cancellable(job)
+        if self.supervisor.given_up is not None:
+            self._reject(job, self.supervisor.given_up, RETRY)
+        elif (lanes := self._lanes_of.get(job.method)) is None:
+            if job.method in self._notices:
+                self._on_notice(job)
+                return
+            self._replies.send_failure(
+                job, AttributeError(f"{self.kind} has no method {job.method!r}{near(job.method, self.methods)}")
+            )
+        elif not (mailbox := lanes.mailbox).put(job, len(job.payload), (job.reply, job.place) if job.reply else None):
+            text = (
+                f"{self.context.actor_name} has {len(mailbox):,} calls waiting: "
+                "send less at a time, or add members to its pool"
+            )
+            self._reject(job, MailboxFullError(text), FULL)
+
+    def _reject(self, job: Job, error: Exception, advice: str) -> None:
+        """Tell the caller that its call was not run; one that is stored is left as it is."""
+        self._forget(job)
+        if self.durable is None or not self.durable.on_not_run(job.reply):
+            self._replies.send_failure(job, error, advice=advice)
+
+    def _made_cancellable(self, job: Job) -> Job:
+        cancellation = Cancellation()
+        if job.reply:  # else there is no name by which it could be cancelled
+            self._cancellations[job.reply, job.place] = cancellation
+        return dataclasses.replace(job, cancellation=cancellation)
+
+    def _on_notice(self, message: Job) -> None:
+        try:
+            self._notices[message.method](message.reply, message.payload)
+        except InvalidMessageError as error:
+            log.warning("a notice to %s was dropped: %s", self.context.actor_name, error)
+            self._replies.send_failure(message, error)
+
+    def _on_cancel(self, reply: str, payload: bytes) -> None:
+        for key in frames.cancelled_calls(reply, payload):
+            if not any(self._remove(lanes.mailbox, key) for lanes in self._lanes.values()):
+                cancellation = self._cancellations.get(key)
+                if cancellation is not None:
+                    cancellation.cancel()
+
+    def _remove(self, mailbox: Mailbox[Job | Producer], key: tuple[str, int]) -> bool:
+        """Take a call that waits out of its mailbox."""
+        job = mailbox.remove(key)
+        if not isinstance(job, Job):
+            return False
+        self._forget(job)
+        self._replies.send_cancelled(job)
+        mailbox.done(len(job.payload))
+        return True
+
+    def _put_run(self, timer: Timer) -> bool:
+        if self.supervisor.given_up is not None:
+            return False
+        job = Job("", 0, timer.key, None, _NO_ARGUMENTS, timer=timer)
+        return self._lanes[timer.info.concurrency_group].mailbox.put(job, len(_NO_ARGUMENTS))
+
+    async def drain(self, timeout_s: float) -> None:
+        """Finish what is in the mailbox, then end the threads. After `timeout_s` what waits is told that it was not run."""
+        for timer in self.timers:
+            timer.stop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                for lanes in self._lanes.values():
+                    await lanes.wait_idle()
+        except TimeoutError:
+            log.warning("%s was still busy after %g s", self.context.actor_name, timeout_s)
+        error = self.supervisor.given_up or NotRunError(
+            f"{self.context.actor_name} was shut down; the call was not run"
+        )
+        for job in [job for lanes in self._lanes.values() for job in lanes.close()]:
+            if isinstance(job, Producer):
+                continue  # it runs, and is left without an answer as others that do
+            if job.timer is not None:
+                job.timer.on_done()
+            else:
+                self._reject(job, error, RETRY)
+
+    def wait_timers(self, timeout_s: float) -> None:
+        """Return when no run of a timer waits or is under way. Raises TimeoutError."""
+        for timer in self.timers:
+            if not timer.idle.wait(timeout_s):
+                raise TimeoutError(f"{self.context.actor_name}.{timer.key} has not ended after {timeout_s:g} s")
+
+    # ---- on the actor's threads -------------------------------------------------------------------------
+
+    def _handle(self, job: Job | Producer, lanes: _Lanes) -> None:
+        """Run it, seen by those who watch."""
+        if isinstance(job, Producer):
+            self._go_on(job, lanes)
+            return
+        if LogContext.in_use:
+            set_running(RunningCall(str(self.context.actor_name), job.method, job.reply, job.place))
+        if job.trace is None:
+            self._run(job, lanes)
+        else:
+            with serving(str(self.context.actor_name), job.method, job.trace) as span:
+                self._run(dataclasses.replace(job, span=span), lanes)
+
+    def _go_on(self, producer: Producer, lanes: _Lanes) -> None:
+        if LogContext.in_use:
+            set_running(RunningCall(str(self.context.actor_name), producer.method, producer.subject, producer.place))
+        if (replacing := self.supervisor.replacing) is not None:
+            replacing.wait()
+        self.streams.take_turn(producer, lanes)
+
+    def _run(self, job: Job, lanes: _Lanes) -> None:
+        started_ns = time.perf_counter_ns()
+        supervisor = self.supervisor
+        if (replacing := supervisor.replacing) is not None:
+            replacing.wait()
+        refusal = supervisor.given_up or (self.seat.fence() if self.seat is not None else None)
+        if refusal is not None:
+            self._reject(job, refusal, RETRY)
+            self._leave(job, lanes, refusal)
+            return
+        functions = supervisor.functions
+        try:
+            if job.deadline is not None and frames.seconds_between(job.deadline, self._clock.now()) >= 0:
+                raise ActorTimeoutError(f"{self.context.actor_name}.{job.method} arrived too late; it was not run")
+            payload = job.payload
+            # Most have them with them.
+            args, kwargs = pickle.loads(payload) if payload[:1] == codec.PICKLE else self._arguments(job)
+            if Ref.in_use:
+                args, kwargs = resolved(args, kwargs, self.context.cluster)
+            info = self._infos.get(job.method)
+            if info is not None and info.takes_context:
+                args = (self._context_of(job), *args)
+            result = functions[job.method](*args, **kwargs) if info is not None else True  # a ping
+        except BaseException as error:
+            self._finish_failed(job, lanes, started_ns, functions, error)
+            return
+        if info is not None and info.window is not None and isinstance(result, Generator | AsyncGenerator):
+            self._open_stream(job, lanes, info.window, result, functions)
+            return
+        if not isinstance(result, CoroutineType):
+            self._finish(job, lanes, started_ns, result, None)
+            return
+        running = asyncio.run_coroutine_threadsafe(outcome_of(result, job.cancellation), self._actor_loop())
+
+        def finish(value: Any, error: BaseException | None) -> None:
+            if error is None:
+                self._finish(job, lanes, started_ns, value, None)
+            else:
+                self._finish_failed(job, lanes, started_ns, functions, error)
+
+        if lanes.frees_its_thread:
+            running.add_done_callback(lambda done: finish(*done.result()))
+        else:
+            finish(*running.result())
+
+    def _finish_failed(
+        self, job: Job, lanes: _Lanes, started_ns: int, functions: Functions, error: BaseException
+    ) -> None:
+        replace_instance = self.supervisor.on_error(functions, error)
+        self._finish(job, lanes, started_ns, None, error)
+        if replace_instance is not None:
+            replace_instance()
+
+    def _open_stream(self, job: Job, lanes: _Lanes, window: Window, items: Items, functions: Functions) -> None:
+        if job.is_json or not job.reply:
+            why = (
+                "an actor that takes JSON only has no streams: return a list"
+                if self.takes_json_only
+                else "only Fluster's own callers can read it, as they tell how far they have come"
+            )
+            text = f"{self.context.actor_name}.{job.method} is a generator: {why}"
+            self._finish(job, lanes, time.perf_counter_ns(), None, TypeError(text))
+            return
+
+        def end(producer: Producer) -> None:
+            started_ns = time.perf_counter_ns() - producer.processing_ns
+            if producer.error is not None:
+                self._finish_failed(job, lanes, started_ns, functions, producer.error)
+            else:
+                self._finish(job, lanes, started_ns, None, None)  # a result without content is the end
+
+        self.streams.open(job, lanes, window, items, end)
+
+    def _arguments(self, job: Job) -> tuple[Sequence[Any], dict[str, Any]]:
+        if not job.is_json:
+            payload = job.payload
+            return payloads.decode(self._stored.fetch(payload).result() if payloads.is_stored(payload) else payload)  # type: ignore[no-any-return]
+        args, kwargs = codec.decode_json_call(job.payload)
+        method = self._json_methods.get(job.method)
+        return (args, kwargs) if method is None else method.arguments(args, kwargs)
+
+    def describe(self, method: str) -> Mapping[str, str]:
+        """What the services API tells of a method to who speaks JSON."""
+        return self._json_methods[method].metadata
+
+    @functools.cached_property
+    def _json_methods(self) -> Mapping[str, JsonMethod]:
+        functions = self.supervisor.functions
+        return {
+            name: JsonMethod(functions[name], takes_context=info.takes_context) for name, info in self.methods.items()
+        }
+
+    def _context_of(self, job: Job) -> ActorContext:
+        is_stream = self._infos[job.method].window is not None  # whose deadline is only for its beginning
+        left_s = None if job.deadline is None or is_stream else frames.seconds_between(self._clock.now(), job.deadline)
+        deadline = None if left_s is None else time.monotonic() + left_s
+        return dataclasses.replace(
+            self.context, method=job.method, deadline=deadline, _cancellation=job.cancellation, _reply=job.reply
+        )
+
+    def _finish(self, job: Job, lanes: _Lanes, started_ns: int, result: Any, error: BaseException | None) -> None:
+        if self.seat is not None and self.durable is None and (superseded := self.seat.fence()) is not None:
+            error = superseded  # the answer is another's to give
+        counts = self.counts.get(job.method)
+        if counts is not None:
+            counts.requests += 1  # before an error is counted: nobody shall see more of these
+        cancellation = job.cancellation
+        if cancellation is not None and cancellation.cancelled:
+            self._replies.send_cancelled(job)
+        else:
+            if error is None:
+                error = self._replies.send_result(job, result)
+            if error is not None:
+                self._replies.send_failure(job, error)
+        if cancellation is not None:
+            self._forget(job)
+        if counts is not None:
+            counts.processing_ns += time.perf_counter_ns() - started_ns
+        if job.span is None and job.timer is None:  # as most
+            lanes.done(len(job.payload))
+        else:
+            self._leave(job, lanes, error)
+
+    def _forget(self, job: Job) -> None:
+        """It cannot be cancelled any more."""
+        self._cancellations.pop((job.reply, job.place), None)
+
+    @staticmethod
+    def _leave(job: Job, lanes: _Lanes, error: BaseException | None) -> None:
+        if job.span is not None:
+            job.span.end(error)
+        lanes.done(len(job.payload))
+        if job.timer is not None:
+            job.timer.on_done()

@@ -1,0 +1,121 @@
+"""What the callers of an actor in this process are told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fluster.actors.definition.context import ActorContext
+from fluster.actors.definition.definition import MethodInfo
+from fluster.actors.definition.timers import Timer
+from fluster.actors.protocol.cancellation import Cancellation
+from fluster.actors.protocol.failures import RETRY, encode_failure, message_of, traceback_of, type_name
+from fluster.actors.server.outbox import Answers, Reply
+from fluster.tracing import Carrier, ServedSpan
+from fluster_bus.connection.services_api import EndpointCounts
+from fluster_bus.core import codec
+from fluster_bus.core.delivery import error_headers
+from fluster_bus.core.errors import MessageTooLargeError
+from fluster_bus.payloads import payloads
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Job:
+    """A call in the mailbox."""
+
+    reply: str
+    place: int  # in its message
+    method: str
+    deadline: tuple[str, float, float] | None
+    payload: bytes
+    is_json: bool = False
+    timer: Timer | None = None  # whose run it is
+    trace: Carrier | None = None  # that its caller is in
+    span: ServedSpan | None = None
+    cancellation: Cancellation | None = None  # of methods that can be told while they run
+
+
+class Replies:
+    """Results and failures of jobs, to whoever waits for them. Those that JSON carries have `max_json` bytes at most.
+
+    `counts` learns of failures; {method: its counts}.
+    """
+
+    def __init__(
+        self,
+        context: ActorContext,
+        methods: Mapping[str, MethodInfo],
+        counts: Mapping[str, EndpointCounts],
+        *,
+        outbox: Answers,
+        max_json: int,
+    ) -> None:
+        self.outbox = outbox
+        self._actor = context.actor_name
+        self._endpoint_id = str(context.endpoint_id)
+        self._methods = methods
+        self._counts = counts
+        self._max_json = max_json  # a pickle may be stored
+
+    def send_result(self, job: Job, result: Any) -> Exception | None:
+        """Send the result; return what is wrong with it."""
+        reply = job.reply
+        if not reply:
+            return None
+        try:
+            payload = codec.encode_json_result(result) if job.is_json else payloads.encode_for(result, reply)
+        except TypeError as error:
+            return error
+        if not job.is_json:
+            self.outbox.add(Reply(reply, self._endpoint_id, job.place, True, payload))
+            return None
+        if len(payload) > self._max_json:
+            return MessageTooLargeError(
+                f"the result of {self._actor}.{job.method} has {len(payload):,} bytes, over the "
+                f"server's limit of {self._max_json:,}: return less, or the path of a file"
+            )
+        self.outbox.add(Reply(reply, "", job.place, True, payload))
+        return None
+
+    def send_failure(self, job: Job, error: BaseException, *, advice: str = "") -> None:
+        """Tell the caller, and count and log it. `advice` says whether the call may be made again."""
+        counts = self._counts.get(job.method)
+        if counts is not None:
+            counts.errors += 1
+            counts.last_error = f"{type_name(error)}: {message_of(error)}"[:200]
+        if job.timer is not None:
+            log.error("%s.%s failed", self._actor, job.method, exc_info=error)
+            return
+        if not isinstance(error, Exception):
+            log.error("%s.%s raised %s", self._actor, job.method, type_name(error), exc_info=error)
+        if not job.reply:
+            log.warning("%s.%s failed, and no caller waits for it: %s", self._actor, job.method, message_of(error))
+            return
+        advice = advice or self._advice_about(job, error)
+        if not job.is_json:
+            self._send(job, ok=False, payload=encode_failure(error, skipped_frames=1, advice=advice))
+        else:
+            kind, text = type_name(error), message_of(error)
+            headers = error_headers(kind, text)
+            body = codec.encode_json_error(kind, text, traceback_of(error, skipped_frames=1), advice=advice)
+            self.outbox.add(Reply(job.reply, "", 0, ok=False, payload=body, headers=headers))
+
+    def _advice_about(self, job: Job, error: BaseException) -> str:
+        info = self._methods.get(job.method)
+        return RETRY if info is not None and isinstance(error, info.retry_exceptions) else ""
+
+    def send_cancelled(self, job: Job) -> None:
+        """Tell the caller that it is over: what came of it nobody wants to know."""
+        if job.is_json:
+            body = codec.encode_json_error("CancelledError", "the call was cancelled by its caller")
+            self.outbox.add(Reply(job.reply, "", 0, ok=False, payload=body))
+        else:
+            self._send(job, ok=False, payload=b"")
+
+    def _send(self, job: Job, *, ok: bool, payload: bytes) -> None:
+        endpoint_id = "" if job.is_json else self._endpoint_id
+        self.outbox.add(Reply(job.reply, endpoint_id, job.place, ok, payload))

@@ -1,0 +1,99 @@
+"""The generators that run in an actor, and what their readers tell of them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from fluster.actors.definition.context import ActorContext
+from fluster.actors.protocol import frames
+from fluster.actors.protocol.windows import Window
+from fluster.actors.server.lanes import Lanes
+from fluster.actors.server.outbox import Answers, Reply
+from fluster.actors.server.producer import Items, Producer, StreamCall
+from fluster_bus.payloads import payloads
+
+log = logging.getLogger(__name__)
+
+
+class Streams:
+    """Those of one actor. Each runs in turns on the lanes of its method, and is known by its call's key."""
+
+    def __init__(
+        self,
+        context: ActorContext,
+        *,
+        outbox: Answers,
+        max_item: int,
+        store: Callable[[bytes], Future[bytes]],
+        actor_loop: Callable[[], asyncio.AbstractEventLoop],
+    ) -> None:
+        self._context = context
+        self.outbox = outbox
+        self._max_item = max_item
+        self._store = store
+        self._actor_loop = actor_loop
+        self._open: dict[tuple[str, int], Producer] = {}  # {(reply subject, place): of those that have not ended}
+
+    def open(
+        self, call: StreamCall, lanes: Lanes[Any], window: Window, items: Items, on_end: Callable[[Producer], None]
+    ) -> None:
+        """Begin with a generator, and take its first turn. `on_end` is called, in whichever thread, when it has ended."""
+        producer = Producer(
+            items,
+            window,
+            call=call,
+            endpoint_id=str(self._context.endpoint_id),
+            encode=functools.partial(payloads.encode_for, inbox=call.reply),
+            store=self._stored,
+            announce=self.outbox.add,
+            resume=lanes.mailbox.put_back,
+            on_end=on_end,
+        )
+        self._open[call.reply, call.place] = producer
+        self.outbox.add(Reply(call.reply, producer.endpoint_id, call.place, frames.OPENED, tuple(window)))
+        self.take_turn(producer, lanes)
+
+    def _stored(self, data: bytes) -> Future[bytes] | None:
+        """What goes instead of an item that no message can carry; None for one that goes as it is."""
+        return self._store(data) if len(data) > self._max_item else None
+
+    def take_turn(self, producer: Producer, lanes: Lanes[Any]) -> None:
+        """Run a generator as far as its reader has room."""
+        started_ns = time.perf_counter_ns()
+        if not producer.is_async:
+            self._end_turn(producer, lanes, started_ns, producer.run())
+            return
+        running = producer.run_on(self._actor_loop())
+        if lanes.frees_its_thread:
+            running.add_done_callback(lambda done: self._end_turn(producer, lanes, started_ns, done.result()))
+        else:
+            self._end_turn(producer, lanes, started_ns, running.result())
+
+    def _end_turn(self, producer: Producer, lanes: Lanes[Any], started_ns: int, ended: bool) -> None:
+        producer.processing_ns += time.perf_counter_ns() - started_ns
+        if not ended:
+            lanes.stand_aside()
+            return
+        self._open.pop((producer.subject, producer.place), None)
+        if producer.is_cancelled and isinstance(producer.error, Exception):
+            log.info("a generator of %s failed while it was closed", self._context.actor_name, exc_info=producer.error)
+        producer.on_end(producer)
+
+    # ---- on the connection's loop -----------------------------------------------------------------------
+
+    def on_read(self, reply: str, payload: bytes) -> None:
+        """A reader tells how far it has come. Raises InvalidMessageError."""
+        for key, items, size in frames.reads_of(reply, payload):
+            producer = self._open.get(key)
+            if producer is not None:
+                producer.on_read(items, size)
+
+    def all(self) -> list[Producer]:
+        """Those that have not ended."""
+        return list(self._open.values())

@@ -1,0 +1,64 @@
+"""Where the tasks of a job are in their Python code, asked of the controller, one task after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fluster.errors import JobNotFoundError, StackError
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import ServiceError
+from fluster_bus.messages import JobId, JobInfo, JobStatus, Namespace, TaskStatus
+from fluster_bus.messages.stacks import JobStack, TaskStack, TaskStackRequest
+
+_TASKS = 16  # that are asked about at once: each is work for its worker
+_TIMEOUT_S = 20.0  # the worker takes 10 s at most, for a task of many processes
+_ATTEMPT_NOT_FOUND = "AttemptNotFoundError"  # the worker's word
+
+
+async def ask_stack(bus: Bus, namespace: Namespace, job_id: JobId, task: int) -> TaskStack:
+    """Where a task that runs is in its Python code, as its worker tells the controller.
+
+    Raises StackError when that cannot be told, and what `Bus.request` raises.
+    """
+    request = TaskStackRequest(job_id=job_id, task=task)
+    subject = subjects.jobs_verb(namespace, "stack")
+    try:  # once: it is work for the worker, and an answer is late when it has been asked for twice
+        answer = await bus.request(subject, request.to_json(), timeout_s=_TIMEOUT_S)
+    except ServiceError as error:
+        if error.code == JobNotFoundError.__name__:
+            raise JobNotFoundError(str(error)) from error
+        if error.code in (StackError.__name__, _ATTEMPT_NOT_FOUND):
+            raise StackError(str(error)) from error
+        raise
+    return TaskStack.from_json(answer.data)
+
+
+async def job_stack(bus: Bus, namespace: Namespace, info: JobInfo, task: int | None) -> JobStack:
+    """The same of those tasks of a job that run, or of one. Raises StackError when none of them can be told."""
+    running = _running(info, task)
+    found: list[TaskStack] = []
+    problems: list[StackError] = []
+    for each in running[:_TASKS]:
+        try:
+            found.append(await ask_stack(bus, namespace, info.job_id, each.task))
+        except StackError as error:
+            problems.append(error)
+            problem = TaskStack(worker_id=each.worker_id, task=each.task, attempt=each.attempt, problem=str(error))
+            found.append(problem)
+    if len(problems) == len(found):
+        raise problems[0]
+    return JobStack(job_id=info.job_id, running=len(running), tasks=tuple(found))
+
+
+def _running(info: JobInfo, task: int | None) -> Sequence[TaskStatus]:
+    if task is not None and task >= len(info.tasks):
+        raise ValueError(f"task={task}: job {info.job_id} has {len(info.tasks)}, from 0 on")
+    asked = info.tasks if task is None else info.tasks[task : task + 1]
+    running = [each for each in asked if each.status is JobStatus.RUNNING]
+    if not running:
+        what = f"job {info.job_id}" if task is None else f"task {info.number_of(task)} of job {info.job_id}"
+        state = info.status if task is None else info.tasks[task].status
+        hint = "" if state.finished() else f"; `fluster explain {info.job_id}` says why"
+        raise StackError(f"{what} does not run, so it has no stack: it is {state}{hint}")
+    return running

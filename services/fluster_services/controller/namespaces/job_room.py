@@ -1,0 +1,110 @@
+"""The room that a namespace has for records of jobs.
+
+What is submitted is refused before all of it is used, so that the jobs which are recorded can go on and end: their records grow
+by that. Before that the longest finished go earlier than their time, so that what is refused is refused for jobs that are needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fluster_bus.core.errors import FlusterError
+from fluster_bus.core.stream_bounds import namespace_full
+from fluster_bus.messages import Namespace
+
+if TYPE_CHECKING:
+    from fluster_bus.messages import JobRecord, JobRequest, TaskRecord
+    from fluster_bus.storage.tables import Table
+
+TASK_BYTES = 2 << 10  # of a task's record, amply, as it is recorded
+_TOLD_FOR_S, _FULL_FOR_S = 1.0, 0.1  # so long what the server told is believed, and that there is no room
+
+
+class NoRoomForJobError(FlusterError):
+    """The namespace's share of the store has no room for another job's records."""
+
+
+def record_bytes(request_bytes: int, request: JobRequest) -> int:
+    """What the records of a job take when it is recorded."""
+    return request_bytes + request.replicas * TASK_BYTES
+
+
+@dataclass
+class Room:
+    """What is known of the room of one namespace: as the server told it last, and what was taken in since. Times are monotonic."""
+
+    limit: int = 0
+    used: int = 0
+    told_at: float = float("-inf")
+
+    def on_told(self, used: int, limit: int, *, now: float) -> None:
+        """The server was asked at `now`, and told this."""
+        self.used, self.limit, self.told_at = used, limit, now
+
+    def is_old(self, size: int, *, now: float) -> bool:
+        """True when the server is to be asked before so much is taken in, or refused."""
+        return now - self.told_at > (_TOLD_FOR_S if self._has(size) else _FULL_FOR_S)
+
+    def take(self, size: int) -> bool:
+        """Take in so much, if there is room. A fourth is left for what is written as jobs go on and end."""
+        if not self._has(size):
+            return False
+        self.used += size
+        return True
+
+    def _has(self, size: int) -> bool:
+        return self.used + size <= self.largest
+
+    @property
+    def largest(self) -> int:
+        """What the records of one job may take, where there is no other."""
+        return self.limit * 3 // 4
+
+    @property
+    def is_crowded(self) -> bool:
+        """True when finished jobs are to go earlier than their time."""
+        return self.limit > 0 and self.used * 2 > self.limit
+
+
+class JobRooms:
+    """The rooms of all namespaces, by asking the server now and then."""
+
+    def __init__(self, tables: Mapping[Namespace, Table[JobRecord | TaskRecord]]) -> None:
+        self._tables = tables
+        self._rooms: defaultdict[Namespace, Room] = defaultdict(Room)
+        self._turns: defaultdict[Namespace, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def take(self, namespace: Namespace, request_bytes: int, request: JobRequest) -> None:
+        """Take in the records of a new job. Raises NoRoomForJobError, BusError."""
+        room, size = self._rooms[namespace], record_bytes(request_bytes, request)
+        async with self._turns[namespace]:
+            if room.is_old(size, now=time.monotonic()):
+                await self._ask(namespace)
+            if room.take(size):
+                return
+        have = f" ({room.used / (1 << 20):,.1f} of {room.limit / (1 << 20):,.0f} MiB are used, and a fourth is kept for jobs that run)"
+        if size > room.largest:
+            have += f": this one needs {size / (1 << 20):,.1f} MiB, so it would need fewer tasks or a smaller callable"
+        raise NoRoomForJobError(str(namespace_full("the job", "jobs", namespace, have)))
+
+    async def crowded(self, namespaces: Iterable[Namespace]) -> set[Namespace]:
+        """Those of which the longest finished jobs are to go. Raises BusError."""
+        for namespace in namespaces:
+            async with self._turns[namespace]:
+                await self._ask(namespace)
+        return {namespace for namespace, room in self._rooms.items() if room.is_crowded}
+
+    def forget(self, namespace: Namespace) -> None:
+        """The namespace is not there any more."""
+        self._rooms.pop(namespace, None)
+        self._turns.pop(namespace, None)
+
+    async def _ask(self, namespace: Namespace) -> None:
+        now = time.monotonic()
+        used, limit = await self._tables[namespace].room()
+        self._rooms[namespace].on_told(used, limit, now=now)

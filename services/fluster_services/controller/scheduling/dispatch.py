@@ -1,0 +1,435 @@
+"""The flow of offers, without a bus or a clock: what is offered when, to whom, and what follows from each answer.
+
+    waits -> taken -> offered to its class -> by name to those that have room -> accepted
+                  ^                                                           -> declined: its line waits for room
+
+Whoever runs it sends what an offer asks, and gives it the answer: the controller with messages on the bus (see offers.py),
+the simulator with a clock that jumps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from fluster_bus.core import subjects
+from fluster_bus.messages import Capacity, JobRecord, JobStatus, Namespace, Offer, OfferReply, TaskRecord, WorkerId
+from fluster_bus.messages.namespaces import NamespaceRecord
+from fluster_bus.storage.tables import Row
+from fluster_services import lifecycle
+from fluster_services.capacity import class_of, fits, is_between_levels, needed
+from fluster_services.controller.scheduling.reservation import choose
+from fluster_services.controller.scheduling.scheduler import Place, Scheduler, Starving, place_in_line
+from fluster_services.controller.scheduling.turns import Turns
+from fluster_services.controller.state.books import Books, JobKey
+from fluster_services.controller.state.roster import Roster
+
+log = logging.getLogger(__name__)
+
+_OUT_AT_ONCE = 32
+_TRIES_BESIDE_SPARED = 3  # a class hands an offer to any member: it may be one that is kept free
+_NAMED_BESIDE_SPARED = 32  # workers that are then asked by name
+_KEPT_EVERY_S = 1.0  # it is looked at most so often for whom room in a quota is to be kept
+_CHOOSING_COSTS = 20  # workers to keep free are chosen so seldom that it takes one part in so many of the time
+_FIRST_PAUSE_AFTER_DECLINE_S, _LAST_PAUSE_AFTER_DECLINE_S = 0.01, 0.5
+
+
+class Surroundings(Protocol):
+    """Time, and whom to tell."""
+
+    def now(self) -> float: ...
+    def call_later(self, delay_s: float, action: Callable[[], None], /) -> None: ...
+
+    def on_dispatchable(self) -> None:
+        """`take` may have something."""
+
+    def on_room(self) -> None:
+        """Who does not wait here, such as a gang, may find room too."""
+
+
+class Ask(NamedTuple):
+    """What one offer wants to know: what whoever listens on the subject says to it."""
+
+    subject: str
+    offer: Offer
+
+
+Asking = Generator[Ask, OfferReply | None, None]
+
+
+def place_of(job: JobRecord) -> Place:
+    """Where the job's first task stands."""
+    return Place(place_in_line(job.order, job.request.priority), 0, JobKey(job.namespace, job.job_id))
+
+
+def _at_once(job: JobRecord) -> int:
+    return job.request.replicas if job.request.gang else 1
+
+
+class Dispatch:
+    """The tasks that wait, and the offers that are out."""
+
+    def __init__(
+        self, books: Books, roster: Roster, around: Surroundings, *, reserve_after_s: float, unfit_retry_s: float = 30.0
+    ) -> None:
+        self.shares = books.shares
+        self.shares.on_freed = self._on_quota_freed
+        self.scheduler = Scheduler(self.shares)
+        self._turns = Turns()
+        self._unfit: dict[JobKey, dict[WorkerId, str]] = {}  # {job: {worker that lacks what it names: why}}
+        self._books = books
+        self._roster = roster
+        self._around = around
+        self._reserve_after_s = reserve_after_s
+        self._unfit_retry_s = unfit_retry_s
+        self._out = 0
+        self._rooms = 0  # how often there was word of more room
+        self._decline_pause_s = _FIRST_PAUSE_AFTER_DECLINE_S
+        self._is_opening = False
+        self._kept_free: tuple[WorkerId, ...] = ()  # for whom the scheduler has a reservation
+        self._reserved_for: Starving | None = None  # the last
+        self._chooses_at = 0.0
+        self._keeps_at = -math.inf
+
+    @property
+    def is_idle(self) -> bool:
+        """True while no offer is out, and none is about to be repeated."""
+        return self._out == 0 and not self._is_opening
+
+    def on_task(self, key: JobKey, task: TaskRecord, *, pause_s: float) -> None:
+        """The record of a task has changed; if it waits, it is not to be offered before so much time has passed."""
+        if task.state.finished() or (task.gang and task.state is JobStatus.PENDING):
+            self.on_room(self._roster.left(task.worker_id) if task.worker_id is not None else None)
+        if task.state is not JobStatus.PENDING or task.kill_requested is not None:
+            self._remove(key, task.task)
+            if not lifecycle.is_held(task):
+                self._pass_turn(key, task.task)
+        elif task.gang:
+            return  # they are gathered, see gangs.py
+        elif pause_s:
+            self._around.call_later(pause_s, partial(self._add, key, task))
+        else:
+            self._add(key, task)
+
+    def _add(self, key: JobKey, task: TaskRecord) -> None:
+        if self._books.present(key, task) is None:
+            return  # it has changed during its pause
+        if not self._has_turn(key, task.task):
+            return
+        place = Place(place_in_line(task.order, task.priority), task.task, key)
+        self.scheduler.add(place, self._need(key, task), now=self._around.now())
+        self._around.on_dispatchable()
+
+    def _need(self, key: JobKey, task: TaskRecord) -> Capacity:
+        need, unfit = needed(task.resources, task.namespace), self._unfit.get(key)
+        return need if unfit is None else need.model_copy(update={"elsewhere": tuple(sorted(unfit))})
+
+    def unfit(self, key: JobKey) -> Mapping[WorkerId, str]:
+        """The workers that lack what the job names, and why they say so."""
+        return self._unfit.get(key, {})
+
+    def why_unfit(self, key: JobKey) -> str:
+        """What is said of a job that no worker can run."""
+        return f"no worker can run it: {'; '.join(sorted(set(self.unfit(key).values())))}"
+
+    def forget(self, key: JobKey) -> None:
+        """The job has ended."""
+        self._unfit.pop(key, None)
+
+    def _has_turn(self, key: JobKey, task: int) -> bool:
+        """False for a task of an array as many of which wait for offers, or run, as may at once."""
+        entry = self._books.get(key)
+        array = entry.job.value.request.array if entry is not None and entry.job is not None else None
+        if entry is None or array is None or array.at_once is None:
+            return True
+        held = (number for number, row in entry.tasks.items() if lifecycle.is_held(row.value))
+        return self._turns.enter(key, task, array.at_once, held)
+
+    def awaits_turn(self, key: JobKey, task: int) -> bool:
+        """True for a task that is not offered, since others of its array are."""
+        return self._turns.waits(key, task)
+
+    def _pass_turn(self, key: JobKey, task: int) -> None:
+        following = self._turns.leave(key, task)
+        entry = self._books.get(key) if following is not None else None
+        row = entry.tasks.get(following) if entry is not None and following is not None else None
+        if row is not None:
+            self._add(key, row.value)
+
+    def _remove(self, key: JobKey, task: int) -> None:
+        reserved = self.scheduler.reserved
+        self.scheduler.remove(key, task)
+        if reserved is not None and self.scheduler.reserved is None:
+            self._around.on_room()  # a worker was kept free for it, also from them
+        self._around.on_dispatchable()
+
+    def add_gang(self, place: Place, need: Capacity, count: int) -> None:
+        """A gang waits; it is gathered by others, and has its place in the order here."""
+        self.scheduler.add_gang(place, need, count)
+
+    def remove_gang(self, job: JobKey) -> None:
+        """A gang does not wait any more."""
+        if self.scheduler.remove_gang(job):
+            self._around.on_room()  # workers may have been kept free for it
+            self._around.on_dispatchable()
+
+    def on_gathered(self, job: JobKey) -> None:
+        """All tasks of a gang are claimed."""
+        self.scheduler.on_gathered(job, now=self._around.now())
+        self._around.on_dispatchable()
+
+    def on_gathering(self, job: JobKey) -> None:
+        """All tasks of a gang are about to be offered."""
+        self.scheduler.on_gathering(job)
+
+    def on_no_offer(self, job: JobKey, task: int) -> None:
+        """The offer of a gang's task was declined, or its record says that it is held."""
+        self.scheduler.on_no_offer(job, task)
+
+    def is_offered(self, job: JobKey) -> bool:
+        """True while offers of the gang's tasks are out, or claimed and not yet recorded so."""
+        return self.scheduler.is_offered(job)
+
+    def has_quota(self, place: Place, need: Capacity, count: int) -> bool:
+        """True when the quota of the gang's namespace has room for all of it."""
+        return self.scheduler.has_quota(place, need, count)
+
+    def turn(self, place: Place) -> tuple[int, float, Place]:
+        """Whose turn comes when, of all that waits: the least is the first."""
+        self._weigh()
+        return self.scheduler.turn(place)
+
+    def goes_before(self, one: Place, other: Place) -> bool:
+        """True when it is before the other whatever their namespaces have."""
+        return self.scheduler.goes_before(one, other)
+
+    def why_short(self, job: JobRecord) -> str | None:
+        """Why the quota of its namespace keeps what waits of the job waiting; None when it does not."""
+        place, need, count = place_of(job), needed(job.request.resources, job.namespace), _at_once(job)
+        why = self.shares.why_short(job.namespace, need, count)
+        if why is not None or self.scheduler.is_offered(place.job) or self.scheduler.has_quota(place, need, count):
+            return why
+        kept = self.scheduler.kept_quota(job.namespace)
+        first = f"job {kept.job.job_id}" if kept is not None else "another job"
+        return f"waits for the quota of namespace {job.namespace}: {first}, which others have overtaken for long, goes first"
+
+    def who_goes_first(self, job: JobRecord) -> str | None:
+        """Which other namespace's tasks go before its own, and why; None when none do."""
+        place = place_of(job)
+        self._weigh()
+        before = min(self.scheduler.in_turn_before(place), key=self.scheduler.turn, default=None)
+        if before is None or self.scheduler.is_offered(place.job):
+            return None
+        other = before.job.namespace
+        if self.scheduler.goes_before(before, place):
+            return f"namespace {other} goes first: its tasks have a higher priority"
+        return self.shares.compared(other, job.namespace)
+
+    def on_namespace(self, record: NamespaceRecord) -> None:
+        """A namespace has this quota and this weight from now on. What runs goes on, also beyond it."""
+        self.scheduler.on_quota(record.name)
+        self.shares.on_namespace(record)
+
+    def on_namespace_gone(self, namespace: Namespace) -> None:
+        """A namespace was dropped: it has no quota."""
+        self.scheduler.on_quota(namespace)
+        self.shares.on_namespace_gone(namespace)
+
+    def _on_quota_freed(self) -> None:
+        self._around.on_room()  # for gangs
+        self._around.on_dispatchable()
+
+    def on_room(self, free: Capacity | None = None) -> None:
+        """Some worker has room again; `free` is all that it has left, where that is known."""
+        self._rooms += 1
+        self.scheduler.on_room(free)
+        self._around.on_room()
+        self._around.on_dispatchable()
+
+    def _open_later(self) -> None:
+        """Have what was declined offered again soon; later each time, as long as nobody accepts anything."""
+        if not self._is_opening:
+            self._is_opening = True
+            self._around.call_later(self._decline_pause_s, self._open)
+            self._decline_pause_s = min(2 * self._decline_pause_s, _LAST_PAUSE_AFTER_DECLINE_S)
+
+    def _open(self) -> None:
+        self._is_opening = False
+        self.on_room()
+
+    # ---- reservation ------------------------------------------------------------------------------------
+
+    @property
+    def reservation(self) -> tuple[JobKey, tuple[WorkerId, ...]] | None:
+        """The job that has been overtaken for too long, and the workers that are kept free for it."""
+        place = self.scheduler.reserved
+        return (place.job, self._kept_free) if place is not None else None
+
+    def spared(self, place: Place) -> tuple[WorkerId, ...]:
+        """The workers that whatever stands there may not have, since they are kept free for what is before it."""
+        return self._kept_free if self.scheduler.is_behind_reserved(place) else ()
+
+    def _reserve(self) -> None:
+        """Keep workers free for the first in the order that has been overtaken for too long, if there is one."""
+        roster, scheduler, now = self._roster, self.scheduler, self._around.now()
+        if scheduler.reserved is not None and self._reserved_for is not None:
+            fits_still = all(roster.takes_work(each) for each in self._kept_free)
+            if not fits_still or (self.shares.bounded and scheduler.is_short_of_quota(self._reserved_for)):
+                scheduler.release()
+                self._around.on_room()
+        if now < self._chooses_at:
+            return
+        if self.shares.bounded and now >= self._keeps_at:
+            self._keeps_at = now + _KEPT_EVERY_S
+            self._keep_quotas(now)
+        is_alone = not self.shares.bounded and not scheduler.is_shared
+        found = scheduler.starving if is_alone else scheduler.deserving
+        for starving in found(now=now, reserve_after_s=self._reserve_after_s):
+            place = starving.place
+            if scheduler.reserved is not None and not scheduler.goes_before(place, scheduler.reserved):
+                break
+            workers = self._could_run_on(starving)
+            if workers:
+                self._kept_free = tuple(WorkerId(worker) for worker in workers)
+                self._reserved_for = starving
+                scheduler.reserve(starving)
+                self._around.on_room()
+                log.info("kept free for %s, which others have overtaken: %s", place.job.job_id, ", ".join(workers))
+                break
+        self._chooses_at = now + _CHOOSING_COSTS * (self._around.now() - now)
+
+    def _keep_quotas(self, now: float) -> None:
+        """Keep room in quotas for what others of its namespace have overtaken for too long, as they need less of it."""
+        scheduler = self.scheduler
+        for starving in scheduler.starving(now=now, reserve_after_s=self._reserve_after_s):
+            place, need, count = starving.place, starving.need, starving.count
+            namespace = place.job.namespace
+            kept = scheduler.kept_quota(namespace)
+            if (
+                (kept is None or place < kept)
+                and not scheduler.has_quota(place, need, count)
+                and self.shares.could_fit(namespace, need, count)
+                and self._could_run_on(starving)
+            ):
+                scheduler.keep_quota(starving)
+                log.info("room in the quota of %s is kept for %s, which others have overtaken", *place.job)
+
+    def _could_run_on(self, starving: Starving) -> tuple[str, ...]:
+        rooms = [room for room in self._roster.rooms() if room.name not in starving.need.elsewhere]
+        return choose(starving.need, starving.count, rooms)
+
+    # ---- offers -----------------------------------------------------------------------------------------
+
+    def _weigh(self) -> None:
+        """What namespaces have is a part of what there is now."""
+        if self.scheduler.is_shared:
+            self.shares.on_total(self._roster.total())
+
+    def take(self, most: int = _OUT_AT_ONCE) -> list[tuple[Place, Capacity]]:
+        """What is to be offered now, so many at most: each is out until its `offer` has come to its end, or `on_unanswered`."""
+        if self.scheduler.is_shared:
+            self._weigh()
+        self._reserve()
+        taken = self.scheduler.take(min(most, _OUT_AT_ONCE - self._out))
+        self._out += len(taken)
+        return taken
+
+    def offer(self, place: Place, need: Capacity) -> Asking:
+        """Offer a task that was taken: gives what to ask next, and is sent the answer, None when nobody listens."""
+        rooms = self._rooms
+        entry = self._books.get(place.job)
+        row = entry.tasks.get(place.task) if entry is not None else None
+        if row is None:
+            self.scheduler.remove(place.job, place.task)
+        else:
+            accepted, is_worth_repeating = yield from self._place(row, place, need)
+            present = self._need(place.job, row.value)
+            if not accepted and present != need:
+                # It goes on in the line of those for which these workers are not asked either.
+                self.scheduler.remove(place.job, place.task)
+                self.scheduler.add(place, present, now=self._around.now())
+            elif accepted:
+                # The worker's claim is in the record, which takes the task out of the line when it arrives.
+                self.scheduler.on_accepted(need, place, now=self._around.now())
+                self._decline_pause_s = _FIRST_PAUSE_AFTER_DECLINE_S
+            else:
+                if is_worth_repeating:
+                    self._open_later()  # the line waits as a whole, and so stays in order
+                # Room that came while the offer was out must not be forgotten because of the answer from before.
+                self.scheduler.on_declined(place, need, room=rooms != self._rooms)
+        self._come_back()
+
+    def on_unanswered(self, place: Place, need: Capacity) -> None:
+        """What was asked got no answer: it is perhaps claimed, perhaps not.
+
+        Offering it again does no harm, since only one claim of a revision succeeds.
+        """
+        self.scheduler.on_declined(place, need, room=True)
+        self._come_back()
+
+    def _come_back(self) -> None:
+        self._out -= 1
+        self._around.on_dispatchable()
+
+    def _place(
+        self, row: Row[TaskRecord], place: Place, need: Capacity
+    ) -> Generator[Ask, OfferReply | None, tuple[bool, bool]]:
+        """Whether a worker has claimed the task, and if none did, whether another may."""
+        spared = self.spared(place)
+        offer = Offer.of(row.value, row.revision, spared=spared)
+        offered = class_of(need)
+        if offered is not None:
+            answer = yield Ask(offered.subject, offer)
+            for _ in range(_TRIES_BESIDE_SPARED - 1):
+                if answer is None or not answer.spared:
+                    break
+                answer = yield Ask(offered.subject, offer)
+            if answer is not None and answer.unfit:
+                self.note_unfit(place.job, answer)
+                return False, False
+            if answer is not None and not answer.spared:
+                # A worker that has just become full may still be reached; the next offer goes to another, or to nobody.
+                return answer.accepted, True
+            if answer is None and not is_between_levels(need, offered):
+                return False, False
+        has_declined = False
+        for worker_id in self._candidates(place, need, {*spared, *need.elsewhere}):
+            answer = yield Ask(subjects.worker_verb(worker_id, "offer"), offer)
+            if answer is not None and answer.accepted:
+                return True, True
+            if answer is not None and answer.unfit:
+                self.note_unfit(place.job, answer)
+                continue
+            has_declined |= answer is not None and fits(need, self._roster.said_free(worker_id))
+        # One that said it has room may have had another reason, which passes without that it ever has more room to tell of.
+        return False, has_declined
+
+    def note_unfit(self, key: JobKey, answer: OfferReply) -> None:
+        """A worker lacks what the job names: it is not asked again for a while."""
+        self._unfit.setdefault(key, {})[answer.worker_id] = answer.reason
+        self._around.call_later(self._unfit_retry_s, partial(self._ask_again, key, answer.worker_id))
+
+    def _ask_again(self, key: JobKey, worker_id: WorkerId) -> None:
+        """The worker may have by now what it lacked: what waits of the job is offered to it too."""
+        unfit, entry = self._unfit.get(key, {}), self._books.get(key)
+        if unfit.pop(worker_id, None) is None or entry is None:
+            return  # the job has ended
+        if not unfit:
+            del self._unfit[key]
+        for row in list(entry.tasks.values()):
+            # One that is out takes its new need when its offer has come to its end.
+            if self.scheduler.is_idle(key, row.value.task):
+                self.scheduler.remove(key, row.value.task)
+                self._add(key, row.value)
+        self.on_room()  # for a gang
+
+    def _candidates(self, place: Place, need: Capacity, spared: Collection[WorkerId]) -> Iterator[WorkerId]:
+        """The workers that have room by the records."""
+        if place == self.scheduler.reserved:
+            yield from self._kept_free  # they may have got room since
+        found = (worker_id for worker_id, _ in self._roster.with_room(need) if worker_id not in spared)
+        yield from itertools.islice(found, _NAMED_BESIDE_SPARED if spared else None)

@@ -1,0 +1,116 @@
+"""Judges workers by their heartbeats, and tasks that no worker could ever run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import BusError
+from fluster_bus.messages import Heartbeat, HeartbeatReply, WorkerId, WorkerStatus
+from fluster_bus.messages.parts.wire_range import SPOKEN
+from fluster_services import capacity, lifecycle
+
+if TYPE_CHECKING:
+    from fluster_services.controller.controller import Controller
+
+log = logging.getLogger(__name__)
+
+
+class Judge:
+    """Whom the controller believes to live."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._timing = controller.config.timing
+        self._roster = controller.roster
+
+    async def run(self) -> None:
+        """Judge at each beat's interval, until cancelled."""
+        bus = self._controller.bus
+        bus.on_reconnect(lambda: self._roster.liveness.on_interruption(now=time.monotonic()))
+        # Nobody was heard by this controller while another led, or none did.
+        self._roster.liveness.on_interruption(now=time.monotonic())
+        await bus.serve(subjects.heartbeats(), Heartbeat, self._on_heartbeat, concurrency=256)
+        await self._controller.vm_troubles.listen(bus)
+        await bus.subscribe(subjects.capacity(), lambda _delivery: self._controller.dispatch.on_room())
+        while True:
+            started = time.monotonic()
+            await asyncio.sleep(self._timing.heartbeat_s)
+            if time.monotonic() - started > self._timing.heartbeat_s + self._timing.fence_after_s / 2:
+                # This process itself was stopped, or the machine slept: it heard nobody, and may judge nobody for it.
+                self._roster.liveness.on_interruption(now=time.monotonic())
+            if bus.connected:
+                await self._controller.seat.wait_sure()
+                await self._judge_workers()
+                await self._give_up_misfits()
+                await self._controller.gangs.give_up_misfits()
+
+    # ---- workers ----------------------------------------------------------------------------------------
+
+    async def _on_heartbeat(self, beat: Heartbeat, _subject: str) -> HeartbeatReply:
+        await self._controller.seat.wait_led_since()  # a beat that only a deposed leader heard was not heard
+        if self._roster.on_beat(beat.worker_id, now=time.monotonic(), free=beat.free):
+            self._controller.dispatch.on_room()
+        return HeartbeatReply(registered=beat.worker_id in self._roster.workers, wire=SPOKEN)
+
+    def on_held(self, worker_id: WorkerId) -> None:
+        """A record says that the worker holds a task."""
+        self._roster.liveness.expect(worker_id, now=time.monotonic())
+
+    async def _judge_workers(self) -> None:
+        books, workers = self._controller.books, self._roster.workers
+        for worker_id in self._roster.take_lost(now=time.monotonic()):
+            log.warning("worker %s is lost, with %d tasks", worker_id, len(books.held_by(worker_id)))
+        # Each time anew, not once: a write may fail, because another was first or the bus was away.
+        for worker_id in self._roster.dead():
+            reason = f"worker {worker_id} was not heard for {self._roster.liveness.timeout_s(worker_id):g} s"
+            await self._controller.write_verdicts(self._roster.lost_tasks(worker_id, now=time.time(), reason=reason))
+            if worker_id in workers and not self._roster.liveness.is_alive(worker_id):
+                try:
+                    await self._controller.workers_table.delete(worker_id)
+                except BusError as error:
+                    log.info("the lost worker %s is taken from the table later: %s", worker_id, error)
+
+    def statuses(self) -> Iterator[WorkerStatus]:
+        """The registered workers, by name."""
+        now = time.monotonic()
+        for worker_id, info in sorted(self._roster.workers.items()):
+            yield WorkerStatus(
+                info=info,
+                free=self._roster.liveness.free(worker_id),
+                alive=self._roster.liveness.is_alive(worker_id),
+                silent_for_s=round(self._roster.liveness.silent_for_s(worker_id, now=now), 3),
+                running=len(self._controller.books.held_by(worker_id)),
+            )
+
+    # ---- tasks that never fit ---------------------------------------------------------------------------
+
+    async def _give_up_misfits(self) -> None:
+        scheduler = self._controller.dispatch.scheduler
+        now = time.monotonic()
+        self._roster.note_misfits(scheduler.needs(), now=now)
+        totals = [(str(worker_id), total) for worker_id, total in self._roster.totals()]
+        for need, since in self._roster.misfits.items():
+            # That workers lack what a job names does not change by waiting; which others there will be may.
+            is_unfit = any(capacity.fits(need, total) for _, total in totals)
+            if now - since < self._timing.unschedulable_after_s and not is_unfit:
+                continue
+            reason = capacity.misfit(need, totals)
+            misfit = []
+            for key, task in scheduler.waiting_for(need):
+                entry = self._controller.books.get(key)
+                row = entry.tasks.get(task) if entry is not None else None
+                if row is None:
+                    continue
+                if is_unfit:
+                    why = self._controller.dispatch.why_unfit(key)
+                    given_up = lifecycle.refuse(row.value, now=time.time(), reason=why)
+                else:
+                    given_up = lifecycle.give_up(row.value, now=time.time(), reason=reason)
+                if given_up is not None:
+                    misfit.append((given_up, row.revision))
+            await self._controller.write_verdicts(misfit)

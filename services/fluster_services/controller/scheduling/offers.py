@@ -1,0 +1,89 @@
+"""Carries the offers of waiting tasks to the workers, several at once. What is offered when, and to whom: see dispatch.py."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from fluster_bus.core.errors import BusError, NoRespondersError
+from fluster_bus.messages import Capacity, OfferReply
+from fluster_services.controller.scheduling.dispatch import Ask, Dispatch
+from fluster_services.controller.scheduling.scheduler import Place
+
+if TYPE_CHECKING:
+    from fluster_services.controller.controller import Controller
+
+log = logging.getLogger(__name__)
+
+_OFFER_TIMEOUT_S = 2.0  # an answer takes milliseconds: after this the worker has probably died with the offer
+_PAUSE_AFTER_ERROR_S = 0.2
+_TAKEN_AT_ONCE = 4
+
+
+class Offers:
+    """The dispatch's hands, and its clock."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._wake = asyncio.Event()
+        timing = controller.config.timing
+        self.dispatch = Dispatch(
+            controller.books,
+            controller.roster,
+            self,
+            reserve_after_s=timing.reserve_after_s,
+            unfit_retry_s=timing.unfit_retry_s,
+        )
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def call_later(self, delay_s: float, action: Callable[[], None], /) -> None:
+        asyncio.get_running_loop().call_later(delay_s, action)
+
+    def on_dispatchable(self) -> None:
+        self._wake.set()
+
+    def on_room(self) -> None:
+        self._controller.gangs.on_room()
+
+    async def run(self) -> None:
+        """Offer what waits, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                taken = self.dispatch.take(_TAKEN_AT_ONCE)
+                for place, need in taken:
+                    tasks.create_task(self._offer(place, need))
+                if len(taken) == _TAKEN_AT_ONCE:
+                    self._wake.set()
+                    await asyncio.sleep(0)  # each has to be found among all that is waited for
+
+    async def _offer(self, place: Place, need: Capacity) -> None:
+        try:
+            await self._controller.seat.wait_sure()
+            asking = self.dispatch.offer(place, need)
+            ask = next(asking, None)
+            while ask is not None:
+                answer = await self._answer(ask)
+                try:
+                    ask = asking.send(answer)
+                except StopIteration:
+                    ask = None
+        except BusError as error:
+            log.warning("the offer of %s.%d is made again: %s", place.job.job_id, place.task, error)
+            await self._controller.bus.wait_connected()
+            await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
+            self.dispatch.on_unanswered(place, need)
+
+    async def _answer(self, ask: Ask) -> OfferReply | None:
+        """What a worker says to the offer; None when nobody listens."""
+        try:
+            answer = await self._controller.bus.request(ask.subject, ask.offer.to_json(), timeout_s=_OFFER_TIMEOUT_S)
+        except NoRespondersError:
+            return None
+        return OfferReply.from_json(answer.data)

@@ -1,0 +1,85 @@
+"""How far the tasks that run are. Kept in memory only: workers say it again, and the record of its end has the last."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from fluster_bus.core import subjects
+from fluster_bus.core.delivery import Delivery
+from fluster_bus.core.errors import InvalidMessageError
+from fluster_bus.core.fault_log import FaultLog
+from fluster_bus.messages import JobStatus, Namespace, Progress, ProgressReport, TaskRecord
+from fluster_services import lifecycle
+from fluster_services.controller.state.books import JobKey
+
+if TYPE_CHECKING:
+    from fluster_bus.connection.subscription import Subscription
+    from fluster_services.controller.controller import Controller
+
+
+log = logging.getLogger(__name__)
+
+
+class ProgressBoard:
+    """The newest word of each task that a worker holds."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._faults = FaultLog(log)
+        self._told: dict[JobKey, dict[int, ProgressReport]] = {}
+        self._heard: dict[Namespace, Subscription] = {}
+
+    async def listen(self, namespace: Namespace) -> None:
+        """Hear what workers tell of a namespace's tasks from now on."""
+        heard = await self._controller.bus.subscribe(subjects.watch_progress(namespace), self._on_report)
+        self._heard[namespace] = heard
+
+    def forget(self, namespace: Namespace) -> None:
+        """The namespace is not there any more."""
+        heard = self._heard.pop(namespace, None)
+        if heard is not None:
+            self._controller.bus.spawn(heard.unsubscribe(), f"end of the progress of namespace {namespace}")
+        for key in [key for key in self._told if key.namespace == namespace]:
+            del self._told[key]
+
+    def _on_report(self, delivery: Delivery) -> None:
+        with self._faults.contained("a word on %s is passed over", delivery.subject):
+            report = ProgressReport.from_json(delivery.data)
+            if subjects.watch_progress(report.namespace, report.job_id, str(report.task)) != delivery.subject:
+                raise InvalidMessageError(f"it is of another task, {report.job_id}.{report.task} of {report.namespace}")
+            self._take(report)
+
+    def _take(self, report: ProgressReport) -> None:
+        key = JobKey(report.namespace, report.job_id)
+        entry = self._controller.books.get(key)
+        row = entry.tasks.get(report.task) if entry is not None else None
+        # Those alone that a record says are held, so that there are never more than what runs.
+        if row is not None and _is_about(report, row.value):
+            self._told.setdefault(key, {})[report.task] = report
+
+    def on_task_changed(self, key: JobKey, task: TaskRecord) -> None:
+        """A task's record changed: what an earlier attempt said does not count any more."""
+        told = self._told.get(key)
+        known = told.get(task.task) if told is not None else None
+        if told is None or known is None or _is_about(known, task):
+            return
+        del told[task.task]
+        if not told:
+            del self._told[key]
+
+    def of(self, key: JobKey) -> dict[int, Progress]:
+        """{task: how far it is}, for those of the job that have said so."""
+        return {task: report.progress for task, report in self._told.get(key, {}).items()}
+
+    def preparing(self, key: JobKey) -> dict[int, str]:
+        """{task: what is being done before it can start}, for those of the job of which that is known."""
+        told = self._told.get(key, {})
+        return {task: report.progress.message for task, report in told.items() if report.is_preparing}
+
+
+def _is_about(report: ProgressReport, task: TaskRecord) -> bool:
+    """Whether it still tells how the task stands."""
+    if task.attempt != report.attempt or not lifecycle.is_held(task):
+        return False
+    return task.state is JobStatus.BUILDING or not report.is_preparing

@@ -1,0 +1,117 @@
+"""Ends the jobs of programs that have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from fluster_bus.messages import JobRecord, Namespace, OwnerReply, OwnerRequest, TaskRecord
+from fluster_bus.storage.submissions import places
+from fluster_services import lifecycle
+from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.sweeps.owner_leases import Owner, OwnerLeases
+
+if TYPE_CHECKING:
+    from fluster_services.controller.controller import Controller
+
+log = logging.getLogger(__name__)
+
+_LOOKS_IN_A_LEASE = 20
+_LONGEST_PAUSE_S = 5.0
+_LATE_S = 2.0
+
+
+class Owners:
+    """The programs that own jobs, and those jobs, as far as they have not ended."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._leases = OwnerLeases(controller.config.timing.owner_lease_s)
+        self._jobs: dict[Owner, set[JobKey]] = {}
+        self._owner_of: dict[JobKey, Owner] = {}
+        self._wake = asyncio.Event()
+
+    def on_record(self, key: JobKey, record: JobRecord | TaskRecord) -> None:
+        """A record was read or written."""
+        if isinstance(record, TaskRecord):
+            return
+        name = record.request.owner
+        if name is None or record.is_over:
+            self.forget(key)
+            return
+        owner = Owner(key.namespace, name)
+        if self._owner_of.get(key) != owner:
+            self.forget(key)
+            self._owner_of[key] = owner
+            self._jobs.setdefault(owner, set()).add(key)
+            self._leases.expect(owner, now=time.monotonic())
+            if self._leases.has_ended(owner):
+                self._wake.set()
+
+    def why_refused(self, job: JobRecord) -> str | None:
+        """Why the job cannot be recorded, of a program that owns none yet; None when it can."""
+        return None if job.request.owner is None else self._leases.why_refused(Owner(job.namespace, job.request.owner))
+
+    def forget(self, key: JobKey) -> None:
+        """A job has ended, or has another owner."""
+        owner = self._owner_of.pop(key, None)
+        if owner is None:
+            return
+        self._jobs[owner].discard(key)
+        if not self._jobs[owner]:
+            del self._jobs[owner]
+            self._leases.forget(owner)
+
+    async def on_told(self, namespace: Namespace, request: OwnerRequest) -> OwnerReply:
+        """An owner lives, or has ended."""
+        owner, is_any_coming = Owner(namespace, request.owner), False
+        if request.ended:
+            self._leases.on_end(owner)
+            await self._end_jobs()
+            # A controller that leads later does not know of this end: so it is told again until all is recorded.
+            order = await places(self._controller.bus)
+            self._leases.on_order(owner, order.last)
+            is_any_coming = self._leases.may_come(owner, settled=order.settled)
+        else:
+            self._leases.on_heard(owner, now=time.monotonic())
+        unfinished = len(self._jobs.get(owner, ())) + is_any_coming
+        return OwnerReply(lease_s=self._leases.lease_s, unfinished=unfinished)
+
+    async def run(self) -> None:
+        """Look who was silent for too long, until cancelled."""
+        bus, pause_s = self._controller.bus, min(self._leases.lease_s / _LOOKS_IN_A_LEASE, _LONGEST_PAUSE_S)
+        bus.on_reconnect(self._on_interruption)
+        self._on_interruption()
+        while True:
+            started = time.monotonic()
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            if time.monotonic() - started > pause_s + _LATE_S:
+                self._on_interruption()  # this process itself was stopped, or the machine slept
+            if bus.connected:
+                await self._controller.seat.wait_sure()
+                await self._end_jobs()
+
+    def _on_interruption(self) -> None:
+        self._leases.on_interruption(now=time.monotonic())
+
+    async def _end_jobs(self) -> None:
+        books = self._controller.books
+        for owner, reason in self._leases.over(now=time.monotonic()).items():
+            ended = []
+            for key in self._jobs.get(owner, ()):
+                entry = books.get(key)
+                if entry is None or entry.job is None or entry.job.value.replacement is not None:
+                    continue  # one that is replaced is being stopped, and the job that takes its place is another's
+                killed = lifecycle.request_job_kill(entry.job.value, reason=reason)
+                if killed is not None:
+                    ended.append((killed, entry.job.revision))
+            if ended:
+                log.info("%d jobs are ended: %s", len(ended), reason)
+                await self._controller.write_verdicts(ended)

@@ -1,0 +1,230 @@
+"""Carries an attempt's output from its spool to the log stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeVar
+
+from fluster_bus.connection.bus import Bus
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import (
+    HOPELESS,
+    BusError,
+    InvalidMessageError,
+    NamespaceGoneError,
+    NoRespondersError,
+    StreamNotFoundError,
+)
+from fluster_bus.core.fault_log import FaultLog, one_bounded_line
+from fluster_bus.messages import LogBatch, TaskRecord
+from fluster_bus.storage.feeds import Feed
+from fluster_bus.storage.streams import append
+from fluster_services.worker.attempts.dropped import is_gone
+from fluster_services.worker.contract.build_output import BuildOutput
+from fluster_services.worker.contract.runtime import RunningTask
+from fluster_services.worker.contract.spool import SpoolError, SpoolRecord
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+_faults = FaultLog(log)
+
+_STREAMS = ("stderr", "stdout")
+_CHUNK_BYTES = 256 << 10  # well below the server's message limit, also after JSON has escaped it
+_PAUSE_S = 0.5
+_RELAY_S = 0.25  # between two batches of what a build says
+_MAX_LIVE_LINES = 10_000  # of a build; of what it says after that, the last lines come at its end
+
+
+class LogPump:
+    """One attempt's output; `publish` brings the stream up to what the spool has."""
+
+    def __init__(self, bus: Bus, record: TaskRecord, running: RunningTask) -> None:
+        self._bus = bus
+        self._record = record
+        self._running = running
+        self._published = dict.fromkeys(_STREAMS, 0)  # {stream: the place in the spool up to which it is stored}
+
+    async def resume(self) -> None:
+        """Go on where an earlier worker stopped: the stream's last batch says where that was."""
+        record = self._record
+        subject = self._subject(subjects.ANY_TOKEN)
+        feed = Feed(
+            self._bus,
+            subjects.logs_stream(record.namespace),
+            subject=subject,
+            watch=subjects.watch_logs(record.namespace),
+        )
+        try:
+            last = await _patiently(self._bus, record.namespace, f"the last output of {record.job_id}", feed.last)
+            if last is None:
+                return
+            batch = LogBatch.from_json(last.data)
+        except NamespaceGoneError:
+            return
+        except InvalidMessageError as error:
+            _faults.warning("the output of %s is published again from its beginning: %s", self._running.key, error)
+            return
+        self._published = dict.fromkeys(_STREAMS, batch.offset if batch.more else batch.next_offset)
+        self._published[subjects.last_token(last.subject)] = batch.next_offset
+
+    async def publish(self) -> None:
+        """Publish what the spool has by now. Waits for the bus when it is away: nothing is lost or doubled."""
+        while True:
+            start = min(self._published.values())
+            try:
+                records, following = self._running.read_log(start, max_bytes=_CHUNK_BYTES)
+            except SpoolError as error:  # its task can write there as well
+                _faults.warning("the output of %s is not read any further: %s", self._running.key, error)
+                return
+            if not records:
+                return
+            for stream, batch in self._batches(records, start, following):
+                await self._append(stream, batch)
+            self._published = dict.fromkeys(_STREAMS, following)
+
+    def _batches(self, records: list[SpoolRecord], start: int, following: int) -> list[tuple[str, LogBatch]]:
+        """A batch for each stream that has lines which are not stored yet."""
+        lines: dict[str, list[tuple[float, str]]] = {stream: [] for stream in _STREAMS}
+        going_on: dict[str, list[int]] = {stream: [] for stream in _STREAMS}
+        for offset, time, stream, text, is_partial in records:
+            if offset >= self._published[stream]:
+                if is_partial:
+                    going_on[stream].append(len(lines[stream]))
+                lines[stream].append((time, text))
+        present = [stream for stream in _STREAMS if lines[stream]]
+        return [
+            (
+                stream,
+                LogBatch(
+                    offset=start,
+                    next_offset=following,
+                    more=stream != present[-1],
+                    lines=tuple(lines[stream]),
+                    going_on=tuple(going_on[stream]),
+                ),
+            )
+            for stream in present
+        ]
+
+    async def _append(self, stream: str, batch: LogBatch) -> None:
+        # By the place where this stream's own lines begin: the batch that a worker could still store before it died is
+        # not the same as the one that its successor makes of the same chunk, which has grown meanwhile.
+        message_id = f"{self._running.key}.{stream}.{self._published[stream]}"
+        await _append_patiently(self._bus, self._subject(stream), batch, message_id)
+
+    def _subject(self, stream: str) -> str:
+        return _subject(self._record, stream)
+
+
+@dataclass
+class _Followed:
+    output: BuildOutput
+    published: int = 0  # lines, those that were left out among them
+
+
+class PreparationLog:
+    """What is said while an attempt is prepared, put into its log as it comes, before its own output; `on_doing` is awaited with
+    what is being done. Used with `async with`.
+    """
+
+    def __init__(self, bus: Bus, record: TaskRecord, on_doing: Callable[[str], Awaitable[None]]) -> None:
+        self._bus = bus
+        self._subject = _subject(record, "stderr")
+        self._on_doing = on_doing
+        self._doing = ""
+        self._followed: list[_Followed] = []  # one after the other, as an image is pulled and then built upon
+        self._is_over = asyncio.Event()
+        self._relaying: asyncio.Task[None] | None = None
+
+    def follow(self, output: BuildOutput) -> None:
+        """What is in `output`, and comes, goes into the log."""
+        if all(each.output is not output for each in self._followed):
+            self._followed.append(_Followed(output))
+        if self._relaying is None:
+            self._relaying = asyncio.create_task(self._relay())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._relaying is None:
+            return
+        self._is_over.set()  # not cancelled: a batch that is under way may be stored or not
+        try:
+            await asyncio.shield(self._relaying)
+        finally:
+            self._relaying.cancel()
+
+    async def _relay(self) -> None:
+        while not self._is_over.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_RELAY_S):
+                    await self._is_over.wait()
+            if not self._is_over.is_set():
+                await self._tell_doing()
+                await self._publish_all(most=_MAX_LIVE_LINES)
+        await self._publish_all(most=None)
+
+    async def _tell_doing(self) -> None:
+        doing = self._followed[-1].output.doing
+        if doing != self._doing:
+            self._doing = doing
+            await self._on_doing(doing)
+
+    async def _publish_all(self, *, most: int | None) -> None:
+        for number, followed in enumerate(self._followed):
+            if most is None or followed.published < most:
+                await self._publish(number, followed)
+
+    async def _publish(self, number: int, followed: _Followed) -> None:
+        if followed.output.said == followed.published:
+            return
+        lines, left_out = followed.output.since(followed.published)
+        if left_out:
+            lines.insert(0, (lines[0][0], f"[fluster: {left_out:,} lines are left out]"))
+        message_id = f"{self._subject}.preparation.{number}.{followed.published}"
+        followed.published = followed.output.said
+        batch = LogBatch(offset=0, next_offset=0, lines=tuple(lines))
+        await _append_patiently(self._bus, self._subject, batch, message_id)
+
+
+def _subject(record: TaskRecord, stream: str) -> str:
+    return subjects.logs(record.namespace, record.job_id, str(record.task), str(record.attempt), stream)
+
+
+async def _append_patiently(bus: Bus, subject: str, batch: LogBatch, message_id: str) -> None:
+    namespace = subjects.namespace_of(subject)
+    try:
+        await _patiently(
+            bus, namespace, f"output for {subject}", lambda: append(bus, subject, batch, message_id=message_id)
+        )
+    except HOPELESS as error:
+        _faults.warning("%d lines of output for %s are left out: %s", len(batch.lines), subject, error)
+        told = f"[fluster: {len(batch.lines):,} lines are left out, which could not be stored: {error}]"
+        instead = batch.model_copy(update={"lines": ((batch.lines[0][0], one_bounded_line(told)),), "going_on": ()})
+        with suppress(*HOPELESS):
+            await _patiently(
+                bus, namespace, f"output for {subject}", lambda: append(bus, subject, instead, message_id=message_id)
+            )
+
+
+async def _patiently(bus: Bus, namespace: str, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+    while True:
+        try:
+            return await attempt()
+        except HOPELESS:
+            raise
+        except BusError as error:
+            log.info("%s waits: %s", what, error)
+            if isinstance(error, StreamNotFoundError | NoRespondersError) and await is_gone(bus, namespace):
+                raise NamespaceGoneError(f"the cluster has no namespace {namespace!r}") from error
+            await bus.wait_connected()
+            await asyncio.sleep(_PAUSE_S)

@@ -1,0 +1,259 @@
+"""The container that an attempt runs in: what the engine is asked for, decided without one."""
+
+from __future__ import annotations
+
+import importlib
+import posixpath
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fluster.breakpoints import with_hook
+from fluster.local_setup import ProfileName
+from fluster_services.worker.contract import init_words
+from fluster_services.worker.linux.limits import MAX_PIDS, MIN_QUOTA_US, PERIOD_US, Limits
+
+OWN_MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+INNER_FOLDER = "/fluster"  # in the container: what an attempt's directory is to a task without one
+WORKING_FOLDER = f"{INNER_FOLDER}/work"
+_WORKSPACE_PATH = (WORKING_FOLDER, f"{WORKING_FOLDER}/src")
+LIBRARIES_FOLDER = "/opt/fluster"
+_LABEL = "fluster"
+STATE_LABEL = f"{_LABEL}.state"
+NOBODY = 65_534
+_MIN_FREE_SHM_BYTES = 1 << 30  # where nothing is held to its memory
+_LOG_OPTIONS = {"max-size": "64m", "max-file": "2", "compress": "false"}
+_SCRATCH = ("/tmp", "/var/tmp")  # noqa: S108 - in the container, each its own
+# What libraries for GPUs ask for: they lock memory that devices read, and have large frames on their stacks.
+_GPU_ULIMITS = {"memlock": (-1, -1), "stack": (64 << 20, 64 << 20)}
+_ULIMIT = re.compile(r"([a-z]+)=(-1|\d+)(?::(-1|\d+))?")
+_SITE = re.compile(r"/(site|dist)-packages$")
+_PACKAGES = ("fluster", "fluster_bus", "fluster_services")
+
+
+@dataclass(frozen=True)
+class ContainerSettings:
+    """How a worker runs attempts in containers of a Docker Engine."""
+
+    engine: str = "unix:///var/run/docker.sock"
+    image: str = f"python:{OWN_MINOR}-slim"  # of jobs that name none
+    network: str = "host"  # a job reaches the bus by the address that the worker reaches it by
+    profile: ProfileName = "default"
+    # {name: (soft, hard)}; what is not named is as the engine has it, whose own limits are the most that it can give.
+    ulimits: Mapping[str, tuple[int, int]] = field(default_factory=lambda: {"core": (0, 0)})
+    shm_bytes: int | None = None  # of /dev/shm; None: as much as the task's memory, of which it is a part
+    mount_roots: tuple[str, ...] = ()  # below which jobs may have folders of this machine mounted
+    timeout_s: float = 60.0  # for an answer of the engine
+    pull_timeout_s: float = 900.0  # for the next step of a pull, of which there may be any number
+    # What images for packages are built with.
+    build_network: str | None = None  # None: as the containers
+    build_authorities: str | None = None  # the path of certificates that pip is to trust beside what the image trusts
+    build_timeout_s: float = 1_800.0
+    max_images: int = 50  # that were built and are kept, beside those in use
+
+
+def parse_ulimits(text: str) -> dict[str, tuple[int, int]]:
+    """{name: (soft, hard)} from a text such as nofile=1024:65536,core=0. Raises ValueError."""
+    found = {}
+    for part in text.split(","):
+        matched = _ULIMIT.fullmatch(part.strip())
+        if matched is None:
+            raise ValueError(f"invalid limit {part!r}: write NAME=SOFT:HARD, such as nofile=1024:65536")
+        name, soft, hard = matched.groups()
+        found[name] = (int(soft), int(hard or soft))
+    return found
+
+
+@dataclass(frozen=True)
+class Container:
+    """What its keeper needs to know to have an attempt run in a container."""
+
+    engine: str
+    api_version: str
+    name: str
+    body: dict[str, Any]  # of the request that has it made
+    files: dict[str, str] = field(default_factory=dict)  # {name in the task's folder: the file that is copied there}
+    owner: list[int] | None = None  # user and group who get the task's folder; None: whoever makes it
+    timeout_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class Libraries:
+    """What of this machine can be imported in a container."""
+
+    mounts: Mapping[str, str]  # {where it lies here: where it lies in the container}
+    python_path: tuple[str, ...]  # in the container
+
+
+def own_libraries(python_path: Sequence[str]) -> Libraries:
+    """Fluster and the packages that this process has; nothing else that it could import."""
+    mounts = {
+        path: f"{LIBRARIES_FOLDER}/packages/{number}" for number, path in enumerate(filter(_SITE.search, python_path))
+    }
+    found = [*mounts.values()]
+    for name in _PACKAGES:
+        folder = Path(importlib.import_module(name).__path__[0])
+        if str(folder.parent) not in mounts:  # a checkout
+            mounts[str(folder)] = f"{LIBRARIES_FOLDER}/own/{name}"
+            if f"{LIBRARIES_FOLDER}/own" not in found:
+                found.append(f"{LIBRARIES_FOLDER}/own")
+    return Libraries(mounts, tuple(found))
+
+
+def given_libraries(python_path: Sequence[str], *, secret: Sequence[Path]) -> Libraries:
+    """The folders that the worker's configuration gives to all tasks, but none that has one of the `secret` places in it."""
+    places = [place.resolve() for place in secret]
+    folders = [
+        path
+        for path in python_path
+        if Path(path).is_dir() and not any(place.is_relative_to(Path(path).resolve()) for place in places)
+    ]
+    mounts = {path: f"{LIBRARIES_FOLDER}/given/{number}" for number, path in enumerate(folders)}
+    return Libraries(mounts, tuple(mounts.values()))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an attempt is, as far as its container is concerned."""
+
+    key: str  # <ns>.<job>.<task>.<attempt>
+    image: str
+    command: list[str] | None  # None: a callable
+    env: Mapping[str, str]
+    limits: Limits
+    memory: int | None = None  # that it asked for, whether it is held to that or not
+    devices: Sequence[str] = ()  # GPUs
+    mounts: Mapping[str, str] = field(default_factory=dict)  # {path in the container: path here}, checked
+    exact_image: str | None = None  # a name of the same image that means no other
+    has_workspace: bool = False  # in its folder
+    begins_in: str = ""  # a path in that
+
+
+def labels(key: str, state: Path) -> dict[str, str]:
+    """By which a container is found again."""
+    namespace, job, task, attempt = key.split(".")
+    names = {"namespace": namespace, "job": job, "task": task, "attempt": attempt}
+    return {**{f"{_LABEL}.{name}": value for name, value in names.items()}, STATE_LABEL: str(state)}
+
+
+def create_body(
+    wanted: Wanted,
+    settings: ContainerSettings,
+    *,
+    state: Path,
+    task_folder: Path,
+    user: tuple[int, int],
+    own: Libraries,
+    given: Libraries,
+) -> dict[str, Any]:
+    """The request that has the container made (https://docs.docker.com/reference/api/engine/, ContainerCreate).
+
+    A task that should escape from it has: no capability, no way to get one, an ordinary user, a root that cannot be written
+    to, Docker's own system call filter, and nothing of the machine but its folder and read-only packages. Never the engine's socket.
+    """
+    is_callable = wanted.command is None
+    libraries = {**own.mounts, **given.mounts} if is_callable else {}
+    mounts = [bind(str(task_folder), INNER_FOLDER, is_writable=True)]
+    mounts += [bind(source, target) for source, target in libraries.items()]
+    mounts += [bind(source, target) for target, source in wanted.mounts.items()]
+    environment = with_hook(
+        {
+            "PYTHONUNBUFFERED": "1",
+            **init_words.VARIABLE,
+            "HOME": _SCRATCH[0],  # the image's own user may have none, or one that cannot be written to
+            **({"PYTHONPATH": ":".join(_WORKSPACE_PATH)} if wanted.has_workspace and not is_callable else {}),
+            "NVIDIA_VISIBLE_DEVICES": ",".join(wanted.devices) or "void",
+            **wanted.env,
+        }
+    )
+    command = wanted.command or ["python3", "-c", _BOOT, OWN_MINOR, wanted.image, *own.python_path]
+    return {
+        "Image": wanted.exact_image or wanted.image,
+        "Entrypoint": command,
+        "Cmd": [],
+        "Env": [f"{name}={value}" for name, value in environment.items()],
+        "WorkingDir": posixpath.join(WORKING_FOLDER, wanted.begins_in) if wanted.begins_in else WORKING_FOLDER,
+        "Healthcheck": {"Test": ["NONE"]},  # the image's own is for what the image would run
+        "Labels": labels(wanted.key, state),
+        **({} if settings.profile == "trusted" else {"User": f"{user[0]}:{user[1]}"}),
+        "HostConfig": {
+            "Init": True,  # as process 1, a program would not be ended by SIGTERM
+            "NetworkMode": settings.network,
+            "Mounts": mounts,
+            "LogConfig": {"Type": "local", "Config": _LOG_OPTIONS},
+            **_hardening(settings.profile),
+            **_limits(wanted.limits),
+            "ShmSize": settings.shm_bytes or wanted.limits.memory or max(wanted.memory or 0, _MIN_FREE_SHM_BYTES),
+            "Ulimits": _ulimits(settings),
+            **device_requests(wanted.devices),
+        },
+    }
+
+
+def bind(source: str, target: str, *, is_writable: bool = False) -> dict[str, Any]:
+    """A place of this machine for the request that has a container made."""
+    return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": not is_writable}
+
+
+def _hardening(profile: ProfileName) -> dict[str, Any]:
+    """What takes from a task what it has no need of. The trusted ones are as the image and the engine have them."""
+    if profile == "trusted":
+        return {}
+    return {
+        "ReadonlyRootfs": True,
+        "Tmpfs": dict.fromkeys(_SCRATCH, "rw,exec,nosuid,nodev,mode=1777"),
+        "CapDrop": ["ALL"],
+        "SecurityOpt": ["no-new-privileges"],  # and no seccomp=…: the engine's own filter stays on
+    }
+
+
+def _ulimits(settings: ContainerSettings) -> list[dict[str, Any]]:
+    asked = {**(_GPU_ULIMITS if settings.profile == "gpu" else {}), **settings.ulimits}
+    return [{"Name": name, "Soft": soft, "Hard": hard} for name, (soft, hard) in asked.items()]
+
+
+def _limits(limits: Limits) -> dict[str, Any]:
+    asked: dict[str, Any] = {"PidsLimit": limits.pids or MAX_PIDS}
+    if limits.memory:
+        asked |= {"Memory": limits.memory, "MemorySwap": limits.memory}
+    if limits.cpu:
+        # No NanoCpus: the engine refuses more than the machine has, and CPUs may be logical.
+        asked |= {"CpuPeriod": PERIOD_US, "CpuQuota": max(MIN_QUOTA_US, round(limits.cpu * PERIOD_US))}
+    return asked
+
+
+NO_GPUS = "could not select device driver"  # in what an engine says that has none of NVIDIA's
+
+
+def device_requests(devices: Sequence[str]) -> dict[str, Any]:
+    """What an engine is asked for so that a container has these GPUs, and no others."""
+    if not devices:
+        return {}
+    return {"DeviceRequests": [{"Driver": "nvidia", "DeviceIDs": list(devices), "Capabilities": [["gpu"]]}]}
+
+
+# What runs a callable, by whatever Python the image has. Read by all versions of Python 3.
+_BOOT = """
+import json, sys
+own, image, added = sys.argv[1], sys.argv[2], sys.argv[3:]
+sys.argv[1:] = []
+def refuse(kind, message):
+    with open("/fluster/error.json", "w") as file:
+        json.dump({"type": kind, "message": message}, file)
+    sys.stderr.write("fluster: " + message + "\\n")
+    sys.exit(126)
+found = "%d.%d" % sys.version_info[:2]
+if found != own:
+    refuse("PythonMismatchError", "image %r has Python %s, and this worker's is %s: a callable needs the worker's own "
+        "minor version. Name an image with Python %s, or give the job as a command" % (image, found, own, own))
+sys.path[:] = [entry for entry in sys.path if entry] + added
+try:
+    from fluster_services.worker.task.task_process import run_executed
+except ImportError as error:
+    refuse("ImportError", "Fluster cannot be imported in image %r: %s" % (image, error))
+run_executed("/fluster")
+"""

@@ -1,0 +1,180 @@
+"""Whether a worker is fit to run tasks, and who filled its disk. Pure: told what was found and when, it says what follows.
+
+A worker takes itself out when it meets a fault of its own (its disk, its forks, its engine), or when a look at the machine
+finds one. It returns when a look finds nothing and its pause is over: a look cannot see every fault, so one that comes again
+soon after the return doubles the pause.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from errno import EAGAIN, EIO, EMFILE, ENFILE, ENOBUFS, ENODEV, ENOMEM, EROFS, ESTALE
+from pathlib import Path
+
+from fluster_services.capacity import describe_bytes
+from fluster_services.config import DiskLimits
+from fluster_services.worker.contract.runtime import NO_ROOM, WorkerFaultError
+
+_UNWELL_INTERVAL_S = 1.0  # between two looks
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_LAPSE_S = 120.0  # a fault that comes later than this after the return is another one
+
+_OF_THE_MACHINE = (*NO_ROOM, EAGAIN, EIO, EMFILE, ENFILE, ENOBUFS, ENODEV, ENOMEM, EROFS, ESTALE)
+_NO_THREAD = "can't start new thread"  # as Python says it
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a look at the machine found."""
+
+    folder: str  # where the worker's state is
+    free_bytes: int  # on the disk of that
+    unwritable: str | None = None  # why nothing can be written there
+    trouble: str | None = None  # why the runtime can start nothing
+
+
+class Health:
+    """What is wrong with one worker. Times are seconds of a monotonic clock."""
+
+    def __init__(self, limits: DiskLimits) -> None:
+        self._limits = limits
+        self._found: str | None = None  # by the last look
+        self.has_no_disk = False  # what that found is that the disk is full, or cannot be written to
+        self._fault: str | None = None  # met since the worker was well
+        self._back_at = 0.0  # not earlier
+        self._well_since = -_LAPSE_S
+        self._pause_s = 0.0
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the worker takes no work; None while it is well."""
+        return self._found or self._fault
+
+    def on_fault(self, what: str, *, now: float) -> None:
+        """The worker could not do its part, by no fault of a task's."""
+        if self._fault is None:
+            is_again = now - self._well_since < _LAPSE_S
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) if is_again else _FIRST_PAUSE_S
+            self._pause_s = max(self._pause_s, _FIRST_PAUSE_S)
+            self._back_at = now + self._pause_s
+        self._fault = what
+
+    def on_look(self, look: Look, *, now: float) -> None:
+        """The machine was looked at."""
+        was_well = self.trouble is None
+        self._found = self._problem(look, was_well=was_well)
+        self.has_no_disk = self._found is not None and self._found != look.trouble
+        if self._found is None and now >= self._back_at:
+            self._fault = None
+        if self.trouble is None and not was_well:
+            self._well_since = now
+
+    def pause_s(self, *, now: float, interval_s: float) -> float:
+        """How long until the next look, which is made each `interval_s` while the worker is well."""
+        if self._found is not None:
+            return min(_UNWELL_INTERVAL_S, interval_s)
+        return min(max(self._back_at - now, 0.0), interval_s) if self._fault is not None else interval_s
+
+    def has_no_room(self, look: Look) -> bool:
+        """Whether what is wrong with a worker that is not well is that its disk is full."""
+        return look.free_bytes < self._limits.well_free_bytes
+
+    def _problem(self, look: Look, *, was_well: bool) -> str | None:
+        """What is wrong, in words that stay the same as long as it does."""
+        limits = self._limits
+        if look.free_bytes < (limits.least_free_bytes if was_well else limits.well_free_bytes):
+            return f"its disk has no room: less than {describe_bytes(limits.well_free_bytes)} are left at {look.folder}"
+        if look.unwritable is not None:
+            return f"its disk cannot be written to at {look.folder}: {look.unwritable}"
+        return look.trouble
+
+
+# ---- whose fault a failure is ---------------------------------------------------------------------------
+
+
+def is_workers_fault(error: BaseException) -> bool:
+    """Whether an attempt could not be started for want of something that the worker's machine should have."""
+    return any(
+        isinstance(each, WorkerFaultError)
+        or (isinstance(each, OSError) and each.errno in _OF_THE_MACHINE)
+        or (isinstance(each, RuntimeError) and _NO_THREAD in str(each))
+        for each in _chain(error)
+    ) or says_no_room(str(error))
+
+
+def is_no_room(error: BaseException) -> bool:
+    """Whether an attempt could not be started for want of room on a disk."""
+    is_of_system = any(isinstance(each, OSError) and each.errno in NO_ROOM for each in _chain(error))
+    return is_of_system or says_no_room(str(error))
+
+
+def says_no_room(text: str) -> bool:
+    """Whether a program's words tell that a disk had no room: so says the system, in all languages that programs keep; Go's in
+    small letters.
+    """
+    words = text.lower()
+    return any(os.strerror(number).lower() in words for number in NO_ROOM)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    found: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and each not in found:
+        found.append(each)
+        each = each.__cause__
+    return found
+
+
+_PLENTY_BYTES = 32 << 30
+
+
+def is_scarce(*, free: int, total: int) -> bool:
+    """Whether a disk has so little left that what finds no room there may well be no larger than is usual.
+
+    Measured, since what a build says is the word of those whose packages it makes.
+    """
+    return free < min(total // 10, _PLENTY_BYTES)
+
+
+def why_scarce(folder: Path) -> str | None:
+    """In words, that the disk of `folder` has little room left; None where it has some, or is not to be seen from here."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    if not is_scarce(free=usage.free, total=usage.total):
+        return None
+    return f"only {describe_bytes(usage.free)} of {describe_bytes(usage.total)} are left at {folder}"
+
+
+# ---- who filled the disk --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DiskUse:
+    """How a disk stood at one moment: what was free, and what each attempt had in folders of its own, in bytes."""
+
+    free: int
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Filler:
+    """The attempt that filled a disk."""
+
+    key: str
+    grown: int
+    lost: int
+
+
+def who_filled(well: DiskUse, now: DiskUse) -> Filler | None:
+    """The attempt whose own folders grew by more than half of what the disk has lost since it was `well`; None: nobody did."""
+    lost = well.free - now.free
+    growth = {key: size - well.sizes.get(key, 0) for key, size in now.sizes.items()}
+    if lost <= 0 or not growth:
+        return None
+    key = max(growth, key=lambda each: growth[each])
+    return Filler(key, growth[key], lost) if 2 * growth[key] > lost else None

@@ -1,0 +1,78 @@
+"""What a task tells its keeper when the disk has no room for it: a few words, through the pipe that tells of progress.
+
+The pipe is there before the task is, and needs no room. On it each dot says that the progress file is new; a word is a line of
+JSON, {"name of the file that could not be written": what was to be in it}, short enough to be written in one piece.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fluster.progress_file import PROGRESS_PIPE
+from fluster_services.worker.contract.attempt_directory import write_json
+
+_MAX_LINE_BYTES = select.PIPE_BUF
+_MAX_CHARACTERS = 1_000
+_MAX_NAMES = 4
+
+
+def leave_word(file: Path, data: Mapping[str, Any], *, pipe_folder: Path | None = None) -> None:
+    """Write `data` to `file`; where that cannot be done, tell the keeper what is most important of it. Raises nothing.
+
+    The keeper's pipe is in `pipe_folder`, which is that of the file unless given.
+    """
+    try:
+        write_json(file, data)
+    except OSError:
+        with suppress(OSError):  # there is no pipe either: what is known without words has to do
+            _tell(_line(file.name, data), (pipe_folder or file.parent) / PROGRESS_PIPE)
+
+
+def _line(name: str, data: Mapping[str, Any]) -> bytes:
+    characters = _MAX_CHARACTERS
+    while True:
+        short = {key: value[:characters] if isinstance(value, str) else value for key, value in data.items()}
+        line = b"\n" + json.dumps({name: short}).encode() + b"\n"
+        if len(line) <= _MAX_LINE_BYTES or not characters:
+            return line
+        characters //= 2
+
+
+def _tell(line: bytes, pipe: Path) -> None:
+    fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        os.set_blocking(fd, True)  # full of dots it is emptied in a moment
+        os.write(fd, line)
+    finally:
+        os.close(fd)
+
+
+class PipeWords:
+    """What was told through one pipe, by the name of the file in which it should have been."""
+
+    def __init__(self) -> None:
+        self._words: dict[str, dict[str, Any]] = {}
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        """Take what was read from the pipe; the task's own code may have written anything to it."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._rest = self._rest[-_MAX_LINE_BYTES:]
+        for line in lines:
+            if not line.startswith(b"{") or len(self._words) >= _MAX_NAMES:
+                continue
+            try:
+                told = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            self._words.update({name: word for name, word in told.items() if isinstance(word, dict)})
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        """What should have been in the file of that name; None when nothing was told."""
+        return self._words.get(name)
