@@ -83,7 +83,7 @@ def test_a_cluster_that_lost_all_of_its_machines_goes_on_from_its_backup(family:
         wait_until(lambda: len(tried.lines()) == 1 + len(running))
         wait_until(lambda: _run(cluster, running))
         folder = tmp_path / "backup"
-        assert f"{folder}: 13 streams" in _backup(daemons, "create", str(folder))
+        assert f"{folder}: 14 streams" in _backup(daemons, "create", str(folder))
         assert "KV_fluster_jobs_default" in _backup(daemons, "show", str(folder), "--check")
         after = cluster.launch(tried.job("after"))
         tried.let("running-0")
