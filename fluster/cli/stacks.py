@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fluster_bus.messages.stacks import StackFrame, TaskStack
 
 
-_CALLS = "/fluster_services/worker/task_process.py"  # the module that calls a job's callable
+_CALLS = "/fluster_services/worker/task/task_process.py"  # the module that calls a job's callable
 
 
 def stack(

@@ -47,7 +47,7 @@ class Flaky(Gate):
     def retried(self) -> int:
         return self.run()
 
-    @method(retries=3)
+    @method(retries=100)  # for as long as a slow machine takes to serve a successor
     def delivered(self) -> int:
         return self.run()
 

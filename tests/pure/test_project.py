@@ -125,13 +125,23 @@ def test_requirements_hold_what_pyproject_asks_for() -> None:
 
 def test_the_import_contracts_stand() -> None:
     linter = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
-    layers = [contract["layers"] for contract in linter["contracts"] if contract["type"] == "layers"]
+    layers = [contract for contract in linter["contracts"] if contract["type"] == "layers"]
+    within = {container: contract for contract in layers for container in contract.get("containers", [])}
     forbidden = [
         (contract["source_modules"], contract["forbidden_modules"])
         for contract in linter["contracts"]
         if contract["type"] == "forbidden"
     ]
-    assert layers == [["fluster_services", "fluster", "fluster_bus"]]
+    assert [each["layers"] for each in layers if "containers" not in each] == [
+        ["fluster_services", "fluster", "fluster_bus"]
+    ]
+    assert set(within) == {
+        "fluster_bus",
+        "fluster.actors",
+        "fluster_services.controller",
+        "fluster_services.worker",
+    }
+    assert all(contract["exhaustive"] for contract in within.values())  # so that a new folder is given its place
     assert (["fluster", "fluster_services"], ["nats"]) in forbidden
     assert (["fluster.cluster"], ["fluster.actors", "fluster.worker_pool"]) in forbidden
 

@@ -59,11 +59,11 @@ def test_only_the_users_functions_are_shown_unless_there_are_none() -> None:
         return StackFrame(function=function, file=file, line=1)
 
     ours = [
-        frame("_call", "/venv/fluster_services/worker/task_process.py"),
-        frame("run_keeper", "/venv/fluster_services/worker/keeper.py"),
+        frame("_call", "/venv/fluster_services/worker/task/task_process.py"),
+        frame("run_keeper", "/venv/fluster_services/worker/keeper/keeper.py"),
         frame("_run_module_as_main", "<frozen runpy>"),
     ]
-    users = [frame("wait", "/venv/fluster/actors/pool.py"), frame("train", "/home/ada/train.py")]
+    users = [frame("wait", "/venv/fluster/actors/pool/pool.py"), frame("train", "/home/ada/train.py")]
     assert without_ours([*users, *ours]) == users, "what they call is shown, whosever it is"
     assert without_ours(users) == users
     assert without_ours(ours) == ours
