@@ -180,7 +180,7 @@ class EmbeddedServer:
         return self._namespaces
 
     def add_namespace(self, namespace: str) -> None:
-        """Let in the users of one more namespace, soon after this returns; whoever is connected stays so.
+        """Let in the users of one more namespace, soon after this returns. Connected users stay connected.
 
         Raises InvalidNameError, and ServerStartError when its configuration cannot be written: then all is as it was.
         """

@@ -18,6 +18,9 @@ from fluster_bus.core.object_kinds import BUNDLES, PAYLOADS, REQUESTS
 from fluster_bus.core.roles import Permissions, Role
 from fluster_bus.core.subjects import OWN_NAME, OWN_NAMESPACE
 
+_READ = (BUNDLES, PAYLOADS)
+_WRITTEN = (*_READ, REQUESTS)  # only services read requests
+
 
 def scoped(role: Role) -> Permissions:
     """What users of a role may do whose tokens name them and their namespaces."""
@@ -108,7 +111,7 @@ def _keeps_tasks(namespace: str) -> tuple[str, ...]:
         subjects.logs_stream(namespace),
         subjects.results_stream(namespace),
         subjects.secrets_stream(namespace),
-        *(subjects.objects_stream(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
+        *(subjects.objects_stream(kind.name, namespace) for kind in _READ),
     )
     return (
         # Of tasks; those of jobs have one token.
@@ -120,8 +123,7 @@ def _keeps_tasks(namespace: str) -> tuple[str, ...]:
         subjects.results_of_all(namespace),
         subjects.watch_progress(namespace),
         subjects.inboxes_of(namespace),  # of its clients, and of operators who ask there
-        *(subjects.objects_of_all(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
-        subjects.objects_of_all(REQUESTS.name, namespace),  # to be written; what is there only services read
+        *(subjects.objects_of_all(kind.name, namespace) for kind in _WRITTEN),
         *(subject for stream in streams for subject in _with_below(subjects.direct_get(stream))),
     )
 
@@ -132,7 +134,7 @@ def _speaks_for(namespace: str) -> tuple[str, ...]:
         subjects.bucket_stream(subjects.endpoints_bucket(namespace)),
         subjects.logs_stream(namespace),
         subjects.events_stream(namespace),
-        *(subjects.objects_stream(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
+        *(subjects.objects_stream(kind.name, namespace) for kind in _READ),
         subjects.results_stream(namespace),
     )
     return (
@@ -142,8 +144,7 @@ def _speaks_for(namespace: str) -> tuple[str, ...]:
         *(subjects.endpoints_verb(namespace, verb) for verb in ("lookup", "list")),
         subjects.workers_list(namespace),
         subjects.secrets(namespace),  # to be written; what is there only services read
-        *(subjects.objects_of_all(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
-        subjects.objects_of_all(REQUESTS.name, namespace),  # to be written; what is there only services read
+        *(subjects.objects_of_all(kind.name, namespace) for kind in _WRITTEN),
         *(subject for stream in streams for subject in _with_below(subjects.direct_get(stream))),
     )
 
@@ -184,7 +185,7 @@ def _asks(namespace: str) -> tuple[str, ...]:
         registry,
         subjects.logs_stream(namespace),
         subjects.events_stream(namespace),
-        *(subjects.objects_stream(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
+        *(subjects.objects_stream(kind.name, namespace) for kind in _READ),
         subjects.results_stream(namespace),
     )
     return (
@@ -196,8 +197,7 @@ def _asks(namespace: str) -> tuple[str, ...]:
         subjects.durable_calls_of_all(namespace),
         f"{subjects.direct_get(seats)}.{subjects.bucket_key(subjects.actors_bucket(namespace), subjects.seat_key_of_any())}",
         subjects.secrets(namespace),  # to be written; what is there only services read
-        *(subjects.objects_of_all(kind.name, namespace) for kind in (BUNDLES, PAYLOADS)),
-        subjects.objects_of_all(REQUESTS.name, namespace),  # to be written; what is there only services read
+        *(subjects.objects_of_all(kind.name, namespace) for kind in _WRITTEN),
         *(subject for stream in streams for subject in _with_below(subjects.direct_get(stream))),
         # Never those of the cluster's own: a forged reply there could pass for a service's word.
         subjects.inboxes_of(namespace),

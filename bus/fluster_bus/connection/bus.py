@@ -60,7 +60,7 @@ _NO_LIMIT = 1 << 30  # of unanswered pings: nats-py counts no other sign of life
 _FLUSH = "(flush)"  # in the place of a subject
 _DENIED = re.compile(r'permissions violation for (?:publish|subscription) to "([^"]+)"', re.IGNORECASE)
 
-# Loops hold their tasks weakly, and where the caller of `close` was cancelled, the connection may have no owner any more.
+# Loops hold their tasks weakly, and nothing else holds a connection whose owner was cancelled while it closed it.
 _CLOSINGS: set[asyncio.Task[None]] = set()
 
 
@@ -217,9 +217,8 @@ class Bus:
         try:
             await asyncio.wait({draining, gone}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            while (
-                not draining.done()
-            ):  # nats-py takes the first for the end of the drain, and waits for the server then
+            # More than once: nats-py takes the first for the end of the drain, and waits for the server then.
+            while not draining.done():
                 draining.cancel()
                 await asyncio.sleep(0)
             raise

@@ -35,7 +35,7 @@ class Waker:
             self._awake = True
             self._far.send(b"w")
         except OSError as error:
-            log.debug("there is nothing to wake any more: %s", error)
+            log.debug("the thread to be woken has ended: %s", error)
         except BaseException:  # Ctrl-C: the byte may not have been sent, and nobody would send another
             self._awake = False
             raise

@@ -156,13 +156,13 @@ class ObjectStore:
         return found.getvalue()
 
     async def remove(self, sha256: str) -> None:
-        """Remove an object. Only whoever may change streams can, and of kinds whose stream allows it. Raises BusError."""
+        """Remove an object: a right of services, for kinds whose stream allows it. Raises BusError."""
         stream = subjects.objects_stream(self.kind.name, self.namespace)
         request = json.dumps({"filter": subjects.object_messages(self.kind.name, self.namespace, sha256)}).encode()
         await self.bus.request(subjects.stream_purge(stream), request)
 
     async def settle(self) -> None:
-        """Return when all copies of what is stored have it, or after a moment. Only whoever may ask about streams can."""
+        """Return when all copies of what is stored have it, or after a moment. Needs the right to ask about streams."""
         await self._messages.settle()
 
     async def _manifest(self, sha256: str, max_bytes: int) -> _Manifest:

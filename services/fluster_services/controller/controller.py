@@ -92,7 +92,7 @@ class ControllerConfig:
     address: BusAddress
     namespaces: tuple[Namespace, ...] = (Namespace("default"),)
     namespaces_are_fixed: str | None = None  # why none can be added while the cluster runs, and what to do instead
-    server_users: ServerUsers | None = None  # None: those of a namespace that is added are let in by somebody else
+    server_users: ServerUsers | None = None  # None: the operator lets in those of a namespace that is added
     timing: Timing = field(default_factory=Timing)
     records: RecordLimits = field(default_factory=RecordLimits)
     bounds: NamespaceBounds = field(default_factory=NamespaceBounds)

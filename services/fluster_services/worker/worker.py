@@ -216,10 +216,8 @@ class Worker:
         await retried(
             lambda _left_s: self._presence.say_detected(self._ledger.total, node), on=(BusError,), timeout_s=math.inf
         )
-        if share is None:
-            return
-        await self._cover_when_possible()
-        await self._presence.beat()  # who waits for room need not wait for the next one
+        if share is not None:
+            await self._be_offered()
 
     def _follow_folder(self) -> NewNamespaces | None:
         """What has it serve namespaces whose jobs' credentials come later; None where there is no folder for them."""
@@ -247,6 +245,10 @@ class Worker:
     async def _say_total(self) -> None:
         """Have all know what this worker has by now, and be offered it."""
         await retried(lambda _left_s: self._presence.say_total(self._ledger.total), on=(BusError,), timeout_s=math.inf)
+        await self._be_offered()
+
+    async def _be_offered(self) -> None:
+        """Have what was added to this worker's capacity used at once."""
         await self._cover_when_possible()
         await self._presence.beat()  # who waits for room need not wait for the next one
 

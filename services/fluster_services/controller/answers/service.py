@@ -172,7 +172,7 @@ class ControllerService:
         until = asyncio.get_running_loop().time() + _RECORDED_TIMEOUT_S
         refused, unrecorded = await self._looked_at(list(keys), request.submissions, pace, until)
         try:
-            # Else a client that has heard of no end, as it began to watch just after it, would be told of none either.
+            # A client that began to watch just after a job's end was published learns of it here alone.
             await self._controller.pending_writes.wait_settled(keys, until=until)
         except TimeoutError as error:
             raise BusyError("records of these jobs are being written: ask again in a moment") from error

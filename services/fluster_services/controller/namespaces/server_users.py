@@ -1,4 +1,4 @@
-"""What a controller has done with the users of a server that somebody else keeps."""
+"""What a controller has done with the users of a server that the cluster's supervisor keeps."""
 
 from __future__ import annotations
 
