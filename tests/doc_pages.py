@@ -40,6 +40,7 @@ PAGES = sorted(
         ROOT / "README.md",
         ROOT / "benchmarks/README.md",
         *ROOT.glob("docs/*.md"),
+        *ROOT.glob("docs/actors/*.md"),
         *ROOT.glob("docs/how-to/*.md"),
     )
 )

@@ -10,9 +10,11 @@ from tests.doc_pages import LANGUAGES, PAGES, ROOT, blocks, skipped
 NOT_RUN = {
     "README.md": {"make demo": "CI itself runs both, in a checkout"},
     "benchmarks/README.md": {"make bench": "takes minutes, and other actor frameworks beside Fluster"},
-    "docs/actors.md": {
+    "docs/actors/durable.md": {
         "nats req '$JS.API.DIRECT.GET.FLUSTER_CALLS_<ns>'": "needs the nats tool, and a call that waits",
         "nats stream purge FLUSTER_CALLS_<ns>": "needs the nats tool, and a call that waits",
+    },
+    "docs/actors/data.md": {
         "nats req fluster.default.actors.shapes": "needs the nats tool",
         "nats micro info shapes": "needs the nats tool",
     },

@@ -220,7 +220,7 @@ def test_after_the_end_calls_are_refused() -> None:
 
 
 def test_the_example_of_the_page_is_true() -> None:
-    page = Path(__file__).parents[2] / "docs" / "actors.md"
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "testing.md"
     example = next(each for each in page.read_text("utf-8").split("```python\n") if "LocalActors() as" in each)
     names: dict[str, Any] = {}
     exec(example.partition("```")[0], names)
