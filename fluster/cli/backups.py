@@ -95,7 +95,7 @@ def restore(
 
 
 async def _with_bus(context: typer.Context, work: Callable[[Bus], Awaitable[Manifest]]) -> Manifest:
-    from fluster.cluster.ownership.up_clusters import find_address
+    from fluster.cluster.up_clusters import find_address
     from fluster_bus.access.address import BusAddress
     from fluster_bus.connection.bus import Bus
 

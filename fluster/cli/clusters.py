@@ -147,7 +147,7 @@ def up(
       fluster up --workers 2 --store-dir ~/cluster
     """
     from fluster.cluster import LocalCluster
-    from fluster.cluster.ownership.up_clusters import noted
+    from fluster.cluster.up_clusters import noted
     from fluster_bus.access.address import ADDRESS_VARIABLE
 
     if backend is not None and (runtime != "process" or enforce_limits):
@@ -234,7 +234,7 @@ def local(
       fluster local
       fluster local --stop-all
     """
-    from fluster.cluster.ownership.up_clusters import running, wait_ended
+    from fluster.cluster.up_clusters import running, wait_ended
 
     options = Options.of(context)
     found = running()

@@ -16,7 +16,7 @@ from fluster.cli.common.options import Options, wrong_option
 from fluster.cli.common.output import size, write_json, write_table
 
 if TYPE_CHECKING:
-    from fluster.cluster.jobs.namespace_admin import NamespaceAdmin
+    from fluster.cluster.namespaces import NamespaceAdmin
     from fluster_bus.messages import NamespaceQuota
     from fluster_bus.messages.namespaces import NamespaceStatus, QuotaName
 
@@ -262,8 +262,8 @@ def _done(context: typer.Context, ask: Callable[[NamespaceAdmin], Awaitable[_Ans
     options = Options.of(context)
 
     async def run() -> _Answer:
-        from fluster.cluster.jobs.namespace_admin import NamespaceAdmin
-        from fluster.cluster.ownership.up_clusters import find_address
+        from fluster.cluster.namespaces import NamespaceAdmin
+        from fluster.cluster.up_clusters import find_address
         from fluster_bus.access.address import BusAddress
         from fluster_bus.connection.bus import Bus
 

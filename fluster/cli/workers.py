@@ -295,7 +295,7 @@ def _place(cluster: Cluster, job: str, task: int | None, attempt: int | None) ->
 
 
 def _ask(cluster: Cluster, name: str, verb: str, request: Message, reply: type[Reply]) -> Reply:
-    from fluster.cluster.jobs.worker_calls import ask_worker
+    from fluster.cluster.workers import ask_worker
 
     def ask(worker_id: WorkerId) -> Reply:
         answer: Reply = cluster.portal.run(ask_worker, cluster.asynchronous.bus, worker_id, verb, request, reply)

@@ -9,15 +9,15 @@ import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
+from fluster.cluster.blocking_methods import blocking, blocking_iterator
 from fluster.cluster.client import AsyncCluster
-from fluster.cluster.portal.blocking_methods import blocking, blocking_iterator
 from fluster.errors import ForkedError
 from fluster.later import import_later
 from fluster_bus.access.address import BusAddress
 from fluster_bus.core.errors import ClosedError
 from fluster_bus.core.names import Namespace
 
-import_later("fluster.cluster.portal.portal")
+import_later("fluster.cluster.portal")
 
 _open: weakref.WeakSet[Cluster] = weakref.WeakSet()
 
@@ -38,7 +38,7 @@ class Cluster:
         self._connect(functools.partial(AsyncCluster.connect, patience=patience), address, namespace)
 
     def _connect(self, connect: Callable[..., Awaitable[AsyncCluster]], *args: Any) -> None:
-        from fluster.cluster.portal.portal import Portal
+        from fluster.cluster.portal import Portal
 
         self._guests: dict[object, Callable[[], object]] = {}  # {who works over this connection: how that is ended}
         self.portal = Portal()

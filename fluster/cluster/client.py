@@ -58,7 +58,7 @@ import_later(
     "fluster_bus.storage.registry",
     "fluster.cluster.jobs.job_states",
     "fluster.cluster.jobs.job_wait",
-    "fluster.cluster.ownership.outages",
+    "fluster.cluster.outages",
     "fluster.cluster.output.shown_output",
     "fluster.cluster.workspaces.stored_workspaces",
 )
@@ -75,8 +75,8 @@ class AsyncCluster:
 
     def __init__(self, bus: Bus, namespace: Namespace, patience: float | None = None) -> None:
         from fluster.cluster.jobs.job_states import JobStates
+        from fluster.cluster.outages import Outages
         from fluster.cluster.output.shown_output import ShownOutput
-        from fluster.cluster.ownership.outages import Outages
         from fluster_bus.storage.registry import Registry
 
         self.bus = bus
@@ -107,7 +107,7 @@ class AsyncCluster:
         if address is None and os.environ.get(ADDRESS_VARIABLE):  # as in every task, which needs no more modules for it
             address = BusAddress.from_environment()
         elif address is None:
-            from fluster.cluster.ownership.up_clusters import find_address
+            from fluster.cluster.up_clusters import find_address
 
             address = find_address()
         elif isinstance(address, str):
@@ -208,7 +208,7 @@ class AsyncCluster:
         waits like others. Raises JobRefusedError when the worker cannot run it now, WorkerNotFoundError, CredentialsError
         to those who are not operators, and what `launch` raises.
         """
-        from fluster.cluster.jobs.worker_calls import run_on_worker
+        from fluster.cluster.workers import run_on_worker
 
         ((job_id, named),) = (await self._named(check_requests([request]))).items()
         draft = await self._draft(named.model_copy(update={"job_id": job_id, **self.parent_of(named)}))
@@ -528,13 +528,13 @@ class AsyncCluster:
         After `timeout` seconds it hands back what still runs: stopped, and tried elsewhere at the cost of the preemption
         budget. For operators. Raises WorkerNotFoundError, and CredentialsError for anybody else.
         """
-        from fluster.cluster.jobs.worker_calls import drain_worker
+        from fluster.cluster.workers import drain_worker
 
         return await drain_worker(self.bus, worker_id, timeout_s=check_timeout(timeout), wait=wait)
 
     async def worker_health(self, worker_id: WorkerId) -> WorkerHealth:
         """How a worker is, by its own word. For operators. Raises as `drain_worker` does."""
-        from fluster.cluster.jobs.worker_calls import ask_worker
+        from fluster.cluster.workers import ask_worker
         from fluster_bus.messages import Done, WorkerHealth
 
         return await ask_worker(self.bus, worker_id, "health", Done(), WorkerHealth)

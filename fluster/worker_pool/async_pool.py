@@ -16,7 +16,7 @@ from fluster.actors.results.futures import ActorFuture, is_running
 from fluster.actors.results.maps import iterated
 from fluster.cluster import AsyncCluster
 from fluster.cluster.jobs.arguments import check_count
-from fluster.cluster.portal.portal import forked
+from fluster.cluster.portal import forked
 from fluster.worker_pool.function_pickles import FunctionPickles
 from fluster.worker_pool.pace import Pace
 from fluster.worker_pool.progress import Bar, progress_bar

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from fluster.actors.results.futures import ActorFuture
 from fluster.cluster import Cluster
-from fluster.cluster.portal.blocking_methods import blocking, blocking_iterator
+from fluster.cluster.blocking_methods import blocking, blocking_iterator
 from fluster.errors import ForkedError
 from fluster.worker_pool.async_pool import DEFAULT_RESOURCES, AsyncWorkerPool
 from fluster.worker_pool.executor import PoolExecutor

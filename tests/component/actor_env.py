@@ -17,7 +17,7 @@ from fluster.actors import (
     ActorServer,
 )
 from fluster.cluster import Cluster
-from fluster.cluster.portal.portal import Portal
+from fluster.cluster.portal import Portal
 from fluster.testing import LocalActors
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core import subjects

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Self
 
 from fluster.cluster.client import AsyncCluster
-from fluster.cluster.jobs.namespace_admin import NamespaceAdmin
+from fluster.cluster.namespaces import NamespaceAdmin
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import Capacity, JobId, JobStatus, Namespace, WorkerId

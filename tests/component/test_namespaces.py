@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from fluster.cluster.client import AsyncCluster
-from fluster.cluster.jobs.namespace_admin import NamespaceAdmin
+from fluster.cluster.namespaces import NamespaceAdmin
 from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core.errors import BusError, ServiceError

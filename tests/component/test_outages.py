@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fluster.cluster.client import AsyncCluster
-from fluster.cluster.ownership.outages import Outage, Step
+from fluster.cluster.outages import Outage, Step
 from fluster.errors import ConnectionLostError
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobId, JobStatus

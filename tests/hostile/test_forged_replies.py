@@ -15,7 +15,7 @@ import pytest
 
 from fluster.actors import ActorPool, ActorServer, actor
 from fluster.cluster import Cluster
-from fluster.cluster.portal.portal import Portal
+from fluster.cluster.portal import Portal
 from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core import subjects

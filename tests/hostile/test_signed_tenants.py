@@ -12,7 +12,7 @@ import pytest
 from nats.aio.client import Client
 from pydantic import ValidationError
 
-from fluster.cluster.jobs.namespace_admin import NamespaceAdmin
+from fluster.cluster.namespaces import NamespaceAdmin
 from fluster_bus.access.address import BusAddress
 from fluster_bus.access.keys import Key, KeyKind
 from fluster_bus.configuration import grants

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import pytest
 
 from fluster.actors import ActorFuture
-from fluster.cluster.portal.portal import Portal
+from fluster.cluster.portal import Portal
 from fluster_bus.running.blocked_waits import wait_seeing_signals
 from tests.missed_signals import missed_ctrl_c
 

@@ -12,7 +12,7 @@ import pytest
 
 from fluster.actors import ActorContext, actor, every, method
 from fluster.cluster import Cluster
-from fluster.cluster.portal.portal import Portal
+from fluster.cluster.portal import Portal
 from fluster.errors import (
     ActorFailedError,
     ActorGivenUpError,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fluster.cluster.portal.portal import Portal
+from fluster.cluster.portal import Portal
 from fluster_bus.core.errors import ClosedError
 
 WAIT_S = 60.0

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fluster.cluster.ownership.up_clusters import noted, running
+from fluster.cluster.up_clusters import noted, running
 
 _PORTAL = """
 import os
-from fluster.cluster.portal.portal import Portal
+from fluster.cluster.portal import Portal
 kept = os.open("file", os.O_RDWR | os.O_CREAT)  # the program's own, where it came before
 Portal().close()
 os.fstat(kept)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fluster.cluster import Cluster
-from fluster.cluster.jobs.worker_calls import ask_worker
+from fluster.cluster.workers import ask_worker
 from fluster.errors import JobRefusedError, WorkerNotFoundError
 from fluster_bus.core.errors import CredentialsError
 from fluster_bus.core.roles import Role

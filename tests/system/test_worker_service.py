@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from fluster.cluster import Cluster
-from fluster.cluster.jobs.worker_calls import ask_worker
+from fluster.cluster.workers import ask_worker
 from fluster.errors import JobNotFoundError, WorkerNotFoundError
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core import subjects

@@ -39,7 +39,7 @@ from fluster.actors.results.loop_calls import closed, tell, tell_soon
 from fluster.actors.routing.desk import Desk
 from fluster.actors.server.actor_lane import lanes_are_on
 from fluster.cluster import AsyncCluster
-from fluster.cluster.portal.portal import forked
+from fluster.cluster.portal import forked
 from fluster.errors import ActorTimeoutError, MailboxFullError
 from fluster_bus.connection.bus import Bus
 from fluster_bus.connection.carrier import Carrier

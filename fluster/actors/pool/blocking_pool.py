@@ -15,7 +15,7 @@ from fluster.actors.protocol.policies import Policy
 from fluster.actors.results.futures import result_of
 from fluster.actors.results.maps import MAX_OUT, MapResults, UnorderedMapResults
 from fluster.cluster import Cluster
-from fluster.cluster.portal.blocking_methods import blocking, blocking_iterator
+from fluster.cluster.blocking_methods import blocking, blocking_iterator
 from fluster.errors import ForkedError
 from fluster_bus.core.errors import ClosedError
 from fluster_bus.messages import JobId

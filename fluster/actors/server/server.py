@@ -18,7 +18,7 @@ from fluster.actors.protocol.members import OWN_METADATA
 from fluster.actors.server.host import LAST_CALLS_S, Host, Served
 from fluster.actors.server.hosted import HostedActor
 from fluster.cluster import Cluster
-from fluster.cluster.portal.portal import Portal
+from fluster.cluster.portal import Portal
 from fluster.cluster.task.identity import KILL_GRACE
 from fluster.errors import ActorGivenUpError, SupersededError
 from fluster_bus.core.errors import ClosedError

@@ -13,7 +13,7 @@ from fluster_bus.core.errors import ClosedError
 if TYPE_CHECKING:
     import asyncio
 
-    from fluster.cluster.portal.portal import Portal
+    from fluster.cluster.portal import Portal
 
 T = TypeVar("T")
 P = ParamSpec("P")
