@@ -14,7 +14,7 @@ from fluster_bus.core.roles import Role
 from fluster_bus.messages import Capacity, JobId, Namespace, Offer, OfferReply, WorkerId
 from fluster_bus.server import EmbeddedServer
 from fluster_services.capacity import CapacityClass, classes_covered
-from fluster_services.worker.attempts.class_offers import ClassOffers
+from fluster_services.worker.attempts.offers import ClassOffers
 from tests.component.conftest import ConnectBus, freeze_server, kill_server
 from tests.waiting import wait_until_async
 

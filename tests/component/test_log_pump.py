@@ -9,7 +9,7 @@ from fluster.cluster.jobs.job_logs import LogFilter, job_logs
 from fluster.cluster.jobs.log_chunks import messages_of
 from fluster_bus.connection.bus import Bus
 from fluster_bus.messages import JobId, Namespace, TaskRecord
-from fluster_services.worker.attempts.log_pump import LogPump
+from fluster_services.worker.attempts.pumps import LogPump
 from fluster_services.worker.contract.runtime import RunningTask
 from fluster_services.worker.contract.spool import SpoolRecord, SpoolWriter, Stream, read_spool
 

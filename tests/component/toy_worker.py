@@ -28,9 +28,9 @@ from fluster_bus.storage.streams import workers_table
 from fluster_bus.storage.tables import Row
 from fluster_services.capacity import needed
 from fluster_services.worker.attempts.claims import Claims
-from fluster_services.worker.attempts.class_offers import ClassOffers
 from fluster_services.worker.attempts.holds import Holds
 from fluster_services.worker.attempts.ledger import Ledger
+from fluster_services.worker.attempts.offers import ClassOffers
 
 GIB = 1 << 30
 NAMESPACES = (Namespace("default"),)

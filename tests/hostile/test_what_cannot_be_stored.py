@@ -15,7 +15,7 @@ from fluster_bus.storage.streams import tasks_table
 from fluster_bus.storage.tables import Row
 from fluster_services import lifecycle
 from fluster_services.worker.attempts.claims import Claims
-from fluster_services.worker.attempts.result_pump import publish_result
+from fluster_services.worker.attempts.pumps import publish_result
 from fluster_services.worker.contract.runtime import RunningTask
 from tests.component.test_log_pump import Attempt, attempt, pump, stored  # noqa: F401 - a fixture
 

@@ -38,11 +38,10 @@ from fluster_services.capacity import fits, needed
 from fluster_services.worker.answers.service import AttemptKey, WorkerService
 from fluster_services.worker.attempts.attempts import Attempts
 from fluster_services.worker.attempts.claims import Claims
-from fluster_services.worker.attempts.class_offers import ClassOffers
-from fluster_services.worker.attempts.folders import UnfitError, check_folder
-from fluster_services.worker.attempts.giving_up import discard
+from fluster_services.worker.attempts.following import discard
 from fluster_services.worker.attempts.ledger import Ledger
-from fluster_services.worker.attempts.progress_pump import ProgressPump
+from fluster_services.worker.attempts.offers import ClassOffers, UnfitError, check_folder
+from fluster_services.worker.attempts.pumps import ProgressPump
 from fluster_services.worker.attempts.run_requests import RunRequests, reservation_of
 from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.contract.runtime import Runtime

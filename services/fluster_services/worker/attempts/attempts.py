@@ -26,15 +26,12 @@ from fluster_bus.storage.secret_store import SecretStore
 from fluster_bus.storage.tables import Row
 from fluster_services.capacity import needed
 from fluster_services.worker.attempts.claims import Claims
-from fluster_services.worker.attempts.following import follow
-from fluster_services.worker.attempts.giving_up import forget, give_up, is_of_the_bus
+from fluster_services.worker.attempts.following import follow, forget, give_up, is_of_the_bus
 from fluster_services.worker.attempts.holds import Holds
 from fluster_services.worker.attempts.launch import Launcher
 from fluster_services.worker.attempts.ledger import Ledger
-from fluster_services.worker.attempts.log_pump import LogPump, PreparationLog
 from fluster_services.worker.attempts.preparation import Preparation, Prepared
-from fluster_services.worker.attempts.progress_pump import ProgressPump
-from fluster_services.worker.attempts.result_pump import publish_result
+from fluster_services.worker.attempts.pumps import LogPump, PreparationLog, ProgressPump, publish_result
 from fluster_services.worker.contract.build_output import BuildError
 from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.contract.outcome import Outcome

@@ -9,12 +9,21 @@ from collections.abc import Awaitable, Callable
 
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core import subjects
-from fluster_bus.core.errors import HOPELESS, BusError, NoRespondersError, RevisionConflictError, StreamNotFoundError
+from fluster_bus.core.errors import (
+    HOPELESS,
+    BusError,
+    NoRespondersError,
+    RevisionConflictError,
+    ServiceError,
+    StreamNotFoundError,
+)
 from fluster_bus.core.fault_log import FaultLog, one_bounded_line
 from fluster_bus.messages import (
     JobRecord,
     JobStatus,
     Namespace,
+    NamespaceReply,
+    NamespaceRequest,
     Offer,
     Progress,
     TaskError,
@@ -22,17 +31,19 @@ from fluster_bus.messages import (
     TaskResult,
     WorkerId,
 )
+from fluster_bus.messages.namespaces import NAMESPACE_UNKNOWN
 from fluster_bus.messages.parts.images import UsedImage
+from fluster_bus.messages.parts.wire_range import SPOKEN
 from fluster_bus.storage.streams import jobs_table, records_table, tasks_table
 from fluster_bus.storage.tables import Row, Table
 from fluster_services import lifecycle
-from fluster_services.worker.attempts.dropped import is_gone
 
 log = logging.getLogger(__name__)
 
 _PAUSE_S = 0.2
 _UNREADABLE_PAUSE_S = 0.5
 _BRIEF_CHARACTERS = 200
+_ASKED_S = 2.0  # for the answer whether a namespace was dropped
 
 
 class Claims:
@@ -295,3 +306,16 @@ def _told_with(
     briefly: Callable[[TaskRecord, BusError], TaskRecord | None], cause: BusError
 ) -> Callable[[TaskRecord], TaskRecord | None]:
     return lambda task: briefly(task, cause)
+
+
+async def is_gone(bus: Bus, namespace: str) -> bool:
+    """True when the controller says that the cluster has no such namespace; False when it has, or nobody says."""
+    try:
+        await bus.ask(
+            subjects.ensure_namespace(namespace), NamespaceRequest(wire=SPOKEN), NamespaceReply, timeout_s=_ASKED_S
+        )
+    except ServiceError as error:
+        return error.code == NAMESPACE_UNKNOWN
+    except BusError:
+        return False
+    return False

@@ -38,8 +38,8 @@ from fluster_bus.storage.streams import tasks_table
 from fluster_bus.storage.submitting import submit
 from fluster_bus.storage.tables import Row
 from fluster_services.capacity import fits, misfit, needed
-from fluster_services.worker.attempts.folders import UnfitError
 from fluster_services.worker.attempts.ledger import Ledger
+from fluster_services.worker.attempts.offers import UnfitError
 
 log = logging.getLogger(__name__)
 

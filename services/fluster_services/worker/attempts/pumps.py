@@ -1,14 +1,16 @@
-"""Carries an attempt's output from its spool to the log stream."""
+"""Carries an attempt's output, progress and result to the bus."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import BinaryIO, Self, TypeVar, cast
 
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core import subjects
@@ -21,13 +23,17 @@ from fluster_bus.core.errors import (
     StreamNotFoundError,
 )
 from fluster_bus.core.fault_log import FaultLog, one_bounded_line
-from fluster_bus.messages import LogBatch, TaskRecord
+from fluster_bus.core.object_kinds import PAYLOADS
+from fluster_bus.messages import LogBatch, Progress, ProgressReport, TaskRecord, TaskResult
 from fluster_bus.storage.feeds import Feed
+from fluster_bus.storage.objects import ObjectStore
+from fluster_bus.storage.results import RESULT_CHUNK_BYTES, ResultStore
 from fluster_bus.storage.streams import append
-from fluster_services.worker.attempts.dropped import is_gone
+from fluster_services.worker.attempts.claims import is_gone
 from fluster_services.worker.contract.build_output import BuildOutput
 from fluster_services.worker.contract.runtime import RunningTask
 from fluster_services.worker.contract.spool import SpoolError, SpoolRecord
+from fluster_services.worker.task.task_result import MAX_RESULT_BYTES
 
 T = TypeVar("T")
 
@@ -39,6 +45,8 @@ _CHUNK_BYTES = 256 << 10  # well below the server's message limit, also after JS
 _PAUSE_S = 0.5
 _RELAY_S = 0.25  # between two batches of what a build says
 _MAX_LIVE_LINES = 10_000  # of a build; of what it says after that, the last lines come at its end
+_AGAIN_AFTER_S = 10.0  # progress, for a controller that was away
+_MAX_DOING = 200  # characters
 
 
 class LogPump:
@@ -92,11 +100,11 @@ class LogPump:
         """A batch for each stream that has lines which are not stored yet."""
         lines: dict[str, list[tuple[float, str]]] = {stream: [] for stream in _STREAMS}
         going_on: dict[str, list[int]] = {stream: [] for stream in _STREAMS}
-        for offset, time, stream, text, is_partial in records:
+        for offset, read_at, stream, text, is_partial in records:
             if offset >= self._published[stream]:
                 if is_partial:
                     going_on[stream].append(len(lines[stream]))
-                lines[stream].append((time, text))
+                lines[stream].append((read_at, text))
         present = [stream for stream in _STREAMS if lines[stream]]
         return [
             (
@@ -228,3 +236,123 @@ async def _patiently(bus: Bus, namespace: str, what: str, attempt: Callable[[], 
                 raise NamespaceGoneError(f"the cluster has no namespace {namespace!r}") from error
             await bus.wait_connected()
             await asyncio.sleep(_PAUSE_S)
+
+
+@dataclass
+class _Told:
+    report: ProgressReport
+    told_at: float
+
+
+class ProgressPump:
+    """The newest word of each attempt that runs here."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._told: dict[str, _Told] = {}  # {attempt key: its newest word}
+
+    async def tell(self, key: str, record: TaskRecord, progress: Progress) -> None:
+        """Pass on what an attempt says."""
+        await self._tell(key, record, progress, is_preparing=False)
+
+    async def tell_preparing(self, key: str, record: TaskRecord, doing: str) -> None:
+        """Pass on what is being done before an attempt can start."""
+        await self._tell(key, record, Progress(fraction=0.0, message=doing[:_MAX_DOING]), is_preparing=True)
+
+    async def _tell(self, key: str, record: TaskRecord, progress: Progress, *, is_preparing: bool) -> None:
+        report = ProgressReport(
+            namespace=record.namespace,
+            job_id=record.job_id,
+            task=record.task,
+            attempt=record.attempt,
+            progress=progress,
+            is_preparing=is_preparing,
+        )
+        self._told[key] = _Told(report, time.monotonic())
+        await self._publish(report)
+
+    def forget(self, key: str) -> None:
+        """The attempt is over."""
+        self._told.pop(key, None)
+
+    async def repeat_forever(self) -> None:
+        """Pass on again what was told a while ago."""
+        while True:
+            await asyncio.sleep(_AGAIN_AFTER_S / 4)
+            now = time.monotonic()
+            for told in list(self._told.values()):
+                if now - told.told_at >= _AGAIN_AFTER_S:
+                    told.told_at = now
+                    await self._publish(told.report)
+
+    async def _publish(self, report: ProgressReport) -> None:
+        subject = subjects.watch_progress(report.namespace, report.job_id, str(report.task))
+        try:
+            await self._bus.publish(subject, report.to_json())
+        except BusError as error:
+            log.info("the progress of %s.%d is reported later: %s", report.job_id, report.task, error)
+
+
+async def publish_result(
+    bus: Bus, record: TaskRecord, running: RunningTask, result: TaskResult | None
+) -> TaskResult | None:
+    """What the task's record shall tell of its result, once that is stored. Waits for the bus when it is away.
+
+    It is stored before the record says so; a worker that dies between leaves it to its successor, who does it again.
+    """
+    if result is None or not result.size:
+        return result
+    while True:
+        try:
+            if result.size > MAX_RESULT_BYTES:
+                file = _ResultFile(running, result.size)
+                payloads = ObjectStore(bus, record.namespace, PAYLOADS)
+                return TaskResult(
+                    size=result.size, json_size=result.json_size, object=await payloads.put_file(cast("BinaryIO", file))
+                )
+            store = ResultStore(bus, record.namespace)
+            await store.put(record.job_id, record.task, record.attempt, _chunks(running, result.size))
+        except HOPELESS as error:
+            return TaskResult(error=f"what it returned could not be stored: {error}")
+        except StreamNotFoundError as error:
+            if await is_gone(bus, record.namespace):
+                return TaskResult(error=f"what it returned could not be stored: {error}")
+            await asyncio.sleep(_PAUSE_S)
+        except BusError as error:
+            log.info("the result of %s waits: %s", running.key, error)
+            await bus.wait_connected()
+            await asyncio.sleep(_PAUSE_S)
+        except OSError as error:
+            return TaskResult(error=f"what it returned could not be read from its worker's disk: {error}")
+        else:
+            return result
+
+
+class _ResultFile(io.RawIOBase):
+    """What a task left, as a file."""
+
+    def __init__(self, running: RunningTask, size: int) -> None:
+        super().__init__()
+        self._running = running
+        self._size = size
+        self._place = 0
+
+    def read(self, size: int = -1) -> bytes:
+        left = self._size - self._place
+        data = self._running.read_result(self._place, left if size < 0 else min(size, left))
+        self._place += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence != io.SEEK_SET:
+            raise io.UnsupportedOperation("a place in it is counted from its start")
+        self._place = offset
+        return offset
+
+    def tell(self) -> int:
+        return self._place
+
+
+def _chunks(running: RunningTask, size: int) -> Iterator[bytes]:
+    for start in range(0, size, RESULT_CHUNK_BYTES):
+        yield running.read_result(start, min(RESULT_CHUNK_BYTES, size - start))

@@ -1,14 +1,16 @@
-"""Listens on the capacity classes that a worker's free capacity covers."""
+"""Which offers a worker listens for, and whether it has the folder that a job names."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from fluster_bus.connection.bus import Bus
 from fluster_bus.connection.subscription import Subscription
 from fluster_bus.core import subjects
-from fluster_bus.messages import Capacity, Offer, OfferReply
+from fluster_bus.messages import Capacity, EnvironmentConfig, Offer, OfferReply, WorkerId
 from fluster_services.capacity import CapacityClass, classes_covered
 
 _LAG_S = 0.1
@@ -60,3 +62,26 @@ class ClassOffers:
                     await self._bus.flush()
             finally:  # also when the connection was lost: a subscription that nobody remembers would come back with it
                 await asyncio.gather(*(subscription.drain() for subscription in leaving))
+
+
+class UnfitError(Exception):
+    """This worker lacks what a job names, whatever room it has."""
+
+
+async def check_folder(environment: EnvironmentConfig, worker_id: WorkerId, *, in_containers: bool) -> None:
+    """Return when tasks can run in the folder that is named, if there is one. Raises UnfitError."""
+    folder = environment.cwd
+    if folder is None or environment.bundle is not None:
+        return
+    if in_containers:
+        raise UnfitError(f"worker {worker_id} runs tasks in containers, which have no folder {folder!r}")
+    # In a thread: it may lie on a file system that is slow to answer.
+    if not await asyncio.to_thread(_can_be_entered, Path(folder)):
+        raise UnfitError(f"worker {worker_id} has no folder {folder!r}, or may not enter it")
+
+
+def _can_be_entered(folder: Path) -> bool:
+    try:
+        return folder.is_dir() and os.access(folder, os.X_OK)
+    except OSError:
+        return False
