@@ -15,7 +15,7 @@ from fluster_bus.core import subjects
 from fluster_bus.messages import Capacity, JobRecord, Offer, OfferReply, TaskRecord, WorkerId
 from fluster_bus.storage.tables import Row
 from fluster_services import capacity, gangs
-from fluster_services.controller.scheduling.scheduler import Place, place_in_line
+from fluster_services.controller.scheduling.order import Place, place_in_line
 from fluster_services.controller.state.books import JobKey
 
 if TYPE_CHECKING:

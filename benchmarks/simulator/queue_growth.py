@@ -11,7 +11,8 @@ from fluster_bus.messages import JobId, JobRecord, JobStatus, Namespace, TaskRec
 from fluster_bus.storage.tables import Row
 from fluster_services import capacity, lifecycle
 from fluster_services.controller.rules.reconcile import next_records
-from fluster_services.controller.scheduling.scheduler import Place, Scheduler, place_in_line
+from fluster_services.controller.scheduling.order import Place, place_in_line
+from fluster_services.controller.scheduling.scheduler import Scheduler
 from fluster_services.controller.state.books import Books, JobKey, record_key
 
 FEW, MANY = 100, 100_000

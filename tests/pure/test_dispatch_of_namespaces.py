@@ -7,7 +7,7 @@ import pytest
 from fluster_bus.messages import Capacity, JobId, JobRecord, Namespace, TaskRecord
 from fluster_bus.messages.namespaces import NamespaceQuota, NamespaceRecord
 from fluster_services.capacity import needed
-from fluster_services.controller.scheduling.scheduler import Place, Starving, place_in_line
+from fluster_services.controller.scheduling.order import Place, Starving, place_in_line
 from fluster_services.controller.state.books import JobKey
 from tests.pure.recorded import registered_worker
 from tests.pure.test_dispatch import GIB, A, B, Cluster
@@ -86,7 +86,7 @@ def test_what_the_quota_is_kept_for_is_not_told_that_it_waits_for_itself() -> No
     cluster.dispatch.on_namespace(NamespaceRecord(name=OURS, quota=NamespaceQuota(cpus=5)))
     large, small = cluster.submit("large", 4), cluster.submit("small", 2)
     first = Place(place_in_line(large.order, 0), 0, JobKey(OURS, large.job_id))
-    cluster.dispatch.scheduler.keep_quota(Starving(first, needed(large.resources, OURS)))
+    cluster.dispatch.scheduler.order.keep_quota(Starving(first, needed(large.resources, OURS)))
     cluster.end(cluster.held)
     assert cluster.why_short(large) is None
     assert cluster.why_short(small) == (
@@ -110,7 +110,7 @@ def test_no_worker_is_kept_free_for_what_has_no_room_in_its_quota() -> None:
 
 
 def _kept_for(cluster: Cluster) -> str | None:
-    kept = cluster.dispatch.scheduler.kept_quota(OURS)
+    kept = cluster.dispatch.scheduler.order.kept_quota(OURS)
     return kept.job.job_id if kept is not None else None
 
 

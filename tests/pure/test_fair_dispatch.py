@@ -95,7 +95,7 @@ def test_room_in_a_quota_is_kept_for_who_was_overtaken_for_too_long() -> None:
     cluster.time = 31.0
     cluster.end(held[1])
     assert cluster.taken() == [], "small1 would leave too little"
-    assert cluster.dispatch.scheduler.kept_quota(OURS) == place_of(cluster.job("large"))
+    assert cluster.dispatch.scheduler.order.kept_quota(OURS) == place_of(cluster.job("large"))
     assert cluster.dispatch.why_short(cluster.job("small1")) == (
         "waits for the quota of namespace team-a: job large, which others have overtaken for long, goes first"
     )
@@ -120,7 +120,7 @@ def test_nothing_is_kept_for_what_no_quota_or_no_worker_has_ever_room_for() -> N
     cluster.time = 31.0
     cluster.end(held[1])
     assert cluster.taken() == ["small1"]
-    assert cluster.dispatch.scheduler.kept_quota(OURS) is None
+    assert cluster.dispatch.scheduler.order.kept_quota(OURS) is None
     said = cluster.dispatch.why_short(cluster.job("larger-than-the-quota"))
     assert said is not None
     assert said.startswith("it needs 10 CPUs, more than the quota of namespace team-a ever has room for (2 CPUs)")

@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from fluster_bus.messages import Capacity, JobId, Namespace
 from fluster_bus.messages.namespaces import NamespaceQuota, NamespaceRecord
 from fluster_services.capacity import fits
-from fluster_services.controller.scheduling.scheduler import Place, Scheduler, Starving, place_in_line
+from fluster_services.controller.scheduling.order import Place, Starving, place_in_line
+from fluster_services.controller.scheduling.scheduler import Scheduler
 from fluster_services.controller.state.books import JobKey
 from fluster_services.controller.state.shares import Amount, Shares
 from tests.pure.test_scheduler import _calls
@@ -79,7 +80,7 @@ class Tenants(RuleBasedStateMachine):
     @rule(cpus=st.sampled_from((None, 0, 2, 4, 6)), weight=st.sampled_from((1.0, 1.0, 3.0)))
     def set_quota(self, cpus: float | None, weight: float) -> None:
         quota = NamespaceQuota(cpus=cpus, max_priority=5)
-        self.scheduler.on_quota(A)
+        self.scheduler.order.on_quota(A)
         self.shares.on_namespace(NamespaceRecord(name=A, quota=quota, weight=weight))
         self.most = {} if cpus is None else {A: max(cpus, self._used(A))}
 
@@ -98,14 +99,14 @@ class Tenants(RuleBasedStateMachine):
                     continue
                 if place.job.namespace != first.job.namespace and self._band(place) == self._band(first):
                     # It may be held up by one of its own namespace for which the quota is kept.
-                    if self.scheduler.has_quota(place, need):
+                    if self.scheduler.order.has_quota(place, need):
                         assert before[place.job.namespace] >= before[first.job.namespace], f"{place} was passed over"
                 elif self._band(place) < self._band(first):
-                    assert not self.scheduler.has_quota(place, need), f"{place} has a higher priority"
+                    assert not self.scheduler.order.has_quota(place, need), f"{place} has a higher priority"
         self.woken = False
 
     def _band(self, place: Place) -> int:
-        return self.scheduler.turn(place)[0]
+        return self.scheduler.order.turn(place)[0]
 
     def _is_closed(self, need: Capacity) -> bool:
         line = self.scheduler._lines.get(need)
@@ -129,16 +130,16 @@ class Tenants(RuleBasedStateMachine):
     @rule()
     def gather(self) -> None:
         """As a controller does: the first in turn that fits, and that its quota has room for."""
-        for place, count in sorted(self.gangs.items(), key=lambda each: self.scheduler.turn(each[0])):
+        for place, count in sorted(self.gangs.items(), key=lambda each: self.scheduler.order.turn(each[0])):
             need = _need(place.job.namespace, 1)
-            if count > self.free or not self.scheduler.has_quota(place, need, count):
+            if count > self.free or not self.scheduler.order.has_quota(place, need, count):
                 continue
-            self.scheduler.on_gathering(place.job)
+            self.scheduler.gangs.on_gathering(place.job)
             for task in range(count):
                 self.shares.take(place.job.namespace, need)
                 self.running.append((place, need))
-                self.scheduler.on_no_offer(place.job, task)
-            assert not self.scheduler.is_offered(place.job)
+                self.scheduler.gangs.on_no_offer(place.job, task)
+            assert not self.scheduler.gangs.is_offered(place.job)
             self.scheduler.on_gathered(place.job, now=self.now)
             self.scheduler.remove_gang(place.job)
             del self.gangs[place]
@@ -158,14 +159,14 @@ class Tenants(RuleBasedStateMachine):
     def keep(self) -> None:
         """Room in quotas is kept for those that have been overtaken."""
         for starving in self.scheduler.starving(now=self.now, reserve_after_s=2):
-            short = not self.scheduler.has_quota(starving.place, starving.need, starving.count)
+            short = not self.scheduler.order.has_quota(starving.place, starving.need, starving.count)
             if short and self.shares.could_fit(starving.place.job.namespace, starving.need, starving.count):
-                self.scheduler.keep_quota(starving)
+                self.scheduler.order.keep_quota(starving)
 
     @rule()
     def reserve(self) -> None:
         for starving in self.scheduler.deserving(now=self.now, reserve_after_s=2):
-            assert self.scheduler.has_quota(starving.place, starving.need, starving.count)
+            assert self.scheduler.order.has_quota(starving.place, starving.need, starving.count)
             if self.scheduler.reserved is None:
                 self.scheduler.reserve(starving)
                 break
@@ -197,7 +198,7 @@ class Tenants(RuleBasedStateMachine):
                 self.shares.give_back(place.job.namespace, need)
                 self.scheduler.on_room()
             elif not self.out and not self.running:
-                self.scheduler.on_quota(A)
+                self.scheduler.order.on_quota(A)
                 self.shares.on_namespace(NamespaceRecord(name=A, quota=NamespaceQuota(cpus=8)))
         assert not self.waiting, "what may go is offered"
         assert not self.gangs
@@ -368,10 +369,10 @@ def test_a_large_task_is_not_overtaken_for_ever_by_small_ones_of_its_own_namespa
         assert bool(placed) is (now <= 10), "it goes on with the small ones until the large one has waited for 10 s"
         for starving in scheduler.starving(now=now, reserve_after_s=10):
             assert starving == Starving(large, _need(A, 3))
-            scheduler.keep_quota(starving)
+            scheduler.order.keep_quota(starving)
     assert ends == 14, "two ends more, and there is room for it"
     scheduler.sanity_check()
-    assert scheduler.kept_quota(A) is None
+    assert scheduler.order.kept_quota(A) is None
 
 
 def test_what_takes_nothing_that_is_short_goes_on_beside_what_is_kept() -> None:
@@ -381,7 +382,7 @@ def test_what_takes_nothing_that_is_short_goes_on_beside_what_is_kept() -> None:
     two = gpu.model_copy(update={"devices": 2})
     shares.take(A, gpu)
     scheduler.add(_place(A, 1), two)
-    scheduler.keep_quota(Starving(_place(A, 1), two))
+    scheduler.order.keep_quota(Starving(_place(A, 1), two))
     scheduler.add(_place(A, 2), gpu)
     scheduler.add(_place(A, 3), _need(A, 6))
     scheduler.add(_place(A, 4), _need(A, 7))
@@ -405,20 +406,20 @@ def test_a_gang_has_all_of_its_quota_or_waits() -> None:
     gang = _place(A, 1)
     shares.take(A, _need(A, 1))
     scheduler.add_gang(gang, _need(A, 1), 4)
-    assert not scheduler.has_quota(gang, _need(A, 1), 4)
+    assert not scheduler.order.has_quota(gang, _need(A, 1), 4)
     shares.give_back(A, _need(A, 1))
-    assert scheduler.has_quota(gang, _need(A, 1), 4)
+    assert scheduler.order.has_quota(gang, _need(A, 1), 4)
     _fill(scheduler, A, 1, start=10)
-    scheduler.on_gathering(gang.job)
+    scheduler.gangs.on_gathering(gang.job)
     assert scheduler.take(9) == [], "it has all of it while it is gathered"
-    assert scheduler.is_offered(gang.job)
-    scheduler.on_gathering(gang.job)
+    assert scheduler.gangs.is_offered(gang.job)
+    scheduler.gangs.on_gathering(gang.job)
     for task in range(4):
         assert shares.used(A).milli_cpus == 4_000 - 1_000 * task
-        scheduler.on_no_offer(gang.job, task)
-        scheduler.on_no_offer(gang.job, task)
+        scheduler.gangs.on_no_offer(gang.job, task)
+        scheduler.gangs.on_no_offer(gang.job, task)
     assert len(scheduler.take(9)) == 1
-    scheduler.on_gathering(gang.job)
+    scheduler.gangs.on_gathering(gang.job)
     scheduler.remove_gang(gang.job)
     assert shares.used(A).milli_cpus == 1_000
     scheduler.sanity_check()
@@ -508,7 +509,7 @@ def test_nothing_is_kept_free_for_what_its_quota_has_no_room_for() -> None:
     shares.give_back(A, _need(A, 1))
     (starving,) = scheduler.deserving(now=30, reserve_after_s=10)
     scheduler.reserve(starving)
-    assert scheduler.kept_quota(A) == ours, "small ones of its namespace leave it its quota, too"
+    assert scheduler.order.kept_quota(A) == ours, "small ones of its namespace leave it its quota, too"
     scheduler.add(_place(A, 3), _need(A, 1))
     assert scheduler.take(9) == []
     assert not scheduler.is_short_of_quota(starving)
@@ -535,8 +536,8 @@ def test_a_worker_that_is_kept_free_is_so_for_others_of_its_priority_too() -> No
         )
     }
     assert list(behind.values()) == [False, True, True, True, True, True, False]
-    assert scheduler.goes_before(_place(C, 9, 5), _place(A, 5))
-    assert not scheduler.goes_before(_place(B, 1), _place(A, 5))
+    assert scheduler.order.goes_before(_place(C, 9, 5), _place(A, 5))
+    assert not scheduler.order.goes_before(_place(B, 1), _place(A, 5))
 
 
 class _Pools:

@@ -6,7 +6,7 @@ import pytest
 
 from fluster_bus.messages import Capacity, Namespace, OfferReply, WorkerId
 from fluster_bus.messages.namespaces import NamespaceQuota, NamespaceRecord
-from fluster_services.controller.scheduling.scheduler import Place
+from fluster_services.controller.scheduling.order import Place
 from fluster_services.controller.state.books import JobKey
 from tests.pure.recorded import registered_worker
 from tests.pure.test_dispatch import ON_CLASS, A, B, Cluster

@@ -15,8 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from fluster_bus.messages import Capacity, JobId, Namespace
 from fluster_services.capacity import fits
+from fluster_services.controller.scheduling.order import Place, Starving, place_in_line
 from fluster_services.controller.scheduling.reservation import choose
-from fluster_services.controller.scheduling.scheduler import MAX_WINDOW, Place, Scheduler, Starving, place_in_line
+from fluster_services.controller.scheduling.scheduler import Scheduler
+from fluster_services.controller.scheduling.waiting import MAX_WINDOW
 from fluster_services.controller.state.books import JobKey
 from fluster_services.controller.state.worker_view import WorkerView
 

@@ -1,7 +1,8 @@
 """Which lines open and close, and who counts as overtaken, where one wrong comparison would go unseen for long."""
 
 from fluster_bus.messages import Capacity, JobId, Namespace
-from fluster_services.controller.scheduling.scheduler import Place, Scheduler, Starving
+from fluster_services.controller.scheduling.order import Place, Starving
+from fluster_services.controller.scheduling.scheduler import Scheduler
 from fluster_services.controller.state.books import JobKey
 
 SMALL, LARGE = Capacity(cpu=1, memory=1), Capacity(cpu=4, memory=1)

@@ -22,8 +22,9 @@ from fluster_bus.messages.namespaces import NamespaceRecord
 from fluster_bus.storage.tables import Row
 from fluster_services import lifecycle
 from fluster_services.capacity import class_of, fits, is_between_levels, needed
+from fluster_services.controller.scheduling.order import Place, Starving, place_in_line
 from fluster_services.controller.scheduling.reservation import choose
-from fluster_services.controller.scheduling.scheduler import Place, Scheduler, Starving, place_in_line
+from fluster_services.controller.scheduling.scheduler import Scheduler
 from fluster_services.controller.scheduling.turns import Turns
 from fluster_services.controller.state.books import Books, JobKey
 from fluster_services.controller.state.roster import Roster
@@ -184,36 +185,40 @@ class Dispatch:
 
     def on_gathering(self, job: JobKey) -> None:
         """All tasks of a gang are about to be offered."""
-        self.scheduler.on_gathering(job)
+        self.scheduler.gangs.on_gathering(job)
 
     def on_no_offer(self, job: JobKey, task: int) -> None:
         """The offer of a gang's task was declined, or its record says that it is held."""
-        self.scheduler.on_no_offer(job, task)
+        self.scheduler.gangs.on_no_offer(job, task)
 
     def is_offered(self, job: JobKey) -> bool:
         """True while offers of the gang's tasks are out, or claimed and not yet recorded so."""
-        return self.scheduler.is_offered(job)
+        return self.scheduler.gangs.is_offered(job)
 
     def has_quota(self, place: Place, need: Capacity, count: int) -> bool:
         """True when the quota of the gang's namespace has room for all of it."""
-        return self.scheduler.has_quota(place, need, count)
+        return self.scheduler.order.has_quota(place, need, count)
 
     def turn(self, place: Place) -> tuple[int, float, Place]:
         """Whose turn comes when, of all that waits: the least is the first."""
         self._weigh()
-        return self.scheduler.turn(place)
+        return self.scheduler.order.turn(place)
 
     def goes_before(self, one: Place, other: Place) -> bool:
         """True when it is before the other whatever their namespaces have."""
-        return self.scheduler.goes_before(one, other)
+        return self.scheduler.order.goes_before(one, other)
 
     def why_short(self, job: JobRecord) -> str | None:
         """Why the quota of its namespace keeps what waits of the job waiting; None when it does not."""
         place, need, count = place_of(job), needed(job.request.resources, job.namespace), _at_once(job)
         why = self.shares.why_short(job.namespace, need, count)
-        if why is not None or self.scheduler.is_offered(place.job) or self.scheduler.has_quota(place, need, count):
+        if (
+            why is not None
+            or self.scheduler.gangs.is_offered(place.job)
+            or self.scheduler.order.has_quota(place, need, count)
+        ):
             return why
-        kept = self.scheduler.kept_quota(job.namespace)
+        kept = self.scheduler.order.kept_quota(job.namespace)
         first = f"job {kept.job.job_id}" if kept is not None else "another job"
         return f"waits for the quota of namespace {job.namespace}: {first}, which others have overtaken for long, goes first"
 
@@ -221,22 +226,22 @@ class Dispatch:
         """Which other namespace's tasks go before its own, and why; None when none do."""
         place = place_of(job)
         self._weigh()
-        before = min(self.scheduler.in_turn_before(place), key=self.scheduler.turn, default=None)
-        if before is None or self.scheduler.is_offered(place.job):
+        before = min(self.scheduler.in_turn_before(place), key=self.scheduler.order.turn, default=None)
+        if before is None or self.scheduler.gangs.is_offered(place.job):
             return None
         other = before.job.namespace
-        if self.scheduler.goes_before(before, place):
+        if self.scheduler.order.goes_before(before, place):
             return f"namespace {other} goes first: its tasks have a higher priority"
         return self.shares.compared(other, job.namespace)
 
     def on_namespace(self, record: NamespaceRecord) -> None:
         """A namespace has this quota and this weight from now on. What runs goes on, also beyond it."""
-        self.scheduler.on_quota(record.name)
+        self.scheduler.order.on_quota(record.name)
         self.shares.on_namespace(record)
 
     def on_namespace_gone(self, namespace: Namespace) -> None:
         """A namespace was dropped: it has no quota."""
-        self.scheduler.on_quota(namespace)
+        self.scheduler.order.on_quota(namespace)
         self.shares.on_namespace_gone(namespace)
 
     def _on_quota_freed(self) -> None:
@@ -290,7 +295,7 @@ class Dispatch:
         found = scheduler.starving if is_alone else scheduler.deserving
         for starving in found(now=now, reserve_after_s=self._reserve_after_s):
             place = starving.place
-            if scheduler.reserved is not None and not scheduler.goes_before(place, scheduler.reserved):
+            if scheduler.reserved is not None and not scheduler.order.goes_before(place, scheduler.reserved):
                 break
             workers = self._could_run_on(starving)
             if workers:
@@ -308,14 +313,14 @@ class Dispatch:
         for starving in scheduler.starving(now=now, reserve_after_s=self._reserve_after_s):
             place, need, count = starving.place, starving.need, starving.count
             namespace = place.job.namespace
-            kept = scheduler.kept_quota(namespace)
+            kept = scheduler.order.kept_quota(namespace)
             if (
                 (kept is None or place < kept)
-                and not scheduler.has_quota(place, need, count)
+                and not scheduler.order.has_quota(place, need, count)
                 and self.shares.could_fit(namespace, need, count)
                 and self._could_run_on(starving)
             ):
-                scheduler.keep_quota(starving)
+                scheduler.order.keep_quota(starving)
                 log.info("room in the quota of %s is kept for %s, which others have overtaken", *place.job)
 
     def _could_run_on(self, starving: Starving) -> tuple[str, ...]:

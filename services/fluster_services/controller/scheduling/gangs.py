@@ -16,7 +16,7 @@ from fluster_bus.messages import Capacity, Offer, OfferReply, TaskRecord, Worker
 from fluster_bus.running.time_slices import TimeSlices
 from fluster_bus.storage.tables import Row
 from fluster_services import capacity, gangs, lifecycle
-from fluster_services.controller.scheduling.scheduler import Place, place_in_line
+from fluster_services.controller.scheduling.order import Place, place_in_line
 from fluster_services.controller.state.books import JobEntry, JobKey
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fluster_bus.core.errors import BusError, NoRespondersError
 from fluster_bus.messages import Capacity, OfferReply
 from fluster_services.controller.scheduling.dispatch import Ask, Dispatch
-from fluster_services.controller.scheduling.scheduler import Place
+from fluster_services.controller.scheduling.order import Place
 
 if TYPE_CHECKING:
     from fluster_services.controller.controller import Controller

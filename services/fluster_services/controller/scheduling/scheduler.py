@@ -23,87 +23,17 @@ for too long as they need less of the quota has the room in it to itself: whatev
 
 from __future__ import annotations
 
-import bisect
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from fluster_bus.messages import Capacity, Namespace
-from fluster_services.capacity import fits, has_counts
+from fluster_services.capacity import fits
+from fluster_services.controller.scheduling.order import Place, Starving, TurnOrder
+from fluster_services.controller.scheduling.waiting import MAX_WINDOW, Gang, GangLine, Line, is_as_large, is_at_least
 from fluster_services.controller.state.books import JobKey
-from fluster_services.controller.state.shares import NOTHING, Amount, Shares
+from fluster_services.controller.state.shares import Shares
 
-_ORDERS = 1 << 53  # beyond any order of submission
-
-
-def place_in_line(order: int, priority: int) -> int:
-    """Where a task stands: before all of a lower priority, and in the order of submission within its own."""
-    return order - priority * _ORDERS
-
-
-def priority_of(order: int) -> int:
-    """The priority with which a place was made."""
-    return -(order // _ORDERS)
-
-
-class Place(NamedTuple):
-    """A task in the order in which tasks are offered, as `place_in_line` gives it."""
-
-    order: int
-    task: int
-    job: JobKey
-
-
-@dataclass(frozen=True)
-class Starving:
-    """Who has been overtaken for too long: a task, or a gang of `count` tasks, by the place of its first."""
-
-    place: Place
-    need: Capacity  # of each task
-    count: int = 1
-
-
-MAX_WINDOW = 32
 _WIDENS_AFTER = 8  # offers that are accepted in a row
-
-
-@dataclass
-class _Line:
-    """Tasks with the same need, and so of one namespace, the oldest first; those that are out or gone stay in the heap
-    until they come up.
-    """
-
-    need: Capacity
-    namespace: Namespace
-    heap: list[Place] = field(default_factory=list)
-    closed: bool = False
-    out: int = 0
-    # Tasks of it that may be out at once. Where room is scarce it is one: of two that are out the later may come upon the
-    # room that the earlier just missed.
-    window: int = MAX_WINDOW
-    accepted: int = 0  # in a row
-    taken: Place | None = None  # the last
-    turn: tuple[int, float] | None = None  # in which that was, where others had turns too
-    # Since when tasks behind its first one were placed, which found no room itself.
-    overtaken_since: float | None = None
-
-
-@dataclass
-class _Gang:
-    place: Place
-    need: Capacity  # of each task
-    count: int
-    is_held: bool = False  # all its tasks are claimed; whether they start is not decided yet
-    overtaken_since: float | None = None
-    out: set[int] = field(default_factory=set)  # tasks that are offered, or claimed and not yet known to be held
-
-
-class _Kept(NamedTuple):
-    """What is left of a namespace's quota for one that others of it have overtaken for too long."""
-
-    place: Place
-    amount: Amount
 
 
 class Scheduler:
@@ -111,21 +41,18 @@ class Scheduler:
 
     def __init__(self, shares: Shares | None = None) -> None:
         self._shares = Shares() if shares is None else shares
-        self._lines: dict[Capacity, _Line] = {}
+        self.order = TurnOrder(self._shares)
+        self._lines: dict[Capacity, Line] = {}
         self._waiting: dict[tuple[JobKey, int], Capacity] = {}
         self._needing: dict[Capacity, set[tuple[JobKey, int]]] = {}  # {need: who waits for it, also while out}
         self._out: dict[tuple[JobKey, int], Capacity] = {}  # {task: the need with which it was offered}
         self._since: dict[tuple[JobKey, int], float] = {}  # {task: when it was added}
-        self._gangs: dict[JobKey, _Gang] = {}
-        # {namespace: heap of gangs}; those that are held or gone stay until they come up
-        self._not_overtaken: dict[Namespace, list[Place]] = {}
-        self._overtaken: list[Place] = []  # of gangs, in the order; also those that are held
+        self.gangs = GangLine(self._shares)
         self._reserved: Place | None = None
         self._reserved_need: Capacity | None = None
         self._last_reserved: Place | None = None
         self.is_shared = False  # tasks of several namespaces wait
         self._present: dict[Namespace, int] = {}  # {namespace: its lines and gangs}
-        self._kept: dict[Namespace, _Kept] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -155,9 +82,9 @@ class Scheduler:
     def _push(self, place: Place, need: Capacity) -> None:
         line = self._lines.get(need)
         if line is None:
-            line = self._lines[need] = _Line(need, place.job.namespace)
+            line = self._lines[need] = Line(need, place.job.namespace)
             self._enter(line.namespace)
-            line.closed = any(other.closed and _at_least(need, other.need) for other in self._lines.values())
+            line.closed = any(other.closed and is_at_least(need, other.need) for other in self._lines.values())
         heapq.heappush(line.heap, place)
 
     def _enter(self, namespace: Namespace) -> None:
@@ -169,16 +96,16 @@ class Scheduler:
         if not self._present[namespace]:
             del self._present[namespace]
             self.is_shared = len(self._present) > 1
-            self._not_overtaken.pop(namespace, None)
+            self.gangs.not_overtaken.pop(namespace, None)
 
     def remove(self, job: JobKey, task: int) -> None:
         """A task does not wait any more."""
         self._forget_need((job, task))
         self._bring_in((job, task))
-        if self._kept and job not in self._gangs:
-            self._forget_kept(job, task)
+        if self.order.kept and job not in self.gangs.by_job:
+            self.order.forget_kept(job, task)
         reserved = self._reserved
-        if reserved is not None and (reserved.job, reserved.task) == (job, task) and job not in self._gangs:
+        if reserved is not None and (reserved.job, reserved.task) == (job, task) and job not in self.gangs.by_job:
             self.release()
 
     def _bring_in(self, task: tuple[JobKey, int]) -> None:
@@ -213,9 +140,9 @@ class Scheduler:
         line = self._lines.get(need)
         return line is not None and line.out >= line.window
 
-    def _first_in_line(self) -> _Line | None:
+    def _first_in_line(self) -> Line | None:
         """The line that may offer whose first task is before all others. A plain loop: it is run for each offer."""
-        first: _Line | None = None
+        first: Line | None = None
         for line in list(self._lines.values()):
             if line.closed or line.out >= line.window or not self._has_task(line):
                 continue
@@ -223,7 +150,7 @@ class Scheduler:
                 first = line
         return first
 
-    def _has_task(self, line: _Line) -> bool:
+    def _has_task(self, line: Line) -> bool:
         while line.heap:
             first = line.heap[0]
             task = (first.job, first.task)
@@ -252,26 +179,19 @@ class Scheduler:
         if place is not None:
             self._note_overtaken(place, line, now=now)
 
-    def _note_overtaken(self, place: Place, line: _Line | None, *, now: float) -> None:
+    def _note_overtaken(self, place: Place, line: Line | None, *, now: float) -> None:
         is_passed = self._is_passed_in_turn if self.is_shared or self._shares.bounded else self._is_passed
         for other in list(self._lines.values()):
             if other is not line and other.overtaken_since is None and is_passed(other, place):
                 other.overtaken_since = now
-        for heap in self._not_overtaken.values():
-            while heap and self._was_before(heap[0], place):
-                passed = heapq.heappop(heap)
-                gang = self._gangs.get(passed.job)
-                if gang is None or gang.place != passed:
-                    continue  # it is gone, and its job may have another place by now
-                if not gang.is_held and gang.overtaken_since is None:
-                    gang.overtaken_since = now
-                    bisect.insort(self._overtaken, gang.place)
+        if self.gangs.not_overtaken:
+            self.gangs.note_overtaken(lambda gang: self.order.was_before(gang, place), now=now)
 
-    def _is_passed(self, line: _Line, place: Place) -> bool:
+    def _is_passed(self, line: Line, place: Place) -> bool:
         """True when the line's first task is before that place, and found no room, or is about to hear so."""
         return line.out > 0 or (line.closed and self._has_task(line) and line.heap[0] < place)
 
-    def _is_passed_in_turn(self, line: _Line, place: Place) -> bool:
+    def _is_passed_in_turn(self, line: Line, place: Place) -> bool:
         """The same where namespaces have turns, or quotas."""
         if line.namespace == place.job.namespace:
             is_short = self._has_task(line) and line.heap[0] < place and not self._is_in_quota(line)
@@ -280,51 +200,30 @@ class Scheduler:
         return (
             (line.closed or line.out > 0)
             and (first := line.heap[0] if self._has_task(line) else line.taken) is not None
-            and self._was_before(first, place)
+            and self.order.was_before(first, place)
             and self._is_in_quota(line)
         )
 
     # ---- namespaces -------------------------------------------------------------------------------------
 
-    def turn(self, place: Place) -> tuple[int, float, Place]:
-        """When it is the turn of what stands there: by priority, by what its namespace has, and by the order within that."""
-        namespace = place.job.namespace
-        return self._band(place), self._shares.weighed(namespace), place
+    def _turn_of_line(self, line: Line) -> tuple[int, float, Place]:
+        return self.order.turn(line.heap[0])
 
-    def _turn_of_line(self, line: _Line) -> tuple[int, float, Place]:
-        return self.turn(line.heap[0])
-
-    def _band(self, place: Place) -> int:
-        """Lower for a higher priority, as far as it counts beside other namespaces."""
-        return -min(priority_of(place.order), self._shares.max_priority(place.job.namespace))
-
-    def goes_before(self, one: Place, other: Place) -> bool:
-        """True when it is before the other whatever their namespaces have."""
-        if one.job.namespace == other.job.namespace:
-            return one < other
-        return self._band(one) < self._band(other)
-
-    def _was_before(self, one: Place, placed: Place) -> bool:
-        """True when it was the turn of `one` before that of what was placed, which counts for its namespace already."""
-        if one.job.namespace == placed.job.namespace:
-            return one < placed
-        return self.turn(one)[:2] < self.turn(placed)[:2]
-
-    def _first_in_turn(self) -> _Line | None:
+    def _first_in_turn(self) -> Line | None:
         """The first of several namespaces that may offer although others go first that have as many out as they may.
 
         Room that is found by two at once might else go to who has more already. What needs less is not held up, as always.
         """
-        ready: list[_Line] = []
-        full: list[_Line] = []
+        ready: list[Line] = []
+        full: list[Line] = []
         for line in list(self._lines.values()):
             if not line.closed and self._has_task(line) and self._is_in_quota(line):
                 (ready if line.out < line.window else full).append(line)
         # Once for each namespace, which may have many lines.
         weighed = {namespace: self._shares.weighed(namespace) for namespace in {line.namespace for line in ready}}
 
-        def turn(line: _Line) -> tuple[int, float, Place]:
-            return self._band(line.heap[0]), weighed[line.namespace], line.heap[0]
+        def turn(line: Line) -> tuple[int, float, Place]:
+            return self.order.band(line.heap[0]), weighed[line.namespace], line.heap[0]
 
         if not full:
             return min(ready, key=turn, default=None)
@@ -332,17 +231,17 @@ class Scheduler:
             (each for each in sorted(ready, key=turn) if not any(self._awaits(each, other) for other in full)), None
         )
 
-    def _awaits(self, line: _Line, other: _Line) -> bool:
+    def _awaits(self, line: Line, other: Line) -> bool:
         """True when the other is to hear first: it had its turn before, by what its namespace had without what is out."""
         return (
             line.namespace != other.namespace
-            and _is_as_large(line.need, other.need)
+            and is_as_large(line.need, other.need)
             and (other.turn or self._turn_of_line(other)[:2]) < self._turn_of_line(line)[:2]
         )
 
     def in_turn_before(self, place: Place) -> Iterator[Place]:
         """The first of each line of other namespaces whose turn is before that of what stands there."""
-        turn = self.turn(place)
+        turn = self.order.turn(place)
         for line in list(self._lines.values()):
             if line.namespace == place.job.namespace or not self._has_task(line) or not self._is_in_quota(line):
                 continue
@@ -351,40 +250,11 @@ class Scheduler:
 
     # ---- quotas -----------------------------------------------------------------------------------------
 
-    def _is_in_quota(self, line: _Line) -> bool:
+    def _is_in_quota(self, line: Line) -> bool:
         """True when the quota has room for the line's first task."""
         if line.namespace not in self._shares.bounded or not self._has_task(line):
             return True
-        return self.has_quota(line.heap[0], line.need)
-
-    def has_quota(self, place: Place, need: Capacity, count: int = 1) -> bool:
-        """True when the namespace's quota has room for what stands there, beside what others are to have first."""
-        namespace = place.job.namespace
-        kept = self._kept.get(namespace)
-        beside = kept.amount if kept is not None and place > kept.place else NOTHING
-        return self._shares.fits(namespace, need, count, beside=beside)
-
-    def kept_quota(self, namespace: Namespace) -> Place | None:
-        """For whom of a namespace room in its quota is kept."""
-        kept = self._kept.get(namespace)
-        return kept.place if kept is not None else None
-
-    def keep_quota(self, starving: Starving) -> None:
-        """What is behind it in its namespace leaves it room in the quota from now on, as long as it waits."""
-        namespace = starving.place.job.namespace
-        kept = self._kept.get(namespace)
-        if namespace in self._shares.bounded and (kept is None or starving.place < kept.place):
-            self._kept[namespace] = _Kept(starving.place, Amount.of(starving.need, starving.count))
-
-    def on_quota(self, namespace: Namespace) -> None:
-        """It has another quota: what was kept of the one before is not."""
-        self._kept.pop(namespace, None)
-
-    def _forget_kept(self, job: JobKey, task: int) -> None:
-        kept = self._kept.get(job.namespace)
-        if kept is not None and (kept.place.job, kept.place.task) == (job, task):
-            del self._kept[job.namespace]
-            self._shares.on_freed()
+        return self.order.has_quota(line.heap[0], line.need)
 
     # ---- answers ----------------------------------------------------------------------------------------
 
@@ -403,70 +273,47 @@ class Scheduler:
             for line in list(self._lines.values()):
                 # What is behind the reservation was not offered to the worker that is kept free: whoever is before it
                 # may have room there.
-                if _at_least(line.need, need) and not (behind and self._is_before_reserved(line)):
+                if is_at_least(line.need, need) and not (behind and self._is_before_reserved(line)):
                     line.closed = True
 
     # ---- gangs ------------------------------------------------------------------------------------------
 
     def add_gang(self, place: Place, need: Capacity, count: int) -> None:
         """A gang waits; it may be told again, also when it was held and then released."""
-        known = self._gangs.get(place.job)
+        known = self.gangs.by_job.get(place.job)
         if known is not None and (known.place, known.need, known.count) == (place, need, count):
             if not known.is_held:
                 return
             known.is_held = False
+            self.gangs.put(known)
         else:
             self.remove_gang(place.job)
-            self._gangs[place.job] = _Gang(place, need, count)
+            self.gangs.put(Gang(place, need, count))
             self._enter(place.job.namespace)
-        heapq.heappush(self._not_overtaken.setdefault(place.job.namespace, []), place)
 
     def remove_gang(self, job: JobKey) -> bool:
         """A gang does not wait any more; False when it did not."""
-        gang = self._gangs.get(job)
+        gang = self.gangs.by_job.get(job)
         if gang is None:
             return False
         for task in sorted(gang.out):
-            self.on_no_offer(job, task)
-        del self._gangs[job]
+            self.gangs.on_no_offer(job, task)
+        self.gangs.remove(gang)
         self._leave(job.namespace)
-        if gang.overtaken_since is not None:
-            del self._overtaken[bisect.bisect_left(self._overtaken, gang.place)]
         if gang.place == self._reserved:
             self.release()
-        self._forget_kept(job, gang.place.task)
+        self.order.forget_kept(job, gang.place.task)
         return True
-
-    def on_gathering(self, job: JobKey) -> None:
-        """All its tasks are about to be offered."""
-        gang = self._gangs.get(job)
-        if gang is None:
-            return
-        for task in set(range(gang.count)) - gang.out:
-            gang.out.add(task)
-            self._shares.take(job.namespace, gang.need)
-
-    def on_no_offer(self, job: JobKey, task: int) -> None:
-        """The offer of a gang's task was declined, or its record says that it is held."""
-        gang = self._gangs.get(job)
-        if gang is not None and task in gang.out:
-            gang.out.discard(task)
-            self._shares.give_back(job.namespace, gang.need)
-
-    def is_offered(self, job: JobKey) -> bool:
-        """True while tasks of a gang are offered, or claimed and not yet known to be held."""
-        gang = self._gangs.get(job)
-        return gang is not None and bool(gang.out)
 
     def on_gathered(self, job: JobKey, *, now: float) -> None:
         """All tasks of a gang are claimed. It has overtaken those before it, and needs no reservation while that is so."""
-        gang = self._gangs.get(job)
+        gang = self.gangs.by_job.get(job)
         if gang is None:
             return
         gang.is_held = True
         if gang.place == self._reserved:
             self.release()
-        self._forget_kept(job, gang.place.task)
+        self.order.forget_kept(job, gang.place.task)
         self._note_overtaken(gang.place, None, now=now)
 
     # ---- reserve and backfill ---------------------------------------------------------------------------
@@ -480,13 +327,9 @@ class Scheduler:
             and self._has_task(line)
             and now - max(line.overtaken_since, self._since[line.heap[0].job, line.heap[0].task]) >= reserve_after_s
         ]
-        gangs = (
-            Starving(gang.place, gang.need, gang.count)
-            for gang in (self._gangs[place.job] for place in self._overtaken)
-            if gang.overtaken_since is not None and not gang.is_held and now - gang.overtaken_since >= reserve_after_s
-        )
+        gangs = self.gangs.starving(now=now, reserve_after_s=reserve_after_s)
         # Whoever asks seldom looks beyond the first, and there may be thousands of gangs.
-        return heapq.merge(sorted(tasks, key=_by_place), gangs, key=_by_place)
+        return heapq.merge(sorted(tasks, key=lambda each: each.place), gangs, key=lambda each: each.place)
 
     def deserving(self, *, now: float, reserve_after_s: float) -> Iterator[Starving]:
         """Those of them for whom workers may be kept free: whose quota has room, and whose namespace is not to go after
@@ -494,10 +337,10 @@ class Scheduler:
         """
         starving = self.starving(now=now, reserve_after_s=reserve_after_s)
         if self._shares.bounded:
-            starving = (each for each in starving if self.has_quota(each.place, each.need, each.count))
+            starving = (each for each in starving if self.order.has_quota(each.place, each.need, each.count))
         if not self.is_shared:
             return starving
-        found = sorted(starving, key=lambda each: self.turn(each.place))
+        found = sorted(starving, key=lambda each: self.order.turn(each.place))
         waiting = self._turns_of_others({each.place for each in found}) if found else set()
         return (each for each in found if not self._is_preceded(each.place, waiting))
 
@@ -507,14 +350,16 @@ class Scheduler:
         ]
         gangs = [
             gang.place
-            for gang in self._gangs.values()
-            if not gang.is_held and self.has_quota(gang.place, gang.need, gang.count)
+            for gang in self.gangs.by_job.values()
+            if not gang.is_held and self.order.has_quota(gang.place, gang.need, gang.count)
         ]
-        return {(*self.turn(place)[:2], place.job.namespace) for place in (*lines, *gangs) if place not in left_out}
+        return {
+            (*self.order.turn(place)[:2], place.job.namespace) for place in (*lines, *gangs) if place not in left_out
+        }
 
     def _is_preceded(self, place: Place, waiting: set[tuple[int, float, Namespace]]) -> bool:
         # Those of higher priorities may have workers that are kept free, so they need not be waited for.
-        band, share, _ = self.turn(place)
+        band, share, _ = self.order.turn(place)
         return any(each[0] == band and each[1] < share and each[2] != place.job.namespace for each in waiting)
 
     @property
@@ -527,9 +372,9 @@ class Scheduler:
         if self._reserved is not None:
             self.release()
         self._reserved = starving.place
-        self.keep_quota(starving)
+        self.order.keep_quota(starving)
         # A gang has no line of its own: whoever needs the same as its tasks is where its own place says.
-        self._reserved_need = starving.need if starving.place.job not in self._gangs else None
+        self._reserved_need = starving.need if starving.place.job not in self.gangs.by_job else None
 
     def release(self) -> None:
         """No worker is kept free any more: those may have room for what was not offered to them."""
@@ -544,16 +389,16 @@ class Scheduler:
         if place.job.namespace == reserved.job.namespace:
             return place > reserved
         # Also for one that has less, until the one that is reserved for has its place: else it might never have.
-        return self._band(place) >= self._band(reserved)
+        return self.order.band(place) >= self.order.band(reserved)
 
     def is_short_of_quota(self, starving: Starving) -> bool:
         """True when the quota has no room for it, beside what it has itself while it is out."""
         place = starving.place
-        if (place.job, place.task) in self._out or self.is_offered(place.job):
+        if (place.job, place.task) in self._out or self.gangs.is_offered(place.job):
             return False
-        return not self.has_quota(place, starving.need, starving.count)
+        return not self.order.has_quota(place, starving.need, starving.count)
 
-    def _is_before_reserved(self, line: _Line) -> bool:
+    def _is_before_reserved(self, line: Line) -> bool:
         if line.need == self._reserved_need:
             return True  # the one that is reserved for may be out itself, and so not in its line
         return self._has_task(line) and not self.is_behind_reserved(line.heap[0])
@@ -586,40 +431,18 @@ class Scheduler:
         assert set(self._waiting) <= lined | set(self._out)  # noqa: S101
         assert set(self._out) <= set(self._waiting)  # noqa: S101
         assert set(self._since) == set(self._waiting)  # noqa: S101
-        overtaken = [gang.place for gang in self._gangs.values() if gang.overtaken_since is not None]
-        assert self._overtaken == sorted(overtaken)  # noqa: S101
+        self.gangs.sanity_check()
         present: dict[Namespace, int] = {}
-        for namespace in (*(line.namespace for line in self._lines.values()), *(job.namespace for job in self._gangs)):
+        for namespace in (
+            *(line.namespace for line in self._lines.values()),
+            *(job.namespace for job in self.gangs.by_job),
+        ):
             present[namespace] = present.get(namespace, 0) + 1
         assert self._present == present  # noqa: S101
-        for namespace, kept in self._kept.items():
+        for namespace, kept in self.order.kept.items():
             place = kept.place
             assert place.job.namespace == namespace  # noqa: S101
-            assert (place.job, place.task) in self._waiting or place.job in self._gangs  # noqa: S101
+            assert (place.job, place.task) in self._waiting or place.job in self.gangs.by_job  # noqa: S101
         reserved = self._reserved
         if reserved is not None:
-            assert (reserved.job, reserved.task) in self._waiting or reserved.job in self._gangs  # noqa: S101
-
-
-def _by_place(starving: Starving) -> Place:
-    return starving.place
-
-
-def _at_least(need: Capacity, other: Capacity) -> bool:
-    """True when whoever has no room for `other` has none for `need` either."""
-    is_of_same = need.namespaces == other.namespaces or set(need.namespaces) >= set(other.namespaces)
-    return is_of_same and _is_as_large(need, other)
-
-
-def _is_as_large(need: Capacity, other: Capacity) -> bool:
-    """The same, where both are of one namespace."""
-    return (
-        need.cpu >= other.cpu
-        and need.memory >= other.memory
-        and need.disk >= other.disk
-        and set(need.labels) >= set(other.labels)
-        and has_counts(other.resources, need.resources)
-        and set(need.elsewhere) >= set(other.elsewhere)
-        and (other.devices == 0 or ((need.device, need.variant) == (other.device, other.variant)))
-        and need.devices >= other.devices
-    )
+            assert (reserved.job, reserved.task) in self._waiting or reserved.job in self.gangs.by_job  # noqa: S101

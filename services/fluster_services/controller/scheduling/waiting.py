@@ -1,0 +1,137 @@
+"""What waits to be offered: tasks in lines, one for each need, and gangs, each as a whole."""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from fluster_bus.messages import Capacity, Namespace
+from fluster_services.capacity import has_counts
+from fluster_services.controller.scheduling.order import Place, Starving
+from fluster_services.controller.state.books import JobKey
+from fluster_services.controller.state.shares import Shares
+
+MAX_WINDOW = 32
+
+
+@dataclass
+class Line:
+    """Tasks with the same need, and so of one namespace, the oldest first; those that are out or gone stay in the heap
+    until they come up.
+    """
+
+    need: Capacity
+    namespace: Namespace
+    heap: list[Place] = field(default_factory=list)
+    closed: bool = False
+    out: int = 0
+    # Tasks of it that may be out at once. Where room is scarce it is one: of two that are out the later may come upon the
+    # room that the earlier just missed.
+    window: int = MAX_WINDOW
+    accepted: int = 0  # in a row
+    taken: Place | None = None  # the last
+    turn: tuple[int, float] | None = None  # in which that was, where others had turns too
+    # Since when tasks behind its first one were placed, which found no room itself.
+    overtaken_since: float | None = None
+
+
+@dataclass
+class Gang:
+    """A gang that waits, or is held."""
+
+    place: Place
+    need: Capacity  # of each task
+    count: int
+    is_held: bool = False  # all its tasks are claimed; whether they start is not decided yet
+    overtaken_since: float | None = None
+    out: set[int] = field(default_factory=set)  # tasks that are offered, or claimed and not yet known to be held
+
+
+class GangLine:
+    """The gangs, and which of them have been overtaken. Times are seconds of a monotonic clock."""
+
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
+        self.by_job: dict[JobKey, Gang] = {}
+        # {namespace: heap of gangs}; those that are held or gone stay until they come up
+        self.not_overtaken: dict[Namespace, list[Place]] = {}
+        self._overtaken: list[Place] = []  # in the order; also those that are held
+
+    def put(self, gang: Gang) -> None:
+        """A gang waits, for the first time or again after it was held."""
+        self.by_job[gang.place.job] = gang
+        heapq.heappush(self.not_overtaken.setdefault(gang.place.job.namespace, []), gang.place)
+
+    def remove(self, gang: Gang) -> None:
+        """A gang does not wait any more."""
+        del self.by_job[gang.place.job]
+        if gang.overtaken_since is not None:
+            del self._overtaken[bisect.bisect_left(self._overtaken, gang.place)]
+
+    def on_gathering(self, job: JobKey) -> None:
+        """All its tasks are about to be offered."""
+        gang = self.by_job.get(job)
+        if gang is None:
+            return
+        for task in set(range(gang.count)) - gang.out:
+            gang.out.add(task)
+            self._shares.take(job.namespace, gang.need)
+
+    def on_no_offer(self, job: JobKey, task: int) -> None:
+        """The offer of a gang's task was declined, or its record says that it is held."""
+        gang = self.by_job.get(job)
+        if gang is not None and task in gang.out:
+            gang.out.discard(task)
+            self._shares.give_back(job.namespace, gang.need)
+
+    def is_offered(self, job: JobKey) -> bool:
+        """True while tasks of a gang are offered, or claimed and not yet known to be held."""
+        gang = self.by_job.get(job)
+        return gang is not None and bool(gang.out)
+
+    def note_overtaken(self, is_overtaken: Callable[[Place], bool], *, now: float) -> None:
+        """Something was placed: the gangs before it for which `is_overtaken(place)` have been overtaken."""
+        for heap in self.not_overtaken.values():
+            while heap and is_overtaken(heap[0]):
+                passed = heapq.heappop(heap)
+                gang = self.by_job.get(passed.job)
+                if gang is None or gang.place != passed:
+                    continue  # it is gone, and its job may have another place by now
+                if not gang.is_held and gang.overtaken_since is None:
+                    gang.overtaken_since = now
+                    bisect.insort(self._overtaken, gang.place)
+
+    def starving(self, *, now: float, reserve_after_s: float) -> Iterator[Starving]:
+        """Those that have been overtaken for too long, in the order."""
+        return (
+            Starving(gang.place, gang.need, gang.count)
+            for gang in (self.by_job[place.job] for place in self._overtaken)
+            if gang.overtaken_since is not None and not gang.is_held and now - gang.overtaken_since >= reserve_after_s
+        )
+
+    def sanity_check(self) -> None:
+        """Raise AssertionError when the overtaken ones are not those that say so, in the order."""
+        overtaken = [gang.place for gang in self.by_job.values() if gang.overtaken_since is not None]
+        assert self._overtaken == sorted(overtaken)  # noqa: S101
+
+
+def is_at_least(need: Capacity, other: Capacity) -> bool:
+    """True when a worker that has no room for `other` has none for `need` either."""
+    is_of_same = need.namespaces == other.namespaces or set(need.namespaces) >= set(other.namespaces)
+    return is_of_same and is_as_large(need, other)
+
+
+def is_as_large(need: Capacity, other: Capacity) -> bool:
+    """The same, where both are of one namespace."""
+    return (
+        need.cpu >= other.cpu
+        and need.memory >= other.memory
+        and need.disk >= other.disk
+        and set(need.labels) >= set(other.labels)
+        and has_counts(other.resources, need.resources)
+        and set(need.elsewhere) >= set(other.elsewhere)
+        and (other.devices == 0 or ((need.device, need.variant) == (other.device, other.variant)))
+        and need.devices >= other.devices
+    )
