@@ -24,7 +24,7 @@ from fluster_bus.core import subjects
 from fluster_bus.direct import wire
 from fluster_bus.direct.dialler import Dialler
 from fluster_bus.direct.line import Line
-from fluster_bus.direct.wire import Message, Ping, ProtocolError, Refusal
+from fluster_bus.direct.wire import NumberedDelivery, Ping, ProtocolError, Refusal
 
 _STDIN = 0
 _ANSWER_TIMEOUT_S = 5.0
@@ -70,7 +70,7 @@ class Voice:
         deadline = time.monotonic() + _ANSWER_TIMEOUT_S
         while (left_s := deadline - time.monotonic()) > 0 and line.wait(left_s):
             for said in line.read():
-                if isinstance(said, Message):
+                if isinstance(said, NumberedDelivery):
                     answer = json.loads(said.delivery.data)  # of an error, and of nobody, there is no such
                     return Answer(float(answer["lease_s"]), int(answer.get("unfinished", 0)))
                 if isinstance(said, Ping):

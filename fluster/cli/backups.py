@@ -17,7 +17,7 @@ from fluster.cli.common.options import Options
 from fluster.cli.common.output import size, write, write_json, write_table
 
 if TYPE_CHECKING:
-    from fluster_bus.backups.making import Progress
+    from fluster_bus.backups.making import BackupProgress
     from fluster_bus.backups.manifest import Manifest
     from fluster_bus.connection.bus import Bus
 
@@ -108,7 +108,7 @@ async def _with_bus(context: typer.Context, work: Callable[[Bus], Awaitable[Mani
 
 
 @contextmanager
-def _bar() -> Iterator[Callable[[Progress], None]]:
+def _bar() -> Iterator[Callable[[BackupProgress], None]]:
     """What shows on stderr how far it is, if that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn

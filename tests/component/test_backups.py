@@ -17,7 +17,7 @@ import pytest
 from fluster.cluster.client import AsyncCluster
 from fluster_bus.access.address import BusAddress
 from fluster_bus.backups.lead import RestoringLead
-from fluster_bus.backups.making import Progress, make_backup, stream_names
+from fluster_bus.backups.making import BackupProgress, make_backup, stream_names
 from fluster_bus.backups.manifest import MANIFEST_FILE, data_file, read_manifest
 from fluster_bus.backups.restoring import restore_backup
 from fluster_bus.connection.bus import Bus
@@ -176,7 +176,7 @@ def _open_to_others(folder: Path) -> list[Path]:
 async def test_a_backup_is_private_and_says_what_it_has(servers: tuple[Bus, Bus], tmp_path: Path) -> None:
     used, _ = servers
     await _use(used)
-    told: list[Progress] = []
+    told: list[BackupProgress] = []
     made = await make_backup(used, tmp_path / "backup", on_progress=told.append)
     assert _open_to_others(tmp_path / "backup") == []
     assert _names(tmp_path) == ["backup"]
@@ -239,7 +239,7 @@ async def test_nothing_is_left_of_a_backup_that_ends_in_the_middle(servers: tupl
     used, _ = servers
     await _use(used)
 
-    def stop(_progress: Progress) -> None:
+    def stop(_progress: BackupProgress) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -297,7 +297,7 @@ async def test_controllers_wait_while_a_store_is_restored_and_lead_what_is_there
     await make_backup(operator, tmp_path / "backup")
     lost = await cluster.launch(job_request("lost"))
 
-    def stop(progress: Progress) -> None:
+    def stop(progress: BackupProgress) -> None:
         if progress.done > progress.total / 2:
             raise KeyboardInterrupt
 

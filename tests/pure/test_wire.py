@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.direct import wire
-from fluster_bus.direct.wire import Info, Message, Parser, Ping, Pong, ProtocolError, Refusal, Said
+from fluster_bus.direct.wire import Info, NumberedDelivery, Parser, Ping, Pong, ProtocolError, Refusal, Said
 
 TOKENS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=12)
 SUBJECTS = st.lists(TOKENS, min_size=1, max_size=4).map(".".join)
@@ -16,7 +16,7 @@ BODIES = st.binary(max_size=40) | st.sampled_from([b"\r\n", b"MSG a 1 3\r\n", b"
 VALUES = st.text(st.characters(min_codepoint=32, max_codepoint=1_000), max_size=12).map(str.strip)
 
 
-def sent(message: Message) -> bytes:
+def sent(message: NumberedDelivery) -> bytes:
     """As the server sends it: as a client does, but for the number of the subscription."""
     delivery = message.delivery
     line = wire.publish(delivery.subject, delivery.data, delivery.reply, delivery.headers)
@@ -28,7 +28,7 @@ def sent(message: Message) -> bytes:
 @st.composite
 def messages(draw: st.DrawFn) -> tuple[bytes, Said]:
     headers = draw(st.none() | st.dictionaries(TOKENS.filter(lambda name: ":" not in name), VALUES, max_size=3))
-    message = Message(
+    message = NumberedDelivery(
         draw(st.integers(0, 10**9)),
         Delivery(draw(SUBJECTS), draw(BODIES), draw(st.just("") | SUBJECTS), headers),
     )
@@ -43,7 +43,7 @@ CONTROL: list[tuple[bytes, Said | None]] = [
     (b'INFO {"max_payload": 7}\r\n', Info({"max_payload": 7})),
     (
         b"HMSG here 3 16 16\r\nNATS/1.0 503\r\n\r\n\r\n",
-        Message(3, Delivery("here", b"", "", {"Status": "503"})),
+        NumberedDelivery(3, Delivery("here", b"", "", {"Status": "503"})),
     ),
 ]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class BackupProgress:
     """How far it is: `done` of `total` bytes, of which a moment later there may be more."""
 
     stream: str
@@ -56,7 +56,7 @@ class _OpenArchive:
 
 
 async def make_backup(
-    bus: Bus, folder: Path, *, on_progress: Callable[[Progress], None] = lambda _progress: None
+    bus: Bus, folder: Path, *, on_progress: Callable[[BackupProgress], None] = lambda _progress: None
 ) -> Manifest:
     """Write all that the cluster keeps into `folder`, which is there as a whole afterwards or not at all.
 
@@ -80,7 +80,7 @@ async def make_backup(
                 async for message in messages:
                     archive.writer.write(message)
                     done += len(message.data) + len(message.headers)
-                    on_progress(Progress(part.stream, done, max(done, total)))
+                    on_progress(BackupProgress(part.stream, done, max(done, total)))
             if part not in steps.steps[number + 1 :]:
                 archive.writer.finish()
         files.close()  # all of them are on the disk

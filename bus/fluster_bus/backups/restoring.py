@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import nats.js.errors
 
 from fluster_bus.backups.lead import RestoringLead
-from fluster_bus.backups.making import Progress, stream_names
+from fluster_bus.backups.making import BackupProgress, stream_names
 from fluster_bus.backups.manifest import BackedUpStream, Manifest, check_files, data_file, read_manifest
 from fluster_bus.backups.parts import ALIVE_ONLY, Part, plan, restoring_order
 from fluster_bus.backups.sending import ArchiveSender
@@ -35,7 +35,7 @@ async def restore_backup(
     folder: Path,
     *,
     replace: bool = False,
-    on_progress: Callable[[Progress], None] = lambda _progress: None,
+    on_progress: Callable[[BackupProgress], None] = lambda _progress: None,
 ) -> Manifest:
     """Make the streams of the backup in `folder` what they were; controllers wait meanwhile, and then lead what is there.
 
@@ -68,7 +68,7 @@ async def restore_backup(
             async with aclosing(_restored(bus, folder, streams[part], replicas)) as all_sent:
                 async for sent in all_sent:
                     lead.check()
-                    on_progress(Progress(part.stream, done + sent, manifest.size))
+                    on_progress(BackupProgress(part.stream, done + sent, manifest.size))
             done += streams[part].size
         is_whole = True
     finally:

@@ -36,7 +36,7 @@ from fluster_bus.direct.line import Line
 from fluster_bus.direct.pulse import PingTiming, Pulse
 from fluster_bus.direct.turns import Naps, OnTurn, Turns
 from fluster_bus.direct.waker import Waker
-from fluster_bus.direct.wire import Info, Message, Ping, Pong, ProtocolError, Refusal, Said
+from fluster_bus.direct.wire import Info, NumberedDelivery, Ping, Pong, ProtocolError, Refusal, Said
 
 log = logging.getLogger(__name__)
 
@@ -273,7 +273,7 @@ class Lane:
         try:
             self._heard = True
             for said in line.read():
-                if type(said) is not Message:
+                if type(said) is not NumberedDelivery:
                     self._on_said(line, said)
                     continue
                 subscription = self._subscriptions.get(said.subscription)

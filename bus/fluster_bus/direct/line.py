@@ -17,7 +17,7 @@ from fluster_bus.access.tls import check_offer, client_context, handshake_error
 from fluster_bus.direct import wire
 from fluster_bus.direct.eagerness import Eagerness
 from fluster_bus.direct.waker import Waker
-from fluster_bus.direct.wire import Info, Message, Parser, Pong, ProtocolError, Refusal, Said
+from fluster_bus.direct.wire import Info, NumberedDelivery, Parser, Pong, ProtocolError, Refusal, Said
 
 S = TypeVar("S", Info, Pong)
 
@@ -240,7 +240,7 @@ class Line:
             return
 
 
-def _expect(sock: socket.socket, parser: Parser[Message], deadline: float, wanted: type[S]) -> S:
+def _expect(sock: socket.socket, parser: Parser[NumberedDelivery], deadline: float, wanted: type[S]) -> S:
     while True:
         sock.settimeout(max(deadline - time.monotonic(), 0.01))
         data = sock.recv(_READ_BYTES)

@@ -25,7 +25,7 @@ class ProtocolError(Exception):
     """What arrived is not NATS."""
 
 
-class Message(NamedTuple):
+class NumberedDelivery(NamedTuple):
     """A message for the subscription with that number."""
 
     subscription: int
@@ -57,7 +57,7 @@ class Pong:
 
 
 Control = Info | Refusal | Ping | Pong
-Said = Message | Control
+Said = NumberedDelivery | Control
 RawMessage = tuple[
     int, bytes, bytes, bytes, bytes
 ]  # the same as it travels: subscription, subject, reply, body, headers
@@ -119,13 +119,13 @@ class Parser(Generic[M]):
         return said
 
 
-def message(parts: list[bytes], data: bytes, start: int, end: int) -> Message:
+def message(parts: list[bytes], data: bytes, start: int, end: int) -> NumberedDelivery:
     """For a Parser: a message that can be read. Raises ValueError."""
     reply, body = _reply_and_body(parts, start)
     headers = header_block(data[start:body]) if body > start else None
     # A reply subject is whatever its sender wrote: one that is no text is nobody's inbox.
     delivery = (parts[1].decode("utf-8", "replace"), data[body:end], reply.decode("utf-8", "replace"), headers)
-    return _tuple(Message, (int(parts[2]), _tuple(Delivery, delivery)))
+    return _tuple(NumberedDelivery, (int(parts[2]), _tuple(Delivery, delivery)))
 
 
 def raw_message(parts: list[bytes], data: bytes, start: int, end: int) -> RawMessage:
