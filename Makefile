@@ -42,6 +42,8 @@ DEMO_FLAGS ?=
 BENCH_FLAGS ?=
 # Options for the simulator: make bench-simulator SIMULATOR_FLAGS=--full
 SIMULATOR_FLAGS ?=
+# Which walks: make walk WALK_FLAGS='call map'
+WALK_FLAGS ?=
 # To move to newer versions: make lock LOCK_FLAGS=--upgrade
 LOCK_FLAGS ?=
 
@@ -197,6 +199,10 @@ bench: $(SETUP) $(ZEPHYR) ## Run the benchmarks
 .PHONY: bench-simulator
 bench-simulator: $(SETUP) ## Simulate clusters of thousands of workers
 	@$(BIN)/python -m benchmarks.simulator $(SIMULATOR_FLAGS)
+
+.PHONY: walk
+walk: $(SETUP) ## Count the functions, files and threads of the five walks of docs/architecture.md
+	@$(BIN)/python -m benchmarks.walks $(WALK_FLAGS)
 
 .PHONY: wheel
 wheel: $(SETUP) ## Build the wheel into dist/
