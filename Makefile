@@ -181,11 +181,16 @@ test-docker: $(SETUP) ## Run the tests of containers, which `make test` skips wh
 	FLUSTER_REQUIRE=docker $(BIN)/python -m pytest $(DISTRIBUTED) -k 'docker or containers or images or compose or vm' $(PYTEST_FLAGS) tests/system
 
 .PHONY: check
-check: $(SETUP) ## Check format, lint, types and imports
+check: $(SETUP) ## Check format, lint, types, imports and the fragments of the changelog
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(SOURCES)
 	$(BIN)/lint-imports
+	$(BIN)/towncrier build --draft --version Unreleased >/dev/null
+
+.PHONY: changelog
+changelog: $(SETUP) ## Show what the fragments in changelog.d say of the next release
+	@$(BIN)/towncrier build --draft --version Unreleased
 
 .PHONY: format
 format: $(SETUP) ## Format the code and fix what the linter can fix

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 _ROOT = Path(__file__).parents[2]
-_FOLDERS = ("docs", "fluster", "bus", "services", "benchmarks", "examples", "tests")
+_FOLDERS = ("docs", "changelog.d", "fluster", "bus", "services", "benchmarks", "examples", "tests")
 _CODE = re.compile(r"^ *```.*?^ *```$|<!--.*?-->|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(\s*<?([^)<>\s]+)>?\s*\)")
 

@@ -28,7 +28,7 @@ _LEFT_OUT = {"services/fluster_services/worker/images/image_recipe.py"}
 def _pages() -> list[Path]:
     decisions = _ROOT / "docs" / "decisions"
     pages = [_ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
-    for folder in ("docs", *_PACKAGES):
+    for folder in ("docs", "changelog.d", *_PACKAGES):
         pages += (_ROOT / folder).rglob("*.md")
     return sorted(page for page in pages if decisions not in page.parents)
 
