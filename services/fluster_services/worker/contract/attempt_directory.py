@@ -58,7 +58,16 @@ NEW_SUFFIX = ".new"
 GONE_SUFFIX = ".gone"
 
 ExitReason = Literal[
-    "exited", "killed", "preempted", "timed_out", "fenced", "owner_gone", "keeper_died", "worker_fault", "over_disk"
+    "exited",
+    "killed",
+    "preempted",
+    "timed_out",
+    "fenced",
+    "owner_gone",
+    "keeper_died",
+    "worker_fault",
+    "over_disk",
+    "gpu_taken",
 ]
 
 
@@ -90,6 +99,8 @@ class LaunchSpec:
     max_log_bytes: int = 64 * 1024 * 1024  # per stream, as stored
     max_line_bytes: int = 64 * 1024
     devices: list[str] = field(default_factory=list)  # ids of those that are its own
+    # {lock file of a GPU (locks.py): the note in it of a holder that is proved to be gone}
+    gpu_locks: dict[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)  # those asked for
     disk: int | None = None  # bytes that its own folder may take, to which it is held (disk_watch.py)
     scratch: str | None = None  # the folder in its directory that has a file system of that size (scratch.py)

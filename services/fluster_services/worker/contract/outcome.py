@@ -30,6 +30,7 @@ class Outcome:
     has_output: bool = False  # it was not started, and what was said while it was prepared is in its log
     is_unstarted: bool = False  # none of its code was reached, as its own process says
     is_workers_fault: bool = False  # it could not be started, and has nothing to do with that
+    is_gpu_taken: bool = False  # it could not be started, since another holds a GPU that it was given
     is_spared: bool = False  # it was the worker's fault, and is charged to nobody
     survivors: tuple[int, ...] = ()  # its processes that could not be killed
     filled_disk: bool = False  # it took all the room that its worker's disk had
@@ -43,6 +44,11 @@ def outcome(record: ExitRecord) -> Outcome:
     survivors = tuple(record.surviving_pids)
     reason = f"{ended.reason}; not all of it has ended: {describe_survivors(survivors)}"
     return replace(ended, reason=reason, survivors=survivors)
+
+
+def gpu_taken(why: str) -> str:
+    """The reason of an attempt that is given back since its GPU cannot be had."""
+    return f"given back, as its GPU cannot be had: {why}"
 
 
 def describe_survivors(pids: Sequence[int]) -> str:
@@ -75,6 +81,14 @@ def _outcome(record: ExitRecord) -> Outcome:
     if record.reason == "worker_fault":
         reason = f"could not be started: {record.kill_reason}"
         return Outcome(JobStatus.WORKER_FAILED, reason, is_unstarted=True, is_workers_fault=True)
+    if record.reason == "gpu_taken":
+        return Outcome(
+            JobStatus.WORKER_FAILED,
+            gpu_taken(record.kill_reason or ""),
+            is_unstarted=True,
+            is_gpu_taken=True,
+            is_spared=True,
+        )
     if record.reason in {"keeper_died", "owner_gone"}:
         return Outcome(JobStatus.WORKER_FAILED, "its keeper was killed")
     if record.exit_code == 0 and not record.left_early:

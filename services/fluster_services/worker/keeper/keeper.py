@@ -37,8 +37,10 @@ from fluster_services.worker.contract.attempt_directory import (
     to_json,
 )
 from fluster_services.worker.contract.task_errors import read_task_error, task_error
+from fluster_services.worker.gpus.locks import GpuTakenError
 from fluster_services.worker.keeper.disk_watch import DiskWatch
 from fluster_services.worker.keeper.fence import Fence
+from fluster_services.worker.keeper.held_gpus import HeldGpus
 from fluster_services.worker.keeper.worker_link import Standing, WorkerLink
 from fluster_services.worker.linux import cgroups
 from fluster_services.worker.linux.processes import (
@@ -100,6 +102,7 @@ class _Keeper:
         self._is_idle = False  # its attempt is forgotten
         self._attempts = 0
         self._has_complained = False
+        self._gpus = HeldGpus()
         self._link = WorkerLink(self._selector, self._timers, self._obey)
 
     def _begin(self, spec: LaunchSpec, listener: socket.socket, directory: Path) -> None:
@@ -131,9 +134,14 @@ class _Keeper:
             self._timers, directory, spec, lambda told: self._kill(spec.kill_grace_s, "over_disk", told)
         )
         try:
-            self._start_task()
-        except OSError as error:
-            self._fail(f"no process could be made for it: {error.strerror or error}")
+            self._gpus.take(spec, directory, since_boot_s=fence_clock())
+        except (GpuTakenError, OSError) as error:
+            self._fail(str(error), "gpu_taken")
+        else:
+            try:
+                self._start_task()
+            except OSError as error:
+                self._fail(f"no process could be made for it: {error.strerror or error}")
         self._link.listen(listener)
 
     def run(self, spec: LaunchSpec, listener: socket.socket, directory: Path, owner_fd: int | None) -> None:
@@ -194,11 +202,13 @@ class _Keeper:
                 stderr_fd=stderr_fd,
                 umask=self._umask,
                 is_too_late=is_too_late,
+                kept_fds=self._gpus.fds,
             )
         finally:
             for fd in (stdout_fd, stderr_fd):
                 os.close(fd)
         self._task_pid = self._start.pid
+        self._gpus.on_begun(self._task_pid)
         self._killing = Killing(
             self._timers, self._task_pid, self._on_give_up, in_container=self._spec.container is not None
         )
@@ -313,6 +323,10 @@ class _Keeper:
             container = read_json(CONTAINER_FILE) or self._told(CONTAINER_FILE) or {}
         code = container.get("code", os.waitstatus_to_exitcode(status))
         number = -code if code < 0 else None
+        if not self._has_children and (self._spec.container is None or "code" in container):
+            self._gpus.release()  # before the worker hears of the end, and gives them to the next
+        else:
+            self._gpus.leave()
         error = read_task_error(Path()) or read_task_error(self._task_folder) or task_error(self._told(ERROR_FILE))
         has_returned = code == 0 and self._reason == "exited" and self._spec.command is None
         result = find_result(self._task_folder, self._told(RESULT_WORD_FILE)) if has_returned else FoundResult()
@@ -330,11 +344,12 @@ class _Keeper:
             left_early=self._spec.must_return and has_returned and result.size is None and result.problem is None,
         )
 
-    def _fail(self, what: str) -> None:
+    def _fail(self, what: str, reason: ExitReason = "worker_fault") -> None:
         """The task could not be started, by no fault of its own."""
         self._has_children = False
-        self._reason, self._kill_reason = "worker_fault", what
+        self._reason, self._kill_reason = reason, what
         self._let_go()
+        self._gpus.release()
         self._end(exit_code=None, signal=None)
 
     def _let_go(self) -> None:

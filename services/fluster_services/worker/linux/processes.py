@@ -170,6 +170,20 @@ def process_state(pid: int, *, started_by_s: float) -> str | None:
     return None if stat is None or stat[0] in "ZX" or _started_s(stat) > started_by_s + 1 else stat[0]
 
 
+def started_since_boot_s(pid: int) -> float | None:
+    """Return when the process started, in seconds since boot; None when none of that number lives."""
+    stat = _stat(pid)
+    return None if stat is None or stat[0] in "ZX" else _started_s(stat)
+
+
+def process_owner(pid: int) -> int | None:
+    """Return the user of a process; None when none of that number is there."""
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return None
+
+
 def boot_id() -> str | None:
     """Return what tells this boot of the machine from all others."""
     return _BOOT_ID

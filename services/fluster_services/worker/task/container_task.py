@@ -12,7 +12,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -72,7 +72,15 @@ _NOT_RUN = re.compile(rb"\[FATAL tini \(\d+\)\] exec .* failed: (.*)\n?\Z")
 
 
 def run_container(
-    spec: LaunchSpec, directory: Path, *, keeper_pid: int, faults_fd: int, stdout_fd: int, stderr_fd: int, umask: int
+    spec: LaunchSpec,
+    directory: Path,
+    *,
+    keeper_pid: int,
+    faults_fd: int,
+    stdout_fd: int,
+    stderr_fd: int,
+    umask: int,
+    kept_fds: Sequence[int] = (),
 ) -> NoReturn:
     """Attend the container of the attempt in `directory`, in a child that its keeper has just forked; never returns.
 
@@ -86,7 +94,7 @@ def run_container(
         if os.getppid() != keeper_pid:
             os._exit(EXIT_NO_CONTAINER)
         set_process_name("fluster-contain")
-        take_descriptors(stdout_fd, stderr_fd, faults_fd)
+        take_descriptors(stdout_fd, stderr_fd, faults_fd, *kept_fds)
         os.write(2, notice_of(spec))
         reset_signals(KEEPER_SIGNALS)  # all are blocked, and stay so: they are waited for
         exit_code = _Attendant(spec, directory, faults_fd).run()

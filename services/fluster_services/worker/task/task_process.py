@@ -18,7 +18,7 @@ import threading
 import traceback
 import types
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -93,9 +93,17 @@ _replaced: list[object] = []
 
 
 def run_task(
-    spec: LaunchSpec, directory: Path, *, keeper_pid: int, faults_fd: int, stdout_fd: int, stderr_fd: int, umask: int
+    spec: LaunchSpec,
+    directory: Path,
+    *,
+    keeper_pid: int,
+    faults_fd: int,
+    stdout_fd: int,
+    stderr_fd: int,
+    umask: int,
+    kept_fds: Sequence[int] = (),
 ) -> NoReturn:
-    """Become the task, in a child that its keeper has just forked; never returns.
+    """Become the task, in a child that its keeper has just forked; never returns. It keeps `kept_fds` open.
 
     What the machine lacks for that is written to `faults_fd`, which is closed before any of the task's own code runs.
     """
@@ -107,7 +115,7 @@ def run_task(
             os._exit(1)
         set_process_name("fluster-task")
         _take_limits(spec, faults_fd)
-        take_descriptors(stdout_fd, stderr_fd)
+        take_descriptors(stdout_fd, stderr_fd, *kept_fds)
         command = _command(spec, directory)
         reset_signals(KEEPER_SIGNALS if command is None else handled_signals(), is_python=command is None)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -116,6 +124,8 @@ def run_task(
         os.write(2, notice_of(spec))
         environment = _environment(spec, directory)
         if command is not None:
+            for fd in kept_fds:
+                os.set_inheritable(fd, True)
             _execute(command, environment)
         exit_code = _run_callable(spec, directory, environment)
     except CannotStartError as error:

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -67,12 +68,19 @@ class TaskStart:
 
 
 def start_task(
-    spec: LaunchSpec, directory: Path, *, stdout_fd: int, stderr_fd: int, umask: int, is_too_late: bool
+    spec: LaunchSpec,
+    directory: Path,
+    *,
+    stdout_fd: int,
+    stderr_fd: int,
+    umask: int,
+    is_too_late: bool,
+    kept_fds: Sequence[int] = (),
 ) -> TaskStart:
-    """Start the task of the attempt in `directory`; one that `is_too_late` ends at once. Raises OSError."""
+    """Start the task of the attempt in `directory`, which inherits `kept_fds`; one that `is_too_late` ends at once. Raises OSError."""
     own_pid, in_container = os.getpid(), spec.container is not None
     how = {"stdout_fd": stdout_fd, "stderr_fd": stderr_fd, "umask": umask}
-    pid = None if is_too_late or in_container else spawn_task(spec, directory, **how)
+    pid = None if is_too_late or in_container or kept_fds else spawn_task(spec, directory, **how)
     if pid is not None:
         return TaskStart(pid)
     faults_fd, tell_fd = os.pipe()
@@ -85,7 +93,7 @@ def start_task(
             if is_too_late:
                 os._exit(1)
             run = run_container if in_container else run_task
-            run(spec, directory, keeper_pid=own_pid, faults_fd=tell_fd, **how)
+            run(spec, directory, keeper_pid=own_pid, faults_fd=tell_fd, kept_fds=kept_fds, **how)
     except OSError:
         os.close(faults_fd)
         raise
