@@ -151,22 +151,27 @@ def test_nothing_is_written_over_what_is_no_note(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    "text", ["", "{", "[]", "[" * 100_000, '{"fluster":1}'], ids=["none", "torn", "list", "deep", "old"]
+)
+def test_what_is_no_note_is_no_holder(path: Path, text: str) -> None:
+    path.write_text(text)
+    lock = GpuLock(path)
+    assert parse_note(lock.note()) is None
+    lock.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
     [
-        "",
-        "{",
-        "[]",
-        "[" * 100_000,
-        '{"fluster":1}',
-        json.dumps({**json.loads(note_of(holder())), "task_pid": "1"}),
-        json.dumps({**json.loads(note_of(holder())), "task_pid": True}),
-        json.dumps({**json.loads(note_of(holder())), "groups": ["/a"] * 100}),
-        json.dumps({**json.loads(note_of(holder())), "attempt": "n" * 100_000}),
-        json.dumps({**json.loads(note_of(holder())), "since_boot_s": None}),
+        pytest.param("task_pid", "1", id="text"),
+        pytest.param("task_pid", True, id="bool"),
+        pytest.param("groups", ["/a"] * 100, id="many"),
+        pytest.param("attempt", "n" * 3_000, id="long"),
+        pytest.param("since_boot_s", None, id="none"),
     ],
 )
-def test_a_note_that_others_wrote_is_no_holder(path: Path, text: str) -> None:
-    path.write_text(text)
+def test_a_note_with_a_part_that_cannot_be_is_no_holder(path: Path, name: str, value: object) -> None:
+    path.write_text(json.dumps({**json.loads(note_of(holder())), name: value}))
     lock = GpuLock(path)
     assert parse_note(lock.note()) is None
     lock.close()
