@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fluster import ActorPool, ActorServer, Cluster, Entrypoint, JobRequest, LocalCluster, WorkerPool
-from fluster_bus.direct.eagerness import VARIABLE as EAGER_VARIABLE
+from fluster_bus.direct.waiting import EAGER_VARIABLE
 
 _ROOT = Path(__file__).parents[1]
 _SOURCES = tuple(str(_ROOT / folder) + "/" for folder in ("fluster", "bus/fluster_bus", "services/fluster_services"))

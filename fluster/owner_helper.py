@@ -22,8 +22,7 @@ from typing import Any
 from fluster_bus.access.address import BusAddress
 from fluster_bus.core import subjects
 from fluster_bus.direct import wire
-from fluster_bus.direct.dialler import Dialler
-from fluster_bus.direct.line import Line
+from fluster_bus.direct.line import Dialler, Line
 from fluster_bus.direct.wire import NumberedDelivery, Ping, ProtocolError, Refusal
 
 _STDIN = 0

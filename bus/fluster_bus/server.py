@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, BinaryIO, Self
 
 from fluster_bus.access.address import BusAddress
 from fluster_bus.configuration.server_configuration import accounts_configuration
-from fluster_bus.configuration.server_text import quoted
+from fluster_bus.configuration.server_sections import quoted
 from fluster_bus.core.errors import ServerStartError
 from fluster_bus.core.roles import (
     DEFAULT_NAMESPACE,
@@ -397,7 +397,7 @@ class EmbeddedServer:
 
     def _trusted(self) -> str:
         if self._authority is not None:
-            from fluster_bus.trust.configuration import trust_configuration
+            from fluster_bus.trust.servers import trust_configuration
 
             return trust_configuration(self._authority, self.store_dir / "accounts")
         return accounts_configuration(

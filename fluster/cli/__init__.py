@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from fluster_bus.running.standard_streams import open_closed_streams
+from fluster_bus.running.event_loops import open_closed_streams
 
 __all__ = ["main"]
 

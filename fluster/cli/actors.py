@@ -211,7 +211,7 @@ def _not_found(cluster: Cluster, name: str) -> ActorNotFoundError:
     """What is raised for a name that no actor serves, with names that are near."""
     from fluster.errors import ActorNotFoundError
     from fluster_bus.core.errors import BusError
-    from fluster_bus.core.near_names import near
+    from fluster_bus.core.names import near
 
     try:
         names = {endpoint.name for endpoint in cluster.list_endpoints() if _is_actor(endpoint)}

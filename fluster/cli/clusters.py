@@ -365,7 +365,7 @@ def _seconds(text: str) -> float:
 
 
 def _labels(given: Sequence[str] | None) -> dict[str, str] | None:
-    from fluster_bus.messages.parts.labels import parse_labels
+    from fluster_bus.messages.parts.resources import parse_labels
 
     try:
         return parse_labels(",".join(given)) if given else None

@@ -78,7 +78,7 @@ def init(
       fluster credentials init --url tls://bus-1.example.org,tls://bus-2.example.org,tls://bus-3.example.org
     """
     from fluster_bus.trust.authority import Authority
-    from fluster_bus.trust.configuration import encrypted_configuration, signed_configuration
+    from fluster_bus.trust.servers import encrypted_configuration, signed_configuration
 
     is_new = not Authority.is_there(authority)
     made = Authority.of_cluster(authority)
@@ -88,7 +88,7 @@ def init(
         _warn_of_plain(made.url)
         _write(authority / SERVER_FILE, signed_configuration(made, store))
         return
-    from fluster_bus.configuration.server_tls import members
+    from fluster_bus.configuration.server_sections import members
     from fluster_bus.trust.certificate_folder import CertificateFolder
 
     certificates = CertificateFolder(authority)
@@ -248,7 +248,7 @@ def passwords(
 
 def _compose_certificate(folder: Path, url: str) -> list[Path]:
     from fluster_bus.access.address import BusAddress
-    from fluster_bus.configuration.server_tls import members
+    from fluster_bus.configuration.server_sections import members
     from fluster_bus.trust.certificate_folder import CertificateFolder
 
     hosts = [each.host for each in members(BusAddress(url).servers)]
@@ -296,7 +296,7 @@ def existing(folder: Path) -> Authority:
 def _push(context: typer.Context, issuer: Authority) -> None:
     import asyncio
 
-    from fluster_bus.trust.publishing import publish_accounts
+    from fluster_bus.trust.servers import publish_accounts
 
     asyncio.run(publish_accounts(issuer, servers(context, issuer)))
 

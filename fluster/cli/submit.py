@@ -383,7 +383,7 @@ def make_resources(
     from pydantic import ValidationError
 
     from fluster_bus.messages import ResourceConfig
-    from fluster_bus.messages.parts.labels import parse_labels
+    from fluster_bus.messages.parts.resources import parse_labels
 
     try:
         wanted = parse_labels(",".join(labels))
@@ -408,7 +408,7 @@ def _gpus(gpu: str) -> tuple[str, int]:
 
 
 def _only_on(worker: str | None) -> list[str]:
-    from fluster_bus.messages.parts.labels import WORKER_LABEL, parse_labels
+    from fluster_bus.messages.parts.resources import WORKER_LABEL, parse_labels
 
     if worker is None:
         return []

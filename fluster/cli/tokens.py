@@ -17,7 +17,7 @@ from fluster.cli.credentials import FOLDER, AuthorityFolder, Namespaces, existin
 from fluster_bus.core.roles import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
-    from fluster_bus.messages.joins import JoinTokenRecord
+    from fluster_bus.messages.workers import JoinTokenRecord
     from fluster_bus.trust.join_register import JoinRegister
 
 KEYS_FILE = Path("signing-keys.json")
@@ -119,7 +119,7 @@ def keys(
       fluster token keys signing-keys.json
       fluster --address controllers.creds controller start --signing-keys signing-keys.json
     """
-    from fluster_bus.trust.signing_keys import write_signing_keys
+    from fluster_bus.trust.signer import write_signing_keys
 
     write_signing_keys(existing(authority), file)
     write(str(file))

@@ -35,7 +35,7 @@ Name = Annotated[
 
 def workers(context: typer.Context) -> None:
     """List the cluster's workers: what they have, and what of it is free."""
-    from fluster_bus.messages.parts.labels import given_labels
+    from fluster_bus.messages.parts.resources import given_labels
 
     options = Options.of(context)
     with options.connect() as cluster:

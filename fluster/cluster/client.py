@@ -287,7 +287,7 @@ class AsyncCluster:
     async def _store_secrets(self, request: JobRequest, submission: str) -> None:
         """Before the job, so that no worker looks for them in vain."""
         from fluster.cluster.workspaces.secrets import secrets_of
-        from fluster_bus.storage.secret_store import SecretStore
+        from fluster_bus.storage.stored_messages import SecretStore
 
         values = secrets_of(request)
         await self._once_back(lambda: SecretStore(self.bus, self.namespace).put(submission, values))
@@ -295,7 +295,7 @@ class AsyncCluster:
     async def _once_back(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Do what may be done twice, again while the server or its store is just coming back."""
         from fluster.cluster.jobs.job_states import UNANSWERED
-        from fluster_bus.running.retries import retried
+        from fluster_bus.running.coroutines import retried
 
         return await retried(lambda _left_s: attempt(), on=(*UNANSWERED, StorageError), timeout_s=_RETURN_TIMEOUT_S)
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from fluster_bus.core.errors import FlusterError
-from fluster_bus.core.html_view import table, view
+from fluster_bus.messages.notebook import table, view
 
 if TYPE_CHECKING:
     from fluster.cluster.client import AsyncCluster

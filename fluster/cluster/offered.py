@@ -37,7 +37,7 @@ def offered_labels(given: Mapping[str, str] | None) -> tuple[str, ...]:
     """Sorted, as `zone=a`. Raises ValueError."""
 
     def read(value: Mapping[str, str] | str) -> tuple[str, ...]:
-        from fluster_bus.messages.parts.labels import as_words, check_labels, parse_labels
+        from fluster_bus.messages.parts.resources import as_words, check_labels, parse_labels
 
         return as_words(parse_labels(value) if isinstance(value, str) else check_labels(value))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 from fluster_bus.core import subjects
 from fluster_bus.core.delivery import Delivery, error_headers
 from fluster_bus.core.errors import BusError, InvalidMessageError, NoRespondersError, PayloadLostError, ServiceError
-from fluster_bus.core.object_kinds import PAYLOADS
+from fluster_bus.core.stream_bounds import PAYLOADS
 from fluster_bus.payloads import payloads
 from fluster_bus.storage.objects import ObjectStore
 

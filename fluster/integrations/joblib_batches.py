@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from fluster.cluster import Cluster, Ref
 from fluster_bus.core import codec
-from fluster_bus.core.by_value import ByValuePickler
+from fluster_bus.core.codec import ByValuePickler
 
 _KEPT_BYTES = 1 << 30  # of arrays that are put; beyond them the least recently used are put again if need be
 

@@ -15,7 +15,7 @@ from fluster_bus.core import subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.errors import ClosedError, NoRespondersError, RequestTimeoutError, service_error
 from fluster_bus.core.names import SYSTEM_NAMESPACE
-from fluster_bus.running.spawned import SpawnedTasks
+from fluster_bus.running.coroutines import SpawnedTasks
 
 log = logging.getLogger(__name__)
 

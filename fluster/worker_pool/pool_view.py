@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fluster_bus.core.html_view import bar, view
+from fluster_bus.messages.notebook import bar, view
 
 if TYPE_CHECKING:
     from fluster.worker_pool.workers import PoolStatus

@@ -109,7 +109,7 @@ class NotebookBar:
         return f"{self._name} {self._done:,}/{total}{self._time()}"
 
     def _repr_html_(self) -> str:
-        from fluster_bus.core.html_view import bar
+        from fluster_bus.messages.notebook import bar
 
         # Without a total only the end is known; with one, a bar that was stopped stays where it was.
         end = self._done if self._is_over and self._total is None else self._total

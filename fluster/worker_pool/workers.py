@@ -29,7 +29,7 @@ from fluster.worker_pool.work import Batch, Block, Outcome, Slice
 from fluster.worker_pool.worker_jobs import PoolPlan, WorkerJobs
 from fluster_bus.core import codec
 from fluster_bus.core.errors import BusError, ClosedError, ObjectTooLargeError
-from fluster_bus.core.object_kinds import PAYLOADS
+from fluster_bus.core.stream_bounds import PAYLOADS
 from fluster_bus.messages import JobId
 from fluster_bus.messages.jobs import MAX_REPLICAS
 from fluster_bus.payloads import payloads

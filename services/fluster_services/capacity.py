@@ -17,8 +17,7 @@ from typing import Any
 from fluster_bus.core import subjects
 from fluster_bus.messages import Capacity, Namespace, ResourceConfig
 from fluster_bus.messages.parts.counted import DECIMALS, Counts, as_counts, combined, number_text, words
-from fluster_bus.messages.parts.labels import as_words, given_labels, worker_named
-from fluster_bus.messages.parts.resources import MIB
+from fluster_bus.messages.parts.resources import MIB, as_words, given_labels, worker_named
 
 ANY_VARIANT, NO_VARIANT = "any", "none"
 _CPU_LEVELS = (0.0, 0.25, 0.5, *(float(1 << power) for power in range(13)))  # up to 4096

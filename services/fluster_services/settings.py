@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from fluster.local_setup import OPTIONS_VARIABLE
 from fluster_bus.core.errors import FlusterError
-from fluster_bus.core.near_names import near
+from fluster_bus.core.names import near
 from fluster_bus.core.stream_bounds import NamespaceBounds
 from fluster_bus.messages import parse_size
 from fluster_bus.provisioning.replication import REPLICAS_SETTING, Replication

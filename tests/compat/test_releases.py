@@ -11,7 +11,7 @@ import pytest
 
 from fluster import actor, deploy
 from fluster_bus.messages import JobId, JobStatus, ResourceConfig
-from fluster_bus.messages.parts.labels import WORKER_LABEL
+from fluster_bus.messages.parts.resources import WORKER_LABEL
 from tests.compat.mixed_cluster import MixedCluster
 from tests.compat.releases import NEW, Release
 from tests.system.job_requests import command, texts

@@ -15,8 +15,7 @@ from fluster_bus.core import subjects
 from fluster_bus.core.errors import ObjectTooLargeError, PayloadLostError, ServiceError
 from fluster_bus.core.roles import Role
 from fluster_bus.payloads import arenas, payloads
-from fluster_bus.payloads.arena import Lent
-from fluster_bus.payloads.references import Reference
+from fluster_bus.payloads.arena import Lent, Reference
 from fluster_bus.storage import objects
 from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Calculator, Env, MemoryEnv, sharing_nothing
 from tests.component.arena_peer import Block

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from fluster_bus.backups.sending import ArchiveSender
+from fluster_bus.backups.archive import ArchiveSender
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.errors import BackupError, NoRespondersError

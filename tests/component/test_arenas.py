@@ -16,9 +16,8 @@ import pytest
 from fluster_bus.core.errors import PayloadLostError
 from fluster_bus.payloads import arena as arena_module
 from fluster_bus.payloads import arenas, payloads, pickles
-from fluster_bus.payloads.arena import TABLE_BYTES, Arena, Lent
+from fluster_bus.payloads.arena import TABLE_BYTES, Arena, Lent, Reference
 from fluster_bus.payloads.pickles import Pickled
-from fluster_bus.payloads.references import Reference
 from tests.component.arena_peer import Block, Peer, open_arenas
 from tests.waiting import wait_until
 

@@ -16,20 +16,20 @@ import pytest
 
 from fluster.cluster.client import AsyncCluster
 from fluster_bus.access.address import BusAddress
+from fluster_bus.backups.folder import MANIFEST_FILE, data_file, read_manifest
 from fluster_bus.backups.lead import RestoringLead
 from fluster_bus.backups.making import BackupProgress, make_backup, stream_names
-from fluster_bus.backups.manifest import MANIFEST_FILE, data_file, read_manifest
 from fluster_bus.backups.restoring import restore_backup
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core import subjects
 from fluster_bus.core.errors import BackupError, BusError, CredentialsError, NoRespondersError
-from fluster_bus.core.object_kinds import PAYLOADS
 from fluster_bus.core.roles import Role
+from fluster_bus.core.stream_bounds import PAYLOADS
 from fluster_bus.messages import JobId, JobRecord, Namespace, WorkerId
 from fluster_bus.messages.records import Replacement
 from fluster_bus.provisioning.provisioning import ensure_namespaces, ensure_system
 from fluster_bus.provisioning.replication import Replication
-from fluster_bus.running.retries import retried
+from fluster_bus.running.coroutines import retried
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage.objects import ObjectStore
 from fluster_bus.storage.streams import jobs_table, leaders_table, records_table, tasks_table

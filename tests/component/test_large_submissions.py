@@ -12,9 +12,8 @@ from fluster.cluster.client import AsyncCluster
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core import subjects
 from fluster_bus.core.errors import NamespaceFullError, RequestTimeoutError
-from fluster_bus.core.object_kinds import PAYLOADS, REQUESTS
 from fluster_bus.core.roles import Role
-from fluster_bus.core.stream_bounds import MIN_BUDGET_BYTES, NamespaceBounds, shares, stream_of
+from fluster_bus.core.stream_bounds import MIN_BUDGET_BYTES, PAYLOADS, REQUESTS, NamespaceBounds, shares, stream_of
 from fluster_bus.messages import EnvironmentConfig, JobId, JobRequest, JobStatus, NamespaceReply, NamespaceRequest
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage.objects import CHUNK_BYTES

@@ -20,8 +20,8 @@ from fluster_bus.core.errors import (
     StorageError,
 )
 from fluster_bus.core.names import unique_name
-from fluster_bus.core.object_kinds import BUNDLES, PAYLOADS
 from fluster_bus.core.roles import DEFAULT_NAMESPACE, Role
+from fluster_bus.core.stream_bounds import BUNDLES, PAYLOADS
 from fluster_bus.messages import Namespace
 from fluster_bus.provisioning.provisioning import ensure_namespace
 from fluster_bus.server import EmbeddedServer

@@ -18,8 +18,8 @@ from nats.aio.msg import Msg
 from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core import subjects
-from fluster_bus.core.object_kinds import BUNDLES, PAYLOADS
 from fluster_bus.core.roles import Role, User
+from fluster_bus.core.stream_bounds import BUNDLES, PAYLOADS
 from fluster_bus.provisioning import provisioning
 from tests.component.guarded_server import KINDS, WORKER, GuardedServer, guarded_server, plain_options
 

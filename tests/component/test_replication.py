@@ -19,7 +19,7 @@ from fluster_bus.core.stream_bounds import shares, stream_of
 from fluster_bus.messages import Capacity, WorkerId, WorkerInfo
 from fluster_bus.provisioning.provisioning import ensure_namespaces, ensure_system
 from fluster_bus.provisioning.replication import Replication, SingleServerError, TooFewServersError
-from fluster_bus.running.retries import retried
+from fluster_bus.running.coroutines import retried
 from fluster_bus.storage.feeds import CaughtUp
 from fluster_bus.storage.streams import leaders_table, workers_table
 from fluster_bus.storage.tables import Deleted, Row

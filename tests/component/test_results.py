@@ -13,7 +13,7 @@ from fluster_bus.core.roles import DEFAULT_NAMESPACE, Role
 from fluster_bus.messages import Namespace
 from fluster_bus.provisioning.provisioning import ensure_namespace
 from fluster_bus.server import EmbeddedServer
-from fluster_bus.storage.results import RESULT_CHUNK_BYTES, ResultStore
+from fluster_bus.storage.stored_messages import RESULT_CHUNK_BYTES, ResultStore
 from tests.component.conftest import ConnectBus
 
 pytestmark = pytest.mark.anyio

@@ -31,8 +31,7 @@ from fluster_bus.messages import (
 )
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage.feeds import Feed
-from fluster_bus.storage.results import ResultStore
-from fluster_bus.storage.secret_store import SecretStore
+from fluster_bus.storage.stored_messages import ResultStore, SecretStore
 from fluster_bus.storage.streams import jobs_table, records_table
 from fluster_services import lifecycle
 from fluster_services.config import LOCAL_TIMING, RecordLimits

@@ -25,7 +25,7 @@ from nats.js.kv import KeyValue
 from fluster_bus.core import roles, subjects
 from fluster_bus.core.errors import CredentialsError, InvalidNameError, NoRespondersError, ServerStartError
 from fluster_bus.core.roles import Role
-from fluster_bus.running.retries import retried
+from fluster_bus.running.coroutines import retried
 from fluster_bus.server import EmbeddedServer, find_binary
 from fluster_bus.trust.certificate_folder import CertificateFolder
 from tests.component.conftest import ConnectBus

@@ -20,8 +20,7 @@ from fluster.cli.app import app
 from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core.errors import AddressError, BusError, UntrustedServerError
-from fluster_bus.direct.dialler import Dialler
-from fluster_bus.direct.line import Line
+from fluster_bus.direct.line import Dialler, Line
 from fluster_bus.server import _free_port
 from fluster_bus.trust.certificate_folder import CertificateFolder
 from fluster_services import daemon

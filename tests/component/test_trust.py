@@ -12,15 +12,14 @@ import pytest
 
 from fluster_bus.access.address import BusAddress
 from fluster_bus.access.keys import Key, KeyKind
-from fluster_bus.configuration.store_exports import Export
+from fluster_bus.configuration.grants import Export
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core.errors import BusError, CredentialsError
 from fluster_bus.core.roles import Permissions, Role
-from fluster_bus.direct.dialler import Dialler
-from fluster_bus.direct.line import Line
+from fluster_bus.direct.line import Dialler, Line
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.trust.authority import Authority
-from fluster_bus.trust.publishing import publish_accounts
+from fluster_bus.trust.servers import publish_accounts
 from fluster_bus.trust.tokens import user_token
 from tests.waiting import wait_until_async
 

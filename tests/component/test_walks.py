@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.walks import CallCounter, counted
 from fluster_bus.core.names import check_name
-from fluster_bus.direct.eagerness import VARIABLE as EAGER_VARIABLE
+from fluster_bus.direct.waiting import EAGER_VARIABLE
 from tests.component.actor_env import Env
 
 

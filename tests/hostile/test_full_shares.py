@@ -14,15 +14,22 @@ from fluster.errors import JobRefusedError
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core import subjects
 from fluster_bus.core.errors import NamespaceFullError, ObjectTooLargeError
-from fluster_bus.core.object_kinds import BUNDLES, PAYLOADS
 from fluster_bus.core.roles import Role
-from fluster_bus.core.stream_bounds import MIN_BUDGET_BYTES, SHARES, NamespaceBounds, shares, stream_of
+from fluster_bus.core.stream_bounds import (
+    BUNDLES,
+    MIN_BUDGET_BYTES,
+    PAYLOADS,
+    SHARES,
+    NamespaceBounds,
+    shares,
+    stream_of,
+)
 from fluster_bus.messages import Endpoint, EndpointId, Entrypoint, JobId, JobRequest, JobStatus, Namespace
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.storage.objects import CHUNK_BYTES, ObjectStore
 from fluster_bus.storage.registry import Registry
-from fluster_bus.storage.secret_store import MAX_SECRETS_BYTES
 from fluster_bus.storage.stored_calls import store_call
+from fluster_bus.storage.stored_messages import MAX_SECRETS_BYTES
 from fluster_bus.storage.streams import endpoint_key
 from fluster_bus.storage.tables import sequence_of_ack
 from fluster_services.config import LOCAL_TIMING, RecordLimits

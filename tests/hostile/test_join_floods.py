@@ -15,7 +15,7 @@ from fluster_bus.core import subjects
 from fluster_bus.core.errors import BusyError, ConnectError, CredentialsError, ServiceError
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import ListReply, ListRequest
-from fluster_bus.messages.joins import JOIN_REFUSED, JoinRequest
+from fluster_bus.messages.workers import JOIN_REFUSED, JoinRequest
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.trust.authority import Authority
 from fluster_bus.trust.join_register import JoinRegister

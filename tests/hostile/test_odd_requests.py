@@ -17,12 +17,12 @@ from fluster_bus.core import subjects
 from fluster_bus.core.errors import ServiceError
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobId, Message, OwnerReply, OwnerRequest, StatusReply, StatusRequest
-from fluster_bus.messages.joins import JoinRequest
+from fluster_bus.messages.workers import JoinRequest
 from fluster_bus.server import EmbeddedServer
 from fluster_bus.trust.authority import Authority
 from fluster_bus.trust.join_register import JoinRegister
 from fluster_bus.trust.join_tokens import JoinedFolder, join
-from fluster_bus.trust.signing_keys import read_signing_keys, write_signing_keys
+from fluster_bus.trust.signer import read_signing_keys, write_signing_keys
 from fluster_services.config import LOCAL_TIMING
 from fluster_services.controller.controller import Controller, ControllerConfig
 from tests.component.conftest import ConnectBus

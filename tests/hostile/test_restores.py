@@ -10,8 +10,8 @@ import pytest
 from fluster_bus.backups.making import make_backup
 from fluster_bus.backups.restoring import restore_backup
 from fluster_bus.core import subjects
-from fluster_bus.core.object_kinds import BUNDLES
 from fluster_bus.core.roles import Role
+from fluster_bus.core.stream_bounds import BUNDLES
 from fluster_bus.messages import Namespace
 from fluster_bus.provisioning.provisioning import ensure_namespace, ensure_system
 from fluster_bus.server import EmbeddedServer

@@ -9,7 +9,7 @@ import pytest
 
 from fluster_bus.access.keys import Key, KeyKind
 from fluster_bus.core.errors import InvalidNameError, ServiceError
-from fluster_bus.messages.joins import JoinedWorker, JoinRequest, JoinTokenRecord
+from fluster_bus.messages.workers import JoinedWorker, JoinRequest, JoinTokenRecord
 from fluster_services.controller.answers.admission import Known, admit
 
 NOW = 1_000.0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fluster_bus.core import by_value, codec
+from fluster_bus.core import codec
 from fluster_bus.payloads import pickles
 from fluster_services.worker.task import task_result
 
@@ -37,7 +37,7 @@ def _as_call(value: Any) -> bytes:
     return dumped if isinstance(dumped, bytes) else dumped.joined()
 
 
-@pytest.mark.parametrize("dump", [by_value.dumps, codec.encode, _as_call, _as_result])
+@pytest.mark.parametrize("dump", [codec.dumps_by_value, codec.encode, _as_call, _as_result])
 def test_a_traceback_shows_the_file_and_the_line(dump: Any, tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     travelled = pickle.loads(dump(script(file)))
@@ -52,6 +52,6 @@ def test_a_traceback_shows_the_file_and_the_line(dump: Any, tmp_path: Path) -> N
 
 def test_it_can_be_read_without_fluster(tmp_path: Path) -> None:
     file = tmp_path / "pickled"
-    file.write_bytes(by_value.dumps(script(tmp_path / "train.py")))
+    file.write_bytes(codec.dumps_by_value(script(tmp_path / "train.py")))
     program = f"import pickle, sys; sys.modules.update(fluster=None, fluster_bus=None); print(pickle.load(open({str(file)!r}, 'rb'))(2))"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"0.5\n"

@@ -8,7 +8,7 @@ from fluster.actors import ActorContext, actor, method
 from fluster.actors.definition.definition import check_class, methods_of, name_of, options_of, resources_of
 from fluster.actors.deploy.deployment import Deployment
 from fluster_bus.core.errors import InvalidNameError
-from fluster_bus.core.near_names import near
+from fluster_bus.core.names import near
 from fluster_bus.messages import ResourceConfig
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fluster_bus.direct.eagerness import VARIABLE, Eagerness
+from fluster_bus.direct.waiting import EAGER_VARIABLE, Eagerness
 
 LOOK_S = 2e-6
 
@@ -84,19 +84,19 @@ def test_it_stops_when_others_want_the_core(eagerness: Eagerness, time: Time) ->
 
 def test_the_environment_says_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1}, raising=False)
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(EAGER_VARIABLE, raising=False)
     assert Eagerness.of_this_process().for_s == pytest.approx(300e-6)
-    monkeypatch.setenv(VARIABLE, "50")
+    monkeypatch.setenv(EAGER_VARIABLE, "50")
     assert Eagerness.of_this_process().for_s == pytest.approx(50e-6)
-    monkeypatch.setenv(VARIABLE, "0")
+    monkeypatch.setenv(EAGER_VARIABLE, "0")
     assert Eagerness.of_this_process().look(lambda: ["it"]) == []
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {3}, raising=False)
-    monkeypatch.setenv(VARIABLE, "50")
+    monkeypatch.setenv(EAGER_VARIABLE, "50")
     assert Eagerness.of_this_process().for_s == 0
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf", "2000000"])
 def test_what_is_no_time_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv(VARIABLE, text)
-    with pytest.raises(ValueError, match=f"{VARIABLE}='{text}': give microseconds"):
+    monkeypatch.setenv(EAGER_VARIABLE, text)
+    with pytest.raises(ValueError, match=f"{EAGER_VARIABLE}='{text}': give microseconds"):
         Eagerness.of_this_process()

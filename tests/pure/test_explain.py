@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fluster_bus.core.near_names import no_worker_named
+from fluster_bus.core.names import no_worker_named
 from fluster_bus.messages import (
     Capacity,
     Entrypoint,
@@ -15,8 +15,7 @@ from fluster_bus.messages import (
     TaskRecord,
     WorkerId,
 )
-from fluster_bus.messages.parts.labels import WORKER_LABEL
-from fluster_bus.messages.parts.resources import GIB
+from fluster_bus.messages.parts.resources import GIB, WORKER_LABEL
 from fluster_services import lifecycle
 from fluster_services.controller.scheduling.explain import explain, why_given_up
 from fluster_services.controller.state.worker_view import WorkerView

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluster_bus.access.address import BusAddress
-from fluster_bus.access.claims import read_user_token
 from fluster_bus.access.keys import Key, KeyKind
+from fluster_bus.access.signed_credentials import read_user_token
 from fluster_bus.core.errors import CredentialsError, InvalidNameError
 from fluster_bus.core.roles import Role
-from fluster_bus.messages.joins import JoinReply
+from fluster_bus.messages.workers import JoinReply
 from fluster_bus.trust.authority import Authority
 from fluster_bus.trust.join_tokens import JoinedFolder, JoinToken
-from fluster_bus.trust.signing_keys import read_signing_keys, write_signing_keys
+from fluster_bus.trust.signer import read_signing_keys, write_signing_keys
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from fluster_bus.messages import Capacity, Namespace, ResourceConfig, WorkerId, WorkerInfo
-from fluster_bus.messages.parts.labels import (
+from fluster_bus.messages.parts.resources import (
+    GIB,
     WORKER_LABEL,
     as_words,
     from_words,
@@ -12,7 +13,6 @@ from fluster_bus.messages.parts.labels import (
     parse_labels,
     with_own_name,
 )
-from fluster_bus.messages.parts.resources import GIB
 from fluster_services.capacity import class_of, classes_covered, describe, fits, minus, misfit, needed, plus
 
 NS = Namespace("default")

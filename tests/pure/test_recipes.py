@@ -12,7 +12,7 @@ import pytest
 
 from fluster_bus.messages import Entrypoint, EnvironmentConfig, JobRequest, Namespace
 from fluster_bus.storage.objects import ObjectStore
-from fluster_bus.storage.secret_store import SecretStore
+from fluster_bus.storage.stored_messages import SecretStore
 from fluster_services.config import WorkerLimits
 from fluster_services.worker.attempts.preparation import (
     Preparation,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluster_bus.core.errors import InvalidMessageError
-from fluster_bus.payloads.references import LENT, Reference
+from fluster_bus.payloads.arena import LENT, Reference
 
 NUMBERS = st.integers(0, (1 << 31) - 1)
 SIZES = st.lists(st.integers(0, 1 << 40), min_size=1, max_size=5)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fluster_bus.configuration import server_configuration, server_text
+from fluster_bus.configuration import server_configuration, server_sections
 from fluster_bus.core import roles, subjects
 from fluster_bus.core.errors import InvalidNameError
 from fluster_bus.core.roles import Role, User
@@ -91,7 +91,7 @@ def test_services_answer_every_user() -> None:
     ("text", "expected"), [("plain", '"plain"'), ('a"b\\c', '"a\\"b\\\\c"'), ("$HOME", '"$HOME"'), ("a\nb", '"a\\nb"')]
 )
 def test_quoting(text: str, expected: str) -> None:
-    assert server_text.quoted(text) == expected
+    assert server_sections.quoted(text) == expected
 
 
 def test_the_production_configuration_is_what_the_roles_make() -> None:

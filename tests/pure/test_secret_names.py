@@ -2,7 +2,7 @@
 
 import pytest
 
-from fluster_bus.core.secret_names import is_secret_name, masked
+from fluster_bus.core.names import is_secret_name, masked
 from fluster_services.worker.environments.program_environment import program_environment
 
 

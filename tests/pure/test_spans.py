@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster_bus.payloads.spans import PAGE_BYTES, Spans
+from fluster_bus.payloads.arena import PAGE_BYTES, Spans
 
 SIZE = 64 * PAGE_BYTES
 

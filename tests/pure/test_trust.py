@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluster_bus.access.address import BusAddress
-from fluster_bus.access.claims import read_user_token
 from fluster_bus.access.keys import Key, KeyKind
+from fluster_bus.access.signed_credentials import read_user_token
 from fluster_bus.core.errors import CredentialsError, InvalidNameError
 from fluster_bus.core.roles import Permissions, Role
 from fluster_bus.trust.authority import Authority

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import time
 
-from fluster_bus.direct.turns import Naps, Turns
+from fluster_bus.direct.waiting import Naps, Turns
 from tests.waiting import wait_until
 
 

@@ -18,7 +18,7 @@ from fluster.cli.daemons import CONTROLLER_SETTINGS, WORKER_SETTINGS
 from fluster_bus.core.errors import BusError
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobStatus
-from fluster_bus.messages.parts.labels import given_labels
+from fluster_bus.messages.parts.resources import given_labels
 from fluster_bus.server import EmbeddedServer
 from tests.system.processes import Family
 from tests.waiting import wait_until

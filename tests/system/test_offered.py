@@ -6,7 +6,7 @@ import pytest
 
 from fluster.cluster import LocalCluster
 from fluster_bus.messages import Capacity, JobRequest, JobStatus, ResourceConfig
-from fluster_bus.messages.parts.labels import given_labels
+from fluster_bus.messages.parts.resources import given_labels
 from tests.system.job_requests import command, texts
 from tests.system.processes import Family
 from tests.waiting import wait_until

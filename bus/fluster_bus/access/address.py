@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote, unquote
 
-from fluster_bus.access.claims import read_user_token
-from fluster_bus.access.signed_file import is_signed_file, signed_file_text, signed_file_values
+from fluster_bus.access.signed_credentials import is_signed_file, read_user_token, signed_file_text, signed_file_values
 from fluster_bus.access.tls import CA_VARIABLE, certificates_in, read_certificates
 from fluster_bus.core import subjects
 from fluster_bus.core.errors import AddressError, CredentialsError, NoAddressError

@@ -24,9 +24,9 @@ from fluster_bus.core.errors import (
     ServiceError,
 )
 from fluster_bus.core.roles import DEFAULT_NAMESPACE
-from fluster_bus.messages.leaders import Leader
+from fluster_bus.messages.records import Leader
 from fluster_bus.provisioning.provisioning import ensure_seat
-from fluster_bus.running.retries import retried
+from fluster_bus.running.coroutines import retried
 from fluster_bus.storage.streams import leaders_table
 from fluster_bus.storage.tables import Row
 

@@ -11,8 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from fluster_bus.backups.archive import ArchiveWriter, goes_on_after
-from fluster_bus.backups.folder import private_file, whole_folder
-from fluster_bus.backups.manifest import MANIFEST_FILE, BackedUpStream, Manifest, config_file, data_file, digest_of
+from fluster_bus.backups.folder import (
+    MANIFEST_FILE,
+    BackedUpStream,
+    Manifest,
+    config_file,
+    data_file,
+    digest_of,
+    private_file,
+    whole_folder,
+)
 from fluster_bus.backups.parts import Part, plan
 from fluster_bus.backups.stream_reader import StreamReader
 from fluster_bus.core import subjects

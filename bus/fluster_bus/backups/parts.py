@@ -19,8 +19,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from fluster_bus.core import subjects
-from fluster_bus.core.object_kinds import BUNDLES, PAYLOADS, REQUESTS
-from fluster_bus.core.stream_bounds import stream_of
+from fluster_bus.core.stream_bounds import BUNDLES, PAYLOADS, REQUESTS, stream_of
 
 _BEFORE = (REQUESTS.name, "events", "calls", "secrets")
 _JOBS = "jobs"

@@ -11,11 +11,12 @@ of calls that take longer than its expiry.) What follows the prefix is random, s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from fluster_bus.core import subjects
 from fluster_bus.core.names import SYSTEM_NAMESPACE
-from fluster_bus.core.object_kinds import BUNDLES, PAYLOADS, REQUESTS
 from fluster_bus.core.roles import Permissions, Role
+from fluster_bus.core.stream_bounds import BUNDLES, PAYLOADS, REQUESTS
 from fluster_bus.core.subjects import OWN_NAME, OWN_NAMESPACE
 
 _READ = (BUNDLES, PAYLOADS)
@@ -218,3 +219,40 @@ def _serves_durably(namespace: str) -> tuple[str, ...]:
 
 def _with_below(subject: str) -> tuple[str, str]:
     return subject, subjects.below(subject)
+
+
+@dataclass(frozen=True)
+class Export:
+    """Subjects of one account that others may use: a service takes requests, a stream (`is_stream`) sends messages."""
+
+    subject: str
+    is_stream: bool = False
+    many_answers: bool = False  # of a service: one request may have several
+
+
+# What the account of the streams gives to the account of the users, and nothing besides.
+STORE_EXPORTS = (
+    # The server keeps a note of each such request for two minutes, since it cannot know which answer is the last.
+    *(Export(subject, many_answers=True) for subject in subjects.JETSTREAM_READS),
+    *(
+        Export(subject)
+        for subject in (
+            *subjects.JETSTREAM_ASKS,
+            subjects.JETSTREAM_ACKS,
+            subjects.JETSTREAM_FLOW,
+            subjects.ALL_BUCKETS,
+            subjects.ALL_OBJECTS,
+            *subjects.STREAM_INPUTS,
+        )
+    ),
+    # Those who may make consumers have them deliver to their inboxes, in the account of the streams.
+    *(
+        Export(subject, is_stream=True)
+        for subject in (subjects.STREAM_OUTPUT, subjects.JETSTREAM_EVENTS, subjects.ALL_INBOXES)
+    ),
+)
+
+# Archives of which streams are made. Not as requests: a server adds a header to those of another account, and takes it for a
+# part of the archive. What is sent here names a reply subject that the account of the streams itself would write to: only
+# operators may.
+STORE_IMPORTS = (Export(subjects.JETSTREAM_RESTORES, is_stream=True),)

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 
 from fluster_bus.access.address import DEFAULT_PORT
 from fluster_bus.configuration import grants
-from fluster_bus.configuration.server_text import quoted
-from fluster_bus.configuration.server_tls import PLAIN, clients_tls, group
-from fluster_bus.configuration.store_exports import STORE_EXPORTS, STORE_IMPORTS, Export
+from fluster_bus.configuration.grants import STORE_EXPORTS, STORE_IMPORTS, Export
+from fluster_bus.configuration.server_sections import PLAIN, clients_tls, group, quoted
 from fluster_bus.core import subjects
 from fluster_bus.core.errors import InvalidNameError
 from fluster_bus.core.roles import DEFAULT_NAMESPACE, MAX_PAYLOAD_BYTES, Permissions, User, users

@@ -35,8 +35,7 @@ from fluster_bus.core.errors import (
 )
 from fluster_bus.direct.pulse import PingTiming
 from fluster_bus.messages.parts.model import Message
-from fluster_bus.running.retries import retried
-from fluster_bus.running.spawned import SpawnedTasks
+from fluster_bus.running.coroutines import SpawnedTasks, retried
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg

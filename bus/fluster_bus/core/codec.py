@@ -11,14 +11,49 @@ import io
 import json
 import pickle
 import reprlib
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any, ClassVar
 
 import cloudpickle
 
-from fluster_bus.core import by_value
 from fluster_bus.core.errors import InvalidMessageError
+
+# What cloudpickle writes in place of a file's name since 3.1.3, so that pickles do not depend on where a script lies.
+_NO_FILE = "<dynamic-code>"
+_reduce_code = cloudpickle.Pickler.dispatch_table[CodeType]
+
+
+def _reduce_code_with_file(code: CodeType) -> tuple[Any, ...]:
+    # A copy of its own for each code object, as of its other texts: which of them are one object is not the same in each process.
+    file = "".join(code.co_filename)
+    make, args = _reduce_code(code)
+    return make, tuple(file if type(each) is str and each == _NO_FILE else each for each in args)
+
+
+class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    """Pickles what pickle cannot, functions and classes of scripts and notebooks among it.
+
+    Functions keep the names of their files: tracebacks say where a line is, and show it.
+    """
+
+    dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap(
+        {CodeType: _reduce_code_with_file}, cloudpickle.Pickler.dispatch_table
+    )
+
+
+def dump_by_value(value: Any, file: Any) -> None:
+    """Write a pickle of `value`. Raises what its parts raise."""
+    ByValuePickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+
+
+def dumps_by_value(value: Any) -> bytes:
+    """A pickle of `value`. Raises what its parts raise."""
+    file = io.BytesIO()
+    dump_by_value(value, file)
+    return file.getvalue()
+
 
 PICKLE = b"\x80"  # what a pickle begins with
 # The opcode for what a pickle tells by its name. A number: to look for a bytes object, Python tries it as a number first, and
@@ -44,7 +79,7 @@ def encode(value: Any) -> bytes:
     if plain is not None:
         return plain
     try:
-        return by_value.dumps(value)
+        return dumps_by_value(value)
     except Exception as error:
         raise cannot_be_pickled(value, error) from error
 

@@ -1,9 +1,10 @@
-"""Names that become parts of subjects and keys."""
+"""Names: which can be part of subjects and keys, which are like a misspelled one, and which are likely to name secrets."""
 
 from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Collection, Iterable, Mapping
 from typing import NewType
 
 from fluster_bus.core.errors import InvalidNameError
@@ -44,3 +45,45 @@ def check_namespace(name: str) -> str:
 def unique_name(prefix: str) -> str:
     """Return `prefix` with a random ending, within the length that a name may have."""
     return f"{prefix[: MAX_NAME_LENGTH - 9]}-{secrets.token_hex(4)}"
+
+
+def near_names(name: str, known: Iterable[str]) -> list[str]:
+    """Up to three of `known` that are like `name`, the likest first."""
+    import difflib  # for errors alone, and tasks share its memory
+
+    return difflib.get_close_matches(name, sorted(known), n=3)
+
+
+def did_you_mean(names: Iterable[str]) -> str:
+    """`; did you mean 'this' or 'that'?`, or nothing when there are none."""
+    meant = " or ".join(map(repr, names))
+    return f"; did you mean {meant}?" if meant else ""
+
+
+def no_worker_named(name: str, known: Iterable[str]) -> str:
+    """What is said of a task that may only run on a worker which is not among `known`."""
+    return f"no worker named {name!r} has been seen{near(name, known)}"
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'this'?` when there is something like it among `known`, else what there is."""
+    names = sorted(known)
+    if hint := did_you_mean(near_names(name, names)):
+        return hint
+    if not names:
+        return ""
+    return f"; there is {', '.join(names[:20])}{' …' if len(names) > 20 else ''}"
+
+
+MASK = "***"
+_SECRET = re.compile(r"TOKEN(?!IZ)|SECRET|KEY|PASSWORD", re.IGNORECASE)
+
+
+def is_secret_name(name: str) -> bool:
+    """True for names like HF_TOKEN (and not TOKENIZERS_PARALLELISM), CLIENT_SECRET, AWS_ACCESS_KEY_ID and PGPASSWORD."""
+    return _SECRET.search(name) is not None
+
+
+def masked(variables: Mapping[str, str], secrets: Collection[str] = ()) -> dict[str, str]:
+    """The variables to be shown: the values of `secrets`, and of names that look like secrets, are replaced by `***`."""
+    return {name: MASK if name in secrets or is_secret_name(name) else value for name, value in variables.items()}

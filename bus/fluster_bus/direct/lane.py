@@ -30,12 +30,9 @@ from fluster_bus.core.errors import (
     MessageTooLargeError,
 )
 from fluster_bus.direct import wire
-from fluster_bus.direct.dialler import Dialler
-from fluster_bus.direct.eagerness import Eagerness
-from fluster_bus.direct.line import Line
+from fluster_bus.direct.line import Dialler, Line
 from fluster_bus.direct.pulse import PingTiming, Pulse
-from fluster_bus.direct.turns import Naps, OnTurn, Turns
-from fluster_bus.direct.waker import Waker
+from fluster_bus.direct.waiting import Eagerness, Naps, OnTurn, Turns, Waker
 from fluster_bus.direct.wire import Info, NumberedDelivery, Ping, Pong, ProtocolError, Refusal, Said
 
 log = logging.getLogger(__name__)

@@ -6,9 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from fluster_bus.direct.eagerness import Eagerness
 from fluster_bus.direct.lane import Lane
-from fluster_bus.direct.waker import Waker
+from fluster_bus.direct.waiting import Eagerness, Waker
 from fluster_bus.running.blocked_waits import LOOK_S, wait_seeing_signals
 
 

@@ -1,22 +1,23 @@
-"""One blocking connection to one nats-server, from its handshake to its loss."""
+"""One blocking connection to one nats-server, from its handshake to its loss; and to which of its servers a connection is made."""
 
 from __future__ import annotations
 
+import random
 import select
 import socket
 import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
 from fluster_bus.access.address import BusAddress
-from fluster_bus.access.tls import check_offer, client_context, handshake_error
+from fluster_bus.access.tls import HandshakeError, check_offer, client_context, handshake_error, is_address
+from fluster_bus.core.errors import AddressError, BusError, ConnectError, CredentialsError, UntrustedServerError
 from fluster_bus.direct import wire
-from fluster_bus.direct.eagerness import Eagerness
-from fluster_bus.direct.waker import Waker
+from fluster_bus.direct.waiting import Eagerness, Waker
 from fluster_bus.direct.wire import Info, NumberedDelivery, Parser, Pong, ProtocolError, Refusal, Said
 
 S = TypeVar("S", Info, Pong)
@@ -255,3 +256,56 @@ def _expect(sock: socket.socket, parser: Parser[NumberedDelivery], deadline: flo
 
 def _milliseconds(timeout_s: float | None) -> float | None:
     return None if timeout_s is None else max(timeout_s, 0.0) * 1000
+
+
+_random = random.Random()  # not the one that programs seed: connections are made in threads of their own
+
+_TIMEOUT_S = 2.0  # for each server
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+
+
+class Dialler:
+    """Of one connection, which is known to its servers by `name`. They tell of others that are in their cluster."""
+
+    def __init__(self, address: BusAddress, name: str) -> None:
+        self._address = address
+        self._name = name
+        self._servers = list(address.servers)
+        self._tls_names: dict[
+            str, str | None
+        ] = {}  # {server: whose certificate it shows, if it was told of by its address alone}
+        self._pause_s = _FIRST_PAUSE_S
+
+    def attempts(self) -> Iterator[Line | BusError]:
+        """Try one server after the other, in an order of chance: the line, with which it ends, or why there is none."""
+        for server in _random.sample(self._servers, len(self._servers)):
+            try:
+                line = Line.dial(
+                    server, self._address, self._name, timeout_s=_TIMEOUT_S, tls_name=self._tls_names.get(server)
+                )
+            except RefusedError as error:
+                yield CredentialsError(f"{self._address} refused the credentials: {error}")
+            except HandshakeError as error:
+                yield UntrustedServerError(str(error))
+            except AddressError as error:  # its certificates are damaged
+                yield error
+            except (OSError, ProtocolError) as error:
+                yield ConnectError(f"no nats-server answers at {server}: {str(error) or type(error).__name__}")
+            else:
+                self._pause_s = _FIRST_PAUSE_S
+                self._learn(line, server)
+                yield line
+                return
+
+    def _learn(self, line: Line, server: str) -> None:
+        scheme = self._servers[0].partition("://")[0]
+        others = [f"{scheme}://{each}" for each in line.info.get("connect_urls", ())]
+        name = self._tls_names.get(server) or urlsplit(server).hostname
+        # Servers tell of each other by addresses, and certificates are for names: one of the group shows that of the group.
+        self._tls_names = {each: name for each in others if is_address(urlsplit(each).hostname or "")}
+        self._servers = list(dict.fromkeys([*self._address.servers, *others]))
+
+    def next_pause_s(self) -> float:
+        """How long to rest before the next attempts: about twice as long each time, until there is a line."""
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        return pause_s * _random.uniform(0.75, 1.25)

@@ -1,8 +1,17 @@
 """Every message that travels as JSON, one frozen model each."""
 
 from fluster_bus.core.names import EndpointId, JobId, Namespace, WorkerId
-from fluster_bus.messages.actors import ActorSeat, HandledCalls, KeptAnswer, SavedState, TrimCalls
-from fluster_bus.messages.endpoints import Endpoint
+from fluster_bus.messages.endpoints import (
+    ActorSeat,
+    Endpoint,
+    EndpointList,
+    EndpointQuery,
+    HandledCalls,
+    KeptAnswer,
+    SavedState,
+    TrimCalls,
+    UnregisterRequest,
+)
 from fluster_bus.messages.jobs import (
     Entrypoint,
     JobDetails,
@@ -14,7 +23,6 @@ from fluster_bus.messages.jobs import (
     TaskResult,
     TaskStatus,
 )
-from fluster_bus.messages.leaders import Fence, Leader
 from fluster_bus.messages.logs import LogBatch, LogLine
 from fluster_bus.messages.namespaces import NamespaceQuota, NamespaceRecord, NamespaceState
 from fluster_bus.messages.parts.environments import EnvironmentConfig, create_environment
@@ -22,11 +30,18 @@ from fluster_bus.messages.parts.images import UsedImage
 from fluster_bus.messages.parts.model import Message
 from fluster_bus.messages.parts.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig, parse_size
 from fluster_bus.messages.parts.tpu import TPU_TOPOLOGIES, TpuTopologyInfo, tpu_topology
-from fluster_bus.messages.records import Event, JobRecord, RefusedJob, Replacement, TaskRecord, Transition
+from fluster_bus.messages.records import (
+    Event,
+    Fence,
+    JobRecord,
+    Leader,
+    RefusedJob,
+    Replacement,
+    TaskRecord,
+    Transition,
+)
 from fluster_bus.messages.requests import (
     Done,
-    EndpointList,
-    EndpointQuery,
     ExplainReply,
     ExplainRequest,
     FlushRequest,
@@ -40,7 +55,6 @@ from fluster_bus.messages.requests import (
     StatusRequest,
     TerminateReply,
     TerminateRequest,
-    UnregisterRequest,
 )
 from fluster_bus.messages.worker_service import (
     AttemptList,

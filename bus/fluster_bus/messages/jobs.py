@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,15 +13,13 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fluster_bus.core import codec
-from fluster_bus.core.names import JobId, Namespace, WorkerId, check_name
-from fluster_bus.core.secret_names import masked
+from fluster_bus.core.names import JobId, Namespace, WorkerId, check_name, masked
 from fluster_bus.messages.parts.arrays import TaskArray, number_in
 from fluster_bus.messages.parts.environments import EnvironmentConfig
 from fluster_bus.messages.parts.images import UsedImage
 from fluster_bus.messages.parts.model import Message, is_carried
 from fluster_bus.messages.parts.origin import Origin
 from fluster_bus.messages.parts.resources import ResourceConfig
-from fluster_bus.running.callables import is_generator
 
 MAX_REPLICAS = 10_000
 MAX_AFTER = 1_000
@@ -57,6 +57,14 @@ def _words(text: str) -> list[str]:
         return text.split()
 
 
+def _is_generator(function: Callable[..., Any]) -> bool:
+    """Whether calling it runs none of its code, and gives a generator, or an asynchronous one, that would."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    candidates = (function, getattr(type(function), "__call__", None))  # noqa: B004 - what a call of it runs is asked for
+    return any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in candidates)
+
+
 class Entrypoint(Message):
     """What a task runs: a command, or a callable with its arguments.
 
@@ -83,7 +91,7 @@ class Entrypoint(Message):
         function = data["callable"]
         if not callable(function):  # as is everything that JSON can say
             raise ValueError(f"callable={function!r} cannot be called: pass the function itself, without ()")
-        if is_generator(function):
+        if _is_generator(function):
             name = getattr(function, "__qualname__", repr(function))
             raise TypeError(
                 f"callable={name} is a generator: calling it would run none of its code; pass a function that returns, with "
@@ -392,7 +400,7 @@ class JobInfo(Message):
 
     def _repr_html_(self) -> str:
         """What notebooks show."""
-        from fluster_bus.messages.job_view import job_view
+        from fluster_bus.messages.notebook import job_view
 
         return job_view(self)
 

@@ -1,4 +1,4 @@
-"""What workers and the controller tell each other."""
+"""What workers and the controller tell each other, also when a machine becomes a worker by a join token."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fluster_bus.core.names import JobId, Namespace, WorkerId
 from fluster_bus.messages.jobs import Progress
 from fluster_bus.messages.nodes import NodeInfo
 from fluster_bus.messages.parts.counted import CountsField
-from fluster_bus.messages.parts.labels import from_words
 from fluster_bus.messages.parts.model import Message
+from fluster_bus.messages.parts.resources import from_words
 from fluster_bus.messages.parts.wire_range import WireRange
 from fluster_bus.messages.records import TaskRecord
 
@@ -161,3 +161,56 @@ class WorkerList(Message):
 
     workers: tuple[WorkerStatus, ...] = ()
     more: bool = False  # there are others after these
+
+
+JOIN_REFUSED = "JoinRefused"  # the code of the error
+MAX_NAMESPACES = 64  # of a token
+MAX_USES = 1_000
+_Text = Annotated[str, Field(max_length=256)]
+
+
+class JoinRequest(Message):
+    """Who would like to be the worker of this id. Keys are public: whoever asks has made them, and keeps the seeds."""
+
+    worker_id: _Text
+    key: _Text
+    job_keys: Annotated[Mapping[_Text, _Text], Field(max_length=MAX_NAMESPACES)]  # {namespace: of what its jobs get}
+
+
+class JoinReply(Message):
+    """Signed tokens for the keys of a JoinRequest."""
+
+    worker: str
+    jobs: Mapping[str, str]  # {namespace: of its jobs}
+
+
+class JoinTokenRecord(Message):
+    """What a join token is good for, and who has used it. It holds no secret. Times are Unix times in seconds."""
+
+    token_id: str
+    namespaces: tuple[str, ...]
+    uses: int
+    expires_at: float
+    used_by: Mapping[str, str] = Field(default_factory=dict)  # {public key of a worker: its id}
+
+
+class JoinedWorker(Message):
+    """Whose the id of a worker is that joined by a token."""
+
+    worker_id: str
+    token_id: str
+    key: str
+    job_keys: Mapping[str, str]  # {namespace: public key}
+    joined_at: float
+    revoked_at: float | None = None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All that was signed for it, its jobs' too."""
+        return (self.key, *self.job_keys.values())
+
+
+class IssuedWorkers(Message):
+    """The names of workers and of the cluster's own users whose credentials were made by hand: nobody can join by one of them."""
+
+    names: tuple[str, ...] = ()

@@ -21,15 +21,117 @@ import itertools
 import mmap
 import os
 import secrets
+import struct
 import threading
 import time
+from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
+from fluster_bus.core.errors import InvalidMessageError
 from fluster_bus.payloads.pickles import Pickled
-from fluster_bus.payloads.references import Reference, layout
-from fluster_bus.payloads.spans import Spans
+
+LENT = b"\x01"  # the first byte
+_ALIGNMENT = 64  # of each piece, as arrays like it
+_FIXED = struct.Struct("<cII16sIQQI")
+_MAX_BYTES = 1 << 47  # there is no more memory that a process could name
+_MAX_NUMBER = (1 << 31) - 1
+
+
+class Reference(NamedTuple):
+    """A pickle, and the buffers beside it, in a process's arena."""
+
+    pid: int
+    fd: int  # of the arena, in that process
+    arena: bytes  # its name, 16 random bytes
+    slot: int  # of the table by which sender and receivers know how it is used
+    generation: int  # what the slot says as long as the payload is there
+    start: int
+    sizes: tuple[int, ...]  # of the pickle, and of each buffer
+
+    def encode(self) -> bytes:
+        fixed = _FIXED.pack(LENT, *self[:6], len(self.sizes))
+        return fixed + struct.pack(f"<{len(self.sizes)}Q", *self.sizes)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """The reference in a message. Raises InvalidMessageError."""
+        try:
+            mark, pid, fd, arena, slot, generation, start, count = _FIXED.unpack_from(data)
+            sizes = struct.unpack(f"<{count}Q", data[_FIXED.size :]) if 8 * count == len(data) - _FIXED.size else ()
+        except struct.error as error:
+            raise InvalidMessageError(f"{data[:100].hex()} is not a reference to a payload: {error}") from error
+        possible = 0 < pid <= _MAX_NUMBER and fd <= _MAX_NUMBER and generation > 0 and start < _MAX_BYTES
+        if mark != LENT or not sizes or not possible or sum(sizes) > _MAX_BYTES:
+            raise InvalidMessageError(f"{data[:100].hex()} is not a reference to a payload")
+        return cls(pid, fd, arena, slot, generation, start, sizes)
+
+    def pieces(self) -> tuple[list[int], int]:
+        """Where each piece begins, counted from `start`, and where the last ends."""
+        return layout(self.sizes)
+
+
+def layout(sizes: Sequence[int], start: int = 0) -> tuple[list[int], int]:
+    """Where each piece begins when they lie behind each other from `start` on, and where the last ends."""
+    offsets = []
+    end = start
+    for size in sizes:
+        begin = -(-end // _ALIGNMENT) * _ALIGNMENT
+        offsets.append(begin)
+        end = begin + size
+    return offsets, end
+
+
+PAGE_BYTES = 4096
+
+
+class Spans:
+    """The room from 0 to `size`, in whole pages. The lowest piece that fits is given away: what was touched is used again."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size // PAGE_BYTES * PAGE_BYTES
+        self._free: list[tuple[int, int]] = (
+            [(0, self.size)] if self.size else []
+        )  # (start, end), in order, never adjacent
+
+    def take(self, size: int) -> int | None:
+        """Where there are `size` bytes, at the start of a page; None when they are nowhere in one piece."""
+        wanted = _whole_pages(size)
+        for place, (start, end) in enumerate(self._free):
+            if end - start >= wanted:
+                if end - start == wanted:
+                    del self._free[place]
+                else:
+                    self._free[place] = (start + wanted, end)
+                return start
+        return None
+
+    def give_back(self, start: int, size: int) -> None:
+        """Have what `take(size)` gave at `start` be free again."""
+        end = start + _whole_pages(size)
+        place = bisect_left(self._free, (start, end))
+        before = self._free[place - 1] if place else None
+        after = self._free[place] if place < len(self._free) else None
+        if (before and before[1] > start) or (after and after[0] < end) or start < 0 or end > self.size:
+            raise AssertionError(f"{start}-{end} is given back, and is free already: {before}, {after}")
+        if before and before[1] == start:
+            start, place = before[0], place - 1
+            del self._free[place]
+        if after and after[0] == end:
+            end = after[1]
+            del self._free[place]
+        self._free.insert(place, (start, end))
+
+    def free(self) -> list[tuple[int, int]]:
+        """The free pieces as (start, end), in order."""
+        return list(self._free)
+
+
+def _whole_pages(size: int) -> int:
+    return max(-(-size // PAGE_BYTES), 1) * PAGE_BYTES
+
 
 SLOTS = 4096
 ENTRY = 2  # numbers of a slot: its generation (0: not lent), and 1 once a receiver has taken it

@@ -21,10 +21,9 @@ from typing import Any
 
 from fluster_bus.core.errors import InvalidMessageError, PayloadLostError
 from fluster_bus.messages import parse_size
-from fluster_bus.payloads.arena import Arena, Lent, Span
+from fluster_bus.payloads.arena import Arena, Lent, Reference, Span
 from fluster_bus.payloads.mappings import Mapping, Mappings
 from fluster_bus.payloads.pickles import Pickled
-from fluster_bus.payloads.references import Reference
 
 log = logging.getLogger(__name__)
 

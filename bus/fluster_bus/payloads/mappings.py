@@ -13,8 +13,7 @@ from collections import deque
 from pathlib import Path
 
 from fluster_bus.core.errors import PayloadLostError
-from fluster_bus.payloads.arena import ENTRY, SEALS, SLOTS, TABLE_BYTES, file_name
-from fluster_bus.payloads.references import Reference
+from fluster_bus.payloads.arena import ENTRY, SEALS, SLOTS, TABLE_BYTES, Reference, file_name
 
 _UNUSED_S = 30.0  # after which a mapping is closed: what its sender has freed counts as memory as long as it is open
 

@@ -21,9 +21,8 @@ from typing import Any, ClassVar
 
 from fluster_bus.core.errors import InvalidMessageError
 from fluster_bus.payloads import arenas, pickles
-from fluster_bus.payloads.arena import Lent
+from fluster_bus.payloads.arena import LENT, Lent, Reference, layout
 from fluster_bus.payloads.pickles import LARGE_BYTES, Pickled
-from fluster_bus.payloads.references import LENT, Reference, layout
 from fluster_bus.storage.objects import ObjectStore
 
 _PICKLE, _LENT, _JOINED, _STORED = 0x80, 0x01, 0x02, 0x03

@@ -8,7 +8,7 @@ from pickle import PickleBuffer
 from typing import Any, NamedTuple
 
 from fluster_bus.core import codec
-from fluster_bus.core.by_value import ByValuePickler
+from fluster_bus.core.codec import ByValuePickler
 
 # Of a buffer that travels beside the pickle; smaller ones are part of it, as they are of any pickle.
 LARGE_BYTES = 32 << 10

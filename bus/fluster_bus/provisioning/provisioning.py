@@ -28,8 +28,14 @@ from fluster_bus.core.stream_bounds import (
     shares,
     stream_of,
 )
-from fluster_bus.provisioning.replication import NoRoomError, Replication, TooFewServersError, placement_error
-from fluster_bus.provisioning.store_room import store_room, try_room
+from fluster_bus.provisioning.replication import (
+    NoRoomError,
+    Replication,
+    TooFewServersError,
+    placement_error,
+    store_room,
+    try_room,
+)
 from fluster_bus.provisioning.stream_configs import (
     PER_SUBJECT,
     WantedStream,
@@ -37,7 +43,7 @@ from fluster_bus.provisioning.stream_configs import (
     submit_stream,
     system_streams,
 )
-from fluster_bus.running.retries import retried
+from fluster_bus.running.coroutines import retried
 from fluster_bus.storage.store_errors import store_error
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from nats.js.api import (
 )
 
 from fluster_bus.core import subjects
-from fluster_bus.core.object_kinds import BUNDLES, PAYLOADS, REQUESTS, ObjectKind
 from fluster_bus.core.stream_bounds import (
+    BUNDLES,
     CALLS_KEPT_S,
     CONTROLLERS_BYTES,
     HISTORY_KEPT_S,
@@ -25,16 +25,18 @@ from fluster_bus.core.stream_bounds import (
     MAX_SECRETS,
     MAX_SUBMISSION_BYTES,
     NAMESPACES_BYTES,
+    PAYLOADS,
+    REQUESTS,
     RESULTS_KEPT_S,
     SECRETS_KEPT_S,
     SUBMITTED_BYTES,
     WORKERS_BYTES,
     NamespaceBounds,
+    ObjectKind,
     submissions_of,
 )
 from fluster_bus.storage.objects import CHUNK_BYTES, MAX_MESSAGES
-from fluster_bus.storage.results import RESULT_CHUNK_BYTES
-from fluster_bus.storage.secret_store import MAX_SECRETS_BYTES
+from fluster_bus.storage.stored_messages import MAX_SECRETS_BYTES, RESULT_CHUNK_BYTES
 
 PER_SUBJECT = "max_msgs_per_subject"
 _DUPLICATES_S = 120  # how long the server remembers a Nats-Msg-Id

@@ -1,12 +1,11 @@
-"""The event loop of every process and thread here."""
+"""The event loop of every process and thread here, and the standard streams that it may take over."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-
-from fluster_bus.running.standard_streams import open_closed_streams
 
 if TYPE_CHECKING:
     import asyncio
@@ -22,3 +21,17 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
     open_closed_streams()
     return uvloop.new_event_loop
+
+
+def open_closed_streams() -> None:
+    """What the shell closed (`<&-`, `>&-`) is nothing to read from or write to.
+
+    Else other files get its number: what is printed goes there, and libuv ends a process that closes one of these itself.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
+            if getattr(sys, name) is None:
+                setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))

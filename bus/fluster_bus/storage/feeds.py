@@ -29,7 +29,7 @@ from fluster_bus.core.errors import (
     StreamNotFoundError,
 )
 from fluster_bus.core.fault_log import FaultLog
-from fluster_bus.running.time_slices import TimeSlices
+from fluster_bus.running.coroutines import TimeSlices
 
 if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus

@@ -29,8 +29,7 @@ from fluster_bus.core.errors import (
     ObjectNotFoundError,
     ObjectTooLargeError,
 )
-from fluster_bus.core.object_kinds import BUNDLES, ObjectKind
-from fluster_bus.core.stream_bounds import BUDGET_SETTING, SURE_OBJECT_BYTES
+from fluster_bus.core.stream_bounds import BUDGET_SETTING, BUNDLES, SURE_OBJECT_BYTES, ObjectKind
 from fluster_bus.messages.parts.model import Message
 from fluster_bus.messages.parts.wire_range import SPOKEN
 from fluster_bus.messages.requests import NamespaceReply, NamespaceRequest

@@ -1,25 +1,34 @@
-"""Messages of a stream that are written and read one by one, so that nobody needs the right to make consumers."""
+"""Messages of a stream that are written and read one by one, so that no client needs the right to make consumers.
+
+The results of jobs and their secrets are kept so.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from fluster_bus.core import subjects
 from fluster_bus.core.errors import (
+    BusError,
     DisconnectedError,
     NoRespondersError,
+    ObjectCorruptError,
+    ObjectNotFoundError,
     RequestTimeoutError,
     StorageError,
     StreamNotFoundError,
 )
-from fluster_bus.running.retries import retried
+from fluster_bus.core.stream_bounds import SECRETS_KEPT_S
+from fluster_bus.running.coroutines import retried
 from fluster_bus.storage.tables import sequence_of_ack
 
 if TYPE_CHECKING:
+    from fluster_bus.connection.bus import Bus
     from fluster_bus.connection.carrier import Carrier
     from fluster_bus.core.delivery import Delivery
 
@@ -88,3 +97,120 @@ async def side_by_side(calls: Iterable[Awaitable[T]]) -> list[T]:
         if isinstance(outcome, BaseException):
             raise outcome
     return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+
+
+RESULT_CHUNK_BYTES = 512 << 10
+_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class ResultStore:
+    """What the callables of a namespace's jobs returned: bytes that workers store for its clients to read.
+
+    A result is a row of chunks, messages named by job, task, attempt and number. Only workers may write them, so what a
+    client unpickles is what a job of its own namespace returned. How many there are is in the task's record.
+    """
+
+    bus: Bus
+    namespace: str
+
+    @property
+    def _messages(self) -> StoredMessages:
+        return StoredMessages(self.bus, subjects.results_stream(self.namespace))
+
+    async def put(self, job_id: str, task: int, attempt: int, chunks: Iterable[bytes]) -> None:
+        """Store the chunks, each of RESULT_CHUNK_BYTES but for the last; doing it again changes nothing.
+
+        Raises StorageError, BusError.
+        """
+        for number, chunk in enumerate(chunks):
+            await self._messages.append(subjects.result_part(self.namespace, job_id, task, attempt, number), chunk)
+
+    async def get(self, job_id: str, task: int, attempt: int, size: int) -> bytes:
+        """The `size` bytes that were put. Raises ObjectNotFoundError, ObjectCorruptError, StorageError, BusError."""
+        count = -(-size // RESULT_CHUNK_BYTES)
+        chunks: list[bytes] = []
+        for start in range(0, count, _AT_ONCE):
+            numbers = range(start, min(start + _AT_ONCE, count))
+            chunks += await side_by_side(self._chunk(job_id, task, attempt, number) for number in numbers)
+        data = b"".join(chunks)
+        if len(data) != size:
+            raise ObjectCorruptError(
+                f"the result of task {task} of job {job_id} has {len(data):,} bytes, not the {size:,} of its record"
+            )
+        return data
+
+    async def remove(self, job_id: str) -> None:
+        """Remove all results of a job. Only whoever may change streams can. Raises BusError."""
+        request = json.dumps({"filter": subjects.results_of_job(self.namespace, job_id)}).encode()
+        await self.bus.request(subjects.stream_purge(subjects.results_stream(self.namespace)), request)
+
+    async def _chunk(self, job_id: str, task: int, attempt: int, number: int) -> bytes:
+        found = await self._messages.last(subjects.result_part(self.namespace, job_id, task, attempt, number))
+        if found is None:
+            raise ObjectNotFoundError(
+                f"the result of task {task} of job {job_id} is not kept any longer: results are kept for "
+                "7 days (FLUSTER_RESULTS_KEPT_S of the controller), or until newer ones take their room"
+            )
+        return found.data
+
+
+MAX_SECRETS_BYTES = 64 << 10  # of one job
+_REMOVAL_TIMEOUT_S = 600.0  # after a long absence of the bus they go with the rest, by their age
+
+
+@dataclass(frozen=True)
+class SecretStore:
+    """The secrets of the jobs of a namespace, by how their submission is named.
+
+    They are written by the program that submits the job, read by workers alone, and removed when the job ends.
+    """
+
+    bus: Bus
+    namespace: str
+
+    def name_of(self, submission: str) -> str:
+        """The subject of those of one job; it does not tell whose they are."""
+        return subjects.secrets(self.namespace, hashlib.blake2s(submission.encode(), digest_size=16).hexdigest())
+
+    async def put(self, submission: str, values: Mapping[str, str]) -> None:
+        """Store {variable: value} of one job; doing it again changes nothing. Raises StorageError, BusError."""
+        await self._messages.append(self.name_of(submission), json.dumps(dict(values)).encode())
+
+    async def get(self, submission: str) -> dict[str, str]:
+        """What was put. Only services can. Raises ObjectNotFoundError, StorageError, BusError."""
+        found = await self._messages.last(self.name_of(submission))
+        values = json.loads(found.data) if found is not None else None
+        if not isinstance(values, dict):
+            raise ObjectNotFoundError(
+                f"its secrets are not kept any more: they go when a job ends, or after a time, {SECRETS_KEPT_S / 86_400:g} days "
+                "unless the cluster is set to another; submit it again"
+            )
+        return {str(name): str(value) for name, value in values.items()}
+
+    async def remove(self, submission: str) -> None:
+        """Remove those of one job. Only services can. Raises BusError."""
+        await self.remove_named(self.name_of(submission))
+
+    async def remove_named(self, name: str) -> None:
+        """The same, by the name under which they are kept. Raises BusError."""
+        request = json.dumps({"filter": name}).encode()
+        await self.bus.request(subjects.stream_purge(subjects.secrets_stream(self.namespace)), request)
+
+    async def names(self) -> set[str]:
+        """Under which names there are some. Only services can ask. Raises BusError."""
+        stream = subjects.secrets_stream(self.namespace)
+        request = json.dumps({"subjects_filter": subjects.secrets(self.namespace)}).encode()
+        told = json.loads((await self.bus.request(subjects.stream_info(stream), request)).data)
+        if "error" in told:
+            raise StorageError(f"stream {stream} tells nothing of itself: {told['error'].get('description')}")
+        return set(told["state"].get("subjects") or ())
+
+    @property
+    def _messages(self) -> StoredMessages:
+        return StoredMessages(self.bus, subjects.secrets_stream(self.namespace))
+
+
+async def remove_secrets(store: SecretStore, submission: str) -> None:
+    """Remove those of one job, once the bus lets them be removed."""
+    await retried(lambda _left_s: store.remove(submission), on=(BusError,), timeout_s=_REMOVAL_TIMEOUT_S)

@@ -15,14 +15,11 @@ from fluster_bus.core.errors import (
     StorageTimeoutError,
     StreamNotFoundError,
 )
-from fluster_bus.messages.actors import ActorSeat, HandledCalls, SavedState
-from fluster_bus.messages.endpoints import Endpoint
-from fluster_bus.messages.joins import IssuedWorkers, JoinedWorker, JoinTokenRecord
-from fluster_bus.messages.leaders import Fence, Leader
+from fluster_bus.messages.endpoints import ActorSeat, Endpoint, HandledCalls, SavedState
 from fluster_bus.messages.namespaces import NamespaceRecord
 from fluster_bus.messages.parts.model import Message
-from fluster_bus.messages.records import JobRecord, TaskRecord
-from fluster_bus.messages.workers import WorkerInfo
+from fluster_bus.messages.records import Fence, JobRecord, Leader, TaskRecord
+from fluster_bus.messages.workers import IssuedWorkers, JoinedWorker, JoinTokenRecord, WorkerInfo
 from fluster_bus.storage.tables import Table, sequence_of_ack
 
 if TYPE_CHECKING:

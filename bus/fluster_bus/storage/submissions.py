@@ -17,8 +17,8 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from fluster_bus.core import subjects
 from fluster_bus.core.errors import DisconnectedError
-from fluster_bus.messages.submissions import StoredRequest
-from fluster_bus.running.retries import retried
+from fluster_bus.messages.requests import StoredRequest
+from fluster_bus.running.coroutines import retried
 from fluster_bus.storage.store_errors import store_error
 from fluster_bus.storage.submitting import forget_request, read_request
 

@@ -14,12 +14,10 @@ from fluster_bus.core.errors import (
     NoRespondersError,
     ObjectNotFoundError,
 )
-from fluster_bus.core.object_kinds import PAYLOADS, REQUESTS
-from fluster_bus.core.stream_bounds import MAX_INLINE_BYTES
+from fluster_bus.core.stream_bounds import MAX_INLINE_BYTES, PAYLOADS, REQUESTS
 from fluster_bus.messages.jobs import JobRequest
 from fluster_bus.messages.parts.wire_range import SPOKEN
-from fluster_bus.messages.requests import NamespaceReply, NamespaceRequest
-from fluster_bus.messages.submissions import StoredRequest
+from fluster_bus.messages.requests import NamespaceReply, NamespaceRequest, StoredRequest
 from fluster_bus.storage.objects import CHUNK_BYTES, ObjectStore
 from fluster_bus.storage.streams import append_data
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from fluster_bus.access.address import BusAddress, write_private
-from fluster_bus.access.claims import read_user_token
 from fluster_bus.access.keys import Key, KeyKind
+from fluster_bus.access.signed_credentials import read_user_token
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core import subjects
 from fluster_bus.core.errors import CredentialsError, FlusterError
 from fluster_bus.core.names import check_name, check_namespace
-from fluster_bus.messages.joins import JoinReply, JoinRequest
+from fluster_bus.messages.workers import JoinReply, JoinRequest
 
 _PREFIX = "fluster-join-"
 _MAX_BYTES = 1 << 16

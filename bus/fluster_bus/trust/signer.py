@@ -1,16 +1,28 @@
-"""Signs the tokens of users of one role. What they may do is the role's, and stands in the token of the account."""
+"""Signs the tokens of users of one role. What they may do is the role's, and stands in the token of the account.
+
+Controllers admit workers by such keys, in a file: those of the roles `worker` and `job`, and of no other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import os
+import stat
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fluster_bus.access.claims import NAMESPACE_TAG, read_user_token
-from fluster_bus.access.keys import Key
-from fluster_bus.core.errors import InvalidNameError
+from fluster_bus.access.address import write_private
+from fluster_bus.access.keys import Key, KeyKind
+from fluster_bus.access.signed_credentials import NAMESPACE_TAG, read_user_token
+from fluster_bus.core.errors import CredentialsError, InvalidNameError
 from fluster_bus.core.names import check_name, check_namespace
 from fluster_bus.core.roles import Role
 from fluster_bus.trust.tokens import user_token
+
+if TYPE_CHECKING:
+    from fluster_bus.trust.authority import Authority
 
 _ROLE_TAG = "role"
 
@@ -60,3 +72,36 @@ class Signer:
         identity = Identity(self.role, name, tuple(dict.fromkeys(namespaces)))
         tags = [f"{_ROLE_TAG}:{self.role}", *(f"{NAMESPACE_TAG}:{each}" for each in identity.namespaces)]
         return user_token(self.key, user, name=name, account=self.account, tags=tags, expires_at=expires_at)
+
+
+ADMITTED_ROLES = (Role.WORKER, Role.JOB)
+_MAX_BYTES = 1 << 16
+_REMEDY = "take the file that `fluster token keys` wrote"
+
+
+def write_signing_keys(authority: Authority, path: Path) -> None:
+    """Write the keys to a file that only its owner can read. Raises AddressError."""
+    signers = [authority.signer(role) for role in ADMITTED_ROLES]
+    keys = {str(each.role): each.key.seed for each in signers}
+    write_private(path, json.dumps({"account": signers[0].account, "keys": keys}, indent=2) + "\n")
+
+
+def read_signing_keys(path: Path) -> Mapping[Role, Signer]:
+    """The signers of such a file. Raises CredentialsError."""
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            data = file.read(_MAX_BYTES)
+    except OSError as error:
+        raise CredentialsError(f"the signing keys in {path} cannot be read: {error.strerror}") from error
+    if os.name == "posix" and mode & 0o077:
+        raise CredentialsError(f"others may read the signing keys in {path} (mode {mode:o}): run `chmod 600 {path}`")
+    try:
+        told = json.loads(data)
+        account, seeds = str(told["account"]), {role: str(told["keys"][str(role)]) for role in ADMITTED_ROLES}
+    except (ValueError, KeyError, TypeError) as error:
+        raise CredentialsError(f"the file {path} holds no signing keys: {_REMEDY}") from error
+    signers = {role: Signer(role, Key(seed), account) for role, seed in seeds.items()}
+    if any(each.key.kind is not KeyKind.ACCOUNT for each in signers.values()):
+        raise CredentialsError(f"the file {path} holds keys of another kind: {_REMEDY}")
+    return signers

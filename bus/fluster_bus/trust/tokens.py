@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fluster_bus.access.keys import Key
-from fluster_bus.configuration.store_exports import Export
+from fluster_bus.configuration.grants import Export
 from fluster_bus.core.roles import Permissions
 
 _VERSION = 2

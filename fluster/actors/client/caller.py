@@ -44,7 +44,7 @@ from fluster.errors import ActorTimeoutError, MailboxFullError
 from fluster_bus.connection.bus import Bus
 from fluster_bus.connection.carrier import Carrier
 from fluster_bus.core.errors import BusError, DisconnectedError, MessageTooLargeError
-from fluster_bus.core.object_kinds import PAYLOADS
+from fluster_bus.core.stream_bounds import PAYLOADS
 from fluster_bus.messages import JobId, JobInfo
 from fluster_bus.storage.objects import ObjectStore
 from fluster_bus.storage.registry import Registry

@@ -28,9 +28,9 @@ from fluster_bus.access.address import BusAddress
 from fluster_bus.core import codec, subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.errors import BusError, InvalidMessageError
-from fluster_bus.direct.eagerness import Eagerness
 from fluster_bus.direct.lane import Lane
 from fluster_bus.direct.lane_readers import LaneReaders
+from fluster_bus.direct.waiting import Eagerness
 from fluster_bus.payloads import payloads
 from fluster_bus.payloads.arena import Lent
 

@@ -13,8 +13,7 @@ from fluster.actors.definition.context import ActorContext
 from fluster.actors.definition.hook_names import HOOKS
 from fluster.actors.protocol.codecs import CODECS, PICKLE
 from fluster.actors.protocol.windows import Window
-from fluster_bus.core.names import check_name
-from fluster_bus.core.near_names import near
+from fluster_bus.core.names import check_name, near
 
 if TYPE_CHECKING:
     from fluster_bus.messages import EnvironmentConfig, ResourceConfig

@@ -12,7 +12,7 @@ from fluster.errors import ActorDiedError, ActorNotFoundError
 from fluster_bus.connection.carrier import Carrier
 from fluster_bus.core import subjects
 from fluster_bus.core.errors import BusError
-from fluster_bus.core.near_names import near
+from fluster_bus.core.names import near
 from fluster_bus.messages import JobId, JobInfo, StatusReply, StatusRequest
 from fluster_bus.storage.registry import Registry
 

@@ -36,8 +36,7 @@ from fluster.cluster import AsyncCluster
 from fluster.cluster.ownership.ownership import release
 from fluster.errors import ActorTimeoutError
 from fluster.tracing import announce, begin_call, end_with
-from fluster_bus.core.names import check_name
-from fluster_bus.core.near_names import near
+from fluster_bus.core.names import check_name, near
 from fluster_bus.messages import JobId, LogLine
 from fluster_bus.payloads import payloads
 

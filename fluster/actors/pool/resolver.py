@@ -9,7 +9,7 @@ from fluster.actors.pool.blocking_pool import ActorPool
 from fluster.actors.protocol.members import Member
 from fluster.cluster import Cluster
 from fluster.errors import ActorNotFoundError
-from fluster_bus.core.near_names import near
+from fluster_bus.core.names import near
 
 
 class Resolver(Protocol):

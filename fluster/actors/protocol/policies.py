@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from fluster.actors.protocol.members import Member
-from fluster_bus.core.near_names import near
+from fluster_bus.core.names import near
 
 _MOST_KEYS = 10_000  # whose members are remembered
 

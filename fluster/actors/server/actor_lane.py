@@ -26,7 +26,7 @@ from fluster_bus.access.address import BusAddress
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.errors import BusError, ClosedError, DisconnectedError
 from fluster_bus.direct.lane import Lane
-from fluster_bus.direct.waker import Waker
+from fluster_bus.direct.waiting import Waker
 
 T = TypeVar("T")
 

@@ -44,11 +44,11 @@ from fluster_bus.connection.carrier import Carrier, Interest
 from fluster_bus.connection.services_api import Announcement, ServedEndpoint
 from fluster_bus.core import subjects
 from fluster_bus.core.errors import BusError, NoRespondersError
-from fluster_bus.core.object_kinds import PAYLOADS
+from fluster_bus.core.stream_bounds import PAYLOADS
 from fluster_bus.core.version import VERSION
 from fluster_bus.messages import ActorSeat, Endpoint, EndpointId
 from fluster_bus.payloads import arenas
-from fluster_bus.running.retries import retried
+from fluster_bus.running.coroutines import retried
 from fluster_bus.storage.objects import ObjectStore
 from fluster_bus.storage.registry import LEASE_S
 

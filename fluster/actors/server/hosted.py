@@ -43,7 +43,7 @@ from fluster_bus.connection.services_api import EndpointCounts
 from fluster_bus.core import codec, subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.errors import InvalidMessageError
-from fluster_bus.core.near_names import near
+from fluster_bus.core.names import near
 from fluster_bus.payloads import payloads
 
 log = logging.getLogger(__name__)

@@ -86,7 +86,7 @@ def _of_typer(error: Any) -> str:
 
     near = [each for each in getattr(error, "possibilities", None) or () if each.startswith("--")]
     if near:
-        from fluster_bus.core.near_names import did_you_mean, near_names
+        from fluster_bus.core.names import did_you_mean, near_names
 
         return f"no such option: {error.option_name}{did_you_mean(near_names(error.option_name, near)[:1] or near)}"
     parameter = getattr(error, "param", None)

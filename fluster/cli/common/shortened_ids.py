@@ -75,7 +75,7 @@ def at_worker(cluster: Cluster, text: str, call: Callable[[WorkerId], T], *, in_
 
 def unknown_worker(cluster: Cluster, name: str) -> str | None:
     """What is to be said when no worker of that name is known; None when one is."""
-    from fluster_bus.core.near_names import no_worker_named
+    from fluster_bus.core.names import no_worker_named
 
     known = [worker.info.worker_id for worker in cluster.list_workers()]
     return None if name in known else no_worker_named(name, known)
@@ -83,7 +83,7 @@ def unknown_worker(cluster: Cluster, name: str) -> str | None:
 
 def _meant(text: str, known: Sequence[str]) -> str:
     """Which of `known`, the newest first, are like `text` or begin with something like it."""
-    from fluster_bus.core.near_names import did_you_mean, near_names
+    from fluster_bus.core.names import did_you_mean, near_names
 
     by_beginning = {each[: len(text)]: each for each in reversed(known)}
     return did_you_mean(by_beginning[beginning] for beginning in near_names(text, by_beginning))

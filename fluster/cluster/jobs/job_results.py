@@ -10,10 +10,10 @@ from fluster.remote_errors.restored_errors import restored
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core import codec
 from fluster_bus.core.errors import ObjectCorruptError, ObjectNotFoundError
-from fluster_bus.core.object_kinds import PAYLOADS
+from fluster_bus.core.stream_bounds import PAYLOADS
 from fluster_bus.messages import JobInfo, JobStatus, TaskResult, TaskStatus
 from fluster_bus.storage.objects import ObjectStore
-from fluster_bus.storage.results import ResultStore
+from fluster_bus.storage.stored_messages import ResultStore
 
 
 async def results_of(bus: Bus, info: JobInfo, task: int | None) -> Any:

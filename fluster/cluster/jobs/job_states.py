@@ -10,7 +10,7 @@ from fluster_bus.core import subjects
 from fluster_bus.core.errors import BusyError, DisconnectedError, NoRespondersError, RequestTimeoutError
 from fluster_bus.messages import JobId, JobInfo, JobStatus, Namespace, RefusedJob, StatusReply, StatusRequest
 from fluster_bus.messages.records import QUOTA_EXCEEDED
-from fluster_bus.running.retries import retried
+from fluster_bus.running.coroutines import retried
 
 UNANSWERED = (NoRespondersError, RequestTimeoutError, DisconnectedError, BusyError)
 

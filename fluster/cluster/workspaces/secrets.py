@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 
 from fluster_bus.messages import JobRequest
-from fluster_bus.storage.secret_store import MAX_SECRETS_BYTES
+from fluster_bus.storage.stored_messages import MAX_SECRETS_BYTES
 
 
 def check_secrets(requests: Iterable[JobRequest]) -> None:

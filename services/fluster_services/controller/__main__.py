@@ -45,7 +45,7 @@ def _config_from_environment() -> ControllerConfig:
 
 
 def _signers(file: str) -> Mapping[Role, Signer]:
-    from fluster_bus.trust.signing_keys import read_signing_keys
+    from fluster_bus.trust.signer import read_signing_keys
 
     try:
         return read_signing_keys(Path(file))

@@ -25,10 +25,9 @@ from fluster_bus.core.stream_bounds import NamespaceBounds
 from fluster_bus.messages import JobRecord, JobStatus, Look, Namespace, TaskRecord, WorkerId
 from fluster_bus.messages.namespaces import NamespaceRecord
 from fluster_bus.provisioning.replication import Replication
-from fluster_bus.running.retries import retried
-from fluster_bus.running.time_slices import TimeSlices
+from fluster_bus.running.coroutines import TimeSlices, retried
 from fluster_bus.storage.feeds import CaughtUp
-from fluster_bus.storage.secret_store import SecretStore, remove_secrets
+from fluster_bus.storage.stored_messages import SecretStore, remove_secrets
 from fluster_bus.storage.streams import workers_table
 from fluster_bus.storage.tables import Deleted, Row, Update
 from fluster_services import lifecycle

@@ -13,8 +13,7 @@ from typing import Protocol
 from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core.errors import BusError
-from fluster_bus.core.names import check_name, check_namespace, unique_name
-from fluster_bus.core.near_names import near
+from fluster_bus.core.names import check_name, check_namespace, near, unique_name
 from fluster_bus.messages import Capacity, Namespace, WorkerId, WorkerInfo
 from fluster_bus.storage.feeds import CaughtUp
 from fluster_bus.storage.streams import workers_table

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from fluster_bus.messages import Capacity, parse_size
-from fluster_bus.messages.parts.labels import as_words, check_labels
+from fluster_bus.messages.parts.resources import as_words, check_labels
 from fluster_services.vm.backend import VMError
 
 

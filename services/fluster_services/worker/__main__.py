@@ -15,8 +15,7 @@ from fluster_bus.connection.bus import Bus
 from fluster_bus.core.devices import MAX_BYTES, MAX_CPUS, VISIBLE_DEVICES, parse_gpus
 from fluster_bus.messages import parse_size
 from fluster_bus.messages.parts.counted import parse_counts
-from fluster_bus.messages.parts.labels import parse_labels
-from fluster_bus.messages.parts.resources import parse_disk
+from fluster_bus.messages.parts.resources import parse_disk, parse_labels
 from fluster_services.config import DaemonLogs, Timing
 from fluster_services.daemon import address_from_environment, run_daemon
 from fluster_services.settings import SettingError, read_settings, read_worker_limits, refusing

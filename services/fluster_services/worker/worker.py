@@ -31,9 +31,9 @@ from fluster_bus.messages import (
     Offer,
     OfferReply,
 )
-from fluster_bus.messages.parts.labels import with_own_name
+from fluster_bus.messages.parts.resources import with_own_name
+from fluster_bus.running.coroutines import retried
 from fluster_bus.running.fence_clock import fence_clock
-from fluster_bus.running.retries import retried
 from fluster_services.capacity import fits, needed
 from fluster_services.worker.answers.service import AttemptKey, WorkerService
 from fluster_services.worker.attempts.attempts import Attempts

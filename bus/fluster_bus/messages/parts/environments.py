@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from fluster_bus.core.secret_names import masked
+from fluster_bus.core.names import masked
 from fluster_bus.messages.parts.model import Message, is_carried
 
 MAX_REQUIREMENTS_CHARACTERS = 256 << 10

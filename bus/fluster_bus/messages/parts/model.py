@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, mod
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from fluster_bus.core.errors import InvalidMessageError
-from fluster_bus.core.near_names import did_you_mean, near_names
+from fluster_bus.core.names import did_you_mean, near_names
 
 _NOTHING_UNKNOWN: dict[str, Any] = {}  # one for all, since messages are frozen
 _MAX_PROBLEM_CHARACTERS = 200  # of each: names of fields and values are as long as who wrote them likes

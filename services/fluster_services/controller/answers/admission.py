@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from fluster_bus.access.keys import KeyKind, is_public_key
 from fluster_bus.core.errors import ServiceError
 from fluster_bus.core.names import check_name
-from fluster_bus.messages.joins import JOIN_REFUSED, JoinedWorker, JoinRequest, JoinTokenRecord
+from fluster_bus.messages.workers import JOIN_REFUSED, JoinedWorker, JoinRequest, JoinTokenRecord
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from fluster_bus.core.errors import (
 )
 from fluster_bus.core.names import WorkerId, check_name
 from fluster_bus.core.roles import Role
-from fluster_bus.messages.joins import JOIN_REFUSED, JoinReply, JoinRequest
+from fluster_bus.messages.workers import JOIN_REFUSED, JoinReply, JoinRequest
 from fluster_bus.storage.streams import issued_workers_table, join_tokens_table, joined_workers_table
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from fluster_bus.core.errors import NoRespondersError, RevisionConflictError, StreamNotFoundError
 from fluster_bus.messages import JobRecord, Namespace, NamespaceRecord, NamespaceState, TaskRecord
-from fluster_bus.running.retries import retried
+from fluster_bus.running.coroutines import retried
 from fluster_bus.storage.feeds import CaughtUp
 from fluster_bus.storage.streams import namespaces_table, records_table
 from fluster_bus.storage.tables import Row, Table

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from fluster_bus.core.near_names import did_you_mean, near_names
+from fluster_bus.core.names import did_you_mean, near_names
 from fluster_bus.messages import JobId, JobRecord, JobStatus
 from fluster_services import lifecycle
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fluster_bus.core import subjects
 from fluster_bus.core.errors import BusError, NoRespondersError
 from fluster_bus.messages import Capacity, Offer, OfferReply, TaskRecord, WorkerId
-from fluster_bus.running.time_slices import TimeSlices
+from fluster_bus.running.coroutines import TimeSlices
 from fluster_bus.storage.tables import Row
 from fluster_services import capacity, gangs, lifecycle
 from fluster_services.controller.scheduling.order import Place, place_in_line

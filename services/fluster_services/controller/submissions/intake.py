@@ -32,8 +32,8 @@ from fluster_bus.core.names import MAX_NAME_LENGTH, check_name
 from fluster_bus.messages import JobId, JobRecord, JobRequest, Namespace, RefusedJob, TaskRecord
 from fluster_bus.messages.jobs import MAX_REQUEST_BYTES
 from fluster_bus.messages.records import QUOTA_EXCEEDED
-from fluster_bus.messages.submissions import StoredRequest
-from fluster_bus.running.retries import retried
+from fluster_bus.messages.requests import StoredRequest
+from fluster_bus.running.coroutines import retried
 from fluster_bus.storage.submissions import Submission, first_unsettled, is_waiting, submissions
 from fluster_bus.storage.tables import Row
 from fluster_services import capacity, lifecycle

@@ -14,7 +14,7 @@ import math
 from typing import TYPE_CHECKING
 
 from fluster_bus.core.errors import BusError
-from fluster_bus.running.retries import retried
+from fluster_bus.running.coroutines import retried
 from fluster_bus.storage.submissions import is_waiting
 from fluster_services import lifecycle
 from fluster_services.controller.rules import conflicts

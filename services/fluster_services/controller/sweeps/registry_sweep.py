@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core.errors import BusError, ConnectError, RevisionConflictError
 from fluster_bus.messages import Endpoint, JobRecord, Namespace, TaskRecord
-from fluster_bus.running.retries import retried
-from fluster_bus.running.time_slices import TimeSlices
+from fluster_bus.running.coroutines import TimeSlices, retried
 from fluster_bus.storage.feeds import CaughtUp
 from fluster_bus.storage.registry import Registry
 from fluster_bus.storage.tables import Deleted, Row, Unreadable

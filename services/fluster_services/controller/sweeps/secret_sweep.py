@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fluster_bus.core.errors import BusError
 from fluster_bus.messages import JobRecord, Namespace
-from fluster_bus.storage.secret_store import SecretStore
+from fluster_bus.storage.stored_messages import SecretStore
 
 if TYPE_CHECKING:
     from fluster_services.controller.controller import Controller

@@ -22,7 +22,7 @@ from fluster_bus.messages import JobRecord, JobStatus, Namespace, TaskRecord
 from fluster_bus.messages.parts.images import UsedImage
 from fluster_bus.storage.objects import ObjectStore
 from fluster_bus.storage.registry import Registry
-from fluster_bus.storage.secret_store import SecretStore
+from fluster_bus.storage.stored_messages import SecretStore
 from fluster_bus.storage.tables import Row
 from fluster_services.capacity import needed
 from fluster_services.worker.attempts.claims import Claims

@@ -11,7 +11,7 @@ from fluster_bus.core.errors import ObjectNotFoundError
 from fluster_bus.messages import EnvironmentConfig, JobRequest, Namespace
 from fluster_bus.messages.parts.images import UsedImage
 from fluster_bus.storage.objects import ObjectStore
-from fluster_bus.storage.secret_store import SecretStore
+from fluster_bus.storage.stored_messages import SecretStore
 from fluster_services.config import WorkerLimits
 from fluster_services.worker.contract.attempt_directory import LaunchSpec
 from fluster_services.worker.contract.folder_cache import FolderCache

@@ -23,11 +23,11 @@ from fluster_bus.core.errors import (
     StreamNotFoundError,
 )
 from fluster_bus.core.fault_log import FaultLog, one_bounded_line
-from fluster_bus.core.object_kinds import PAYLOADS
+from fluster_bus.core.stream_bounds import PAYLOADS
 from fluster_bus.messages import LogBatch, Progress, ProgressReport, TaskRecord, TaskResult
 from fluster_bus.storage.feeds import Feed
 from fluster_bus.storage.objects import ObjectStore
-from fluster_bus.storage.results import RESULT_CHUNK_BYTES, ResultStore
+from fluster_bus.storage.stored_messages import RESULT_CHUNK_BYTES, ResultStore
 from fluster_bus.storage.streams import append
 from fluster_services.worker.attempts.claims import is_gone
 from fluster_services.worker.contract.build_output import BuildOutput

@@ -32,8 +32,8 @@ from fluster_bus.messages import (
     StatusRequest,
     WorkerId,
 )
-from fluster_bus.messages.parts.labels import WORKER_LABEL
-from fluster_bus.running.retries import retried
+from fluster_bus.messages.parts.resources import WORKER_LABEL
+from fluster_bus.running.coroutines import retried
 from fluster_bus.storage.streams import tasks_table
 from fluster_bus.storage.submitting import submit
 from fluster_bus.storage.tables import Row

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fluster_bus.core import by_value
+from fluster_bus.core.codec import dumps_by_value
 from fluster_services.worker.contract.attempt_directory import ERROR_FILE, TaskError, from_json, read_task_json
 
 MAX_MESSAGE_CHARACTERS = 16 * 1024
@@ -45,7 +45,7 @@ def describe_error(error: BaseException) -> TaskError:
 
 def _pickle(error: BaseException) -> str | None:
     try:
-        data = by_value.dumps(error)
+        data = dumps_by_value(error)
         if len(data) > _MAX_PICKLED_ERROR_BYTES:
             return None
         pickle.loads(data)  # many exceptions pickle and then cannot be made again

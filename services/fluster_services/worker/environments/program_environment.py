@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fluster_bus.core.secret_names import is_secret_name
+from fluster_bus.core.names import is_secret_name
 
 _NOT_PASSED_ON = ("FLUSTER_", "SLURM_")  # they say who the program itself is
 

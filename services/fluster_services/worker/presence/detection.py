@@ -17,7 +17,7 @@ from fluster_bus.access.address import BusAddress
 from fluster_bus.core.devices import VISIBLE_DEVICES, Devices
 from fluster_bus.messages import Capacity
 from fluster_bus.messages.parts.counted import as_counts
-from fluster_bus.messages.parts.labels import as_words
+from fluster_bus.messages.parts.resources import as_words
 from fluster_services.config import CacheLimits
 from fluster_services.worker.contract.folder_cache import stored_bytes
 from fluster_services.worker.gpus.inventory import GpuInventory

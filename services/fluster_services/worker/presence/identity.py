@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fluster.worker_defaults import WORKER_ID_VARIABLE, default_worker_id
 from fluster_bus.access.address import BusAddress
-from fluster_bus.access.claims import read_user_token
+from fluster_bus.access.signed_credentials import read_user_token
 from fluster_bus.core.errors import AddressError
 from fluster_bus.core.roles import DEFAULT_NAMESPACE, Role, User
 from fluster_bus.messages import Namespace, WorkerId

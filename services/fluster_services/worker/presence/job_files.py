@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fluster_bus.access.address import BusAddress
-from fluster_bus.access.claims import read_user_token
+from fluster_bus.access.signed_credentials import read_user_token
 from fluster_bus.core.errors import AddressError, InvalidNameError
 from fluster_bus.core.names import check_namespace
 from fluster_bus.core.roles import Role, User

@@ -18,8 +18,8 @@ from fluster_bus.core.version import VERSION
 from fluster_bus.messages import Capacity, Heartbeat, HeartbeatReply, WorkerId, WorkerInfo
 from fluster_bus.messages.nodes import NodeInfo
 from fluster_bus.messages.parts.wire_range import SPOKEN, why_apart
+from fluster_bus.running.coroutines import retried
 from fluster_bus.running.fence_clock import fence_clock
-from fluster_bus.running.retries import retried
 from fluster_bus.storage.streams import workers_table
 from fluster_services.config import Timing
 

@@ -16,9 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fluster_bus.core import by_value
-from fluster_bus.core.codec import mentions_own_modules
-from fluster_bus.core.object_kinds import PAYLOADS
+from fluster_bus.core.codec import dump_by_value, mentions_own_modules
+from fluster_bus.core.stream_bounds import PAYLOADS
 from fluster_bus.storage.objects import MAX_OBJECT_BYTES
 from fluster_services.worker.contract.attempt_directory import RESULT_FILE, RESULT_WORD_FILE, read_task_json
 from fluster_services.worker.task.pipe_words import leave_word
@@ -126,5 +125,5 @@ def _pickled(value: Any) -> memoryview:
     except Exception:  # noqa: S110 - any failure means the same: cloudpickle is asked, and raises if it can't
         pass
     file = _Bounded()
-    by_value.dump(value, file)
+    dump_by_value(value, file)
     return file.getbuffer()

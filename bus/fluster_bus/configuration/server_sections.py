@@ -1,4 +1,4 @@
-"""The parts of a server's configuration that are about encryption, and about the other servers of its group."""
+"""Sections of a server's configuration: encryption, and the other servers of its group; and how texts are quoted in it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from fluster_bus.access.tls import CA_FILE, SCHEME
-from fluster_bus.configuration.server_text import quoted
 from fluster_bus.core.errors import AddressError
+
+
+def quoted(text: str) -> str:
+    """`text` as a string of the server's configuration language."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
 
 SERVER_FILE = "server.pem"  # key and certificate of one server
 _GROUP = "fluster"

@@ -1,13 +1,15 @@
-"""The part of a server's configuration that says whom it trusts. It names no user: the same for all servers, for good."""
+"""What servers are told of the authority: lines of their configuration, which name no user, and changed accounts while they run."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from fluster_bus.configuration.server_configuration import production_server
-from fluster_bus.configuration.server_text import quoted
-from fluster_bus.configuration.server_tls import Member, group
+from fluster_bus.configuration.server_sections import Member, group, quoted
+from fluster_bus.core import subjects
+from fluster_bus.core.errors import CredentialsError
 from fluster_bus.trust.authority import Authority
 
 
@@ -47,3 +49,28 @@ def trust_configuration(authority: Authority, folder: Path) -> str:
             "",
         ]
     )
+
+
+_OK = 200
+
+
+async def publish_accounts(authority: Authority, url: str) -> None:
+    """Have the servers at `url` take the accounts as they are now: who is revoked is cut off, what a role may applies.
+
+    A server of the group that is away learns it from the others when it is back. Raises CredentialsError when they trust
+    another authority, ConnectError.
+    """
+    from fluster_bus.connection.bus import (
+        Bus,  # with nats-py, which takes 0.1 s: to write a configuration it is not needed
+    )
+
+    bus = await Bus.connect(authority.address(authority.system_credentials(), url), name="fluster credentials")
+    try:
+        for token in authority.account_tokens().values():
+            answer = json.loads((await bus.request(subjects.CLAIMS_UPDATE, token.encode())).data)
+            done = answer.get("data") or {}
+            if done.get("code") != _OK:
+                reason = answer.get("error") or done
+                raise CredentialsError(f"the server at {url} does not take the accounts of this authority: {reason}")
+    finally:
+        await bus.close()
