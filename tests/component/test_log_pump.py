@@ -11,7 +11,7 @@ from fluster_bus.connection.bus import Bus
 from fluster_bus.messages import JobId, Namespace, TaskRecord
 from fluster_services.worker.attempts.pumps import LogPump
 from fluster_services.worker.contract.runtime import RunningTask
-from fluster_services.worker.contract.spool import SpoolRecord, SpoolWriter, Stream, read_spool
+from fluster_services.worker.contract.spool import SpoolRun, SpoolWriter, Stream, read_spool_runs
 
 pytestmark = pytest.mark.anyio
 
@@ -29,8 +29,8 @@ class Attempt:
     def say(self, stream: Stream, *lines: str) -> None:
         self._writer.append(stream, [(line.encode(), False) for line in lines], 1.0)
 
-    def read_log(self, start_offset: int = 0, *, max_bytes: int = 1 << 20) -> tuple[list[SpoolRecord], int]:
-        return read_spool(self.path, start_offset, max_bytes=max_bytes)
+    def read_log(self, start_offset: int = 0, *, max_bytes: int = 1 << 20) -> tuple[list[SpoolRun], int]:
+        return read_spool_runs(self.path, start_offset, max_bytes=max_bytes)
 
 
 @pytest.fixture
@@ -97,6 +97,6 @@ async def test_a_batch_whose_acknowledgement_was_lost_is_stored_once(
     assert await stored(bus, namespace) == {"stdout": ["o1"], "stderr": []}
 
 
-def _chunk(attempt: Attempt) -> tuple[list[SpoolRecord], int, int]:
+def _chunk(attempt: Attempt) -> tuple[list[SpoolRun], int, int]:
     records, following = attempt.read_log()
     return records, 0, following

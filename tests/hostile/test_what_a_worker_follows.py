@@ -17,7 +17,7 @@ from fluster_bus.server import EmbeddedServer
 from fluster_services.worker.contract.attempt_directory import ExitRecord, LaunchSpec
 from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.contract.runtime import Exited, Progressed, RunningTask, Spooled
-from fluster_services.worker.contract.spool import SpoolRecord
+from fluster_services.worker.contract.spool import SpoolRecord, SpoolRun
 from fluster_services.worker.presence.draining import Draining
 from fluster_services.worker.worker import Worker
 from tests.component.conftest import ConnectBus
@@ -49,7 +49,7 @@ class _Odd:
         self._pass("events")
         yield Exited(WITH_RESULT if self._breaks_in == "read_result" else ENDED)
 
-    def read_log(self, start_offset: int = 0, *, max_bytes: int = 0) -> tuple[list[SpoolRecord], int]:
+    def read_log(self, start_offset: int = 0, *, max_bytes: int = 0) -> tuple[list[SpoolRun], int]:
         self._pass("read_log")
         return [], start_offset
 

@@ -253,7 +253,7 @@ def read_all(task: ProcessTask, offset: int = 0) -> list[SpoolRecord]:
         more, offset = task.read_log(offset)
         if not more:
             return records
-        records += more
+        records += [record for run in more for record in run.records()]
 
 
 def texts(task: ProcessTask, stream: str = "stdout") -> list[str]:

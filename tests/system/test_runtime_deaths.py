@@ -88,7 +88,7 @@ async def test_a_restarted_worker_adopts_what_runs(site: Site, tmp_path: Path) -
     await anyio.to_thread.run_sync(gate.write_text, "")
     record = await end_of(task)
     assert (record.exit_code, record.reason) == (3, "exited")
-    lines = [*before, *read_all(task, offset)]
+    lines = [*(record for run in before for record in run.records()), *read_all(task, offset)]
     assert [each.text for each in lines] == [str(number) for number in range(1, 2001)]
     assert (tmp_path / "runs").read_text() == "one\n"
 

@@ -38,7 +38,7 @@ async def follow(
             continue
         if before_output is not None and isinstance(event, Spooled):
             await before_output()
-        await pump.publish()
+        await pump.publish(up_to=event.offset if isinstance(event, Spooled) else None)
         if isinstance(event, Exited):
             exit_record = event.record
     if exit_record is None:

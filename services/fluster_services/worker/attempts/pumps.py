@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import repeat
 from types import TracebackType
 from typing import BinaryIO, Self, TypeVar, cast
 
@@ -32,7 +34,7 @@ from fluster_bus.storage.streams import append
 from fluster_services.worker.attempts.claims import is_gone
 from fluster_services.worker.contract.build_output import BuildOutput
 from fluster_services.worker.contract.runtime import RunningTask
-from fluster_services.worker.contract.spool import SpoolError, SpoolRecord
+from fluster_services.worker.contract.spool import SpoolError, SpoolRun
 from fluster_services.worker.task.task_result import MAX_RESULT_BYTES
 
 T = TypeVar("T")
@@ -81,30 +83,37 @@ class LogPump:
         self._published = dict.fromkeys(_STREAMS, batch.offset if batch.more else batch.next_offset)
         self._published[subjects.last_token(last.subject)] = batch.next_offset
 
-    async def publish(self) -> None:
-        """Publish what the spool has by now. Waits for the bus when it is away: nothing is lost or doubled."""
-        while True:
-            start = min(self._published.values())
+    async def publish(self, up_to: int | None = None) -> None:
+        """Publish what the spool has by now, or has at least up to the offset `up_to`. Waits for the bus when it is away: nothing
+        is lost or doubled.
+        """
+        # A task that writes all the time would else be followed line by line: each batch has what was written while the one
+        # before was stored. The keeper says some milliseconds later how far it is then.
+        while (start := min(self._published.values())) < (math.inf if up_to is None else up_to):
+            newest = max(self._published.values())
+            # What one stream has stored already is read by itself: it is the other's only.
+            max_bytes = min(_CHUNK_BYTES, newest - start or _CHUNK_BYTES)
             try:
-                records, following = self._running.read_log(start, max_bytes=_CHUNK_BYTES)
+                runs, following = self._running.read_log(start, max_bytes=max_bytes)
             except SpoolError as error:  # its task can write there as well
                 _faults.warning("the output of %s is not read any further: %s", self._running.key, error)
                 return
-            if not records:
+            if not runs:
                 return
-            for stream, batch in self._batches(records, start, following):
+            for stream, batch in self._batches(runs, start, following):
                 await self._append(stream, batch)
-            self._published = dict.fromkeys(_STREAMS, following)
+            self._published = {stream: max(end, following) for stream, end in self._published.items()}
 
-    def _batches(self, records: list[SpoolRecord], start: int, following: int) -> list[tuple[str, LogBatch]]:
+    def _batches(self, runs: list[SpoolRun], start: int, following: int) -> list[tuple[str, LogBatch]]:
         """A batch for each stream that has lines which are not stored yet."""
         lines: dict[str, list[tuple[float, str]]] = {stream: [] for stream in _STREAMS}
         going_on: dict[str, list[int]] = {stream: [] for stream in _STREAMS}
-        for offset, read_at, stream, text, is_partial in records:
-            if offset >= self._published[stream]:
-                if is_partial:
-                    going_on[stream].append(len(lines[stream]))
-                lines[stream].append((read_at, text))
+        for run in runs:
+            if run.offset >= self._published[run.stream]:
+                had = len(lines[run.stream])
+                lines[run.stream] += zip(repeat(run.time), run.texts)
+                if run.is_partial:
+                    going_on[run.stream] += range(had, len(lines[run.stream]))
         present = [stream for stream in _STREAMS if lines[stream]]
         return [
             (

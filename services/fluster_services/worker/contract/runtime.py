@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fluster_services.worker.contract.attempt_directory import ExitRecord, LaunchSpec
-from fluster_services.worker.contract.spool import SpoolRecord
+from fluster_services.worker.contract.spool import SpoolRecord, SpoolRun
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -72,7 +72,7 @@ class RunningTask(Protocol):
     def events(self) -> AsyncIterator[Spooled | Progressed | Exited]:
         """What happens, for one reader at a time. `Exited` is the last; asked again, it comes at once. Steps may be skipped."""
 
-    def read_log(self, start_offset: int = 0, *, max_bytes: int = 1024 * 1024) -> tuple[list[SpoolRecord], int]:
+    def read_log(self, start_offset: int = 0, *, max_bytes: int = 1024 * 1024) -> tuple[list[SpoolRun], int]:
         """Records from `start_offset` on, and the offset to go on from. Raises FileNotFoundError once it is forgotten."""
 
     def read_result(self, start: int, max_bytes: int) -> bytes:

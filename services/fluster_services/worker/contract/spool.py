@@ -12,9 +12,11 @@ byte, and decoded by who reads it. Records are only ever appended, so the offset
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from io import FileIO
+from itertools import islice, takewhile
+from operator import methodcaller
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -39,6 +41,30 @@ class SpoolRecord(NamedTuple):
     stream: Stream
     text: str  # without its newline
     is_partial: bool  # its line goes on in the stream's next record
+
+
+class SpoolRun(NamedTuple):
+    """Records that follow each other and are alike but for their texts, as those are that the keeper read at once."""
+
+    offset: int  # of the first record's first byte
+    time: float
+    stream: Stream
+    is_partial: bool
+    head: bytes  # with which each begins
+    lines: list[bytes]
+
+    @property
+    def texts(self) -> list[str]:
+        """The text of each."""
+        start = len(self.head)
+        return b"\n".join([line[start:] for line in self.lines]).decode("utf-8", "replace").split("\n")
+
+    def records(self) -> Iterator[SpoolRecord]:
+        """Each by itself."""
+        offset = self.offset
+        for line, text in zip(self.lines, self.texts, strict=True):
+            yield SpoolRecord(offset, self.time, self.stream, text, self.is_partial)
+            offset += len(line) + 1
 
 
 class LineCutter:
@@ -218,6 +244,14 @@ def read_spool_end(path: str | Path, *, max_bytes: int) -> tuple[list[SpoolRecor
 def read_spool(
     path: str | Path, start_offset: int = 0, *, max_bytes: int = _DEFAULT_READ_BYTES
 ) -> tuple[list[SpoolRecord], int]:
+    """The records of what `read_spool_runs` returns."""
+    runs, following = read_spool_runs(path, start_offset, max_bytes=max_bytes)
+    return [record for run in runs for record in run.records()], following
+
+
+def read_spool_runs(
+    path: str | Path, start_offset: int = 0, *, max_bytes: int = _DEFAULT_READ_BYTES
+) -> tuple[list[SpoolRun], int]:
     """Return records from `start_offset` on and the offset to go on from; nothing new is an empty list and the same offset.
 
     About `max_bytes` are read, at least one whole record if there is one. A record that is still being written is left for the
@@ -239,19 +273,25 @@ def read_spool(
             block += more
             if len(block) > max_bytes + _MAX_RECORD_BYTES:
                 raise SpoolError(f"{path}: what begins at offset {start_offset} is not a record: it does not end")
-    records: list[SpoolRecord] = []
-    offset = start_offset
-    stream: Stream = "stdout"
-    head, moment, is_partial = b"", 0.0, False
-    for line in block[:last].split(b"\n"):
-        if not (head and line.startswith(head)):  # else it was read with the one before
-            try:
-                stamp, name, tag, text = line.split(b" ", 3)
-                moment = datetime.fromisoformat(stamp.decode()).timestamp()
-                stream = _STREAMS[name]
-            except (ValueError, KeyError, OverflowError, OSError) as cause:  # of a time that is none, too
-                raise SpoolError(f"{path}: {line[:80]!r} at offset {offset} is not a record") from cause
-            head, is_partial = line[: len(line) - len(text)], tag == b"P"
-        records.append(SpoolRecord(offset, moment, stream, line[len(head) :].decode("utf-8", "replace"), is_partial))
-        offset += len(line) + 1
-    return records, offset
+    try:
+        return list(_runs(block[:last].split(b"\n"), start_offset)), start_offset + last + 1
+    except SpoolError as error:
+        raise SpoolError(f"{path}: {error}") from error.__cause__
+
+
+def _runs(lines: list[bytes], offset: int) -> Iterator[SpoolRun]:
+    """A task may write 100,000 lines a second: what is done for each of them is left to functions in C."""
+    first = 0
+    while first < len(lines):
+        line = lines[first]
+        try:
+            stamp, name, tag, text = line.split(b" ", 3)
+            moment = datetime.fromisoformat(stamp.decode()).timestamp()
+            stream = _STREAMS[name]
+        except (ValueError, KeyError, OverflowError, OSError) as cause:  # of a time that is none, too
+            raise SpoolError(f"{line[:80]!r} at offset {offset} is not a record") from cause
+        head = line[: len(line) - len(text)]
+        alike = list(takewhile(methodcaller("startswith", head), islice(lines, first, None)))
+        yield SpoolRun(offset, moment, stream, tag == b"P", head, alike)
+        first += len(alike)
+        offset += sum(map(len, alike)) + len(alike)

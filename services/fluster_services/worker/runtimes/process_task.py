@@ -38,7 +38,7 @@ from fluster_services.worker.contract.runtime import (
     Spooled,
     WorkerFaultError,
 )
-from fluster_services.worker.contract.spool import SpoolRecord, read_spool, read_spool_end
+from fluster_services.worker.contract.spool import SpoolRecord, SpoolRun, read_spool_end, read_spool_runs
 from fluster_services.worker.engine.engine import EngineError, asked, remove_container
 from fluster_services.worker.keeper.keeper_notes import exit_note, exit_record, start_note
 from fluster_services.worker.keeper.leftovers import kill_leftovers
@@ -137,9 +137,9 @@ class ProcessTask:
             if not done.done():
                 done.set_result(None)
 
-    def read_log(self, start_offset: int = 0, *, max_bytes: int = 1024 * 1024) -> tuple[list[SpoolRecord], int]:
+    def read_log(self, start_offset: int = 0, *, max_bytes: int = 1024 * 1024) -> tuple[list[SpoolRun], int]:
         try:
-            return read_spool(self._directory / LOG_FILE, start_offset, max_bytes=max_bytes)
+            return read_spool_runs(self._directory / LOG_FILE, start_offset, max_bytes=max_bytes)
         except FileNotFoundError:
             if self._is_forgotten:
                 raise
