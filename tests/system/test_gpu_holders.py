@@ -11,7 +11,7 @@ import pytest
 from fluster_services.worker.contract.outcome import outcome
 from fluster_services.worker.gpus.holders import look_for, parse_note, why_not_gone
 from fluster_services.worker.gpus.locks import GpuLock, find_lock_folder, lock_path
-from tests.system.runtime_site import PATIENCE_S, Site, end_of, wait_for_line
+from tests.system.runtime_site import PATIENCE_S, Site, end_of, texts, wait_for_line
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
@@ -95,8 +95,7 @@ async def test_a_gpu_that_another_holds_is_not_taken_and_that_is_no_fault_of_the
 async def test_a_grandchild_that_outlives_keeper_and_task_keeps_the_gpu(site: Site, locks: tuple[Path, Path]) -> None:
     task = await site.command("sh", "-c", f"{_ESCAPED} wait", gpu_locks=free(locks[0]))
     await wait_for_line(task, "")
-    (line, *_), _ = task.read_log()
-    escaped = psutil.Process(int(line.text))
+    escaped = psutil.Process(int(texts(task)[0]))
     try:
         assert task.pid is not None
         keeper = psutil.Process(task.pid).parent()
@@ -129,8 +128,7 @@ async def test_programs_of_a_task_need_not_keep_the_lock(site: Site, locks: tupl
     program = "import subprocess; subprocess.run(['sh', '-c', 'ls -l /proc/self/fd'], check=True)"
     task = await site.command(sys.executable, "-c", program, gpu_locks=free(locks[0]))
     assert (await end_of(task)).exit_code == 0
-    records, _ = task.read_log()
-    assert not any("fluster-gpu" in each.text for each in records)  # as Python's subprocess has it
+    assert not any("fluster-gpu" in text for text in texts(task))  # as Python's subprocess has it
     await task.forget()
 
 
