@@ -6,7 +6,7 @@ import logging
 from contextvars import ContextVar
 from typing import NamedTuple
 
-from fluster.cluster.task.identity import TaskIdentity
+from fluster.cluster.task.task_context import TaskIdentity
 
 NONE = "-"
 

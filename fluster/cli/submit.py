@@ -420,7 +420,7 @@ def _only_on(worker: str | None) -> list[str]:
 
 
 def _check_secrets(request: JobRequest) -> None:
-    from fluster.cluster.workspaces.secrets import check_secrets
+    from fluster.cluster.jobs.submissions import check_secrets
 
     try:
         check_secrets([request])

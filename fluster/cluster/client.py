@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
@@ -20,22 +19,21 @@ from fluster.cluster.jobs.arguments import (
     check_states,
     check_timeout,
 )
-from fluster.cluster.task.identity import CONTROLLER_ADDRESS, NAMESPACE, TaskIdentity
-from fluster.errors import JobFailedError, JobNotFoundError, JobRefusedError, JobTimeoutError
+from fluster.cluster.task.task_context import CONTROLLER_ADDRESS, NAMESPACE, TaskIdentity
+from fluster.errors import JobFailedError
 from fluster.later import import_later
-from fluster.tracing import job_environment
 from fluster_bus.access.address import ADDRESS_VARIABLE, BusAddress
 from fluster_bus.connection.web_sockets import without_web_sockets
-from fluster_bus.core import subjects
-from fluster_bus.core.errors import CredentialsError, ServiceError, StorageError
-from fluster_bus.core.names import JobId, Namespace, check_namespace, unique_name
+from fluster_bus.core.errors import CredentialsError
+from fluster_bus.core.names import JobId, Namespace, check_namespace
 
 if TYPE_CHECKING:
-    from fluster.cluster.jobs.batched import Batched
+    from fluster.cluster.jobs.batched_logs import Batched
     from fluster.cluster.jobs.job_logs import LogQuery
     from fluster.cluster.jobs.log_chunks import LogChunk
+    from fluster.cluster.jobs.submissions import Submissions
     from fluster.cluster.refs import Ref, Refs
-    from fluster_bus.connection.bus import Bus, Reply
+    from fluster_bus.connection.bus import Bus
     from fluster_bus.messages import (
         DrainReply,
         Endpoint,
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
         JobRequest,
         JobStatus,
         LogLine,
-        Message,
         WorkerHealth,
         WorkerId,
         WorkerStatus,
@@ -58,14 +55,12 @@ import_later(
     "fluster_bus.storage.registry",
     "fluster.cluster.jobs.job_states",
     "fluster.cluster.jobs.job_wait",
+    "fluster.cluster.jobs.submissions",
     "fluster.cluster.outages",
     "fluster.cluster.output.shown_output",
-    "fluster.cluster.workspaces.stored_workspaces",
 )
 
 DEFAULT_NAMESPACE = "default"
-_RETURN_TIMEOUT_S = 10.0  # a server that died is up again long before
-_SUBMITS_AT_ONCE = 128
 
 T = TypeVar("T")
 
@@ -75,6 +70,7 @@ class AsyncCluster:
 
     def __init__(self, bus: Bus, namespace: Namespace, patience: float | None = None) -> None:
         from fluster.cluster.jobs.job_states import JobStates
+        from fluster.cluster.jobs.job_wait import JobWaits
         from fluster.cluster.outages import Outages
         from fluster.cluster.output.shown_output import ShownOutput
         from fluster_bus.storage.registry import Registry
@@ -86,6 +82,7 @@ class AsyncCluster:
         self._identity = TaskIdentity.from_environment() if _is_own_cluster(bus.address) else None
         self._states = JobStates(bus, namespace)
         self.outages = Outages(bus, patience)
+        self._waits = JobWaits(bus, namespace, self._states, self.outages)
         self.shown = ShownOutput(bus, namespace, self._states)  # what its pools and deployments write
 
     @classmethod
@@ -197,9 +194,7 @@ class AsyncCluster:
         accepted nevertheless, and nothing is sent when two have the same id. A note of other errors names those that were
         stored.
         """
-        named = await self._named(check_requests(requests))
-        await self._states.confirm(await self._store(named))
-        return list(named)
+        return await self._submissions.launch(check_requests(requests))
 
     async def run_on_worker(self, worker_id: WorkerId, request: JobRequest) -> JobId:
         """The id of a job that the worker runs now, before all that waits; it stays on that worker, also when it is retried.
@@ -208,96 +203,17 @@ class AsyncCluster:
         waits like others. Raises JobRefusedError when the worker cannot run it now, WorkerNotFoundError, CredentialsError
         to those who are not operators, and what `launch` raises.
         """
-        from fluster.cluster.workers import run_on_worker
-
-        ((job_id, named),) = (await self._named(check_requests([request]))).items()
-        draft = await self._draft(named.model_copy(update={"job_id": job_id, **self.parent_of(named)}))
-        reply = await run_on_worker(self.bus, worker_id, self.namespace, draft)
-        if not reply.claimed:
-            self._states.expect({reply.job_id: reply.submission})
-        return reply.job_id
-
-    async def _named(self, requests: Sequence[JobRequest]) -> dict[JobId, JobRequest]:
-        """The requests with what the cluster is to find of this program stored, each by the id that its job is to have."""
-        from fluster.cluster.jobs.origins import with_origin
-        from fluster.cluster.workspaces.secrets import check_secrets
-        from fluster.cluster.workspaces.stored_workspaces import with_stored_workspaces
-
-        _check_distinct(requests)
-        check_secrets(requests)
-        requests = await with_stored_workspaces(self.bus, self.namespace, requests)
-        requests = with_origin(_traced(requests))
-        return {request.job_id or JobId(unique_name(request.name)): request for request in requests}
-
-    async def _store(self, requests: Mapping[JobId, JobRequest]) -> dict[JobId, int]:
-        """The jobs' places in the submit stream. After one that cannot be stored no more are sent, and that is raised."""
-        import asyncio
-
-        room = asyncio.Semaphore(_SUBMITS_AT_ONCE)
-        storing: dict[JobId, asyncio.Task[None]] = {}
-        stored: dict[JobId, int] = {}
-        errors: list[Exception] = []
-
-        async def store(job_id: JobId, request: JobRequest, earlier: list[asyncio.Task[None]]) -> None:
-            if earlier:
-                await asyncio.wait(earlier)
-            async with room:
-                if errors:
-                    return
-                draft = request.model_copy(update={"job_id": job_id, **self.parent_of(request)})
-                try:
-                    stored[job_id] = await self._submit(draft)
-                except Exception as error:
-                    errors.append(error)
-
-        for job_id, request in requests.items():
-            earlier = [storing[each] for each in request.after if each in storing]
-            storing[job_id] = asyncio.create_task(store(job_id, request, earlier))
-        await asyncio.gather(*storing.values())
-        self._states.expect(stored)
-        if errors:
-            if stored:
-                errors[0].add_note(f"of the jobs launched together these were stored, and go on: {', '.join(stored)}")
-            raise errors[0]
-        return {job_id: stored[job_id] for job_id in requests}
+        return await self._submissions.run_on_worker(worker_id, *check_requests([request]))
 
     def parent_of(self, request: JobRequest) -> dict[str, object]:
         """What a request says of the task that launches it; nothing outside of a job."""
-        identity = self._identity
-        if request.parent is not None or request.detached or identity is None or identity.namespace != self.namespace:
-            return {}
-        return {"parent": identity.job_id, "parent_task": identity.task, "parent_attempt": identity.attempt}
+        return self._submissions.parent_of(request)
 
-    async def _submit(self, request: JobRequest) -> int:
-        """The job's place in the submit stream."""
-        from fluster_bus.storage.submitting import submit
+    @functools.cached_property
+    def _submissions(self) -> Submissions:
+        from fluster.cluster.jobs.submissions import Submissions
 
-        draft = await self._draft(request)
-        return await self._once_back(lambda: submit(self.bus, self.namespace, draft, message_id=str(draft.submission)))
-
-    async def _draft(self, request: JobRequest) -> JobRequest:
-        """The request as it is submitted, its secrets stored."""
-        # By its random part the stream, and the controller where that forgot it, drop what this call sends twice, yet not
-        # what another call sends under the same id.
-        message_id = unique_name(f"{self.namespace}.{request.job_id}")
-        if request.environment.secrets:
-            await self._store_secrets(request, message_id)
-        return request.model_copy(update={"submission": message_id})
-
-    async def _store_secrets(self, request: JobRequest, submission: str) -> None:
-        """Before the job, so that no worker looks for them in vain."""
-        from fluster.cluster.workspaces.secrets import secrets_of
-        from fluster_bus.storage.stored_messages import SecretStore
-
-        values = secrets_of(request)
-        await self._once_back(lambda: SecretStore(self.bus, self.namespace).put(submission, values))
-
-    async def _once_back(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Do what may be done twice, again while the server or its store is just coming back."""
-        from fluster.cluster.jobs.job_states import UNANSWERED
-        from fluster_bus.running.coroutines import retried
-
-        return await retried(lambda _left_s: attempt(), on=(*UNANSWERED, StorageError), timeout_s=_RETURN_TIMEOUT_S)
+        return Submissions(self.bus, self.namespace, self._states, self._identity)
 
     async def poll(self, job_id: JobId, *, details: bool = False) -> JobInfo:
         """How the job stands now; with `details` also what it was asked to run. Raises JobNotFoundError, InvalidNameError."""
@@ -323,24 +239,9 @@ class AsyncCluster:
         Raises JobTimeoutError (a TimeoutError) after `timeout` seconds, ConnectionLostError as the cluster's `patience` has
         it, JobNotFoundError, InvalidNameError, and with `raise_on_failure` JobFailedError for the first that did not succeed.
         """
-        import asyncio
-
-        from fluster.cluster.jobs.job_wait import get_finished, wait_finished
         from fluster_bus.messages import JobStatus
 
-        job_ids = check_job_ids(job)
-        unfinished = set(job_ids)
-        patience = asyncio.timeout(check_timeout(timeout))
-        try:
-            async with patience:
-                finished = wait_finished(self.bus, self.namespace, unfinished, self._states)
-                await self.outages.bounded(finished)
-                infos = await self.outages.bounded(get_finished(self.bus, self._states, job_ids))
-        except TimeoutError as error:
-            if not patience.expired():
-                raise
-            shown = ", ".join(sorted(unfinished)[:5]) + (" …" if len(unfinished) > 5 else "")
-            raise JobTimeoutError(f"after {timeout:g} s not finished: {shown}; they go on") from error
+        infos = await self._waits.wait_all(check_job_ids(job), timeout)
         if raise_on_failure:
             for info in infos:
                 if info.status is not JobStatus.SUCCEEDED:
@@ -352,40 +253,16 @@ class AsyncCluster:
 
         Take it out and call again for the next. Raises ValueError for no jobs, and what `wait` raises.
         """
-        import asyncio
-
-        from fluster.cluster.jobs.job_wait import get_finished, wait_finished
-
-        job_ids = check_job_ids(jobs)
-        if not job_ids:
-            raise ValueError("jobs is empty: give the ids of one job or more")
-        unfinished = set(job_ids)
-        patience = asyncio.timeout(check_timeout(timeout))
-        try:
-            async with patience:
-                left = len(unfinished) - 1
-                finished = wait_finished(self.bus, self.namespace, unfinished, self._states, left=left)
-                await self.outages.bounded(finished)
-                first = [next(each for each in job_ids if each not in unfinished)]
-                (info,) = await self.outages.bounded(get_finished(self.bus, self._states, first))
-        except TimeoutError as error:
-            if not patience.expired():
-                raise
-            raise JobTimeoutError(
-                f"after {timeout:g} s none of {len(job_ids)} jobs has finished; they go on"
-            ) from error
-        return info
+        return await self._waits.wait_first(check_job_ids(jobs), timeout)
 
     async def watch(self, job_id: JobId) -> AsyncGenerator[JobInfo]:
         """The job as it stands, and again whenever its state or its progress has changed, until it has finished.
 
         Changes that follow each other quickly may be told as one. Raises JobNotFoundError, InvalidNameError.
         """
-        from fluster.cluster.jobs.job_watch import watch_job
-
-        infos = watch_job(self.bus, self.namespace, check_job_id(job_id), self._states)
-        async with aclosing(self.outages.bounded_each(infos)) as bounded:
-            async for info in bounded:
+        infos = self._waits.watch(check_job_id(job_id))
+        async with aclosing(infos):
+            async for info in infos:
                 yield info
 
     async def result(self, job_id: JobId, *, task: int | None = None, timeout: float | None = None) -> Any:
@@ -407,17 +284,17 @@ class AsyncCluster:
 
         Raises JobNotFoundError, InvalidNameError, and ValueError and TypeError for what is no reason.
         """
-        from fluster_bus.messages import TerminateReply, TerminateRequest
+        from fluster.cluster.jobs.job_requests import terminate
 
         check_reason(reason)
         await self._states.confirm(self._states.unconfirmed([check_job_id(job_id)]))
-        await self._ask("terminate", TerminateRequest(job_id=job_id, reason=reason), TerminateReply)
+        await terminate(self.bus, self.namespace, job_id, reason)
 
     async def explain(self, job_id: JobId) -> str:
         """Why the job is not running, in one sentence. Raises JobNotFoundError, InvalidNameError."""
-        from fluster_bus.messages import ExplainReply, ExplainRequest
+        from fluster.cluster.jobs.job_requests import explain
 
-        return (await self._ask("explain", ExplainRequest(job_id=check_job_id(job_id)), ExplainReply)).reason
+        return await explain(self.bus, self.namespace, check_job_id(job_id))
 
     async def stack(self, job_id: JobId, *, task: int | None = None) -> JobStack:
         """In which Python functions the job's tasks are, so where they hang; `task` asks for one, else 16 that run are told at most.
@@ -426,39 +303,19 @@ class AsyncCluster:
         Raises StackError when no task of those runs, or none can be told, JobNotFoundError, InvalidNameError, and
         ValueError for a task that the job does not have.
         """
-        from fluster.cluster.jobs.stacks import job_stack
+        from fluster.cluster.jobs.job_requests import job_stack
 
         check_number("task", task, 0)
         return await job_stack(self.bus, self.namespace, await self.poll(job_id), task)
-
-    async def _ask(self, verb: str, request: Message, reply: type[Reply]) -> Reply:
-        try:
-            return await self.bus.ask(subjects.jobs_verb(self.namespace, verb), request, reply)
-        except ServiceError as error:
-            if error.code == JobNotFoundError.__name__:
-                raise JobNotFoundError(str(error)) from error
-            raise
 
     async def list_jobs(
         self, *, limit: int = 1_000, states: Sequence[JobStatus] = (), details: bool = False
     ) -> list[JobInfo]:
         """The namespace's jobs, the newest first; with `states`, those that stand so, with `details` also what they run."""
-        from fluster_bus.messages import ListReply, ListRequest
-        from fluster_bus.messages.requests import MAX_JOBS_A_REQUEST
+        from fluster.cluster.jobs.job_requests import list_jobs
 
         check_count("limit", limit, 0, "how many jobs to list")
-        wanted = check_states(states)
-        found: dict[JobId, JobInfo] = {}  # a job that is submitted meanwhile moves the others on
-        skip, cursor, more = 0, None, True
-        while more and len(found) < limit:
-            at_once = min(limit - len(found), MAX_JOBS_A_REQUEST)
-            request = ListRequest(limit=at_once, states=wanted, skip=skip, after=cursor, details=details)
-            reply = await self.bus.ask(subjects.jobs_verb(self.namespace, "list"), request, ListReply)
-            found |= {info.job_id: info for info in reply.jobs}
-            more, cursor = reply.more, reply.cursor
-            # A controller of an older version has no cursors.
-            skip = 0 if cursor is not None else skip + len(reply.jobs)
-        return list(found.values())
+        return await list_jobs(self.bus, self.namespace, limit=limit, states=check_states(states), details=details)
 
     def logs(
         self,
@@ -485,7 +342,7 @@ class AsyncCluster:
         within a moment (longer on a busy machine) may come one stream after the other. A line of more than 64 KiB comes in
         pieces, and so does one that is written over itself, as progress bars are: all of them but the last have `goes_on`.
         """
-        from fluster.cluster.jobs.batched import Batched
+        from fluster.cluster.jobs.batched_logs import Batched
         from fluster.cluster.jobs.job_logs import LogQuery
         from fluster.cluster.jobs.log_chunks import messages_of
 
@@ -500,25 +357,15 @@ class AsyncCluster:
 
     async def list_workers(self) -> list[WorkerStatus]:
         """The workers that have registered, and how they are."""
-        from fluster_bus.messages import Done, WorkerList
+        from fluster.cluster.workers import list_workers
 
-        return list((await self.bus.ask(subjects.workers_list(self.namespace), Done(), WorkerList)).workers)
+        return await list_workers(self.bus, self.namespace)
 
     async def list_nodes(self) -> list[NodeStatus]:
         """The machines that workers are on, by host: what each has, and when one of its workers was last heard."""
-        from fluster.cluster.nodes import WORKERS_AT_ONCE, nodes_of
-        from fluster_bus.messages import WorkerList
-        from fluster_bus.messages.nodes import WorkerQuery
+        from fluster.cluster.workers import list_nodes
 
-        found: list[WorkerStatus] = []
-        more = True
-        while more:
-            after = found[-1].info.worker_id if found else None
-            query = WorkerQuery(nodes=True, after=after, limit=WORKERS_AT_ONCE)
-            answer = await self.bus.ask(subjects.workers_list(self.namespace), query, WorkerList)
-            found += answer.workers
-            more = answer.more and bool(answer.workers)
-        return nodes_of(found)
+        return await list_nodes(self.bus, self.namespace)
 
     async def drain_worker(
         self, worker_id: WorkerId, *, timeout: float | None = None, wait: bool = False
@@ -547,8 +394,10 @@ class AsyncCluster:
         """Make `address` known under `name`. From within a job it is removed when the job ends; else it has a
         lease, of 10 s unless the cluster has another, that `registry.register` renews.
         """
+        from fluster.cluster.jobs.job_states import once_back
+
         endpoint = self.new_endpoint(name, address, metadata=metadata)
-        return await self._once_back(lambda: self.registry.register(endpoint))
+        return await once_back(lambda: self.registry.register(endpoint))
 
     def new_endpoint(
         self,
@@ -575,45 +424,23 @@ class AsyncCluster:
 
     async def unregister_endpoint(self, endpoint_id: EndpointId) -> None:
         """Take the endpoint away, if it is there."""
-        endpoint = await self._once_back(lambda: self.registry.find(endpoint_id))
+        from fluster.cluster.jobs.job_states import once_back
+
+        endpoint = await once_back(lambda: self.registry.find(endpoint_id))
         if endpoint is not None:
-            await self._once_back(lambda: self.registry.unregister(endpoint))
+            await once_back(lambda: self.registry.unregister(endpoint))
 
     async def lookup_endpoints(self, name: str) -> list[Endpoint]:
         """Everyone registered under `name`."""
-        return await self._once_back(lambda: self.registry.lookup(name))
+        from fluster.cluster.jobs.job_states import once_back
+
+        return await once_back(lambda: self.registry.lookup(name))
 
     async def list_endpoints(self, prefix: str = "") -> list[Endpoint]:
         """Everyone whose name begins with `prefix`."""
-        return await self._once_back(lambda: self.registry.list(prefix))
+        from fluster.cluster.jobs.job_states import once_back
 
-
-def _check_distinct(requests: Sequence[JobRequest]) -> None:
-    for job_id, count in Counter(request.job_id for request in requests if request.job_id is not None).items():
-        if count > 1:
-            raise JobRefusedError(
-                f"none of them was sent: job_id={job_id!r} is that of {count} of these {len(requests)} jobs: give each "
-                "its own, or leave it out"
-            )
-
-
-def _traced(requests: Sequence[JobRequest]) -> Sequence[JobRequest]:
-    """Jobs that continue the caller's trace, if it is in one; what they say of it themselves stays."""
-    variables = job_environment()
-    if not variables:
-        return requests
-    return [
-        request
-        if "TRACEPARENT" in request.environment.env_vars
-        else request.model_copy(
-            update={
-                "environment": request.environment.model_copy(
-                    update={"env_vars": {**request.environment.env_vars, **variables}}
-                )
-            }
-        )
-        for request in requests
-    ]
+        return await once_back(lambda: self.registry.list(prefix))
 
 
 def _is_own_cluster(address: BusAddress) -> bool:

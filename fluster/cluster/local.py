@@ -20,7 +20,7 @@ from fluster.cluster.client import DEFAULT_NAMESPACE
 from fluster.cluster.jobs.arguments import check_count, check_limits, check_seconds
 from fluster.cluster.offered import offered_disk, offered_gpus, offered_labels, offered_resources
 from fluster.cluster.ownership.ownership import note_local
-from fluster.cluster.task.identity import NAMESPACE
+from fluster.cluster.task.task_context import NAMESPACE
 from fluster.errors import ClusterStartError
 from fluster.later import import_now
 from fluster.local_setup import (

@@ -132,8 +132,7 @@ class AsyncWorkerPool:
         grep: str | None = None,
     ) -> AsyncGenerator[LogLine]:
         """What the workers wrote, as `cluster.logs` gives it; with `follow` also what comes, until they have ended."""
-        from fluster.cluster.jobs.batched import Batched
-        from fluster.cluster.jobs.merged_logs import merged_logs
+        from fluster.cluster.jobs.batched_logs import Batched, merged_logs
 
         async def batches() -> AsyncGenerator[list[LogLine]]:
             job_ids = await self.workers.job_ids()

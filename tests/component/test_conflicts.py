@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from fluster.cluster.client import AsyncCluster
+from fluster.cluster.jobs.job_states import JobStates
+from fluster.cluster.jobs.submissions import Submissions
 from fluster.errors import JobRefusedError
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core import subjects
@@ -175,8 +177,9 @@ async def test_of_many_that_replace_a_job_the_last_remains(cluster: AsyncCluster
     worker = await start_worker(plan=plan, cpu=8)
     await cluster.launch(job_request("first", job_id=MINE, replicas=2))
     names = [f"job{each}" for each in range(30)]
+    submissions = Submissions(cluster.bus, cluster.namespace, JobStates(cluster.bus, cluster.namespace), None)
     places = [
-        await cluster._submit(job_request(name, job_id=MINE, on_conflict="replace", replicas=1 + each % 3))
+        await submissions.submit(job_request(name, job_id=MINE, on_conflict="replace", replicas=1 + each % 3))
         for each, name in enumerate(names)
     ]
     cluster._states.expect({MINE: places[-1]})

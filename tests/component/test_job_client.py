@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from fluster.cluster import client
 from fluster.cluster.client import AsyncCluster
 from fluster.cluster.jobs import job_states
+from fluster.cluster.jobs.job_states import JobStates
+from fluster.cluster.jobs.submissions import Submissions
 from fluster.errors import JobRefusedError
 from fluster_bus.core.errors import InvalidNameError, MessageTooLargeError
 from fluster_bus.messages import EnvironmentConfig, JobId, JobStatus, LogLine, WorkerId
@@ -75,14 +76,16 @@ async def test_of_two_that_launch_the_same_id_at_once_one_is_refused(cluster: As
 
 
 async def test_after_one_that_cannot_be_stored_no_more_are_sent_and_those_before_are_told(
-    cluster: AsyncCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: AsyncCluster,
 ) -> None:
-    monkeypatch.setattr(client, "_SUBMITS_AT_ONCE", 1)
+    states = JobStates(cluster.bus, cluster.namespace)
+    one_by_one = Submissions(cluster.bus, cluster.namespace, states, None, at_once=1)
     huge = job_request("huge", environment=EnvironmentConfig(env_vars={"X": "x" * cluster.bus.max_payload}))
     with pytest.raises(MessageTooLargeError) as caught:
-        await cluster.launch_many([job_request(job_id=JobId("a")), huge, job_request(job_id=JobId("b"))])
+        await one_by_one.launch([job_request(job_id=JobId("a")), huge, job_request(job_id=JobId("b"))])
     assert caught.value.__notes__ == ["of the jobs launched together these were stored, and go on: a"]
-    assert (await cluster.poll(JobId("a"))).submitted_at is not None, "once it is recorded"
+    [info] = await states.get([JobId("a")])
+    assert info.submitted_at is not None, "once it is recorded"
     assert [info.job_id for info in await cluster.list_jobs()] == ["a"]
 
 

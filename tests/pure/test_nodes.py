@@ -1,6 +1,6 @@
 """Machines, from what their workers tell."""
 
-from fluster.cluster.nodes import nodes_of
+from fluster.cluster.workers import nodes_of
 from fluster_bus.messages import Capacity, WorkerId, WorkerInfo, WorkerStatus
 from fluster_bus.messages.nodes import NodeGpu, NodeInfo
 

@@ -18,7 +18,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from fluster import tracing
 from fluster.actors import ActorContext, ActorPool, actor
-from fluster.cluster.client import _traced
+from fluster.cluster.jobs.submissions import traced
 from fluster.errors import ActorNotFoundError, ActorTimeoutError
 from fluster.testing import LocalActors
 from fluster_bus.messages import Entrypoint, EnvironmentConfig, JobRequest
@@ -221,9 +221,9 @@ def test_a_job_continues_the_trace_in_which_it_was_launched(
 ) -> None:
     request = JobRequest(name="job", entrypoint=Entrypoint(command=("true",)))
     own = request.model_copy(update={"environment": EnvironmentConfig(env_vars={"TRACEPARENT": "mine"})})
-    assert _traced([request, own]) == [request, own]
+    assert traced([request, own]) == [request, own]
     with tracer.start_as_current_span("mine") as span:
-        launched, as_it_was = _traced([request, own])
+        launched, as_it_was = traced([request, own])
     ids = span.get_span_context()
     traceparent = f"00-{ids.trace_id:032x}-{ids.span_id:016x}-{ids.trace_flags:02x}"
     assert launched.environment.env_vars == {"TRACEPARENT": traceparent}

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fluster.cluster.workspaces.workspace_limits import WORKSPACE_LIMITS, WorkspaceLimits
+from fluster.cluster.workspaces import WORKSPACE_LIMITS, WorkspaceLimits
 from fluster_services.worker.environments.unpacking import (
     ArchiveBrokenError,
     CompressionRatioError,

@@ -16,8 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fluster.cluster.workspaces.workspace import pack
-from fluster.cluster.workspaces.workspace_limits import WORKSPACE_LIMITS
+from fluster.cluster.workspaces import WORKSPACE_LIMITS, pack
 from fluster.errors import WorkspaceError
 from fluster_services.worker.environments.unpacking import unpack
 

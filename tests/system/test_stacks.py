@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from fluster import AsyncCluster
-from fluster.cluster.jobs.stacks import ask_stack
+from fluster.cluster.jobs.job_requests import ask_stack
 from fluster.errors import JobNotFoundError, StackError
 from fluster_bus.messages import JobId
 from tests.system.job_requests import call, command, wait_ready

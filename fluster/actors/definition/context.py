@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from fluster.actors.protocol.cancellation import Cancellation
-from fluster.cluster.task.identity import NAMESPACE, TaskIdentity
+from fluster.cluster.task.task_context import NAMESPACE, TaskIdentity
 from fluster_bus.core.names import EndpointId, JobId, Namespace, WorkerId
 
 if TYPE_CHECKING:

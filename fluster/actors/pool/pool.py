@@ -379,8 +379,7 @@ class AsyncActorPool(Generic[T]):
 
         What actors write that serve from a program of their own is that program's.
         """
-        from fluster.cluster.jobs.batched import Batched
-        from fluster.cluster.jobs.merged_logs import merged_logs
+        from fluster.cluster.jobs.batched_logs import Batched, merged_logs
 
         async def batches() -> AsyncGenerator[list[LogLine]]:
             job_ids = await self._job_ids()

@@ -19,7 +19,7 @@ from fluster.actors.server.host import LAST_CALLS_S, Host, Served
 from fluster.actors.server.hosted import HostedActor
 from fluster.cluster import Cluster
 from fluster.cluster.portal import Portal
-from fluster.cluster.task.identity import KILL_GRACE
+from fluster.cluster.task.task_context import KILL_GRACE
 from fluster.errors import ActorGivenUpError, SupersededError
 from fluster_bus.core.errors import ClosedError
 from fluster_bus.core.names import check_name

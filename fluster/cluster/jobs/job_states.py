@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from fluster.errors import JobNotFoundError, JobRefusedError, QuotaExceededError
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core import subjects
-from fluster_bus.core.errors import BusyError, DisconnectedError, NoRespondersError, RequestTimeoutError
+from fluster_bus.core.errors import BusyError, DisconnectedError, NoRespondersError, RequestTimeoutError, StorageError
 from fluster_bus.messages import JobId, JobInfo, JobStatus, Namespace, RefusedJob, StatusReply, StatusRequest
 from fluster_bus.messages.records import QUOTA_EXCEEDED
 from fluster_bus.running.coroutines import retried
 
+T = TypeVar("T")
+
 UNANSWERED = (NoRespondersError, RequestTimeoutError, DisconnectedError, BusyError)
 
 _RECORD_TIMEOUT_S = 5.0  # the controller itself waits a little less for jobs to be recorded
+_RETURN_TIMEOUT_S = 10.0  # a server that died is up again long before
 _JOBS_A_REQUEST = 1_000
+
+
+async def once_back(attempt: Callable[[], Awaitable[T]]) -> T:
+    """What `attempt` returns, which may run twice: again while the server or its store is just coming back.
+
+    Raises what the last one raised, after 10 s.
+    """
+    return await retried(lambda _left_s: attempt(), on=(*UNANSWERED, StorageError), timeout_s=_RETURN_TIMEOUT_S)
 
 
 class JobStates:

@@ -13,8 +13,8 @@ from fray.types import ActorConfig, EnvironmentConfig, JobRequest, JobStatus, Re
 from fluster.actors import ActorServer
 from fluster.cluster import Cluster, current_cluster
 from fluster.cluster.ownership.ownership import launch_owned
-from fluster.cluster.task.identity import TaskIdentity
-from fluster.cluster.workspaces.stored_workspaces import with_stored_workspace
+from fluster.cluster.task.task_context import TaskIdentity
+from fluster.cluster.workspaces import with_stored_workspace
 from fluster.errors import JobNotFoundError, JobRefusedError
 from fluster.integrations.fray import jobs, requests
 from fluster.integrations.fray.groups import FlusterActorGroup

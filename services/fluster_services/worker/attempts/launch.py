@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fluster.cluster.task.identity import ARRAY_ID, CONTROLLER_ADDRESS, GANG_ADDRESS, KILL_GRACE, TaskIdentity
+from fluster.cluster.task.task_context import ARRAY_ID, CONTROLLER_ADDRESS, GANG_ADDRESS, KILL_GRACE, TaskIdentity
 from fluster_bus.access.address import ADDRESS_VARIABLE, CREDENTIALS_VARIABLE, BusAddress
 from fluster_bus.core.devices import VISIBLE_DEVICES
 from fluster_bus.core.subjects import attempt_key

@@ -10,7 +10,7 @@ import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
 
-from fluster.cluster.workspaces.workspace_limits import WorkspaceLimits
+from fluster.cluster.workspaces import WorkspaceLimits
 from fluster_services.worker.contract.runtime import LaunchError
 
 _BLOCK_BYTES = 1 << 20

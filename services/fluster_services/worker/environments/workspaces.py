@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from fluster.cluster.workspaces.workspace_limits import WORKSPACE_LIMITS, WorkspaceLimits
+from fluster.cluster.workspaces import WORKSPACE_LIMITS, WorkspaceLimits
 from fluster_bus.core.errors import ObjectCorruptError, ObjectNotFoundError, ObjectTooLargeError
 from fluster_bus.messages import Namespace
 from fluster_bus.storage.objects import ObjectStore

@@ -1,21 +1,28 @@
-"""Makes one file of a folder, the same bytes for the same content, to be unpacked where a job runs."""
+"""Workspaces on their way to the cluster: a folder becomes one archive, which is stored under its hash before the job goes.
+
+The same content gives the same bytes. Where a job runs it is unpacked, within the same limits. What only packing needs is
+imported when a folder is packed: every client and every worker imports this module.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
-import tempfile
-import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
-import pathspec
-
-from fluster.cluster.workspaces.workspace_limits import WORKSPACE_LIMITS, WorkspaceLimits
 from fluster.errors import WorkspaceError
+
+if TYPE_CHECKING:
+    import pathspec
+
+    from fluster_bus.connection.bus import Bus
+    from fluster_bus.messages import EnvironmentConfig, JobRequest
+    from fluster_bus.storage.objects import ObjectStore
 
 # Never what a job needs: the history, and what Python writes while it runs, which would make every packing another.
 _LEFT_OUT = frozenset({".git", "__pycache__"})
@@ -30,12 +37,64 @@ _COMPRESSION = 6
 _COPY_BYTES = 1 << 20
 
 
+@dataclass(frozen=True)
+class WorkspaceLimits:
+    """Bounds of one workspace."""
+
+    files: int = 50_000  # folders and links counted too
+    bytes: int = 1 << 30  # unpacked
+    archive_bytes: int = 256 << 20  # packed
+    ratio: float = 200.0  # of unpacked to packed, counted where there is more than `free_bytes`
+    free_bytes: int = 64 << 20  # this much may come out of however little: zeros pack a thousand to one
+
+
+WORKSPACE_LIMITS = WorkspaceLimits()
+
+
+# ---- how it is stored ------------------------------------------------------------------------------------
+
+
+async def with_stored_workspaces(bus: Bus, namespace: str, requests: Sequence[JobRequest]) -> list[JobRequest]:
+    """The requests as they travel: each folder packed, stored, and named by its hash; each folder once.
+
+    Raises WorkspaceError, and StorageError when it could not be stored.
+    """
+    stored: dict[str, str] = {}  # {folder: SHA-256}
+    ready = []
+    for request in requests:
+        environment = await with_stored_workspace(bus, namespace, request.environment, stored)
+        changed = environment is not request.environment
+        ready.append(request.model_copy(update={"environment": environment}) if changed else request)
+    return ready
+
+
+async def with_stored_workspace(
+    bus: Bus, namespace: str, environment: EnvironmentConfig, stored: dict[str, str] | None = None
+) -> EnvironmentConfig:
+    """The same for one environment, which any number of jobs may have then. `stored` are folders that are there already."""
+    if environment.workspace is None:
+        return environment
+    from fluster_bus.storage.objects import ObjectStore
+
+    folder, stored = str(environment.workspace), {} if stored is None else stored
+    if folder not in stored:
+        stored[folder] = await _store(ObjectStore(bus, namespace), folder)
+    return environment.model_copy(update={"workspace": None, "bundle": stored[folder]})
+
+
+async def _store(store: ObjectStore, folder: str) -> str:
+    with await asyncio.to_thread(pack, folder) as archive:
+        return await store.put_file(archive)
+
+
 def pack(folder: str | Path, limits: WorkspaceLimits = WORKSPACE_LIMITS) -> BinaryIO:
     """A temporary file with the packed `folder`, without .git, __pycache__, virtual environments and what .gitignore files name.
 
     It is a zip archive, and the same bytes whenever the same files are packed. Raises WorkspaceError when the folder
     is too large, which names what makes it so, or holds what cannot travel: links that lead out, sockets, devices.
     """
+    import tempfile
+
     root = Path(folder)
     if not root.is_dir():
         raise WorkspaceError(f"workspace {str(folder)!r} is not a folder: name the one that holds the job's code")
@@ -127,6 +186,8 @@ class _Rules:
 
 
 def _rules_of(folder: Path) -> tuple[_Rules, ...]:
+    import pathspec
+
     try:
         lines = (folder / _IGNORE_FILE).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except (FileNotFoundError, IsADirectoryError):
@@ -202,6 +263,8 @@ def _target(root: Path, link: Path) -> str:
 
 def _write(archive: BinaryIO, members: Sequence[_Member]) -> int:
     """The bytes of all files as they were read; of each no more than it had when it was found, and one."""
+    import zipfile
+
     size = 0
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, allowZip64=False, compresslevel=_COMPRESSION) as packed:
         for member in members:

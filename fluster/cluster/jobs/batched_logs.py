@@ -1,22 +1,62 @@
-"""What the tasks of several jobs wrote, such as a pool's."""
+"""Lines of logs in lists, which cost less than one by one: those of one job, and of several, such as a pool's."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from fluster.cluster.client import AsyncCluster
     from fluster_bus.messages import JobId, LogLine
+
+T = TypeVar("T")
 
 _MAX_WAITING = 10  # lists of lines that were read and not yet taken
 
 
+class Batched(AsyncGenerator[T, None]):
+    """The items of lists. Who takes the lists themselves, from `batches`, pays for one step a list."""
+
+    def __init__(self, batches: AsyncGenerator[list[T]]) -> None:
+        self.batches = batches
+        self._ready: deque[T] = deque()
+
+    async def asend(self, _value: None) -> T:
+        """The next item."""
+        while not self._ready:
+            self._ready.extend(await anext(self.batches))
+        return self._ready.popleft()
+
+    async def athrow(self, *error: Any) -> T:
+        """As with any generator; the items that are left are dropped."""
+        self._ready.clear()
+        return (await self.batches.athrow(*error))[0]
+
+    async def aclose(self) -> None:
+        """End it."""
+        self._ready.clear()
+        await self.batches.aclose()
+
+
+class Logs(Protocol):
+    """What has the logs of jobs: a cluster."""
+
+    def logs(
+        self,
+        job_id: JobId,
+        *,
+        follow: bool = False,
+        tail: int | None = None,
+        since: datetime | timedelta | None = None,
+        grep: str | None = None,
+    ) -> Batched[LogLine]: ...
+
+
 async def merged_logs(
-    cluster: AsyncCluster,
+    cluster: Logs,
     job_ids: Sequence[JobId],
     *,
     follow: bool = False,

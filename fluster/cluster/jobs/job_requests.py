@@ -1,19 +1,69 @@
-"""Where the tasks of a job are in their Python code, asked of the controller, one task after the other."""
+"""Requests to the controller about jobs: which there are, to end one, why one waits, where its tasks are in their code."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from fluster.errors import JobNotFoundError, StackError
-from fluster_bus.connection.bus import Bus
+from fluster_bus.connection.bus import Bus, Reply
 from fluster_bus.core import subjects
 from fluster_bus.core.errors import ServiceError
-from fluster_bus.messages import JobId, JobInfo, JobStatus, Namespace, TaskStatus
+from fluster_bus.messages import (
+    ExplainReply,
+    ExplainRequest,
+    JobId,
+    JobInfo,
+    JobStatus,
+    ListReply,
+    ListRequest,
+    Message,
+    Namespace,
+    TaskStatus,
+    TerminateReply,
+    TerminateRequest,
+)
+from fluster_bus.messages.requests import MAX_JOBS_A_REQUEST
 from fluster_bus.messages.stacks import JobStack, TaskStack, TaskStackRequest
 
 _TASKS = 16  # that are asked about at once: each is work for its worker
 _TIMEOUT_S = 20.0  # the worker takes 10 s at most, for a task of many processes
 _ATTEMPT_NOT_FOUND = "AttemptNotFoundError"  # the worker's word
+
+
+async def list_jobs(
+    bus: Bus, namespace: Namespace, *, limit: int, states: Sequence[JobStatus], details: bool
+) -> list[JobInfo]:
+    """The namespace's jobs, the newest first, `limit` at most. Raises what `Bus.ask` raises."""
+    found: dict[JobId, JobInfo] = {}  # a job that is submitted meanwhile moves the others on
+    skip, cursor, more = 0, None, True
+    while more and len(found) < limit:
+        at_once = min(limit - len(found), MAX_JOBS_A_REQUEST)
+        request = ListRequest(limit=at_once, states=tuple(states), skip=skip, after=cursor, details=details)
+        reply = await bus.ask(subjects.jobs_verb(namespace, "list"), request, ListReply)
+        found |= {info.job_id: info for info in reply.jobs}
+        more, cursor = reply.more, reply.cursor
+        # A controller of an older version has no cursors.
+        skip = 0 if cursor is not None else skip + len(reply.jobs)
+    return list(found.values())
+
+
+async def terminate(bus: Bus, namespace: Namespace, job_id: JobId, reason: str) -> None:
+    """Have the job stopped. Raises JobNotFoundError, and what `Bus.ask` raises."""
+    await _ask(bus, namespace, "terminate", TerminateRequest(job_id=job_id, reason=reason), TerminateReply)
+
+
+async def explain(bus: Bus, namespace: Namespace, job_id: JobId) -> str:
+    """Why the job is not running, in one sentence. Raises JobNotFoundError, and what `Bus.ask` raises."""
+    return (await _ask(bus, namespace, "explain", ExplainRequest(job_id=job_id), ExplainReply)).reason
+
+
+async def _ask(bus: Bus, namespace: Namespace, verb: str, request: Message, reply: type[Reply]) -> Reply:
+    try:
+        return await bus.ask(subjects.jobs_verb(namespace, verb), request, reply)
+    except ServiceError as error:
+        if error.code == JobNotFoundError.__name__:
+            raise JobNotFoundError(str(error)) from error
+        raise
 
 
 async def ask_stack(bus: Bus, namespace: Namespace, job_id: JobId, task: int) -> TaskStack:
