@@ -433,7 +433,7 @@ async def test_a_worker_that_leaves_before_a_hold_is_ready_releases_it_uncharged
         preparing.append(arguments)
         await asyncio.Event().wait()
 
-    leaving._attempts._preparation.prepare = prepare  # type: ignore[method-assign]
+    leaving._attempts._starter._preparation.prepare = prepare  # type: ignore[method-assign]
     running = asyncio.create_task(leaving.run(lambda: None))
     job_id = await cluster.launch(_gang(2, max_retries_preemption=0))
     await wait_until_async(lambda: len(preparing) == 2)
