@@ -25,24 +25,19 @@ from fluster_bus.core.errors import (
 )
 from fluster_bus.messages import (
     Capacity,
-    JobRequest,
     Look,
     Namespace,
-    Offer,
-    OfferReply,
 )
 from fluster_bus.messages.parts.resources import with_own_name
 from fluster_bus.running.coroutines import retried
-from fluster_bus.running.fence_clock import fence_clock
-from fluster_services.capacity import fits, needed
 from fluster_services.worker.answers.service import AttemptKey, WorkerService
 from fluster_services.worker.attempts.attempts import Attempts
 from fluster_services.worker.attempts.claims import Claims
 from fluster_services.worker.attempts.following import discard
 from fluster_services.worker.attempts.ledger import Ledger
-from fluster_services.worker.attempts.offers import ClassOffers, UnfitError, check_folder
+from fluster_services.worker.attempts.offers import Offers
 from fluster_services.worker.attempts.pumps import ProgressPump
-from fluster_services.worker.attempts.run_requests import RunRequests, reservation_of
+from fluster_services.worker.attempts.run_requests import RunRequests
 from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.contract.runtime import Runtime
 from fluster_services.worker.engine.images import Images
@@ -72,6 +67,7 @@ class Worker:
     ) -> None:
         self._bus = bus
         self._config = config
+        self._review = asyncio.Event()
         self._runtime = runtime
         self._worker_id = config.worker_id
         self._claims = Claims(bus, config.worker_id, tuple(config.job_credentials))
@@ -81,7 +77,6 @@ class Worker:
         }
         total = config.total.model_copy(update=own)
         self._ledger = Ledger(total, config.device_ids, config.other_devices)
-        self._classes = ClassOffers(bus, self._on_offer)
         self._presence = Presence(
             bus,
             config.worker_id,
@@ -104,16 +99,31 @@ class Worker:
             ledger=self._ledger,
             presence=self._presence,
             progress=self._progress,
-            cover=self._cover_when_possible,
+            cover=self._cover,
             change=self._on_wellness,
             images=images,
+        )
+        self._offers = Offers(
+            bus,
+            config.worker_id,
+            claims=self._claims,
+            ledger=self._ledger,
+            presence=self._presence,
+            draining=draining,
+            in_containers=config.containers is not None,
+            start=self._attempts.start,
+            give_back=self._attempts.give_back,
+            trouble=lambda: self._attempts.wellness.trouble,
+            spawn=self._spawn,
+            track=self._track,
+            on_lapse=self._review.set,
         )
         run_requests = RunRequests(
             bus,
             config.worker_id,
             self._ledger,
-            check=self._why_nothing_new,
-            take=self._take,
+            check=self._offers.why_nothing_new,
+            take=self._offers.take,
             give_back=self._attempts.give_back,
             start=self._start,
             claim_within_s=max(config.timing.hold_s, 2 * config.timing.heartbeat_s),
@@ -130,7 +140,7 @@ class Worker:
             attempts=self._attempts.running,
             array_ids=self._attempts.array_ids,
             unserved=lambda: self._new.problems() if self._new is not None else [],
-            on_offer=self._on_offer,
+            on_offer=self._offers.on_offer,
             run=run_requests.run,
             obey=self._attempts.obey,
         )
@@ -138,12 +148,8 @@ class Worker:
         self._new = self._follow_folder()
         self._tasks = asyncio.TaskGroup()
         self._work: set[asyncio.Task[Any]] = set()  # what has to be over before the worker may leave
-        self._review = asyncio.Event()
         self._was_unknown = False  # to the controller, since its records were compared with what this worker has
         self._without_record: dict[str, float] = {}  # {attempt key: since when a look finds none}
-        self._has_adopted = False
-        self._is_open = False
-        self._is_over = False  # also when an error ends it, which takes a moment
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Serve; `ready` is called once offers are taken."""
@@ -154,13 +160,13 @@ class Worker:
                 await self._presence.register()
                 self._bus.on_reconnect(self._review.set)
                 await self._adopt()
-                self._has_adopted = True
+                self._offers.has_adopted = True
                 await self._bus.subscribe(subjects.worker_verb(self._worker_id, "look"), self._on_look)
                 await self._service.serve()
                 await self._presence.announce()
                 await self._presence.beat()  # what is started before the next one counts from here
-                self._is_open = True
-                await self._cover_when_possible()
+                self._offers.is_open = True
+                await self._offers.cover_when_possible()
                 self._review.set()  # for what was wished before this worker listened
                 loops = [
                     self._tasks.create_task(self._presence.beat_forever()),
@@ -180,7 +186,7 @@ class Worker:
                 if is_done:
                     await self._deregister()
         finally:
-            self._classes.close()
+            self._offers.close()
             await self._attempts.close()
             await self._runtime.close()
 
@@ -190,7 +196,7 @@ class Worker:
         try:
             yield
         finally:
-            self._is_over = True
+            self._offers.is_over = True
 
     async def _end_when_broken(self) -> None:
         """A worker that can start nothing is of no use: whatever keeps it starts another, which adopts what runs."""
@@ -248,7 +254,7 @@ class Worker:
 
     async def _be_offered(self) -> None:
         """Have what was added to this worker's capacity used at once."""
-        await self._cover_when_possible()
+        await self._offers.cover_when_possible()
         await self._presence.beat()  # who waits for room need not wait for the next one
 
     def _on_heard(self, fence_in_s: float) -> None:
@@ -282,7 +288,7 @@ class Worker:
         """Whether nothing is left to do, once this worker was asked to leave and has waited for what it had."""
         await self._draining.wait_asked()
         log.info("%s takes nothing new, and leaves when its %d attempts are over", self._worker_id, len(self._ledger))
-        self._spawn(self._cover_when_possible())
+        self._spawn(self._offers.cover_when_possible())
         self._spawn(self._say_draining())
         if await self._draining.wait_done(self._work):
             return True
@@ -309,31 +315,19 @@ class Worker:
         except BusError as error:
             log.info("%s leaves without a word, and will be found lost: %s", self._worker_id, error)
 
-    # ---- offers -----------------------------------------------------------------------------------------
-
-    async def _cover(self) -> None:
-        if not self._has_adopted:
-            return  # what is claimed now would be taken for something that an earlier run claimed and never started
-        await self._classes.cover(self._free)
+    # ---- how it is --------------------------------------------------------------------------------------
 
     def _free(self) -> Capacity:
-        """What may be offered: to tell of room before anybody listens for offers would have them made in vain."""
-        takes_work = self._is_open and not self._draining.is_asked and self._attempts.wellness.trouble is None
-        return self._ledger.free if takes_work else Capacity()
+        return self._offers.free()
 
-    async def _cover_when_possible(self) -> None:
-        try:
-            await self._cover()
-        except BusError as error:
-            # Subscriptions that stand come back with the connection; the rest is set right then.
-            log.info("the offers listened to are changed later: %s", error)
-            self._review.set()
+    async def _cover(self) -> None:
+        await self._offers.cover_when_possible()
 
     async def _on_wellness(self) -> None:
         """The worker has become unfit to run anything, or fit again: first nothing comes any more, then all are told."""
         self._presence.set_trouble(self._attempts.wellness.trouble)
-        if self._is_open:
-            await self._cover_when_possible()
+        if self._offers.is_open:
+            await self._offers.cover_when_possible()
             self._spawn(self._say_wellness())
 
     async def _say_wellness(self) -> None:
@@ -343,100 +337,6 @@ class Worker:
         except BusError as error:
             log.info("how %s is stands in the table of workers later: %s", self._worker_id, error)
             self._review.set()
-
-    # ---- claiming ---------------------------------------------------------------------------------------
-
-    async def _on_offer(self, offer: Offer, _subject: str) -> OfferReply:
-        work = asyncio.current_task()
-        if work is not None:
-            self._track(work)
-        if self._worker_id in offer.spared and not self._is_promised(offer):
-            return OfferReply(
-                worker_id=self._worker_id, accepted=False, spared=True, reason="kept free for another task"
-            )
-        try:
-            refusal = await self._take(offer)
-        except UnfitError as error:
-            return OfferReply(worker_id=self._worker_id, accepted=False, unfit=True, reason=str(error))
-        return OfferReply(worker_id=self._worker_id, accepted=refusal is None, reason=refusal or "")
-
-    async def _take(self, offer: Offer) -> str | None:
-        """Reserve, then claim: None when the task is this worker's, else why not. Raises UnfitError."""
-        if (refusal := self._why_not_here(offer.namespace)) is not None:
-            return refusal
-        # The job is not needed yet, but so both come by one round trip.
-        row, job = await asyncio.gather(
-            self._claims.look(offer.namespace, offer.job_id, offer.task),
-            self._claims.job(offer.namespace, offer.job_id),
-        )
-        if row is None or row.revision < offer.revision:
-            return "no such record here"
-        if (refusal := self._why_resting(promised=self._is_promised(offer))) is not None:
-            return refusal
-        if job is not None:
-            await self._check_folder(job.request)
-        key = subjects.attempt_key(offer.namespace, offer.job_id, offer.task, offer.attempt)
-        need = needed(row.value.resources)
-        kept = reservation_of(offer.namespace, offer.job_id, offer.task)
-        if not self._ledger.reserve(key, need, instead_of=kept):
-            self._spawn(self._cover_when_possible())
-            return self._ledger.why_full(need) or "it has this attempt already"
-        try:
-            claimed = await self._claims.claim(row, offer)
-        except BusError:
-            # Claimed or not: the record tells when it can be read again. Until then the capacity stays reserved.
-            self._spawn(self._settle(offer, key))
-            raise
-        if claimed is None:
-            await self._attempts.give_back(key)
-            return "another worker has it, or it is no longer wanted"
-        if fits(need, self._ledger.free):
-            self._classes.soon(lambda: self._spawn(self._cover_when_possible()))
-        else:
-            self._spawn(self._cover_when_possible())
-        self._spawn(self._attempts.start(claimed, key, job))
-        return None
-
-    def _why_not_here(self, namespace: Namespace) -> str | None:
-        if namespace not in self._ledger.total.namespaces:
-            return "no such namespace here"
-        if fence_clock() >= self._presence.fence_at:
-            return "not heard for so long that it may start nothing"
-        return None
-
-    def _why_resting(self, *, promised: bool = False) -> str | None:
-        if self._is_over:
-            return "it is about to end"
-        if self._draining.is_asked and not promised:
-            return "it drains"
-        trouble = self._attempts.wellness.trouble
-        return f"it takes no work: {trouble}" if trouble is not None else None
-
-    def _is_promised(self, offer: Offer) -> bool:
-        """True for a task for which room is kept, see RunRequests."""
-        return reservation_of(offer.namespace, offer.job_id, offer.task) in self._ledger
-
-    async def _check_folder(self, job: JobRequest) -> None:
-        is_contained = self._config.containers is not None
-        await check_folder(job.environment, self._worker_id, in_containers=is_contained)
-
-    async def _why_nothing_new(self, namespace: Namespace, job: JobRequest) -> str | None:
-        """Why a job cannot be begun here now, whatever room there is."""
-        if (refusal := self._why_not_here(namespace) or self._why_resting()) is not None:
-            return refusal
-        try:
-            await self._check_folder(job)
-        except UnfitError as error:
-            return str(error)
-        return None
-
-    async def _settle(self, offer: Offer, key: str) -> None:
-        row = await self._claims.patiently(lambda: self._claims.settle(offer))
-        if row is not None:
-            self._spawn(self._cover_when_possible())
-            await self._attempts.start(row, key, None)
-        else:
-            await self._attempts.give_back(key)
 
     # ---- wishes and second looks ------------------------------------------------------------------------
 
@@ -456,7 +356,7 @@ class Worker:
                 pass  # now and then
             self._review.clear()
             try:
-                await self._cover()
+                await self._offers.cover()
                 for key in self._attempts.unsettled():
                     place = AttemptKey.parse(key)
                     row = await self._claims.look(place.namespace, place.job_id, place.task)

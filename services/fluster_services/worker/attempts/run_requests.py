@@ -39,7 +39,7 @@ from fluster_bus.storage.submitting import submit
 from fluster_bus.storage.tables import Row
 from fluster_services.capacity import fits, misfit, needed
 from fluster_services.worker.attempts.ledger import Ledger
-from fluster_services.worker.attempts.offers import UnfitError
+from fluster_services.worker.attempts.offers import UnfitError, reservation_of
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +48,6 @@ _UNANSWERED = (NoRespondersError, RequestTimeoutError, DisconnectedError)
 _STORE_WITHIN_S = 10.0  # a server that died is up again long before
 _RECORD_TIMEOUT_S = 5.0  # the controller waits a little less for a job to be recorded
 _ANSWER_WITHIN_S = 4.0  # then the operator hears that no controller has recorded the job yet
-
-
-def reservation_of(namespace: Namespace, job_id: JobId, task: int) -> str:
-    """The key under which room is kept for a task before its first attempt is claimed."""
-    return subjects.attempt_key(namespace, job_id, task, 0)
 
 
 @dataclass(frozen=True)
