@@ -72,7 +72,8 @@ class NewNamespaces:
 
     def problems(self) -> list[str]:
         """Why namespaces are not served whose jobs' credentials are there."""
-        return [self._troubles[each] for each in sorted(self._troubles)]
+        served = self._served()  # others may see that one is served before this has noted it
+        return [self._troubles[each] for each in sorted(self._troubles) if each not in served]
 
     async def run(self) -> None:
         """Look now and then, until cancelled."""
