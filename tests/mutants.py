@@ -38,7 +38,6 @@ class Core(NamedTuple):
 
 CORES = {
     "fluster.worker_pool.dispatch": Core(("worker_pool", "map_pacing"), 0),
-    "fluster.worker_pool.pace": Core(("worker_pool", "map_pacing"), 0),
     "fluster.worker_pool.work": Core(("worker_pool", "map_pacing"), 0),
     # Of no effect: whether the seat is open is not asked before it was seen, nor once it leads, and no write is taken twice.
     "fluster_bus.storage.leadership": Core(("leadership",), 3),

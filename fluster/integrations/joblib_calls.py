@@ -14,7 +14,7 @@ from fluster.actors.results.futures import ActorFuture
 from fluster.cluster import Ref
 from fluster.integrations.joblib_batches import decode_results, encode_batch, run_batch
 from fluster.worker_pool import WorkerPool
-from fluster.worker_pool.pace import TASK_MEMORY, Pace
+from fluster.worker_pool.dispatch import TASK_MEMORY, Pace
 
 log = logging.getLogger(__name__)
 

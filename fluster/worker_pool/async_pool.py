@@ -12,13 +12,14 @@ from datetime import datetime, timedelta
 from typing import Any, ParamSpec, Self, TypeVar
 
 from fluster.actors.definition.definition import check_timeout
-from fluster.actors.results.futures import ActorFuture, is_running
+from fluster.actors.results.futures import ActorFuture
+from fluster.actors.results.loop_calls import is_running
 from fluster.actors.results.maps import iterated
 from fluster.cluster import AsyncCluster
 from fluster.cluster.jobs.arguments import check_count
 from fluster.cluster.portal import forked
+from fluster.worker_pool.dispatch import Pace
 from fluster.worker_pool.function_pickles import FunctionPickles
-from fluster.worker_pool.pace import Pace
 from fluster.worker_pool.progress import Bar, progress_bar
 from fluster.worker_pool.results import AsyncMapResult, AsyncUnorderedResults, ItemFutures, UnorderedItems
 from fluster.worker_pool.tasks import Task
@@ -84,7 +85,7 @@ class AsyncWorkerPool:
 
     def _repr_html_(self) -> str:
         """What notebooks show."""
-        from fluster.worker_pool.pool_view import pool_view
+        from fluster.worker_pool.progress import pool_view
 
         status = self.workers.status_now() if is_running(self.workers.loop) else None
         return pool_view(f"{type(self).__name__} {self.name}", status, self.state)

@@ -1,4 +1,4 @@
-"""Which worker gets which task, and what becomes of those that are lost with theirs: decided here, without any I/O.
+"""Which worker gets which task, by the pace of earlier ones, and what becomes of those that are lost with theirs: decided here, without any I/O.
 
 Work comes from sources, first come, first served: a source gives units, and a unit is what one call to a worker carries.
 A worker gets as many as keep it busy for a moment. It runs them one after the other, so which of them it died of is not
@@ -15,13 +15,47 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
-from fluster.worker_pool.pace import Pace
-
+CHUNK_S = 0.02  # of work in one call: so long that the call itself does not count, so short that none waits for long
+TAIL_S = 0.001  # the same where work runs out and is shared among the workers
+MAX_ITEMS = 1_024
+# Of single tasks. Long: answers of short ones come many at a time, and the first of them seems to have taken all the time.
+TASK_MEMORY = 0.98
 AHEAD_S = 0.04  # of work that a worker has at a time; a unit that takes longer it has alone
 MAX_AHEAD = 1_024  # units
 _NEAR_S = 0.005  # of travel that is taken for work: a call costs something, and on a busy machine an answer may take that long
 _MAX_AWAY_S = 1.0  # of travel that is made up for
 _SUPPLIED = 2  # units: one to run while the answer to the other travels
+
+
+class Pace:
+    """The average duration of an item, of which the newest count most. Unknown at first: then calls carry one item."""
+
+    def __init__(self, memory: float) -> None:
+        self._memory = memory  # what is left of an observation's weight at the next one
+        self._items = 0.0
+        self._seconds = 0.0
+        self._largest = 0  # call so far
+
+    def observe(self, items: int, seconds: float) -> None:
+        """A call with that many items took that long."""
+        self._items = self._items * self._memory + items
+        self._seconds = self._seconds * self._memory + max(seconds, 0.0)
+        self._largest = max(self._largest, items)
+
+    def expected_s(self, items: int) -> float:
+        """How long that many items will take: infinity when that is not known yet."""
+        return items * self._seconds / self._items if self._items else math.inf
+
+    def is_new(self, items: int) -> bool:
+        """True when no call with that many items has been answered yet."""
+        return items > self._largest
+
+    def chunk(self, seconds: float = CHUNK_S) -> int:
+        """How many items the next call should have, to take so long: at most double what is known to go well."""
+        if not self._items:
+            return 1
+        wanted = seconds / max(self._seconds / self._items, 1e-9)
+        return max(1, int(min(wanted, 2 * self._largest, MAX_ITEMS)))
 
 
 class Unit(Protocol):

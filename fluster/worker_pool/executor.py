@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from fluster.actors.results.futures import ActorFuture, is_running
+from fluster.actors.results.futures import ActorFuture
+from fluster.actors.results.loop_calls import is_running
 from fluster.cluster.jobs.arguments import check_count, deadline_after
 from fluster.errors import ForkedError
-from fluster.worker_pool.pace import TASK_MEMORY, Pace
+from fluster.worker_pool.dispatch import TASK_MEMORY, Pace
 from fluster_bus.core.errors import ClosedError
 from fluster_bus.running.blocked_waits import wait_for_all
 

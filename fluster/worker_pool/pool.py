@@ -68,7 +68,7 @@ class WorkerPool:
 
     def _repr_html_(self) -> str:
         """What notebooks show."""
-        from fluster.worker_pool.pool_view import pool_view
+        from fluster.worker_pool.progress import pool_view
 
         try:
             status = self.status()

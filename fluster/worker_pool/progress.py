@@ -7,9 +7,14 @@ import logging
 import threading
 import time
 import weakref
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fluster.notebook import is_notebook
+from fluster_bus.messages.notebook import bar, view
+
+if TYPE_CHECKING:
+    from fluster.worker_pool.workers import PoolStatus
+
 
 log = logging.getLogger(__name__)
 
@@ -122,3 +127,20 @@ class NotebookBar:
         if self._total is None or not self._done:
             return ""
         return f", {elapsed_s / self._done * (self._total - self._done):,.0f} s left"
+
+
+def pool_view(heading: str, status: PoolStatus | None, state: str = "") -> str:
+    """HTML for notebooks of a pool with that status, if it is known."""
+    if status is None:
+        return view(heading, {"state": state})
+    facts = {
+        "state": state,
+        "workers": f"{status.workers:,} of {status.wanted:,}",
+        "waiting": f"{status.queued:,}",
+        "at workers": f"{status.out:,}",
+        "done": f"{status.done:,}",
+        "failed": f"{status.failed:,}" if status.failed else None,
+    }
+    over = status.done + status.failed
+    total = over + status.queued + status.out
+    return view(heading, facts, bar(over, total, f"{over:,} of {total:,} tasks") if total else "")

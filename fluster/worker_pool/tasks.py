@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fluster.actors.results.futures import ActorFuture
-from fluster.worker_pool.pace import Pace
+from fluster.worker_pool.dispatch import Pace
 
 _MAX_BUNDLE = 128 << 10  # bytes, unless one task has more
 _FEWEST = 8  # tasks; fewer go to one worker each, so that they may wait for each other, as in other pools

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from fluster.actors.protocol.windows import Read, Window
+from fluster.actors.protocol.flow_control import Read, Window
 from fluster.actors.results.reader import ItemsTicket
 from fluster.errors import ActorDiedError, ConnectionLostError
 from fluster.worker_pool.runner import BUNDLE_WINDOW

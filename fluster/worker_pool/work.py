@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from fluster.actors.protocol.failures import decode_failure
-from fluster.worker_pool.pace import MAX_ITEMS, TAIL_S, Pace
+from fluster.worker_pool.dispatch import MAX_ITEMS, TAIL_S, Pace
 from fluster_bus.core import codec
 from fluster_bus.payloads import payloads
 from fluster_bus.storage.objects import MAX_OBJECT_BYTES

@@ -12,16 +12,14 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any, cast
 
-from fluster.actors.membership.rosters import Roster
+from fluster.actors.client.rosters import Roster
 from fluster.actors.pool.pool import AsyncActorPool
 from fluster.actors.protocol.failures import RETRY, advice_of, decode_failure, is_failure_of
-from fluster.actors.results.loop_calls import closed
-from fluster.actors.results.stored import StoredPayloads
+from fluster.actors.results.loop_calls import StoredPayloads, closed
 from fluster.cluster import AsyncCluster
 from fluster.cluster.jobs.arguments import check_count
 from fluster.errors import ActorDiedError, ConnectionLostError, NotRunError, PoisonedTaskError
-from fluster.worker_pool.dispatch import Dispatch, Loss
-from fluster.worker_pool.pace import TASK_MEMORY, Pace
+from fluster.worker_pool.dispatch import TASK_MEMORY, Dispatch, Loss, Pace
 from fluster.worker_pool.runner import FAILED, LeavingError, TaskRunner
 from fluster.worker_pool.tasks import Bundle, Task, TaskQueue
 from fluster.worker_pool.tickets import BundleTicket, UnitTicket

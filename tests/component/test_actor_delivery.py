@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fluster.actors import ActorPool, AsyncActorPool, method
-from fluster.actors.routing import retries
+from fluster.actors.client import retries
 from fluster.cluster import AsyncCluster, Cluster
 from fluster.errors import ActorDiedError, ActorNotFoundError, ConnectionLostError
 from fluster_bus.core import codec

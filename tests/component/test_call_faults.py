@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fluster.actors import actor
-from fluster.actors.client.notices import Notices
+from fluster.actors.client.publisher import Notices
 from fluster.actors.protocol import frames
 from fluster.actors.protocol.calls import Broadcast, Call
 from fluster.actors.routing.routing import Routing

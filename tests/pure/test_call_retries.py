@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from fluster.actors.client.retries import LONGEST_PAUSE_S, pause_before_retry
 from fluster.actors.protocol import frames
 from fluster.actors.protocol.calls import Call, Done
 from fluster.actors.protocol.failures import RETRY, encode_failure
 from fluster.actors.protocol.frames import Moment
 from fluster.actors.results.futures import ActorFuture
-from fluster.actors.routing.retries import LONGEST_PAUSE_S, pause_before_retry
 from fluster.actors.routing.routing import NobodyServesError
 from fluster.errors import ActorDiedError, ActorNotFoundError, ActorTimeoutError, ConnectionLostError, MailboxFullError
 

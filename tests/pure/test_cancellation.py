@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluster.actors import ActorContext, ActorFuture
+from fluster.actors.definition.context import Cancellation
 from fluster.actors.protocol import frames
-from fluster.actors.protocol.cancellation import Cancellation
 from fluster.actors.server.mailbox import Mailbox
 from fluster_bus.core import codec
 from fluster_bus.core.errors import InvalidMessageError

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from fluster.actors import Member, MemberState
-from fluster.actors.membership.census import census, is_coming_back, why_nobody_serves
+from fluster.actors.client.census import census, is_coming_back, why_nobody_serves
 from fluster.actors.protocol.members import LAST_ERROR, LEAVING, RESTARTING, RESTARTS
 from fluster_bus.messages import Endpoint, EndpointId, JobId, JobInfo, JobStatus, Namespace, TaskStatus
 

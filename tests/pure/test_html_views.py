@@ -10,7 +10,7 @@ import pytest
 from fluster.cluster import Cluster
 from fluster.testing import LocalActors
 from fluster.worker_pool import PoolStatus
-from fluster.worker_pool.pool_view import pool_view
+from fluster.worker_pool.progress import pool_view
 from fluster_bus.messages import JobId, JobInfo, JobStatus, Namespace, TaskStatus, WorkerId
 from fluster_bus.messages.jobs import Progress
 from fluster_bus.messages.notebook import bar, table, view

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from fluster.actors.client.json_calls import end_of
-from fluster.actors.membership.rosters import Change, Joined, Known, Left
+from fluster.actors.client.rosters import Change, Joined, Known, Left
 from fluster.actors.protocol.frames import now
 from fluster.actors.protocol.members import Member
 from fluster.errors import ActorDiedError, ConnectionLostError

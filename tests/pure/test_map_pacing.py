@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from fluster.worker_pool.pace import TAIL_S, Pace
+from fluster.worker_pool.dispatch import TAIL_S, Pace
 from tests.pure.simulated_pool import simulate
 
 WORKERS = 4

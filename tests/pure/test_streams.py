@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluster.actors import ActorContext, ActorStream, actor, method
+from fluster.actors.definition.context import Cancellation
 from fluster.actors.definition.definition import methods_of
 from fluster.actors.protocol import frames
-from fluster.actors.protocol.cancellation import Cancellation
 from fluster.actors.protocol.failures import encode_failure
-from fluster.actors.protocol.windows import Produced, Read, Window
+from fluster.actors.protocol.flow_control import Produced, Read, Window
 from fluster.actors.results.reader import StreamReader
 from fluster.actors.server.producer import Items, Producer
 from fluster.errors import ActorTimeoutError, ConnectionLostError

@@ -13,8 +13,7 @@ import pytest
 from fluster.actors import ActorFuture
 from fluster.actors.protocol.failures import decode_failure
 from fluster.errors import ConnectionLostError
-from fluster.worker_pool.dispatch import AHEAD_S, MAX_AHEAD, Dispatch, Loss
-from fluster.worker_pool.pace import CHUNK_S, MAX_ITEMS, Pace
+from fluster.worker_pool.dispatch import AHEAD_S, CHUNK_S, MAX_AHEAD, MAX_ITEMS, Dispatch, Loss, Pace
 from fluster.worker_pool.runner import TaskRunner
 from fluster.worker_pool.tasks import Bundle, Task, TaskQueue
 from fluster.worker_pool.tickets import BundleTicket

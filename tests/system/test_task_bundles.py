@@ -14,7 +14,7 @@ import pytest
 
 from fluster import ActorDiedError, ActorTimeoutError, LocalCluster, PoisonedTaskError, WorkerPool, create_environment
 from fluster.actors import ActorFuture
-from fluster.worker_pool.pace import MAX_ITEMS
+from fluster.worker_pool.dispatch import MAX_ITEMS
 from fluster_bus.payloads import arenas
 
 PATIENCE_S = 60.0

@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from fluster.actors.protocol.calls import Broadcast, Call
-from fluster.actors.results.futures import is_any_running
-from fluster.actors.results.loop_calls import tell, tell_soon
+from fluster.actors.results.loop_calls import is_any_running, tell, tell_soon
 from fluster.errors import MailboxFullError
 from fluster_bus.running.alarm import Alarm
 

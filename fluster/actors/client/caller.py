@@ -18,17 +18,14 @@ from typing import cast
 
 from fluster.actors.client.arrivals import Arrivals
 from fluster.actors.client.carried_calls import CarriedCalls
-from fluster.actors.client.deadlines import Deadlines
-from fluster.actors.client.held_calls import HeldCalls
+from fluster.actors.client.census import Explanations
 from fluster.actors.client.inboxes import Inboxes
-from fluster.actors.client.notices import Notices
 from fluster.actors.client.outcomes import Outcomes, settle
-from fluster.actors.client.paused_calls import PausedCalls
-from fluster.actors.client.publisher import Publisher
+from fluster.actors.client.pending_calls import Deadlines, HeldCalls, WaitingPools
+from fluster.actors.client.publisher import Notices, Publisher
+from fluster.actors.client.retries import PausedCalls
+from fluster.actors.client.rosters import Change, Joined, Known, Left, Roster, Rosters, Unknown, was_shut_down
 from fluster.actors.client.stored_calls import StoredCalls
-from fluster.actors.client.waiting_pools import WaitingPools
-from fluster.actors.membership.explanations import Explanations
-from fluster.actors.membership.rosters import Change, Joined, Known, Left, Roster, Rosters, Unknown, was_shut_down
 from fluster.actors.protocol.calls import Broadcast, Call, Done, Send, failed, faulted
 from fluster.actors.protocol.clock import SYSTEM_CLOCK, Clock
 from fluster.actors.protocol.frames import Moment, WireReply

@@ -13,17 +13,15 @@ import functools
 from collections.abc import Callable, Iterable, Sized
 
 from fluster.actors.client.arrivals import Arrivals
-from fluster.actors.client.deadlines import Deadlines
-from fluster.actors.client.held_calls import HeldCalls
 from fluster.actors.client.inboxes import Inboxes
 from fluster.actors.client.lane_calls import LaneCalls, Wait
 from fluster.actors.client.outcomes import settle, settle_result
-from fluster.actors.membership.rosters import Change, Left, Rosters
+from fluster.actors.client.pending_calls import Deadlines, HeldCalls
+from fluster.actors.client.rosters import Change, Left, Rosters
 from fluster.actors.protocol.calls import Broadcast, Call, Done
 from fluster.actors.protocol.clock import Clock
 from fluster.actors.protocol.members import Member
-from fluster.actors.results.futures import is_running
-from fluster.actors.results.loop_calls import tell_soon
+from fluster.actors.results.loop_calls import is_running, tell_soon
 from fluster.actors.routing.desk import Desk
 from fluster.actors.routing.messages_out import MessageOut
 from fluster.errors import MailboxFullError

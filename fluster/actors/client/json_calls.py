@@ -7,7 +7,7 @@ import json
 import logging
 from typing import Any
 
-from fluster.actors.membership.rosters import Change, Joined, Left, Rosters
+from fluster.actors.client.rosters import Change, Joined, Left, Rosters
 from fluster.actors.protocol import frames
 from fluster.actors.protocol.calls import died_while_out, lost_while_out
 from fluster.actors.protocol.frames import Moment

@@ -7,14 +7,13 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from fluster.actors.membership.explanations import Explanations
+from fluster.actors.client.census import Explanations
 from fluster.actors.protocol import frames
 from fluster.actors.protocol.calls import Broadcast, Call, Done, Part
-from fluster.actors.protocol.windows import Window
+from fluster.actors.protocol.flow_control import Window
 from fluster.actors.results.futures import ActorFuture
-from fluster.actors.results.loop_calls import closed
+from fluster.actors.results.loop_calls import StoredPayloads, closed
 from fluster.actors.results.reader import ActorStream, ItemsTicket, StreamReader
-from fluster.actors.results.stored import StoredPayloads
 from fluster.actors.routing.routing import NobodyServesError
 from fluster_bus.connection.carrier import Carrier
 from fluster_bus.payloads import payloads

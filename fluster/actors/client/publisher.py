@@ -1,23 +1,34 @@
-"""Messages with calls, as they are put on the bus."""
+"""What a client publishes: calls, and notices beside them: cancellations, and how far streams are read."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from fluster.actors.client.inboxes import Inboxes
 from fluster.actors.protocol import frames, json_frames
-from fluster.actors.protocol.calls import Call, Send
+from fluster.actors.protocol.calls import Call, Cancel, Send
+from fluster.actors.protocol.frames import WireReply
 from fluster.actors.protocol.members import Member, share_memory
+from fluster.actors.results.reader import ItemsTicket
+from fluster.actors.routing.desk import Desk
 from fluster_bus.connection.carrier import Carrier
 from fluster_bus.core import subjects
+from fluster_bus.core.errors import BusError
 from fluster_bus.payloads import payloads
 from fluster_bus.storage.objects import ObjectStore
+
+log = logging.getLogger(__name__)
+
+NumberedT = TypeVar("NumberedT", tuple[int, int], tuple[int, int, int, int])
 
 _FRAME_OVERHEAD = 4096  # of a call around its payload, amply
 
 
 class Publisher:
-    """Publishes those of one client; answers come to its inboxes."""
+    """Publishes the calls of one client; answers come to its inboxes."""
 
     def __init__(
         self,
@@ -64,3 +75,86 @@ class Publisher:
         if len(payload) > self._max_payload:
             payload = await payloads.stored(payload, self._store)
         return payload
+
+
+class Notices:
+    """Cancellations and read credits of one client. They are published on the connection of its calls, after the calls that they concern.
+
+    `withdrawn` and `read` are filled by any thread; all else is for the loop of the connection.
+    """
+
+    def __init__(self, bus: Carrier, desk: Desk, inboxes: Inboxes) -> None:
+        self._bus = bus
+        self._desk = desk
+        self._inboxes = inboxes
+        self.withdrawn: deque[Call] = deque()
+        self.read: deque[Call] = deque()  # streams
+        self._cancels: list[Cancel] = []
+
+    def on_timeout(self, call: Call) -> None:
+        self._cancels += self._desk.on_timeout(call)
+
+    def take_withdrawn(self) -> None:
+        """End what was withdrawn here; `publish` tells the actors."""
+        if not self.withdrawn:
+            return
+        withdrawn = [self.withdrawn.popleft() for _ in range(len(self.withdrawn))]
+        for call in withdrawn:
+            if call.timer is not None:
+                call.timer.cancel()
+        self._cancels += self._desk.withdraw(withdrawn)
+
+    def clear(self) -> None:
+        """The connection is lost, and what was out has ended."""
+        self._cancels.clear()
+        self.read.clear()
+
+    async def publish(self) -> None:
+        cancels, self._cancels = self._cancels, []
+        for cancel in cancels:
+            for inbox, places in self._by_inbox(cancel.member, cancel.places):
+                reply = f"{inbox}.{cancel.number}"
+                await self._tell(cancel.member, frames.CANCEL, frames.encode_cancel(places), reply)
+        if self.read:
+            await self._publish_read()
+
+    async def _publish_read(self) -> None:
+        reads: dict[str, tuple[Member, list[tuple[int, int, int, int]]]] = {}  # {address: of its streams}
+        for call in {self.read.popleft() for _ in range(len(self.read))}:
+            found, reader = self._desk.where(call), call.ticket
+            if found is not None and isinstance(reader, ItemsTicket):
+                member, place = found
+                progress = reader.progress
+                of_member = reads.setdefault(member.address, (member, []))[1]
+                of_member.append((*place, progress.told_items, progress.told_size))
+        for member, of_streams in reads.values():
+            for inbox, reads_there in self._by_inbox(member, of_streams):
+                await self._tell(member, frames.READ, frames.encode_reads(reads_there), f"{inbox}.0")
+
+    def _by_inbox(self, member: Member, of_calls: list[NumberedT]) -> Iterator[tuple[str, list[NumberedT]]]:
+        """What is told of calls, each beginning with the number of its message, by the inbox that tells whose they are."""
+        if member.takes_json_only:
+            yield self._inboxes.json, of_calls
+            return
+        for inbox, alone in ((self._inboxes.plain, False), (self._inboxes.alone, True)):
+            there = [each for each in of_calls if (each[0] < 0) is alone]
+            if there:
+                yield inbox, there
+
+    async def _tell(self, member: Member, what: str, body: bytes, reply: str) -> None:
+        try:
+            subject = subjects.method_of_member(member.address, what)
+            await self._bus.publish(subject, body, reply=reply)  # not for an answer
+        except BusError as error:
+            log.info("%s was not told what became of calls: %s", member.endpoint_id, error)
+
+    async def answer(self, to: str, number: int, endpoint_id: str, replies: list[WireReply]) -> None:
+        """An actor asks whether there is still somebody who reads its stream."""
+        if not subjects.is_inbox(to):
+            log.warning("refused to answer %s: its reply subject %s is not an inbox", endpoint_id, to)
+            return
+        wanted = any(self._desk.is_wanted(number, endpoint_id, place) for place, _kind, _payload in replies)
+        try:
+            await self._bus.publish(to, frames.WANTED if wanted else frames.UNWANTED)
+        except BusError as error:
+            log.debug("%s was not answered: %s", endpoint_id, error)  # it asks again

@@ -1,14 +1,14 @@
-"""Where a method of an actor finds itself."""
+"""The context of a method of an actor: who the actor is, and which call it handles, cancelled or not."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from fluster.actors.protocol.cancellation import Cancellation
 from fluster.cluster.task.task_context import NAMESPACE, TaskIdentity
 from fluster_bus.core.names import EndpointId, JobId, Namespace, WorkerId
 
@@ -17,6 +17,42 @@ if TYPE_CHECKING:
 
     from fluster.actors.server.durable import DurableActor
     from fluster.cluster import Cluster
+
+
+class Cancellation:
+    """Whether the caller of a call still waits. Set once by the connection's thread, read by those that run the method."""
+
+    __slots__ = ("_callbacks", "_event", "_lock", "cancelled")
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], object]] = []
+        self._event: threading.Event | None = None
+
+    def cancel(self) -> None:
+        with self._lock:
+            if self.cancelled:
+                return
+            self.cancelled = True
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def on_cancel(self, callback: Callable[[], object]) -> None:
+        """Have `callback` run once, in whichever thread: at once when it is cancelled already."""
+        with self._lock:
+            if not self.cancelled:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """True as soon as it is cancelled, False after `timeout_s`."""
+        if self._event is None:
+            self._event = threading.Event()  # only the thread that runs the method waits
+            self.on_cancel(self._event.set)
+        return self._event.wait(timeout_s)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from fluster.actors.definition.context import ActorContext
-from fluster.actors.definition.hook_names import HOOKS
-from fluster.actors.protocol.codecs import CODECS, PICKLE
-from fluster.actors.protocol.windows import Window
+from fluster.actors.protocol.flow_control import Window
+from fluster.actors.protocol.frames import CODECS, PICKLE
 from fluster_bus.core.names import check_name, near
 
 if TYPE_CHECKING:
@@ -20,6 +19,10 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
+
+# Methods that Fluster itself calls.
+ON_START, ON_STOP, ON_FAILURE, ON_RESTORE = "on_start", "on_stop", "on_failure", "on_restore"
+HOOKS = frozenset({ON_START, ON_STOP, ON_FAILURE, ON_RESTORE})
 
 MAX_CONCURRENCY = 1_000
 MAX_RETRIES = 1_000_000

@@ -7,9 +7,8 @@ from typing import Any, Generic, NoReturn, Self, TypeVar
 
 from fluster.actors.client.broadcast import BroadcastResult
 from fluster.actors.definition.definition import check_timeout
-from fluster.actors.pool.handles import ActorHandle, member_id
+from fluster.actors.pool.handles import ActorHandle, Methods, Verb, member_id
 from fluster.actors.pool.pool import AsyncActorPool, no_attribute
-from fluster.actors.pool.verbs import Methods, Verb
 from fluster.actors.protocol.members import Member
 from fluster.actors.protocol.policies import Policy
 from fluster.actors.results.futures import result_of

@@ -13,16 +13,16 @@ from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
 from fluster.actors.client.broadcast import Answers, AsyncBroadcastResult
 from fluster.actors.client.caller import Caller
 from fluster.actors.client.carried_calls import BroadcastOffer
+from fluster.actors.client.census import census
 from fluster.actors.client.lane_calls import LaneFuture
+from fluster.actors.client.rosters import Roster
 from fluster.actors.definition.definition import MethodInfo, check_timeout, methods_of, options_of
-from fluster.actors.membership.census import census
-from fluster.actors.membership.rosters import Roster
-from fluster.actors.pool.handles import AsyncActorHandle, member_id
-from fluster.actors.pool.verbs import Methods, Verb
-from fluster.actors.protocol.calls import Broadcast, Call, Ticket
+from fluster.actors.pool.handles import AsyncActorHandle, Methods, Verb, member_id
+from fluster.actors.protocol.calls import Broadcast, Call, Ticket, own_thread
 from fluster.actors.protocol.members import Member
 from fluster.actors.protocol.policies import ByKey, Policy, policy_of
-from fluster.actors.results.futures import ActorFuture, is_running
+from fluster.actors.results.futures import ActorFuture
+from fluster.actors.results.loop_calls import is_running
 from fluster.actors.results.maps import (
     MAX_OUT,
     AsyncMapResults,
@@ -31,7 +31,6 @@ from fluster.actors.results.maps import (
     check_max_out,
     iterated,
 )
-from fluster.actors.routing.own_thread import own_thread
 from fluster.cluster import AsyncCluster
 from fluster.cluster.ownership.ownership import release
 from fluster.errors import ActorTimeoutError

@@ -1,21 +1,19 @@
-"""Calls, and what the desk says about them."""
+"""Calls, what the desk says about them, and the thread whose calls to its own actor would never end."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from fluster.actors.protocol import frames
 from fluster.actors.protocol.frames import Moment, WireCall
 from fluster.actors.protocol.members import Member
 from fluster.actors.protocol.policies import Policy
-from fluster.errors import ActorDiedError, ActorError, ConnectionLostError
+from fluster.errors import ActorDeadlockError, ActorDiedError, ActorError, ConnectionLostError
 from fluster.tracing import Carrier
-
-if TYPE_CHECKING:
-    from fluster.actors.routing.own_thread import OwnThread
 
 log = logging.getLogger(__name__)
 
@@ -198,3 +196,53 @@ def lost_while_out(call: object) -> ConnectionLostError:
     """What ends a call whose actor could not answer it for a while."""
     lost = "the actor lost its connection to the bus while the call was out; it may have run"
     return ConnectionLostError(f"{call}: {lost}")
+
+
+@dataclass(frozen=True)
+class OwnThread:
+    """The only thread of an actor that runs one call at a time: if it waits there for that actor, it waits forever."""
+
+    endpoint_id: str
+    name: str  # of the actor
+    methods: Collection[str]
+
+    in_use: ClassVar[bool] = False  # whether there is any: plain callers need not look further
+
+    def enter(self) -> None:
+        """This thread is it, from now on."""
+        OwnThread.in_use = True
+        _thread.own = self
+
+    def deadlock(self, call: Call, member: Member) -> ActorDeadlockError | None:
+        """Why a call to `member`, for which this thread waits, could never end; None when it may."""
+        if member.endpoint_id != self.endpoint_id or call.method in (member.timeouts or ()):
+            return None
+        return self._deadlock(
+            call, ", or give the class max_concurrency, or one of the two methods a concurrency_group of its own"
+        )
+
+    def stored_deadlock(self, call: Call) -> ActorDeadlockError | None:
+        """The same for a call that is stored for the one actor of its name."""
+        if call.pool != self.name:
+            return None
+        return self._deadlock(call, ", or submit() it, and do not wait for it here")
+
+    def _deadlock(self, call: Call, other_remedies: str) -> ActorDeadlockError | None:
+        if call.method not in self.methods or call.deadline is not None:
+            return None
+        return ActorDeadlockError(
+            f"{call} was called by the actor itself, which runs one call at a time and would wait for its own end: "
+            f"write self.{call.method}(…){other_remedies}; it was not run"
+        )
+
+
+class _Thread(threading.local):
+    own: OwnThread | None = None
+
+
+_thread = _Thread()
+
+
+def own_thread() -> OwnThread | None:
+    """What this thread is the only one to run."""
+    return _thread.own if OwnThread.in_use else None

@@ -22,6 +22,9 @@ from fluster_bus.core.errors import InvalidMessageError
 
 T = TypeVar("T")
 
+PICKLE, JSON = "pickle", "json"
+CODECS = (PICKLE, JSON)  # how the calls of an actor can be written
+
 _tuple = tuple.__new__  # a named tuple of all its fields, which Python makes without running a function of its own
 
 JOINED = "_calls"  # stands for the method in the subject of a message with several

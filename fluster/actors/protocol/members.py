@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
-from fluster.actors.protocol.codecs import JSON, PICKLE
-from fluster.actors.protocol.frames import Moment
+from fluster.actors.protocol.frames import JSON, PICKLE, Moment
 from fluster_bus.core import subjects
 from fluster_bus.core.errors import InvalidMessageError
 from fluster_bus.messages import Endpoint, EndpointId, JobId, WorkerId

@@ -1,4 +1,4 @@
-"""The answer of an actor, when it comes."""
+"""The future of a call: its result once the actor has answered."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from fluster.actors.protocol.failures import decode_failure
 from fluster.actors.results.lazy_future import LazyFuture, state_lock
+from fluster.actors.results.loop_calls import is_running
 from fluster.cluster.jobs.arguments import check_patience
 from fluster.errors import ActorTimeoutError
 from fluster.remote_errors.restored_errors import shave
@@ -207,20 +208,3 @@ class _Unread(Exception):  # noqa: N818 - stands in for an exception that has no
 _UNREAD: Any = object()
 _RUNNING, _CANCELLED, _FINISHED = "RUNNING", "CANCELLED", "FINISHED"  # as concurrent.futures spells them
 _reading = threading.Lock()  # held for moments only, never while user code runs
-
-
-def is_running(loop: asyncio.AbstractEventLoop) -> bool:
-    """True in the thread of `loop`, while it runs."""
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False
-
-
-def is_any_running() -> bool:
-    """True in a thread that runs an event loop, which must not be held up."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -1,15 +1,34 @@
-"""Having something done on the loop of a client's connection, from any thread."""
+"""Work for the loop of a client's connection, handed over from any thread: callbacks, and payloads to store or to fetch."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 
-from fluster.actors.results.futures import is_running
 from fluster_bus.core.errors import ClosedError
+from fluster_bus.payloads import payloads
+from fluster_bus.storage.objects import ObjectStore
 
 log = logging.getLogger(__name__)
+
+
+def is_running(loop: asyncio.AbstractEventLoop) -> bool:
+    """True in the thread of `loop`, while it runs."""
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
+def is_any_running() -> bool:
+    """True in a thread that runs an event loop, which must not be held up."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: object) -> None:
@@ -33,3 +52,28 @@ def tell_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], 
 
 def closed() -> ClosedError:
     return ClosedError("the connection to the cluster was closed")
+
+
+class StoredPayloads:
+    """Moves payloads that no message can carry to the object store and back, for threads other than the connection's.
+
+    The futures are cancelled when its connection is closed. Raises ClosedError after that.
+    """
+
+    def __init__(self, store: ObjectStore, loop: asyncio.AbstractEventLoop) -> None:
+        self.objects = store
+        self._loop = loop
+
+    def store(self, payload: bytes) -> Future[bytes]:
+        """What to send instead of a payload. Raises as `payloads.stored` does."""
+        return self._begin(payloads.stored(payload, self.objects))
+
+    def fetch(self, payload: bytes) -> Future[bytes]:
+        """A payload that was stored. Raises as `payloads.fetched` does."""
+        return self._begin(payloads.fetched(payload, self.objects))
+
+    def _begin(self, work: Coroutine[None, None, bytes]) -> Future[bytes]:
+        if self._loop.is_closed():
+            work.close()
+            raise closed()
+        return asyncio.run_coroutine_threadsafe(work, self._loop)

@@ -12,9 +12,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Generic, NoReturn, Self, TypeVar
 
 from fluster.actors.protocol.failures import decode_failure
-from fluster.actors.protocol.windows import Read, Window
-from fluster.actors.results.futures import is_running
-from fluster.actors.results.loop_calls import closed
+from fluster.actors.protocol.flow_control import Read, Window
+from fluster.actors.results.loop_calls import closed, is_running
 from fluster.errors import ActorTimeoutError, ConnectionLostError
 from fluster_bus.payloads import payloads
 from fluster_bus.running.blocked_waits import wait_for_future, wait_seeing_signals

@@ -13,10 +13,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from fluster.actors.definition.context import ActorContext
-from fluster.actors.definition.hook_names import ON_RESTORE
-from fluster.actors.definition.hooks import HOOK_TIMEOUT_S
+from fluster.actors.definition.definition import ON_RESTORE
 from fluster.actors.protocol import frames
-from fluster.actors.protocol.codecs import JSON
+from fluster.actors.protocol.frames import JSON
 from fluster.actors.protocol.members import (
     CODEC,
     DISCONNECTED_AT,
@@ -30,7 +29,7 @@ from fluster.actors.protocol.members import (
     RETRIES,
     TIMEOUTS,
 )
-from fluster.actors.results.stored import StoredPayloads
+from fluster.actors.results.loop_calls import StoredPayloads
 from fluster.actors.server.actor_lane import ActorLane, lanes_are_on
 from fluster.actors.server.durable import DurableActor
 from fluster.actors.server.hosted import HostedActor
@@ -38,6 +37,7 @@ from fluster.actors.server.intake import Intake
 from fluster.actors.server.outbox import Outbox
 from fluster.actors.server.producer import Producer
 from fluster.actors.server.seats import Seat
+from fluster.actors.server.supervision import HOOK_TIMEOUT_S
 from fluster.cluster import AsyncCluster
 from fluster_bus.connection.bus import Bus
 from fluster_bus.connection.carrier import Carrier, Interest

@@ -12,29 +12,26 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 from types import CoroutineType
 from typing import Any
 
-from fluster.actors.definition.context import ActorContext
+from fluster.actors.definition.context import ActorContext, Cancellation
 from fluster.actors.definition.definition import MethodInfo, methods_of, options_of
-from fluster.actors.definition.hooks import outcome_of
 from fluster.actors.definition.json_methods import JsonMethod
 from fluster.actors.definition.timers import Timer, timers_of
 from fluster.actors.protocol import frames, json_frames
-from fluster.actors.protocol.cancellation import Cancellation
+from fluster.actors.protocol.calls import OwnThread
 from fluster.actors.protocol.clock import SYSTEM_CLOCK, Clock
-from fluster.actors.protocol.codecs import JSON
 from fluster.actors.protocol.failures import FULL, RETRY
-from fluster.actors.protocol.windows import Window
-from fluster.actors.results.stored import StoredPayloads
-from fluster.actors.routing.own_thread import OwnThread
+from fluster.actors.protocol.flow_control import Window
+from fluster.actors.protocol.frames import JSON
+from fluster.actors.results.loop_calls import StoredPayloads
 from fluster.actors.server.actor_lane import ActorLane
 from fluster.actors.server.durable import DurableActor
-from fluster.actors.server.lanes import Lanes
-from fluster.actors.server.mailbox import Mailbox
+from fluster.actors.server.mailbox import Lanes, Mailbox
 from fluster.actors.server.outbox import Answers
 from fluster.actors.server.producer import Items, Producer
 from fluster.actors.server.replies import Job, Replies
 from fluster.actors.server.seats import Seat
 from fluster.actors.server.streams import Streams
-from fluster.actors.server.supervision import Functions, Supervisor
+from fluster.actors.server.supervision import Functions, Supervisor, outcome_of
 from fluster.cluster.refs import Ref, resolved
 from fluster.errors import ActorTimeoutError, MailboxFullError, NotRunError
 from fluster.log_context import LogContext, RunningCall, set_running

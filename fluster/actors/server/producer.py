@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from typing import Any, Protocol
 
+from fluster.actors.definition.context import Cancellation
 from fluster.actors.protocol import frames
-from fluster.actors.protocol.cancellation import Cancellation
-from fluster.actors.protocol.windows import Produced, Window
+from fluster.actors.protocol.flow_control import Produced, Window
 from fluster_bus.payloads import payloads
 
 log = logging.getLogger(__name__)

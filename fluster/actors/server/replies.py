@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fluster.actors.definition.context import ActorContext
+from fluster.actors.definition.context import ActorContext, Cancellation
 from fluster.actors.definition.definition import MethodInfo
 from fluster.actors.definition.timers import Timer
-from fluster.actors.protocol.cancellation import Cancellation
 from fluster.actors.protocol.failures import RETRY, encode_failure, message_of, traceback_of, type_name
 from fluster.actors.server.outbox import Answers, Reply
 from fluster.tracing import Carrier, ServedSpan

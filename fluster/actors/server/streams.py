@@ -12,8 +12,8 @@ from typing import Any
 
 from fluster.actors.definition.context import ActorContext
 from fluster.actors.protocol import frames
-from fluster.actors.protocol.windows import Window
-from fluster.actors.server.lanes import Lanes
+from fluster.actors.protocol.flow_control import Window
+from fluster.actors.server.mailbox import Lanes
 from fluster.actors.server.outbox import Answers, Reply
 from fluster.actors.server.producer import Items, Producer, StreamCall
 from fluster_bus.payloads import payloads

@@ -10,8 +10,7 @@ from fray.actor import ActorContext, _reset_current_actor, _set_current_actor
 from fray.current_client import _current_client_var, set_current_client
 
 from fluster.actors import ActorServer, actor
-from fluster.actors.definition.definition import check_class, methods_of
-from fluster.actors.definition.hook_names import HOOKS
+from fluster.actors.definition.definition import HOOKS, check_class, methods_of
 from fluster.cluster import current_cluster, current_task
 from fluster.integrations.fray.handles import FlusterActorHandle
 from fluster_bus.messages import EnvironmentConfig

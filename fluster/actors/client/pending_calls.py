@@ -1,0 +1,142 @@
+"""What calls of a client wait for: a connection, room or a member in their pool, and their deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from fluster.actors.client.arrivals import MAX_QUEUED
+from fluster.actors.protocol import frames
+from fluster.actors.protocol.calls import Broadcast, Call, Done
+from fluster.actors.protocol.clock import Clock
+from fluster.actors.protocol.frames import Moment
+from fluster.actors.protocol.members import Member
+from fluster.actors.routing.desk import Desk
+from fluster.errors import ConnectionLostError, MailboxFullError
+
+_HELD_FOR_S = 30.0  # calls without a deadline
+_PAUSE_S = 0.05  # until mailboxes that were full, and members that may be on their way back, are tried again
+
+
+class HeldCalls:
+    """Calls that wait for the connection, in the order in which they came. `finish` gets those that end here."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, finish: Callable[[list[Done]], object]) -> None:
+        self._loop = loop
+        self._finish = finish
+        self._held: deque[tuple[float, Call | Broadcast]] = deque()  # (since when, item)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, items: Iterable[Call | Broadcast]) -> None:
+        """Keep calls until there is a connection again, those without a deadline for a while only."""
+        now = self._loop.time()
+        for item in items:
+            if len(self._held) >= MAX_QUEUED:
+                text = f"{item}: there is no connection, and {MAX_QUEUED:,} calls wait for it already"
+                self._finish([Done(item, ok=False, error=MailboxFullError(text))])
+                continue
+            if not self._held:
+                self._loop.call_later(_HELD_FOR_S, self._drop)
+            self._held.append((now, item))
+
+    def take(self) -> list[Call | Broadcast]:
+        """All of them, which are held no more."""
+        held = [item for _since, item in self._held]
+        self._held.clear()
+        return held
+
+    def _drop(self) -> None:
+        latest = self._loop.time() - _HELD_FOR_S
+        too_old = [item for since, item in self._held if since <= latest and item.deadline is None]
+        self._held = deque(held for held in self._held if held[0] > latest or held[1].deadline is not None)
+        lost = f"no connection to the bus for {_HELD_FOR_S:g} s; it was not sent"
+        self._finish([Done(item, ok=False, error=ConnectionLostError(f"{item}: {lost}")) for item in too_old])
+        if self._held:
+            self._loop.call_later(max(self._held[0][0] - latest, 1.0), self._drop)
+
+
+class Deadlines:
+    """The deadlines of one client's calls. `on_timeout` gets each call whose deadline has passed."""
+
+    def __init__(
+        self, clock: Clock, loop: asyncio.AbstractEventLoop, on_timeout: Callable[[Call | Broadcast], object]
+    ) -> None:
+        self._clock = clock
+        self._loop = loop
+        self._on_timeout = on_timeout
+
+    def after(self, timeout_s: float | None) -> Moment | None:
+        """The moment at which nobody waits any more."""
+        return None if timeout_s is None or math.isinf(timeout_s) else self._clock.now().after(timeout_s)
+
+    def take_declared(self, call: Call | Broadcast, member: Member) -> None:
+        """A call that came without a timeout gets the one that its method declares, as the registry tells it."""
+        if call.timeout_s is None and call.deadline is None and member.timeouts and call.method in member.timeouts:
+            call.timeout_s = member.timeouts[call.method]
+            call.deadline = self.after(call.timeout_s)
+
+    def watch(self, call: Call | Broadcast) -> None:
+        """Tell when the deadline of a call has passed, if it has one. On the loop.
+
+        Once a broadcast knows its members, each of its calls is watched instead.
+        """
+        if call.deadline is not None and call.timer is None:
+            left_s = frames.seconds_between(self._clock.now(), call.deadline)
+            call.timer = self._clock.call_later(self._loop, left_s, self._on_timeout, call)
+
+
+class WaitingPools:
+    """Pools of one client whose waiting calls are to be looked at again. `wake` has the loop ask for them with `take`."""
+
+    def __init__(self, desk: Desk, loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> None:
+        self._desk = desk
+        self._loop = loop
+        self._wake = wake
+        self._moving: set[str] = set()
+        self._pausing: set[str] = set()
+        self._probing: set[str] = set()  # their mailboxes were full; they are looked at again in a moment
+
+    def move(self, name: str) -> None:
+        """The calls that wait in a pool may have found room."""
+        if self._desk.has_waiting(name):
+            self._moving.add(name)
+            self._wake()
+
+    def take(self) -> set[str]:
+        """The pools whose calls may go."""
+        moving, self._moving = self._moving, set()
+        return moving
+
+    def on_turned_away(self) -> None:
+        """Calls may have found mailboxes full."""
+        for name in self._desk.turned_away():
+            self.move(name)
+            self._probe_later(name)
+
+    def on_paused(self) -> None:
+        """Pools may have been paused."""
+        for name in self._desk.paused():
+            if name not in self._pausing:
+                self._pausing.add(name)
+                self._loop.call_later(_PAUSE_S, self._resume, name)
+
+    def _probe_later(self, name: str) -> None:
+        if name not in self._probing:
+            self._probing.add(name)
+            self._loop.call_later(_PAUSE_S, self._probe, name)
+
+    def _probe(self, name: str) -> None:
+        self._probing.discard(name)
+        self._desk.probe(name)
+        self.move(name)
+        if name in self._desk.turned_away():
+            self._probe_later(name)
+
+    def _resume(self, name: str) -> None:
+        self._pausing.discard(name)
+        self._desk.resume(name)
+        self.move(name)
