@@ -76,7 +76,7 @@ $(UV): requirements/build.txt
 	@touch $@
 
 # Compiled now: where Python may not write bytecode itself, every process would compile all that it imports.
-# uv is told the environment, as one that is activated in the user's shell would go before .venv.
+# uv is given the environment, as one that is activated in the user's shell would go before .venv.
 $(SETUP): $(UV) pyproject.toml requirements/dev.txt requirements/integrations.txt
 	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/dev.txt \
 		-r requirements/integrations.txt
@@ -123,7 +123,7 @@ test-fast: $(SETUP) ## Run the fast tests, on each version of Python that is her
 	$(BIN)/python -m pytest -m 'not slow' $(DISTRIBUTED) $(PYTEST_FLAGS) $(FAST_TESTS)
 	@$(MAKE) --no-print-directory test-fast-elsewhere
 
-# Side by side, as they mostly wait; each tells of its tests when it is through.
+# Side by side, as they mostly wait; each prints its results when it is done.
 .PHONY: test-fast-elsewhere
 test-fast-elsewhere: $(SETUP)
 	@own=$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \

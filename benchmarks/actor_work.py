@@ -59,5 +59,5 @@ def say(word: str) -> None:
 
 
 def wait_until_measured() -> None:
-    """Until whoever measures has let go."""
+    """Until the measuring program has let go."""
     sys.stdin.read()

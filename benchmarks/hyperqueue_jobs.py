@@ -1,4 +1,4 @@
-"""HyperQueue's rate on the same jobs, if it is here: it is no dependency of Fluster's."""
+"""HyperQueue's rate on the same jobs, if it is here: Fluster does not depend on it."""
 
 from __future__ import annotations
 

@@ -80,6 +80,6 @@ def _row(what: str, shared: float, sent: float) -> Row:
 
 
 if __name__ == "__main__":
-    from benchmarks.payloads import measure as measure_here  # not of `__main__`: actors shall find the same classes
+    from benchmarks.payloads import measure as measure_here  # not of `__main__`: actors must find the same classes
 
     sys.stdout.write(json.dumps(asdict(measure_here())))

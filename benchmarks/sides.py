@@ -23,7 +23,7 @@ FLUSTER = "Fluster"
 _ROOT = Path(__file__).parents[1]
 _SETTLE_S = 1.5  # in which those who have just started take, and give back, what they will
 _WORK_TIMEOUT_S, _END_TIMEOUT_S = 300, 30
-# Ray listens on the machine's outward addresses whatever it is told: it gets a network that has none.
+# Ray listens on the machine's outward addresses whatever its options say: it gets a network that has none.
 _APART = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
 
 
@@ -93,7 +93,7 @@ def _wait_said(process: subprocess.Popen[str], word: str) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Bytecode is kept, as on anybody's machine: the first round writes it."""
+    """Bytecode is kept, as on a user's machine: the first round writes it."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
@@ -126,5 +126,5 @@ def can_be_apart() -> bool:
 
 
 def say_missing(name: str, why: str) -> None:
-    """Have nobody believe that all were compared."""
+    """Say that not all were compared."""
     sys.stderr.write(f"*** NOT COMPARED with {name}, {why}, then --peers DIR ***\n")

@@ -106,7 +106,7 @@ async def start() -> None:
 
 
 if __name__ == "__main__":
-    from benchmarks import xoscar_actors  # not `__main__`: the other processes shall find the same classes
+    from benchmarks import xoscar_actors  # not `__main__`: the other processes must find the same classes
 
     if sys.argv[1] == "start":
         asyncio.run(xoscar_actors.start())

@@ -51,7 +51,7 @@ class Cable:
                 self._sockets.append(client)
                 try:
                     server = socket.create_connection(("127.0.0.1", self._server_port))
-                except OSError:  # the server is away; as a client without a cable would be told
+                except OSError:  # the server is away; as a client without a cable would see
                     client.close()
                     continue
                 self._sockets.append(server)
@@ -62,7 +62,7 @@ class Cable:
 
     @staticmethod
     def _pump(one: socket.socket, other: socket.socket, broken: threading.Event) -> None:
-        with contextlib.suppress(OSError):  # one end was reset: the other is told
+        with contextlib.suppress(OSError):  # one end was reset: the other sees it
             while data := one.recv(_READ_BYTES):
                 if broken.is_set():
                     return

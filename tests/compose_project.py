@@ -27,7 +27,7 @@ from tests.networked_engine import from_outside
 ROOT = Path(__file__).parents[1]
 _DAEMON_USER = 10_001  # of services/Dockerfile
 _CA_FILE = "/etc/ssl/certs/ca-certificates.crt"
-# How pip and uv of this machine find packages, as far as that can be told in variables.
+# How pip and uv of this machine find packages, as far as variables can say it.
 _PACKAGE_VARIABLES = ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 _LABEL = "com.docker.compose.project"
 

@@ -14,7 +14,7 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
-# A `fluster up` of whoever works at this machine is none of the tests' business, nor the other way round.
+# A `fluster up` of the user of this machine does not concern the tests, nor the other way round.
 _run_dir = tempfile.TemporaryDirectory(prefix="fluster_tests_")
 os.environ["FLUSTER_RUN_DIR"] = _run_dir.name
 

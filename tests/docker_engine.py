@@ -218,7 +218,7 @@ def small_engine() -> Iterator[SmallEngine]:
 def find_engine(
     own: type[OwnEngine] = OwnEngine, *, data: str = "docker-data", programs: Sequence[str] = _PROGRAMS
 ) -> Engine:
-    """An engine for tests; whoever asks calls `remove` of one that is our own. Raises EngineMissingError."""
+    """An engine for tests; the caller removes one that is our own (`remove`). Raises EngineMissingError."""
     host = os.environ.get(HOST_VARIABLE)
     try:
         if host:

@@ -60,7 +60,7 @@ class ServerGroup:
         return f"nats://127.0.0.1:{self.ports[number]}"
 
     def address(self, number: int, role: Role, namespace: str | None = None) -> BusAddress:
-        """Of one of them, which tells of the others."""
+        """Of one of them, which names the others."""
         return BusAddress(self.url(number), User(role, namespace).name, PASSWORD)
 
     def number(self, name: str) -> int:

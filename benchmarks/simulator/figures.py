@@ -1,4 +1,4 @@
-"""What a simulation tells of itself."""
+"""What a simulation reports."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Fleet:
     # ---- attempts ---------------------------------------------------------------------------------------
 
     def answer(self, subject: str, offer: Offer) -> OfferReply | None:
-        """What a worker says to an offer; None when nobody listens."""
+        """What a worker says to an offer; None when no worker listens."""
         machine = self.listeners.any_of(subject)
         if machine is None:
             return None

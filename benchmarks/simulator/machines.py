@@ -103,7 +103,7 @@ class Listeners:
     def __init__(self, machines: Sequence[Machine], needs: Iterable[Capacity], dice: random.Random) -> None:
         classes = sorted(
             {each for need in needs if (each := capacity.class_of(need)) is not None}
-        )  # those that anybody asks for
+        )  # those that some task needs
         self._groups = {each.subject: _Group(each) for each in classes}
         self._by_name = {subjects.worker_verb(machine.worker_id, "offer"): machine for machine in machines}
         self._dice = dice
@@ -119,11 +119,11 @@ class Listeners:
         return {group.offered for group in self._groups.values() if machine in group.places}
 
     def classes(self) -> set[CapacityClass]:
-        """Those that anybody asks for."""
+        """Those that some task needs."""
         return {group.offered for group in self._groups.values()}
 
     def any_of(self, subject: str) -> Machine | None:
-        """Whoever gets what is sent there; None when nobody listens."""
+        """The worker that gets what is sent there; None when no worker listens."""
         named = self._by_name.get(subject)
         if named is not None:
             return named if named.is_up else None

@@ -5,7 +5,7 @@ kept free for whom (Dispatch, Scheduler, Roster), what becomes of records (lifec
 gangs), and who is lost (Liveness). Workers answer by their own Ledger and listen by their own rule.
 
 What is simulated is what lies between them: messages that take their time, attempts that run and end or fail, machines
-that die and come back. Left out are: writes that somebody else beats or that get lost, several controllers, fences,
+that die and come back. Left out are: writes that another writer beats or that get lost, several controllers, fences,
 draining, the record of a start, the word of room that workers send beside records, and how long finished jobs are kept (here
 they are forgotten at once). Gangs are gathered one at a time as in a controller, but by the simulation's own hands. What
 choosing workers to keep free costs is not waited for, as a controller does.

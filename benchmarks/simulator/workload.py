@@ -22,7 +22,7 @@ _NEEDS = (
     (0.13, ResourceConfig.with_cpu(4, memory=8 * GIB)),
     (0.06, ResourceConfig.with_cpu(8, memory=16 * GIB)),
     (0.02, ResourceConfig.with_cpu(16, memory=64 * GIB)),
-    # Between two levels, and with labels: offered by name, where the class above finds nobody.
+    # Between two levels, and with labels: offered by name, where the class above finds no worker.
     (0.08, ResourceConfig.with_cpu(3, memory=6 * GIB)),
     (0.01, ResourceConfig.with_cpu(6, memory=20 * GIB)),
     (0.02, ResourceConfig(cpu=2, memory=4 * GIB, labels={"zone": "a"})),

@@ -1,4 +1,4 @@
-"""A nats-server as a release configures it, until stdin ends; its addresses are told as JSON. Run by the release that PYTHONPATH names."""
+"""A nats-server as a release configures it, until stdin ends; it prints its addresses as JSON. Run by the release that PYTHONPATH names."""
 
 import json
 import sys

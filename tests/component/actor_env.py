@@ -123,7 +123,7 @@ class Proxy:
 
 
 class Env:
-    """A server, somebody who makes the namespace, and clusters that are closed at the end."""
+    """A server, a stand-in for the controller that makes the namespace, and clusters that are closed at the end."""
 
     seat_lease_s: float | None = None  # of actors that have one instance
 
@@ -168,7 +168,7 @@ class Env:
         return pool
 
     def pass_time(self, seconds: float) -> None:
-        """Let deadlines come, where somebody has to."""
+        """Let deadlines come, where time does not pass by itself."""
 
     def close(self) -> None:
         self._stack.close()

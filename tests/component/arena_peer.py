@@ -1,4 +1,4 @@
-"""Another process that lends and holds payloads as it is told, a line of JSON at a time."""
+"""Another process that lends and holds payloads on command, a line of JSON at a time."""
 
 from __future__ import annotations
 

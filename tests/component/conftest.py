@@ -1,4 +1,4 @@
-"""A real server for all, connections that are closed again, and namespaces that nobody else uses."""
+"""A real server for all, connections that are closed again, and namespaces that no other test uses."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def bus(shared_server: EmbeddedServer, connect_bus: ConnectBus) -> Bus:
 
 @pytest.fixture
 async def namespace(bus: Bus) -> Namespace:
-    """A namespace with its buckets and streams, nobody else's."""
+    """A namespace with its buckets and streams, of this test alone."""
     name = Namespace(unique_name("t"))
     await ensure_namespace(bus, name)
     return name

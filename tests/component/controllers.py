@@ -102,7 +102,7 @@ async def published_events(bus: Bus) -> list[Event]:
 
 
 async def check_events(bus: Bus, jobs: list[JobId]) -> None:
-    """Each transition of each record is told exactly once, and in order."""
+    """Each transition of each record is published exactly once, and in order."""
 
     async def told() -> bool:
         """Everything that happened, up to the ends of all jobs."""

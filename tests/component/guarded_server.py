@@ -53,7 +53,7 @@ def guarded_server(kind: str, namespaces: tuple[str, ...], folder: Path) -> Iter
 
 
 def plain_options(address: BusAddress) -> dict[str, Any]:
-    """What a plain client of nats-py is told."""
+    """What a plain client of nats-py hears."""
     if address.token is None:
         return {"user": address.user, "password": address.password}
     token = address.token.encode()

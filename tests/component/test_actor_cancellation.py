@@ -1,4 +1,4 @@
-"""Calls for which nobody waits any more, over a real server: what the actor sees of it."""
+"""Cancelled calls over a real server: what the actor sees of them."""
 
 from __future__ import annotations
 

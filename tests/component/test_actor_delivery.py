@@ -33,7 +33,7 @@ class WorseError(FlakyError):
 
 
 class Flaky(Gate):
-    """Fails as often as it is told, and counts how often its methods run."""
+    """Fails a given number of times, and counts how often its methods run."""
 
     def __init__(self, *errors: Exception) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ def test_a_call_that_finds_nobody_is_sent_to_who_comes_next(shared: Env) -> None
     pool = shared.pool("vacant")
     known = ActorPool(shared.cluster(), "vacant-from-the-beginning", actor_class=Flaky)
     server.shutdown()
-    wait_until(lambda: pool.size == 0)  # a call before that may be out when the end is told
+    wait_until(lambda: pool.size == 0)  # a call before that may be out when the end is known
     with pytest.raises(ActorNotFoundError):
         pool.call().once()
     futures = [pool.submit().delivered(), known.submit().delivered()]

@@ -345,7 +345,7 @@ def test_a_stream_at_which_nobody_ever_looks_is_closed(shared: Env, kind: type[S
     opened = threading.Event()
     getattr(shared.pool(name).submit(), endless)().add_done_callback(lambda _future: opened.set())
     assert opened.wait(TIMEOUT_S)
-    (served,) = server._actors  # a generator that was closed before it began tells nobody
+    (served,) = server._actors  # a generator that was closed before it began reports nothing
     wait_until(lambda: not served.actor.streams.all())
 
 

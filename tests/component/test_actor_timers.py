@@ -56,7 +56,7 @@ async def test_methods_run_again_and_again_until_the_actor_ends(shared: Env, cap
             with pytest.raises(AttributeError):
                 pool.call().seen_nothing()
             answer = await client.request(f"{pool.members()[0].address}.every-_poll", b"", timeout=TIMEOUT_S)
-            assert json.loads(answer.data)["error"]["type"] == "AttributeError"  # nobody but the timer runs it
+            assert json.loads(answer.data)["error"]["type"] == "AttributeError"  # only the timer runs it
             stats = json.loads((await client.request("$SRV.STATS.beating", timeout=TIMEOUT_S)).data)
         server.shutdown()
     assert {*beating.runs} == {"every-refresh", "_poll", "refresh"}

@@ -304,7 +304,7 @@ def test_the_housekeeper_goes_when_there_is_nothing_left_to_do(monkeypatch: pyte
     here.abandon()
 
 
-# ---- nobody else's --------------------------------------------------------------------------------------
+# ---- of one user only --------------------------------------------------------------------------------------
 
 
 def test_an_arena_is_private_and_keeps_its_size(arena: Arena) -> None:

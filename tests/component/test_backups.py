@@ -113,7 +113,7 @@ async def test_each_message_comes_back_as_it_was_and_no_revision_is_given_twice(
     assert {each.stream for each in manifest.streams} == names - ALIVE
     for name in sorted(names - ALIVE):
         assert await _messages(empty, name) == await _messages(used, name), name
-    # Whoever holds a revision from after the backup changes nothing, and what is written now is newer than any.
+    # A writer that holds a revision from after the backup changes nothing, and what is written now is newer than any.
     table, key = subjects.jobs_bucket(NS), "job.2"
     newer = json.loads((await used.request(subjects.bucket_key(table, key), b"later")).data)["seq"]
     acks = [

@@ -34,7 +34,7 @@ def said(*texts: str) -> bytes:
 
 
 class Engine:
-    """Answers with these bytes, if any, when it has read the whole request, or at once; goes when whoever asked has gone."""
+    """Answers with these bytes, if any, when it has read the whole request, or at once; goes when its client has gone."""
 
     def __init__(self, folder: Path, parts: Sequence[bytes], *, listens: bool) -> None:
         self.url = f"unix://{folder}/engine.sock"

@@ -37,7 +37,7 @@ from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.anyio
 
-SOON_S = 20.0  # "at once", with room for a busy machine; far below the timeouts that it is told from
+SOON_S = 20.0  # "at once", with room for a busy machine; far below the timeouts that it is distinguished from
 LONG_S = 60.0
 DRAIN_S = 2.0  # how long a connection is drained at most
 
@@ -214,7 +214,7 @@ async def test_an_answer_over_the_limit_is_answered_too(bus: Bus, subject: str) 
 async def test_a_reply_subject_that_is_no_inbox_is_refused(
     bus: Bus, subject: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Else whoever may ask makes the service write where only the service may."""
+    """Otherwise a client that may ask makes the service write where only the service may."""
     handled: list[int] = []
     heard: list[Delivery] = []
 
@@ -549,7 +549,7 @@ async def test_closing_while_there_is_no_server(own_server: EmbeddedServer) -> N
 
 @pytest.mark.parametrize("unsent", [0, 3])
 async def test_closing_does_not_wait_for_a_server_that_has_just_died(own_server: EmbeddedServer, unsent: int) -> None:
-    """Nobody has told this process yet."""
+    """Before this process has heard of it."""
     bus = await Bus.connect(own_server.credentials(Role.OPERATOR), name="test")
     await bus.subscribe("numbers", lambda _delivery: None)
     await bus.flush()

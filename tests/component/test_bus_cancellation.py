@@ -1,4 +1,4 @@
-"""Whoever uses a connection can be cancelled at any moment: the word is never lost, and nothing waits on."""
+"""Users of a connection can be cancelled at any moment: the cancellation is never lost, and nothing waits on."""
 
 from __future__ import annotations
 

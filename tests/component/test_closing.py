@@ -1,4 +1,4 @@
-"""Whoever waits for something of a cluster object that another task or thread closes is told so at once."""
+"""Waits on a cluster object end at once with an error when another task or thread closes it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def workers_of(cluster: Any) -> Any:
     return (AsyncWorkerPool if isinstance(cluster, AsyncCluster) else WorkerPool)(cluster, 1, name_prefix="nobody")
 
 
-# What goes on for as long as the job does, and its worker is there, and nobody else serves.
+# What goes on for as long as the job does, and its worker is there, and no other serves.
 WAITS: dict[str, Callable[[Any], Any]] = {
     "wait": lambda cluster: cluster.wait(JOB),
     "wait for several": lambda cluster: cluster.wait([JOB, JOB]),

@@ -268,7 +268,7 @@ async def test_a_controller_that_dies_in_the_middle_of_it(
         await dying.stop()
         running = await start_controller()
         for task in range(4):
-            # The wish may have been written, and nobody told: a real worker reads its claims again now and then.
+            # The wish may have been written without the worker hearing of it: a real worker reads its claims again now and then.
             look = Look(namespace=NS, job_id=MINE, task=task)
             await worker._on_look(Delivery("look", look.to_json()))
         await replacing

@@ -365,7 +365,7 @@ async def test_the_tasks_of_a_lost_worker_run_elsewhere(
         assert not await lost.end(subjects.attempt_key(NS, jobs[0], 0, 1)), "its word does not count any more"
         assert (await cluster.poll(jobs[0])).status is S
         await wait_until_async(lambda: are_registered(cluster, {"other"}))
-        lost.silent = False  # it comes back, is told that it is not known, and registers again
+        lost.silent = False  # it comes back, hears that it is not known, and registers again
         await wait_until_async(lambda: are_registered(cluster, {"lost", "other"}))
         await check_events(cluster.bus, jobs)
 

@@ -114,7 +114,7 @@ async def test_who_waits_for_whom_survives_the_controller(
         second = await cluster.launch(job_request("second", after=(first,), replicas=2))
         await wait_until_async(lambda: len(worker.held) == 1)
         await controller.stop()
-        # Nobody is there when it ends, nor when another is submitted that waits for one that is not recorded yet.
+        # No controller is there when it ends, nor when another is submitted that waits for one that is not recorded yet.
         await worker.end(subjects.attempt_key(NS, first, 0, 1))
         third = await cluster.launch(job_request("third"))
         fourth = await cluster.launch(job_request("fourth", after=(third,)))

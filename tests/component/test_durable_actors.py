@@ -136,7 +136,7 @@ def on_bus(on: Env, use: Callable[[Bus], Awaitable[None]], role: Role = Role.SER
 
 
 def supersede(on: Env, name: str) -> None:
-    """Have somebody else be the instance behind the name, as far as what is kept tells."""
+    """Have another instance behind the name, as far as what is kept tells."""
 
     async def take(bus: Bus) -> None:
         handled = streams.handled_table(bus, NAMESPACE)
@@ -666,7 +666,7 @@ def test_a_call_whose_acknowledgement_was_lost_is_run_once(
     monkeypatch.setattr(stored_calls, "store_call", store)
     future = pool.submit().add(1)
     wait_until(lambda: len(tries) == 2)
-    if cut:  # nobody knows whether the answer came meanwhile
+    if cut:  # the answer may have come meanwhile
         with pytest.raises(ConnectionLostError, match="it is run"):
             future.result(TIMEOUT_S)
     gate.opened.set()

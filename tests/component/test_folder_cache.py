@@ -23,7 +23,7 @@ async def _fill(path: Path) -> None:
 
 
 class Making:
-    """A `make` that waits to be told, and counts."""
+    """A `make` that waits for an event, and counts."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()

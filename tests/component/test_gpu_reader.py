@@ -1,4 +1,4 @@
-"""GPUs as NVIDIA's binding tells of them, over a library that stands in for NVIDIA's."""
+"""GPUs as NVIDIA's binding reports them, over a library that stands in for NVIDIA's."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What callers are told about jobs, by a client of a real controller."""
+"""What callers learn about jobs, by a client of a real controller."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_after_one_that_cannot_be_stored_no_more_are_sent_and_those_before
     assert [info.job_id for info in await cluster.list_jobs()] == ["a"]
 
 
-# ---- what is no argument --------------------------------------------------------------------------------
+# ---- what is not an argument --------------------------------------------------------------------------------
 
 _ID = JobId("a")
 

@@ -187,7 +187,7 @@ def test_who_does_not_know_that_it_takes_json_only_is_told(shared: Env) -> None:
 
 
 class Stranger:
-    """Speaks for an actor without being one: answers each message with what it was told to."""
+    """Speaks for an actor without being one: answers each message with a given text."""
 
     def __init__(self, env: Env, name: str) -> None:
         self.heard: list[str] = []

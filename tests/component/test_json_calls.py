@@ -67,7 +67,7 @@ def test_a_call_ends_with_the_registration_of_the_member_that_has_it(shared: Env
         endpoint = await _register(cluster, "mortal", "e1")
         call = asyncio.create_task(call_in_json(cluster.asynchronous, "mortal", "add", b"", timeout_s=600))
         await asyncio.wait_for(entered.wait(), TIMEOUT_S)
-        await registry.register(endpoint)  # its lease goes on: that is no news
+        await registry.register(endpoint)  # its lease goes on: nothing has changed
         await registry.unregister(endpoint)
         with pytest.raises(ActorDiedError, match=r"mortal\.add: the actor e1 ended while the call was out"):
             await asyncio.wait_for(call, TIMEOUT_S)

@@ -403,7 +403,7 @@ def test_pings_are_answered_whether_anybody_reads_or_not(tmp_path: Path, monkeyp
         lane.turns.ask(came.set)
         lane.wake()
         assert came.wait(TIMEOUT_S)
-        lane.leave(came.set)  # from here on the keeper has to see that nobody reads
+        lane.leave(came.set)  # from here on the keeper has to see that no thread reads
         before = len(answers)
         wait_until(lambda: len(answers) > before + 3, TIMEOUT_S)
 

@@ -194,7 +194,7 @@ def test_calls_end_with_their_actor_their_pool_and_their_client(shared: Env, via
         actor.is_entered()
         waiting = [in_thread(target.call().wait) for _ in range(3)]
         mailbox = server._actors[0].actor._lanes[None].mailbox
-        wait_until(lambda mailbox=mailbox: len(mailbox) == 4)  # type: ignore[misc]  # else they find nobody any more
+        wait_until(lambda mailbox=mailbox: len(mailbox) == 4)  # type: ignore[misc]  # otherwise they find no actor
         if end == "actor":
             server.shutdown(timeout=0.01)
         elif end == "pool":

@@ -1,4 +1,4 @@
-"""Those who wait are told that the connection is lost, and that it is back; and how long they wait."""
+"""Waiting callers learn that the connection is lost, and that it is back; and how long they wait."""
 
 from __future__ import annotations
 

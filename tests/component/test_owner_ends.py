@@ -27,7 +27,7 @@ def _key(attempt: int, job_id: JobId = MINE) -> str:
 
 
 async def _tell_end(bus: Bus, owner: str) -> int:
-    """How many jobs of it have not ended, or may still come, as its helper is told."""
+    """How many jobs of it have not ended, or may still come, as its helper hears it."""
     request = OwnerRequest(owner=owner, ended=True)
     return (await bus.ask(subjects.jobs_verb(NS, "own"), request, OwnerReply)).unfinished
 

@@ -360,7 +360,7 @@ async def test_a_gateway_submits_asks_and_watches_for_its_users(
     assert (await gateway.ask(f"{subjects.direct_get(REGISTRY)}.{entry}")).data == b"{}"
 
 
-# Of what clients may: it answers nobody, calls no actors, and registers nothing.
+# Of what clients may: it answers no requests, calls no actors, and registers nothing.
 _NOT_FOR_A_GATEWAY = (
     subjects.actor_any(OURS, "calculator", "add"),
     subjects.actor_one(OURS, "calculator", "e1", "add"),
@@ -476,7 +476,7 @@ async def test_no_answer_of_the_server_writes_where_the_asker_may_not(
     seen = await operator.listen(target)
     await job.client.publish(asked, b'{"seq": 1}', reply=target)
     assert await job.refusals() == []
-    # The answer itself does arrive, at whoever subscribes: it is the streams that it must not reach.
+    # The answer itself does arrive, at all subscribers: it is the streams that it must not reach.
     await asyncio.wait_for(seen.get(), TIMEOUT_S)
     for namespace in (OURS, THEIRS):
         assert await _stored(operator, subjects.jobs_bucket(namespace), _record(namespace)) == b'"untouched"'

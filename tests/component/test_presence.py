@@ -24,7 +24,7 @@ TIMING = Timing(heartbeat_s=15, fence_after_s=90, worker_timeout_s=120)
 
 
 class Listener:
-    """A controller that hears beats, and answers them when it is told."""
+    """A controller that hears beats, and answers them on command."""
 
     def __init__(self, bus: Bus) -> None:
         self.worker_id = WorkerId(unique_name("w"))

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environments:
-    """Those of a worker on whose PATH a shim as pyenv's stands, which has been told no version, before all else."""
+    """Those of a worker on whose PATH a shim as pyenv's stands, which has no version set, before all else."""
     shims = tmp_path / "shims"
     shims.mkdir()
     own = own_minor_version()

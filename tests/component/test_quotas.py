@@ -59,7 +59,7 @@ async def test_what_never_fits_into_a_quota_is_refused_with_the_remedy() -> None
             await ours.launch_many([job_request("fits"), job_request("large", cpu=4), job_request("too", replicas=4)])
         assert [job_id.split("-")[0] for job_id in caught.value.accepted] == ["fits", "too"]
         await tenants.clusters[B].launch(job_request(cpu=4))
-        # One that was taken in before the quota was made that small waits, and is told why.
+        # One that was taken in before the quota was made that small waits, and the reason is given.
         await tenants.set(A)
         large = await ours.launch(job_request(cpu=4, scheduling_timeout_s=60))
         await tenants.set(A, cpus=3)

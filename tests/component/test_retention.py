@@ -113,7 +113,7 @@ async def test_a_finished_job_goes_with_its_tasks_results_and_marks(
     cluster = await _connect(own_server, stack)
     empty = await _messages(bus)  # who leads stands there, too
     job_id = await cluster.launch(_request(replicas=3))
-    await ResultStore(bus, NS).put(job_id, 0, 1, [b"12345"])  # as if it had been told in time
+    await ResultStore(bus, NS).put(job_id, 0, 1, [b"12345"])  # as if it had heard in time
 
     async def is_gone() -> bool:
         return await _messages(bus) == empty and not await _keys(bus)
@@ -339,7 +339,7 @@ async def test_a_kill_wish_leaves_the_callable_in_the_record(
     assert isinstance(whole, JobRecord)
     assert whole.kill_requested == "enough"
     assert len(whole.to_json()) > 100_000
-    assert await running._whole(wish, entry.job.revision - 1) is None  # somebody else was first
+    assert await running._whole(wish, entry.job.revision - 1) is None  # another writer was first
 
 
 async def test_a_large_exception_is_told_whole(

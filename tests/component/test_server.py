@@ -196,7 +196,7 @@ async def test_a_restart_keeps_port_credentials_and_data(server: EmbeddedServer,
         server.start()
         assert (server.port, server.credentials(Role.OPERATOR)) == before[:2]
         assert server.pid not in {None, before[2]}
-        # The client was told nothing.
+        # The client heard nothing.
         await asyncio.wait_for(reconnected.wait(), TIMEOUT_S)
         entry = await bucket.get("key")
         assert (entry.value, entry.revision) == (b"value", revision)

@@ -247,7 +247,7 @@ async def test_a_restart_of_the_server_changes_nobody(start: StartMember, own_se
 
 
 def _stop(member: Member, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """It does not renew its seat, and learns of nobody else: what a stopped process does not do. Returns what continues it."""
+    """It does not renew its seat, and learns of no other: what a stopped process does not do. Returns what continues it."""
     seat = member.controller.seat
     write, on_row, continued = seat._write, seat._on_row, asyncio.Event()
 
@@ -277,7 +277,7 @@ async def test_a_stopped_leader_can_judge_nothing(
         await wait_until_async(lambda: second.leads)
         before = await tasks_table(bus, NS).rows("*.*")
 
-        # It waits: for all it knows somebody else leads.
+        # It waits: for all it knows another leads.
         writing = asyncio.create_task(first.controller.write(before[0].value, before[0].revision))
         judging = asyncio.create_task(first.controller.write_verdicts(_lost(before)))
         done, _ = await asyncio.wait({writing, judging}, timeout=0.3)

@@ -184,7 +184,7 @@ async def test_large_rows(notes: Table[Note]) -> None:
 async def test_a_row_that_cannot_be_read_does_not_hide_the_others(
     bus: Bus, namespace: Namespace, notes: Table[Note], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever may write one key of a bucket must not be able to stop all who read it."""
+    """A client that may write one key of a bucket must not be able to stop all who read it."""
     bucket = subjects.jobs_bucket(namespace)
     await notes.create("a", Note())
     await bus.request(subjects.bucket_key(bucket, "bad"), b"nonsense")

@@ -1,4 +1,4 @@
-"""Several nats-servers that trust one authority: what one is told, all of them do."""
+"""Several nats-servers that trust one authority: what is set at one holds at all of them."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ async def test_so_many_jobs_wait_as_the_quota_allows_whatever_way_they_come() ->
         with pytest.raises(QuotaExceededError) as caught:
             await ours.launch_many([job_request(after=(JobId(first),)) for _ in range(200)])
         assert len(caught.value.accepted) == 4, "those that wait for others wait, too"
-        # A job that ended is no way around it.
+        # A job that ended does not get around it.
         await ours.terminate(JobId(first))
         await ours.wait(JobId(first), timeout=30)
         with pytest.raises(QuotaExceededError):

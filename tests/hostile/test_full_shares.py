@@ -1,4 +1,4 @@
-"""A tenant that stores all that it can fills its own shares of the store: it is told so, and no other tenant is touched."""
+"""A tenant that stores all that it can fills its own shares of the store: it gets an error, and no other tenant is touched."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ async def test_who_hears_an_odd_subject_stays_connected(
         writer = await connect_bus(own_server, Role.JOB, NS)
         await Registry(writer, NS).register(endpoint("last"))
         seen: object = None
-        while not isinstance(seen, Row):  # that the others are removed is told, too
+        while not isinstance(seen, Row):  # the removal of the others is shown, too
             seen = await asyncio.wait_for(anext(watched), 30)
         assert seen.value.name == "last"  # the others are under keys that are not theirs
     finally:

@@ -1,4 +1,4 @@
-"""What is told of a service is believed when it is the service's own: who hears the question may answer it too."""
+"""An answer about a service is believed when it is the service's own: all who hear the question may answer it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task has left and no stream will ever take ends where it is: what is left of it is told, and nothing is tried for ever."""
+"""What a task has left and no stream will ever take ends where it is: what is left of it is reported, and nothing is tried for ever."""
 
 from __future__ import annotations
 

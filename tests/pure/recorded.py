@@ -28,6 +28,6 @@ def recorded_job(
 
 
 def registered_worker(worker_id: WorkerId, total: Capacity, **fields: Any) -> WorkerInfo:
-    """What a worker of that capacity tells of itself."""
+    """What a worker of that capacity reports about itself."""
     told = WorkerInfo(worker_id=worker_id, host="", pid=1, total=total, version="", python="", started_at=0.0)
     return told.model_copy(update=fields)

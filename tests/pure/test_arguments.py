@@ -1,4 +1,4 @@
-"""What callers of the job client may pass, and what they are told when they pass something else."""
+"""What callers of the job client may pass, and the errors when they pass something else."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def methods(items: Iterable[Call | Broadcast]) -> list[int]:
 
 
 class Loop:
-    """The client's loop, which looks at what has arrived when it is told to."""
+    """The client's loop, which looks at what has arrived when it is woken."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -44,7 +44,7 @@ class Loop:
             self.taken.put(methods(self.arrivals.take()))
 
     def sync(self) -> None:
-        """Return when the loop has done all that it was told before."""
+        """Return when the loop has done all that it was given before."""
         for _ in range(3):
             asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self.loop).result()
 
@@ -134,7 +134,7 @@ def test_a_loop_is_not_woken_for_what_is_taken_back_at_once(loop: Loop, monkeypa
     loop.arrivals.put(broadcast(1), may_be_taken_back=True)
     loop.sync()
     assert loop.taken.empty()
-    loop.arrivals.put(broadcast(2), may_be_taken_back=True)  # nobody waits for two at once
+    loop.arrivals.put(broadcast(2), may_be_taken_back=True)  # no thread waits for two at once
     assert loop.taken.get(timeout=20) == [1, 2]
     loop.arrivals.put(broadcast(3), may_be_taken_back=True)
     loop.arrivals.put(call(4))

@@ -277,7 +277,7 @@ def test_a_member_that_was_away_fails_the_broadcasts_that_it_may_have_missed() -
 
 def test_a_lost_connection_fails_what_is_out_and_keeps_what_waits() -> None:
     desk = desk_with()
-    desk.open_pool("pool", RoundRobin())  # of which nobody knows yet who is in it
+    desk.open_pool("pool", RoundRobin())  # whose members are not known yet
     desk.route([call("waits")], START)
     assert desk.on_disconnected() == []
     desk.on_member("pool", member("a"))

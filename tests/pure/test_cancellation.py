@@ -1,4 +1,4 @@
-"""Calls for which nobody waits any more: at the future, on the wire, and in the mailbox."""
+"""Cancelled calls: at the future, on the wire, and in the mailbox."""
 
 from __future__ import annotations
 

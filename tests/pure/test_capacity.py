@@ -1,4 +1,4 @@
-"""Capacity classes: an offer reaches whoever has room, and nobody else."""
+"""Capacity classes: an offer reaches the workers that have room, and no others."""
 
 from fractions import Fraction
 from typing import Any

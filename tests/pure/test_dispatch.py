@@ -107,7 +107,7 @@ class Cluster:
         return asks
 
     def find_nobody(self) -> list[str]:
-        """Offer all that may be offered; nobody has room."""
+        """Offer all that may be offered; no worker has room."""
         taken = self.dispatch.take()
         for place, need in taken:
             assert list(self.dispatch.offer(place, need))

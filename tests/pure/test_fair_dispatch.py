@@ -16,7 +16,7 @@ OURS, THEIRS = Namespace("team-a"), Namespace("team-b")
 
 
 class Shared(Cluster):
-    """The same two workers of 4 CPUs, for two teams; it counts how often gangs are told of room."""
+    """The same two workers of 4 CPUs, for two teams; it counts how often gangs hear of room."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Shared(Cluster):
         self.gangs_told += 1
 
     def job(self, name: str) -> JobRecord:
-        for key in self.books.keys():  # noqa: SIM118 - it is no dict
+        for key in self.books.keys():  # noqa: SIM118 - it is not a dict
             entry = self.books.get(key)
             if key.job_id == name and entry is not None and entry.job is not None:
                 return entry.job.value

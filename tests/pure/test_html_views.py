@@ -1,4 +1,4 @@
-"""What notebooks show: whatever somebody wrote into a name or an error stays text."""
+"""What notebooks show: whatever a user wrote into a name or an error stays text."""
 
 from __future__ import annotations
 

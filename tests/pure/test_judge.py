@@ -1,4 +1,4 @@
-"""When workers are judged: a controller that could hear nobody judges nobody for it. With a clock that the test moves."""
+"""When workers are judged: a controller that could hear no worker judges none for it. With a clock that the test moves."""
 
 from __future__ import annotations
 

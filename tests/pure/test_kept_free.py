@@ -15,11 +15,11 @@ GIB = 1 << 30
 
 
 class Overtaken(Cluster):
-    """On A 3 of 4 CPUs are free, on B 2; a task that needs 4 found nobody, and a small one behind it did."""
+    """On A 3 of 4 CPUs are free, on B 2; a task that needs 4 found no worker, and a small one behind it did."""
 
     def __init__(self, large: float = 4, *, quota: float | None = None) -> None:
         super().__init__()
-        self.rooms = 0  # how often gangs were told that they may find room
+        self.rooms = 0  # how often gangs heard that they may find room
         self.tick_s = 0.0  # by which the clock goes on whenever it is read
         if quota is not None:
             name = Namespace("default")

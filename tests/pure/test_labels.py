@@ -1,4 +1,4 @@
-"""Labels: who has them, who asks for them, and what is said when nobody has them."""
+"""Labels: who has them, who asks for them, and what is said when no worker has them."""
 
 import pytest
 from pydantic import ValidationError

@@ -1,4 +1,4 @@
-"""For how long the end of a program is told."""
+"""For how long the end of a program is reported."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ SPACES = [Namespace("a"), Namespace("b")]
 
 @dataclass
 class Bucket:
-    """A bucket with compare-and-set. Whoever asks may be stopped before and after the server has carried it out."""
+    """A bucket with compare-and-set. Its user may be stopped before and after the server has carried it out."""
 
     dice: random.Random
     on_stored: Callable[[Any], None]
@@ -252,7 +252,7 @@ class World:
         self.verdicts.append((self.now, instance))
 
     def check(self) -> None:
-        """Whoever began to lead last is the only one whose verdicts were taken from then on."""
+        """The controller that began to lead last is the only one whose verdicts were taken from then on."""
         for at, instance in self.verdicts:
             assert max(each for each in self.leaders if each[0] < at)[1] == instance
 

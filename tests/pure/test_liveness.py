@@ -22,7 +22,7 @@ def test_a_silent_worker_is_lost_once() -> None:
 
 
 def test_a_worker_is_lost_only_when_it_missed_its_beats_too() -> None:
-    """Time alone may have passed while nobody looked."""
+    """Time alone may have passed without a look."""
     liveness = Liveness(10, beats=3)
     liveness.on_beat(W1, now=0, free=SOME)
     assert liveness.take_lost(now=100) == []

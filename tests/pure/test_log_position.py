@@ -1,4 +1,4 @@
-"""A log that is read again from its beginning, by one who was told some of it, or more than it has."""
+"""A log that is read again from its beginning, by a reader that had some of it, or more than it has."""
 
 import pytest
 from hypothesis import given

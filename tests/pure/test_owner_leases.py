@@ -16,7 +16,7 @@ def test_silence_ends_it_and_a_word_keeps_it() -> None:
     leases.on_heard(B, now=6)
     assert leases.over(now=9.9) == {}
     assert leases.over(now=10) == {A: "the program that owns it, a, was not heard for 10 s"}
-    leases.expect(A, now=10)  # another record of it is no word of it
+    leases.expect(A, now=10)  # another record of it is not a sign of life
     assert set(leases.over(now=15.9)) == {A}
     leases.forget(A)
     assert set(leases.over(now=16)) == {B}

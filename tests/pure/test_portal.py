@@ -87,7 +87,7 @@ def test_a_call_that_meets_close_is_answered_or_refused() -> None:
         for thread in threads:
             thread.join(WAIT_S)
         assert outcomes == ["refused"] * 4
-        gc.collect()  # a coroutine that was never awaited would be told of here, as a warning
+        gc.collect()  # a coroutine that was never awaited would be reported here, as a warning
 
 
 def test_a_call_after_close_is_refused(portal: Portal) -> None:

@@ -1,4 +1,4 @@
-"""What decides which environment a job gets, and what a job is told that cannot have one."""
+"""What decides which environment a job gets, and the error of a job that cannot have one."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _no_secrets(namespace: Namespace) -> SecretStore:
 
 
 def _nobody_listens(_output: BuildOutput) -> None:
-    """What a build says is nobody's concern here."""
+    """The output of a build does not matter here."""
 
 
 def test_a_folder_that_was_not_packed_is_told(tmp_path: Path) -> None:

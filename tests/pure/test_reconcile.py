@@ -1,4 +1,4 @@
-"""What follows from the records of a job, whoever reads them, whenever, and however much of them."""
+"""What follows from the records of a job, whichever controller reads them, whenever, and however much of them."""
 
 import random
 
@@ -58,7 +58,7 @@ def _settle(store: _Store, books: Books, *, parent: JobRecord | None = None) -> 
 
 
 def _lived(dice: random.Random) -> _Store:
-    """A job in the middle of its life: workers, kill wishes and controllers have written, nobody has settled it."""
+    """A job in the middle of its life: workers, kill wishes and controllers have written, and no controller has settled it."""
     store = _Store()
     job = job_record("a", replicas=dice.randint(1, 3))
     store.write(job, 0)

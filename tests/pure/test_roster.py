@@ -153,7 +153,7 @@ def test_one_that_is_not_well_has_no_room_and_is_still_counted_on() -> None:
     cluster.roster.on_registered(_info("a", trouble="its disk has no room"), now=0.0)
     assert cluster.free() == {}
     assert cluster.roster.troubles() == [(a, "its disk has no room")]
-    assert [worker_id for worker_id, _ in cluster.roster.totals()] == [a]  # so what fits it is no misfit
+    assert [worker_id for worker_id, _ in cluster.roster.totals()] == [a]  # so what fits it is not a misfit
     cluster.roster.on_registered(_info("a"), now=1.0)
     assert cluster.free() == {a: 4}
     assert cluster.roster.troubles() == []
@@ -206,7 +206,7 @@ def test_who_left_is_not_waited_for_whatever_becomes_of_what_it_held() -> None:
     assert held is not None
     cluster.apply(held)
     cluster.roster.on_left(a)
-    cluster.roster.liveness.expect(a, now=1.0)  # as when its record tells that somebody wants it stopped
+    cluster.roster.liveness.expect(a, now=1.0)  # as when its record asks for its end
     assert cluster.roster.dead() == [a]
     assert cluster.roster.take_lost(now=100.0) == []
     cluster.roster.on_registered(_info("a"), now=101.0)  # it is back

@@ -55,7 +55,7 @@ class SchedulerHistories(RuleBasedStateMachine):
         self.scheduler = Scheduler()
         self.waiting: dict[Place, Capacity] = {}
         self.out: dict[Place, Capacity] = {}
-        self.declined: list[Capacity] = []  # since somebody had room
+        self.declined: list[Capacity] = []  # since a worker had room
 
     @rule(number=st.integers(0, 40), need=st.sampled_from(NEEDS))
     def add(self, number: int, need: Capacity) -> None:
@@ -171,7 +171,7 @@ def test_a_task_whose_need_changed_waits_once() -> None:
 
 
 def test_a_task_that_is_out_still_counts_as_waiting() -> None:
-    """Else a task that never fits is not missed by whoever looks for such, just while it is being offered."""
+    """Else a task that never fits is not missed by a search for such, just while it is being offered."""
     scheduler = Scheduler()
     scheduler.add(_place(0), NEEDS[0])
     assert len(scheduler.take(9)) == 1
@@ -305,7 +305,7 @@ SMALL, LARGE = Capacity(cpu=1, memory=1), Capacity(cpu=4, memory=1)
 
 
 class _Workers:
-    """A cluster on a clock: tasks that end, offers that reach whoever has room, as a queue group does."""
+    """A cluster on a clock: tasks that end, offers that reach a worker with room, as a queue group does."""
 
     def __init__(self, dice: random.Random, workers: dict[str, float], *, reserve_after_s: float = 10) -> None:
         self.dice = dice

@@ -1,4 +1,4 @@
-"""What a daemon shows to whoever watches over it: a file that is touched while the bus answers, and is gone before."""
+"""What a daemon shows to the program that watches it: a file that is touched while the bus answers, and is gone before."""
 
 import asyncio
 from pathlib import Path

@@ -412,7 +412,7 @@ def test_items_come_in_order_and_are_told_by_half_windows() -> None:
     ear.reader.settle(True, b"")
     assert ear.stream is not None
     assert list(ear.stream) == ["a", "b", "c", "d"]
-    assert [items for items, _size in ear.told] == []  # it had ended: nobody wants to know
+    assert [items for items, _size in ear.told] == []  # it had ended
     other = Ear()
     other.hear(0, "a", "b", "c", "d")
     assert [other.read() for _ in range(4)] == ["a", "b", "c", "d"]

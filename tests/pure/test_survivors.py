@@ -1,4 +1,4 @@
-"""Processes that could not be killed are told of until they are gone."""
+"""Processes that could not be killed are reported until they are gone."""
 
 import subprocess
 import sys

@@ -14,7 +14,7 @@ def test_naps_get_longer_while_others_take_turns_and_are_short_again_at_once() -
     assert not naps.attend()
     assert naps.next_s(0.001) == 0.005
     assert naps.next_s(0.001) == 0.01
-    assert naps.next_s(0.012) == 0.005  # nobody has given the turn back meanwhile
+    assert naps.next_s(0.012) == 0.005  # the turn was not given back meanwhile
 
 
 def test_a_turn_is_unchanged_until_it_is_given_back() -> None:

@@ -145,6 +145,6 @@ def test_the_task_that_took_more_than_half_of_what_went_filled_the_disk() -> Non
     assert who_filled(well, DiskUse(0, {"a": 3 * GIB, "new": 8 * GIB})) == Filler("new", 8 * GIB, 10 * GIB)
     assert who_filled(well, DiskUse(0, {"a": 5 * GIB, "b": 5 * GIB})) is None  # half is not more than half
     assert who_filled(well, DiskUse(0, {"a": 9 * GIB})) == Filler("a", 7 * GIB, 10 * GIB)
-    assert who_filled(well, DiskUse(0, {"a": 4 * GIB})) is None  # somebody else than a task did
+    assert who_filled(well, DiskUse(0, {"a": 4 * GIB})) is None  # a program other than a task did
     assert who_filled(well, DiskUse(0, {})) is None
     assert who_filled(well, DiskUse(11 * GIB, {"a": 9 * GIB})) is None  # nothing went

@@ -264,7 +264,7 @@ def test_a_cancelled_task_is_passed_over(world: World) -> None:
 
 
 class Books:
-    """Who is told what becomes of a bundle."""
+    """Hears what becomes of a bundle."""
 
     def __init__(self) -> None:
         self.answered: list[tuple[Task, bytes]] = []

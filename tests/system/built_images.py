@@ -14,7 +14,7 @@ from tests.system.wheels import make_wheel
 
 @pytest.fixture
 def index(tmp_path: Path) -> Iterator[PackageIndex]:
-    """An index with the package "indexed", which nobody has asked."""
+    """An index with the package "indexed", which has had no requests."""
     make_wheel(tmp_path / "index", "indexed")
     with running_index(tmp_path / "index") as running:
         yield running

@@ -48,7 +48,7 @@ def room_for_the_next_module() -> Iterator[None]:
 
 @pytest.fixture
 def family(monkeypatch: pytest.MonkeyPatch) -> Iterator[Family]:
-    """Whoever is started from here belongs to it, and is gone afterwards, also when the test failed."""
+    """What is started from here belongs to it, and is gone afterwards, also when the test failed."""
     family = Family()
     for name, value in family.variables.items():
         monkeypatch.setenv(name, value)

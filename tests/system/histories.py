@@ -1,4 +1,4 @@
-"""What the event stream tells of jobs."""
+"""What the event stream says about jobs."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ def sleeper(**fields: Any) -> JobRequest:
 
 
 def wait_ready(cluster: Cluster, job_id: JobId, lines: int = 1) -> None:
-    """Return when the job has written `lines` lines to stdout and is known to run, which is told a moment later.
+    """Return when the job has written `lines` lines to stdout and is known to run, which is reported a moment later.
 
-    On stderr a line may come before the job has begun: what runs in a container is told that its folder is empty.
+    On stderr a line may come before the job has begun: what runs in a container reads that its folder is empty.
     """
     with followed(cluster, job_id) as following:
         written = (line for line in following if line.stream == "stdout")

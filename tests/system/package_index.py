@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class PackageIndex:
-    """What is served: the wheels in a folder. While `may_answer` is not set, whoever asks waits."""
+    """What is served: the wheels in a folder. While `may_answer` is not set, clients wait."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,7 +44,7 @@ def running_index(folder: Path) -> Iterator[PackageIndex]:
         def handle(self) -> None:
             try:
                 super().handle()
-            except ConnectionError:  # whoever asked is gone
+            except ConnectionError:  # the client is gone
                 return
 
         def log_message(self, *_: object) -> None:

@@ -21,7 +21,7 @@ class Family:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What to give to a process that shall belong to the family. Commands of jobs inherit nothing by themselves."""
+        """What to give to a process that is to belong to the family. Commands of jobs inherit nothing by themselves."""
         return {_VARIABLE: self.mark}
 
     def environment(self, **more: str) -> dict[str, str]:

@@ -72,7 +72,7 @@ def cli(cluster: LocalCluster) -> Cli:
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
-    """A FIFO at which jobs wait, until somebody writes to it."""
+    """A FIFO at which jobs wait, until a test writes to it."""
     path = tmp_path / "gate"
     os.mkfifo(path)
     return path

@@ -82,7 +82,7 @@ def test_a_password_is_in_no_variable_that_the_engine_shows(project: ComposeProj
 def test_when_the_leading_controller_is_killed_the_other_one_leads(project: ComposeProject, tmp_path: Path) -> None:
     client = project.engine.client
     leading = wait_until(lambda: _leading(project), PATIENCE_S)
-    client.kill(leading)  # by the engine, which does not start again what it was told to end
+    client.kill(leading)  # by the engine, which does not start again what it was asked to end
     quickstart(project, tmp_path)
     assert not client.inspect_container(leading)["State"]["Running"]
     client.start(leading)
@@ -99,7 +99,7 @@ def test_a_worker_that_dies_is_started_again_and_registered(project: ComposeProj
     before = project.containers("worker")[0]
     name = before["Config"]["Hostname"]
     started = {worker["info"]["worker_id"]: worker["info"]["started_at"] for worker in project.fluster("workers")}
-    os.kill(before["State"]["Pid"], signal.SIGKILL)  # by nobody that the engine knows
+    os.kill(before["State"]["Pid"], signal.SIGKILL)  # not through the engine
 
     def is_back() -> bool:
         return any(

@@ -57,7 +57,7 @@ def test_three_servers_keep_three_copies_and_one_of_them_may_be_lost(project: Co
     wait_until(lambda: project.outside("-c", COPIES, user="operator") == "3\n", PATIENCE_S, logs)
     assert project.outside("-c", RUN_TRUE) == "SUCCEEDED\n"
     (first,) = project.containers("nats")
-    project.engine.client.kill(first["Id"])  # by the engine, which does not start again what it was told to end
+    project.engine.client.kill(first["Id"])  # by the engine, which does not start again what it was asked to end
     assert project.outside("-c", RUN_TRUE) == "SUCCEEDED\n"
     project.trust("certificates", "--authority", str(project.credentials), "--renew")
     project.compose("kill", "-s", "HUP", "nats-2", "nats-3")

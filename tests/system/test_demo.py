@@ -78,7 +78,7 @@ class AtTerminal:
             self._read()
 
     def read_rest(self) -> None:
-        """Read until nobody has the terminal open any more."""
+        """Read until no process has the terminal open."""
         while True:
             try:
                 self._read()

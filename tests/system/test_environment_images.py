@@ -74,7 +74,7 @@ def needs(*requirements: str, **fields: Any) -> Needs:
 
 
 def nobody_listens(_output: BuildOutput) -> None:
-    """What a build says is nobody's concern here."""
+    """The output of a build does not matter here."""
 
 
 def said(outputs: list[BuildOutput]) -> list[str]:

@@ -42,7 +42,7 @@ OTHER_PYTHONS = [f"3.{minor}" for minor in (11, 12, 13) if minor != sys.version_
 
 @pytest.fixture(scope="module", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """uv's cache and settings are none of the machine's; nobody is asked for a package."""
+    """uv's cache and settings are none of the machine's; no index is asked for a package."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("UV_")]:
             patch.delenv(name)

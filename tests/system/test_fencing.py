@@ -307,7 +307,7 @@ def _alive(cluster: Cluster) -> set[str]:
 
 
 def test_a_store_without_room_fences_nothing_that_can_go_on(tmp_path: Path, family: Family) -> None:
-    """The leader cannot renew its lease there, and knows by reading that nobody else could take it."""
+    """The leader cannot renew its lease there, and knows by reading that no other could take it."""
     quick = dataclasses.replace(QUICK, leader_lease_s=0.6)
     with mounted(tmp_path / "nats", megabytes=64), Daemons(tmp_path, family, timing=quick) as daemons:
         daemons.start_controller()

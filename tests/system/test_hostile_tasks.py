@@ -77,7 +77,7 @@ def kill_its_keeper() -> None:
 
 
 def test_a_task_that_kills_its_keeper_takes_no_worker_out(cluster: LocalCluster) -> None:
-    """It was taken for a fault of the worker, which took no work while the task was tried again at nobody's cost, for ever."""
+    """It was taken for a fault of the worker, which took no work while the task was tried again at no cost, for ever."""
     requests = [
         call(kill_its_keeper),
         JobRequest(name="x", entrypoint=Entrypoint(command=("sh", "-c", "kill -9 $PPID"))),
@@ -154,4 +154,4 @@ def test_a_worker_that_comes_back_outlives_a_task_in_its_keepers_place(
             assert "its worker could not follow it any further" in info.error_message
             assert cluster.result(cluster.launch(call(int, "7")), timeout=PATIENCE_S) == 7
             assert daemons.running["w1"].poll() is None
-        family.kill()  # the task's true keeper is told by none that it is over
+        family.kill()  # the task's true keeper does not hear that it is over

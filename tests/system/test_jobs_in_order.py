@@ -63,7 +63,7 @@ def test_the_command_line_says_after_which_jobs(cli: Cli) -> None:
 
 
 def test_a_job_is_replaced_when_its_processes_are_gone(cluster: LocalCluster, tmp_path: Path) -> None:
-    """The new one finds nobody who still writes to the ledger."""
+    """The new one finds no process that still writes to the ledger."""
     ledger = tmp_path / "ledger"
     job_id = JobId(unique_name("service"))
 

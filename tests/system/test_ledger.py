@@ -26,7 +26,7 @@ from tests.system.processes import Family
 from tests.waiting import wait_until
 
 LEASE_S = 1.0
-# Nobody is lost here: only the lead changes hands.
+# No worker is lost here: only the lead changes hands.
 PATIENT = Timing(heartbeat_s=0.2, fence_after_s=30, worker_timeout_s=60, kill_grace_s=0.4, leader_lease_s=LEASE_S)
 # Workers are lost here, too.
 QUICK = Timing(heartbeat_s=0.2, fence_after_s=1.5, worker_timeout_s=3.0, kill_grace_s=0.4, leader_lease_s=LEASE_S)
@@ -91,7 +91,7 @@ def test_fifty_controllers_are_killed_at_any_moment_under_load(
             nursery.kill(victim)
             nursery.start(victim if dice.random() < 0.8 else f"c{number + 3}")
     infos = load.check()
-    # Nobody was lost, so nothing was tried twice.
+    # No worker was lost, so nothing was tried twice.
     assert {task.attempt for info in infos for task in info.tasks} == {1}
 
 

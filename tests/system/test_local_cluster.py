@@ -210,7 +210,7 @@ def test_the_death_of_both_ends_everything(family: Family, start_owner: StartOwn
     owner.process.kill()
     owner.end()
     family.wait_gone()
-    shutil.rmtree(owner.store_dir, ignore_errors=True)  # nobody is left who could
+    shutil.rmtree(owner.store_dir, ignore_errors=True)  # no process is left that could
 
 
 def test_a_forked_child_does_not_keep_the_cluster(family: Family, temporary: Path, start_owner: StartOwner) -> None:

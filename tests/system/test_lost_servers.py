@@ -88,7 +88,7 @@ def _load(cluster: Cluster) -> Iterator[Load]:
 
 
 async def _asked(group: ServerGroup, is_so: Callable[[list[StreamInfo]], object]) -> None:
-    """Return once what the servers tell of the streams is so."""
+    """Return once what the servers say about the streams is so."""
     servers = [group.address(number, Role.OPERATOR).to_url() for number in range(len(group.ports))]
     client = await nats.connect(servers, connect_timeout=30, max_reconnect_attempts=-1)
     streams = client.jetstream(timeout=2)

@@ -1,4 +1,4 @@
-"""Whoever knows NATS alone can use the cluster: a plain client, JSON, and nothing of Fluster."""
+"""A program that knows NATS alone can use the cluster: a plain client, JSON, and nothing of Fluster."""
 
 import asyncio
 import json
@@ -242,7 +242,7 @@ async def test_a_submit_that_cannot_be_recorded_is_refused_and_stops_nobody(
 
 
 async def test_a_reply_that_is_no_inbox_is_not_written(client: Client) -> None:
-    """Else whoever may ask could have the controller write wherever it may itself."""
+    """Otherwise a client that may ask could have the controller write wherever it may itself."""
     overheard = await client.subscribe("fluster.sys.workers.worker-0.look")
     await client.publish("fluster.default.jobs.list", b"{}", reply="fluster.sys.workers.worker-0.look")
     await client.publish("$SRV.PING", reply="fluster.sys.workers.worker-0.look")

@@ -80,7 +80,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def is_gone(process: psutil.Process) -> bool:
-    """Whether it runs no more, also when nobody has asked yet how it ended."""
+    """Whether it runs no more, also before its exit code was read."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -379,7 +379,7 @@ def test_the_endpoints_of_a_lost_worker_are_removed(daemons: Daemons, client: Cl
 
 @quick
 def test_a_worker_that_is_cut_off_stops_its_tasks(daemons: Daemons, client: Cluster, tmp_path: Path) -> None:
-    """Whoever cannot reach the bus cannot know whether the task was given to somebody else."""
+    """A worker that cannot reach the bus cannot know whether the task was given to another."""
     daemons.start_worker()
     job_id = client.launch(watchful(tmp_path))
     wait_ready(client, job_id)

@@ -311,7 +311,7 @@ def test_the_result_survives_the_death_of_the_worker_and_of_the_server(family: F
             wait_ready(cluster, job_id)
             daemons.kill("w1")
             gate.touch()
-            wait_until(lambda: not family.named("fluster-task"), PATIENCE_S)  # it ended with nobody to tell
+            wait_until(lambda: not family.named("fluster-task"), PATIENCE_S)  # it ended without a worker to report to
             daemons.kill_server()
             daemons.server.start()
             daemons.start_worker()

@@ -382,7 +382,7 @@ async def test_a_lease_that_is_not_renewed_ends_the_task(any_site: Site) -> None
 
 
 async def test_what_is_started_after_its_lease_does_not_run(site: Site, tmp_path: Path) -> None:
-    """As by a worker that was stopped after it claimed the attempt, and continues when somebody else has it."""
+    """As by a worker that was stopped after it claimed the attempt, and continues when another has it."""
     late = await site.command("touch", str(tmp_path / "ran"), fence_after_s=PATIENCE_S, fence_at=fence_clock())
     assert (await end_of(late)).reason == "fenced"
     assert not (tmp_path / "ran").exists()

@@ -108,7 +108,7 @@ async def test_a_free_keeper_that_does_not_answer_begins_nothing_later(
     with pytest.raises(LaunchError, match="did not answer"):
         await site.command("sh", "-c", "echo twice", key="ns.job.1.1")
     keeper.resume()
-    keeper.wait(60)  # nobody is connected to it any more
+    keeper.wait(60)  # the last connection to it is closed
     task = await site.command("sh", "-c", "echo once", key="ns.job.1.1")
     await end_of(task)
     assert texts(task) == ["once"]

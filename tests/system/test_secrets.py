@@ -1,4 +1,4 @@
-"""Secrets of jobs: workers read them, nobody else, and they go with the job."""
+"""Secrets of jobs: only workers read them, and they go with the job."""
 
 import json
 import os

@@ -122,7 +122,7 @@ def test_on_a_terminal_they_are_shown_also_when_the_program_just_ends(family: Fa
     try:
         while part := os.read(terminal, 4_096):
             written += part
-    except OSError:  # Linux tells so that nobody writes there any longer
+    except OSError:  # by this Linux says that the last writer has closed it
         pass
     finally:
         os.close(terminal)

@@ -1,4 +1,4 @@
-"""A client that is stopped for longer than the server waits for it: what it waited for comes, and what it called is told."""
+"""A client that is stopped for longer than the server waits for it: what it waited for comes, and its callers learn of it."""
 
 import json
 import os
@@ -102,7 +102,7 @@ def test_what_it_waits_for_comes_and_its_calls_are_told(tmp_path: Path, family: 
 
 
 def _ping_quickly(daemons: Daemons) -> None:
-    """Have the server cut off sooner whoever connects from now on."""
+    """Have the server cut off sooner the clients that connect from now on."""
     (configuration,) = daemons.folder.glob("nats/*.conf")
     text = configuration.read_text()
     assert SERVER_PINGS in text

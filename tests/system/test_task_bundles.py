@@ -52,7 +52,7 @@ def test_a_task_is_answered_while_a_later_one_of_its_bundle_runs(pool: WorkerPoo
 
     def pass_gate(number: int) -> int:
         if number == 10:
-            gate.read_text()  # until somebody writes
+            gate.read_text()  # until the test writes
         return number
 
     futures = submit_together(pool, pass_gate, list(range(40)))

@@ -130,7 +130,7 @@ class Block:
 
 @actor(resources=FULL)
 class Holder:
-    """Fills a worker, so that whoever calls it is on the other."""
+    """Fills a worker, so that its caller is on the other."""
 
     def where(self) -> tuple[str | None, str]:
         return arenas.place(), current_task().worker_id

@@ -78,7 +78,7 @@ class Lives:
 
 @pytest.fixture
 def begin_then(shared_template: tuple[TemplateHandle, str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Have something done once: when a keeper was forked and `has_begun`, but nobody was told so."""
+    """Have something done once: when a keeper was forked and `has_begun`, but no process heard of it."""
     template, _ = shared_template
     fork = template.fork_keeper
 

@@ -95,7 +95,7 @@ def test_a_task_whose_worker_is_killed_is_done_by_another(pool: WorkerPool, tmp_
 
 
 def test_a_lost_task_ends_with_the_pool(cluster: LocalCluster, tmp_path: Path) -> None:
-    """Nobody is there that it could be given to."""
+    """No worker is there that it could be given to."""
     pool = WorkerPool(cluster, 1)
     task = pool.submit(stay, str(tmp_path))
     [worker] = wait_until(lambda: pids_in(tmp_path), PATIENCE_S)

@@ -1,4 +1,4 @@
-"""What one worker answers to an operator, and to nobody else."""
+"""What one worker answers to an operator, and to no other user."""
 
 import asyncio
 import dataclasses

@@ -68,7 +68,7 @@ class DieOnce:
 
 
 class StayOnce:
-    """Whoever first comes to one of the numbers tells on which worker it is, and goes no further."""
+    """The task that first comes to one of the numbers says on which worker it is, and goes no further."""
 
     def __init__(self, marker: Path, number: int) -> None:
         self._marker = marker
