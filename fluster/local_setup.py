@@ -1,4 +1,4 @@
-"""What a LocalCluster tells its supervisor, and what it hears from it.
+"""How daemons on this machine are set up: what a LocalCluster and its supervisor tell each other, and a worker's defaults.
 
 Imports next to nothing: nothing of a cluster runs before its supervisor has read this.
 """
@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 RuntimeName = Literal["process", "docker", "auto"]
 ProfileName = Literal["default", "gpu", "trusted"]  # what tasks in containers may do
@@ -16,6 +19,7 @@ SUPERVISOR_MODULE = "fluster_services.supervisor"  # started by name: the servic
 ADDRESS_FILE = "address.json"  # in the store folder, of a cluster whose owner has one written; gone when the cluster is
 # {variable: the option by which it was given}, for a daemon, from the command that becomes it
 OPTIONS_VARIABLE = "FLUSTER_OPTIONS"
+WORKER_ID_VARIABLE, STATE_DIR_VARIABLE = "FLUSTER_WORKER_ID", "FLUSTER_STATE_DIR"
 START_TIMEOUT_S = 45.0
 VM_START_TIMEOUT_S = 900.0  # an image may have to be pulled
 MAX_LOCAL_WORKERS, MAX_LOCAL_CONTROLLERS, MAX_PORT = 256, 16, 65_535
@@ -80,3 +84,17 @@ class LocalStarted:
     @classmethod
     def from_json(cls, data: bytes) -> Self:
         return cls(**json.loads(data))
+
+
+def default_worker_id() -> str:
+    """The host's name, as it can stand in a subject."""
+    import socket
+
+    return socket.gethostname().replace(".", "-")
+
+
+def default_state_dir() -> Path:
+    """In the home of the user who starts it: where a worker keeps what it must find again."""
+    from pathlib import Path
+
+    return Path.home() / ".fluster" / "worker"

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from fluster.cluster.blocking import Cluster
 from fluster.cluster.client import AsyncCluster
-from fluster.cluster.current import current_cluster
-from fluster.cluster.local import LocalCluster
+from fluster.cluster.local import LocalCluster, current_cluster
 from fluster.cluster.task.task_context import TaskContext, current_task
 from fluster.later import names_of
 

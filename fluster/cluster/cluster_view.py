@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from fluster_bus.core.errors import FlusterError
 from fluster_bus.messages.notebook import table, view
 
 if TYPE_CHECKING:
-    from fluster.cluster.client import AsyncCluster
     from fluster_bus.messages import JobInfo, WorkerStatus
 
-_PATIENCE_S = 2.0  # whoever shows a cluster shall not wait for one that does not answer
+_PATIENCE_S = 2.0  # a notebook does not wait long for a cluster that does not answer
 _JOBS = 10
 _GIB = 1 << 30
 
 
-def still_view(kind: str, cluster: AsyncCluster, **facts: object) -> str:
+class Viewed(Protocol):
+    """A cluster as the view needs it."""
+
+    @property
+    def server(self) -> str: ...
+
+    @property
+    def namespace(self) -> str: ...
+
+    async def list_workers(self) -> list[WorkerStatus]: ...
+
+    async def list_jobs(self, *, limit: int) -> list[JobInfo]: ...
+
+
+def still_view(kind: str, cluster: Viewed, **facts: object) -> str:
     """HTML of where a cluster is, without asking it."""
     return view(kind, {"server": cluster.server, "namespace": cluster.namespace, **facts})
 
 
-async def live_view(kind: str, cluster: AsyncCluster) -> str:
+async def live_view(kind: str, cluster: Viewed) -> str:
     """The same with its workers, and the newest jobs of its namespace, if it answers soon."""
     try:
         async with asyncio.timeout(_PATIENCE_S):

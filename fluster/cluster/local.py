@@ -1,4 +1,4 @@
-"""A whole cluster on this machine, for as long as its owner lives."""
+"""A whole cluster on this machine, for as long as its owner lives; and the cluster that this process belongs to."""
 
 from __future__ import annotations
 
@@ -9,16 +9,27 @@ import selectors
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from fluster.cluster.blocking import Cluster
 from fluster.cluster.client import DEFAULT_NAMESPACE
 from fluster.cluster.jobs.arguments import check_count, check_limits, check_seconds
-from fluster.cluster.offered import offered_disk, offered_gpus, offered_labels, offered_resources
+from fluster.cluster.local_options import (
+    build_settings,
+    container_settings,
+    machine_memory,
+    offered_disk,
+    offered_gpus,
+    offered_labels,
+    offered_resources,
+    pickled_backend,
+    size_in_bytes,
+)
 from fluster.cluster.ownership.ownership import note_local
 from fluster.cluster.task.task_context import NAMESPACE
 from fluster.errors import ClusterStartError
@@ -35,6 +46,7 @@ from fluster.local_setup import (
     ProfileName,
     RuntimeName,
 )
+from fluster_bus.access.address import ADDRESS_VARIABLE
 from fluster_bus.core.devices import MAX_BYTES, MAX_CPUS
 from fluster_bus.core.names import check_namespace
 
@@ -140,7 +152,7 @@ class LocalCluster(Cluster):
         check_count("port", port, 0, "a port, or 0 for a free one", most=MAX_PORT)
         if cpu is not None and (isinstance(cpu, bool) or not isinstance(cpu, int | float) or not 0 < cpu <= MAX_CPUS):
             raise ValueError(f"cpu={cpu!r}: give a number of CPUs above 0, which all workers have together")
-        if memory is not None and not 0 < _bytes(memory) <= MAX_BYTES:
+        if memory is not None and not 0 < size_in_bytes(memory) <= MAX_BYTES:
             raise ValueError(f"memory={memory!r}: give a size above 0, such as '8GB', which all workers have together")
         if runtime not in get_args(RuntimeName):
             raise ValueError(f"runtime={runtime!r} is not known: choose {', '.join(get_args(RuntimeName))}")
@@ -150,8 +162,8 @@ class LocalCluster(Cluster):
                 "tasks are processes of its VMs, which are held to their resources; give docker_host and image to the backend"
             )
         containers = {
-            **_container_settings(network, profile, mount_roots, shm_size, ulimits),
-            **_build_settings(build_network, build_ca),
+            **container_settings(network, profile, mount_roots, shm_size, ulimits),
+            **build_settings(build_network, build_ca),
         }
         if containers and runtime == "process":
             given = ", ".join(_OPTIONS.get(name, name) for name in containers)
@@ -164,7 +176,7 @@ class LocalCluster(Cluster):
             workers=workers,
             controllers=controllers,
             cpu=cpu if cpu is not None else (logical_cpu if backend is None else 0),
-            memory=_bytes(memory) if memory is not None else (_machine_memory() if backend is None else 0),
+            memory=size_in_bytes(memory) if memory is not None else (machine_memory() if backend is None else 0),
             disk=offered_disk(disk),
             devices=offered_gpus(gpus),
             labels=offered_labels(labels),
@@ -181,7 +193,7 @@ class LocalCluster(Cluster):
             build_timeout_s=check_seconds("build_timeout", build_timeout) if build_timeout is not None else None,
             timing={name: check_seconds(f"timing: {name}", value) for name, value in (timing or {}).items()},
             limits=check_limits(limits or {}),
-            backend=_pickled(backend) if backend is not None else None,
+            backend=pickled_backend(backend) if backend is not None else None,
             start_timeout_s=check_seconds("start_timeout", start_timeout),
             working_dir=str(Path.cwd()),
             python_path=tuple(str(Path(entry or ".").absolute()) for entry in sys.path),
@@ -308,6 +320,41 @@ def open_local_cluster() -> LocalCluster | None:
     return _clusters[-1]() if _clusters else None
 
 
+_lock = threading.Lock()
+_current: Cluster | None = None
+
+
+def current_cluster() -> Cluster:
+    """The cluster that FLUSTER_CLUSTER_ADDRESS names, else the LocalCluster that this program has open (of several the
+    newest), else one that is started on this machine; one per process.
+
+    So the same program runs alone on a laptop and as a job of a cluster. Starting one is said on stderr. Raises what
+    `Cluster` and `LocalCluster` raise.
+    """
+    global _current  # noqa: PLW0603 - one per process is what it promises
+    with _lock:
+        if _current is None or _current.closed:
+            _current = Cluster() if os.environ.get(ADDRESS_VARIABLE) else open_local_cluster() or _start_local()
+        return _current
+
+
+def _start_local() -> LocalCluster:
+    cluster = LocalCluster()
+    sys.stderr.write(
+        f"fluster: {ADDRESS_VARIABLE} is not set: started a cluster on this machine, which ends with this process\n"
+    )
+    return cluster
+
+
+def _forget_in_child() -> None:
+    global _current  # noqa: PLW0603
+    _current = None  # its connection and threads stayed with the parent
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
+
+
 _leashes: weakref.WeakSet[_Supervisor] = weakref.WeakSet()
 
 
@@ -327,64 +374,3 @@ def _remove(folder: Path) -> None:
     while folder.exists() and time.monotonic() < deadline:
         shutil.rmtree(folder, ignore_errors=True)
         time.sleep(_REMOVE_PAUSE_S)
-
-
-def _bytes(size: int | str) -> int:
-    from fluster_bus.messages import parse_size
-
-    return parse_size(size)
-
-
-def _container_settings(
-    network: str | None,
-    profile: ProfileName,
-    mount_roots: Sequence[str | Path],
-    shm_size: int | str | None,
-    ulimits: Mapping[str, int | tuple[int, int]] | None,
-) -> dict[str, Any]:
-    """Those that are not as usual, by the names that workers have for them. Raises ValueError."""
-    if profile not in get_args(ProfileName):
-        raise ValueError(f"profile={profile!r} is not known: choose {', '.join(get_args(ProfileName))}")
-    settings = {
-        "network": network,
-        "profile": profile if profile != "default" else None,
-        "mount_roots": [str(Path(root).absolute()) for root in mount_roots] or None,
-        "shm_bytes": _bytes(shm_size) if shm_size is not None else None,
-        "ulimits": _limits(ulimits) if ulimits is not None else None,
-    }
-    return {name: value for name, value in settings.items() if value is not None}
-
-
-def _build_settings(network: str | None, authorities: str | Path | None) -> dict[str, Any]:
-    """The same of builds. Raises ValueError."""
-    if authorities is not None and not (Path(authorities).is_file() and os.access(authorities, os.R_OK)):
-        raise ValueError(f"build_ca={str(authorities)!r} cannot be read: give the path of a file of certificates")
-    settings = {
-        "build_network": network,
-        "build_authorities": str(Path(authorities).absolute()) if authorities is not None else None,
-    }
-    return {name: value for name, value in settings.items() if value is not None}
-
-
-def _limits(ulimits: Mapping[str, int | tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    pairs = {name: limit if isinstance(limit, tuple) else (limit, limit) for name, limit in ulimits.items()}
-    for name, pair in pairs.items():
-        if len(pair) != 2 or not all(isinstance(each, int) and each >= -1 for each in pair):
-            raise ValueError(
-                f"ulimits has {name}={ulimits[name]!r}: give a number, or (soft, hard); -1 means without a limit"
-            )
-    return pairs
-
-
-def _pickled(backend: object) -> str:
-    import base64
-    import pickle
-
-    try:
-        return base64.b64encode(pickle.dumps(backend)).decode()
-    except Exception as cause:
-        raise ValueError(f"backend={backend!r} cannot be handed to the cluster's own process: {cause}") from cause
-
-
-def _machine_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -7,7 +7,7 @@ import secrets
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from fluster_bus.core import subjects
 from fluster_bus.core.delivery import Delivery, error_headers
@@ -17,7 +17,6 @@ from fluster_bus.payloads import payloads
 from fluster_bus.storage.objects import ObjectStore
 
 if TYPE_CHECKING:
-    from fluster.cluster.blocking import Cluster
     from fluster_bus.connection.carrier import Carrier
 
 T = TypeVar("T")
@@ -33,6 +32,12 @@ class _Wire(NamedTuple):
     ref_id: str
     address: str  # where the process that put it answers
     payload: bytes  # the object if it is small, or where it lies in memory that may be shared; else nothing
+
+
+class Fetches(Protocol):
+    """Fetches objects of Refs: a Cluster."""
+
+    def get(self, ref: Ref[T], /) -> T: ...
 
 
 class Ref(Generic[T]):
@@ -57,7 +62,7 @@ class Ref(Generic[T]):
         payloads.keep_alive(self)
         return _arrived, tuple(self._wire)
 
-    def get(self, cluster: Cluster | None = None) -> T:
+    def get(self, cluster: Fetches | None = None) -> T:
         """The object, anew each time; large arrays in it are read-only.
 
         It is fetched through `cluster` where its memory cannot be shared, `current_cluster()` unless given; on an event
@@ -68,7 +73,7 @@ class Ref(Generic[T]):
             value: T = payloads.decode(self._payload)
             return value
         if cluster is None:
-            from fluster.cluster.current import current_cluster
+            from fluster.cluster.local import current_cluster
 
             cluster = current_cluster()
         return cluster.get(self)
@@ -94,7 +99,7 @@ def _arrived(*wire: Any) -> Ref[Any]:
 
 
 def resolved(
-    args: Sequence[Any], kwargs: Mapping[str, Any], cluster: Cluster | None = None
+    args: Sequence[Any], kwargs: Mapping[str, Any], cluster: Fetches | None = None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with the objects in the place of Refs. Raises as `Ref.get` does."""
     return (

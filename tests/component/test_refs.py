@@ -62,7 +62,7 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[bool]:
 @pytest.fixture
 def client(env: Env, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     cluster = env.cluster(Role.CLIENT)
-    monkeypatch.setattr("fluster.cluster.current._current", cluster)
+    monkeypatch.setattr("fluster.cluster.local._current", cluster)
     return cluster
 
 

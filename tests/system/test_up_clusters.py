@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fluster import ActorPool, Cluster, LocalCluster, current_cluster, deploy
-from fluster.cluster import current
+from fluster.cluster import local
 from fluster.cluster.local import open_local_cluster
 from fluster.errors import ClusterStartError
 from fluster_bus.core.errors import NoAddressError
@@ -93,8 +93,8 @@ class Counter:
 
 @pytest.mark.usefixtures("shell")
 def test_the_open_local_cluster_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(current, "_current", None)
-    monkeypatch.setattr(current, "_start_local", lambda: pytest.fail("a second cluster was started"))
+    monkeypatch.setattr(local, "_current", None)
+    monkeypatch.setattr(local, "_start_local", lambda: pytest.fail("a second cluster was started"))
     with LocalCluster() as cluster:
         assert current_cluster() is cluster
         pool: ActorPool[Counter] = pickle.loads(pickle.dumps(deploy(cluster, Counter)))

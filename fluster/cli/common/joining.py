@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fluster.cli.common.exit_codes import CommandError, ExitCode, say
-from fluster.worker_defaults import default_state_dir, default_worker_id
+from fluster.local_setup import default_state_dir, default_worker_id
 
 if TYPE_CHECKING:
     from fluster_bus.trust.join_tokens import JoinedFolder

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from fluster.errors import JobFailedError, JobResultError
-from fluster.remote_errors.restored_errors import restored
+from fluster.remote_errors.readable_errors import restored
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core import codec
 from fluster_bus.core.errors import ObjectCorruptError, ObjectNotFoundError

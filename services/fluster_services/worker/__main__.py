@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from fluster.local_setup import ProfileName, RuntimeName
-from fluster.worker_defaults import STATE_DIR_VARIABLE, default_state_dir
+from fluster.local_setup import STATE_DIR_VARIABLE, ProfileName, RuntimeName, default_state_dir
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core.devices import MAX_BYTES, MAX_CPUS, VISIBLE_DEVICES, parse_gpus
 from fluster_bus.messages import parse_size

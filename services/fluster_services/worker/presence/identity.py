@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from fluster.worker_defaults import WORKER_ID_VARIABLE, default_worker_id
+from fluster.local_setup import WORKER_ID_VARIABLE, default_worker_id
 from fluster_bus.access.address import BusAddress
 from fluster_bus.access.signed_credentials import read_user_token
 from fluster_bus.core.errors import AddressError

@@ -24,8 +24,7 @@ from typing import Any, NoReturn
 
 from fluster.breakpoints import with_hook
 from fluster.progress_file import DIRECTORY_VARIABLE
-from fluster.remote_errors.missing_modules import add_remedy
-from fluster.remote_errors.user_frames import from_user_code
+from fluster.remote_errors.readable_errors import add_remedy, from_user_code
 from fluster.tracing import continue_trace
 from fluster_services.worker.contract.attempt_directory import (
     ERROR_FILE,

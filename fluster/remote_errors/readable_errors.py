@@ -1,14 +1,18 @@
-"""Exceptions that were raised in another process, raised again here."""
+"""Makes errors of other processes readable: raised again with their traceback as a note, from the user's code on, with a remedy."""
 
 from __future__ import annotations
 
 import os
+from types import TracebackType
 
 from fluster_bus.core import codec
 from fluster_bus.core.errors import FlusterError
 
 _DEBUG_VARIABLE = "FLUSTER_DEBUG"
 _BEGINNING = "raised "  # of the note
+# What stands between Fluster and user code: its own packages, and those of Python that it runs on.
+_OURS = frozenset({"fluster", "fluster_bus", "fluster_services", "asyncio", "concurrent", "threading"})
+_USES_FLUSTER = "fluster.demo"
 
 
 def shave(error: BaseException) -> None:
@@ -38,3 +42,25 @@ def restored(pickled: bytes | None, otherwise: Exception, *, traceback: str, whe
     if traceback:
         error.add_note(f"{_BEGINNING}{where}:\n{traceback}")
     return error
+
+
+def from_user_code(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the first frame on that is not one of ours; the whole of it when all are."""
+    frame = trace
+    while frame is not None:
+        module = str(frame.tb_frame.f_globals.get("__name__"))
+        if module.partition(".")[0] not in _OURS or module.startswith(_USES_FLUSTER):
+            return frame
+        frame = frame.tb_next
+    return trace
+
+
+def add_remedy(error: ModuleNotFoundError, needs: str, *, sent: str) -> None:
+    """Add to an error what can be done: `needs` names what has to have the module, and `sent` is when that is pickled."""
+    module = (error.name or "").partition(".")[0]
+    error.msg = (
+        f"{error}: {needs} needs it, and the worker has none. If it is yours, pass its folder as workspace=…, define the "
+        f"callable in the script that you start, or call cloudpickle.register_pickle_by_value({module}) before {sent}; if "
+        "it is a package, name it in pip_packages=…"
+    )
+    error.args = (error.msg,)  # by which it is pickled
