@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fluster.actors.server.actor_lane import LANES_VARIABLE
+from fluster.actors.protocol.members import LANES_VARIABLE
 from tests.component.test_actor_payloads import *  # noqa: F403 - its tests are this module's too
 from tests.component.test_actors import *  # noqa: F403
 

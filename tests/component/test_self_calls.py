@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fluster.actors import actor, method
-from fluster.actors.server.actor_lane import LANES_VARIABLE
+from fluster.actors.protocol.members import LANES_VARIABLE
 from fluster.errors import ActorDeadlockError, ActorTimeoutError
 from tests.component.actor_env import TIMEOUT_S, Env, MemoryEnv
 

@@ -30,11 +30,10 @@ from fluster.actors.protocol.calls import Broadcast, Call, Done, Send, failed, f
 from fluster.actors.protocol.clock import SYSTEM_CLOCK, Clock
 from fluster.actors.protocol.frames import Moment, WireReply
 from fluster.actors.protocol.json_frames import NoJsonError
-from fluster.actors.protocol.members import Member
+from fluster.actors.protocol.members import Member, lanes_are_on
 from fluster.actors.protocol.policies import RoundRobin
 from fluster.actors.results.loop_calls import closed, tell, tell_soon
 from fluster.actors.routing.desk import Desk
-from fluster.actors.server.actor_lane import lanes_are_on
 from fluster.cluster import AsyncCluster
 from fluster.cluster.portal import forked
 from fluster.errors import ActorTimeoutError, MailboxFullError

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from fluster.cluster.task.task_context import NAMESPACE, TaskIdentity
 from fluster_bus.core.names import EndpointId, JobId, Namespace, WorkerId
@@ -15,8 +15,14 @@ from fluster_bus.core.names import EndpointId, JobId, Namespace, WorkerId
 if TYPE_CHECKING:
     import concurrent.futures
 
-    from fluster.actors.server.durable import DurableActor
     from fluster.cluster import Cluster
+
+
+class StateStore(Protocol):
+    """Stores the state of a durable actor."""
+
+    def save(self, state: object, reply: str) -> concurrent.futures.Future[None]:
+        """Store `state`, within the call that answers to `reply`. The future raises as `ActorContext.save` does."""
 
 
 class Cancellation:
@@ -74,7 +80,7 @@ class ActorContext:
     deadline: float | None = None  # by time.monotonic() of this process: nobody waits for the answer after it
     _cluster: Cluster | None = dataclasses.field(default=None, repr=False, compare=False)
     _cancellation: Cancellation | None = dataclasses.field(default=None, repr=False, compare=False)
-    _durable: DurableActor | None = dataclasses.field(default=None, repr=False, compare=False)
+    _durable: StateStore | None = dataclasses.field(default=None, repr=False, compare=False)
     _reply: str = dataclasses.field(default="", repr=False, compare=False)  # names the call
 
     @property

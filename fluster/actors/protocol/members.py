@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import select
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,6 +30,8 @@ LAST_ERROR = f"{OWN_METADATA}last-error"  # how it failed last
 RETRIES = f"{OWN_METADATA}retries"  # JSON, {method: how often a call that was not delivered is sent again}
 DURABLE = f"{OWN_METADATA}durable"  # calls to it are stored
 PLACE = f"{OWN_METADATA}place"  # with whom it can share memory
+
+LANES_VARIABLE = "FLUSTER_LANES"  # "off": all calls go over the process's one connection
 
 
 class MemberState(StrEnum):
@@ -143,6 +147,11 @@ def _numbers(told: Any) -> dict[str, float]:
 
 def _counts(told: Any) -> dict[str, int]:
     return {name: int(each) for name, each in _numbers(told).items()}
+
+
+def lanes_are_on() -> bool:
+    """Whether this process has lanes, as a caller and as an actor: $FLUSTER_LANES does not turn them off."""
+    return hasattr(select, "poll") and os.environ.get(LANES_VARIABLE, "") != "off"
 
 
 def share_memory(members: Iterable[Member]) -> bool:

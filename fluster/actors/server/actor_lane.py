@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import select
 import threading
 import time
 from collections import deque
@@ -32,13 +30,8 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-LANES_VARIABLE = "FLUSTER_LANES"  # "off": all calls go over the process's one connection
 _CONNECT_TIMEOUT_S = 5.0
 _JOIN_FOR_S = 0.0005  # replies of methods that follow each other as fast as that travel together
-
-
-def lanes_are_on() -> bool:
-    return hasattr(select, "poll") and os.environ.get(LANES_VARIABLE, "") != "off"
 
 
 class LaneQueue(Generic[T]):

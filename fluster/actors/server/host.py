@@ -28,9 +28,10 @@ from fluster.actors.protocol.members import (
     RESTARTS,
     RETRIES,
     TIMEOUTS,
+    lanes_are_on,
 )
 from fluster.actors.results.loop_calls import StoredPayloads
-from fluster.actors.server.actor_lane import ActorLane, lanes_are_on
+from fluster.actors.server.actor_lane import ActorLane
 from fluster.actors.server.durable import DurableActor
 from fluster.actors.server.hosted import HostedActor
 from fluster.actors.server.intake import Intake
