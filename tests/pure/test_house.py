@@ -41,3 +41,61 @@ def test_a_folder_says_what_it_is_for(folder: Path) -> None:
         if not path.name.startswith("__") and not re.search(rf"`{path.stem}`|\b{path.stem}\.py\b", text)
     ]
     assert not unnamed, f"{_name(page)} does not name these modules: {', '.join(sorted(unnamed))}"
+
+
+# Of the picture in CONTRIBUTING: {subgraph: the package that it shows, and whether it shows all of its folders}
+_SHOWN = {
+    "S": ("services/fluster_services", False),
+    "C": ("services/fluster_services/controller", True),
+    "W": ("services/fluster_services/worker", True),
+    "F": ("fluster", False),
+    "A": ("fluster/actors", True),
+    "L": ("fluster/cluster", True),
+    "B": ("bus/fluster_bus", True),
+}
+
+
+def _picture() -> tuple[dict[str, set[str]], list[tuple[str, str, str]]]:
+    """The folders that the picture shows in each package, and its arrows with the package they are in."""
+    text = (_ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    shown: dict[str, set[str]] = {package: set() for package, _ in _SHOWN.values()}
+    arrows: list[tuple[str, str, str]] = []
+    labels = dict(re.findall(r"(\w+)\[\"(\w+)\"\]", text))
+    within: list[str] = []
+    for line in text.partition("```mermaid\nflowchart TD\n")[2].partition("```")[0].splitlines():
+        words = line.split()
+        if words[0] == "subgraph":
+            within.append(_SHOWN[words[1].partition("[")[0]][0])
+        elif words[0] == "end":
+            within.pop()
+        elif within and "---" not in words:
+            names = [labels.get(name, name) for name in (each.partition("[")[0] for each in words[::2])]
+            shown[within[-1]].update(names)
+            arrows += [(within[-1], *names)] if len(names) == 2 else []
+    return shown, arrows
+
+
+@pytest.mark.parametrize(("package", "is_whole"), _SHOWN.values(), ids=[package for package, _ in _SHOWN.values()])
+def test_the_picture_shows_the_folders_that_there_are(package: str, is_whole: bool) -> None:
+    folders = {path.parent.name for path in (_ROOT / package).glob("*/*.py")}
+    shown, _ = _picture()
+    assert shown[package] <= folders, f"CONTRIBUTING.md shows what is not a folder of {package}"
+    assert not is_whole or shown[package] == folders, f"CONTRIBUTING.md does not show all folders of {package}"
+
+
+def test_each_arrow_of_the_picture_is_an_import() -> None:
+    _, arrows = _picture()
+    unfounded = [
+        f"{package}: {importer} --> {imported}"
+        for package, importer, imported in arrows
+        if not any(
+            f"{_dotted(package)}.{imported}" in path.read_text(encoding="utf-8")
+            for path in (_ROOT / package / importer).rglob("*.py")
+        )
+    ]
+    assert arrows
+    assert unfounded == []
+
+
+def _dotted(package: str) -> str:
+    return package.removeprefix("bus/").removeprefix("services/").replace("/", ".")

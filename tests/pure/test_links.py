@@ -1,4 +1,4 @@
-"""What README, docs and the packages' pages link to is there: files, headings, and the functions that tables name."""
+"""What README, docs and the packages' pages link to and name is there: files, headings, modules, classes, functions."""
 
 from __future__ import annotations
 
@@ -99,3 +99,28 @@ def test_the_functions_for_a_question_are_in_the_files_for_it(
         if not re.search(rf"^ *(?:async )?(?:def|class) {part}\b|^{part}\b", text, re.MULTILINE)
     ]
     assert missing == [], f"{question!r}: {', '.join(map(_name, files))} define none of these"
+
+
+_ABOUT_CODE = [
+    page
+    for page in _PAGES
+    if (page.name == "README.md" and page.relative_to(_ROOT).parts[0] in ("fluster", "bus", "services"))
+    or page in (_ROOT / "CONTRIBUTING.md", _ROOT / "docs/architecture.md", _ROOT / "docs/glossary.md")
+]
+
+
+@functools.cache
+def _words_of_the_code() -> frozenset[str]:
+    """Every word of the sources, and of the files that say how they are built and tested."""
+    sources = [path for folder in _FOLDERS for path in (_ROOT / folder).rglob("*.py")]
+    texts = [path.read_text(encoding="utf-8") for path in (*sources, _ROOT / "pyproject.toml", _ROOT / "Makefile")]
+    names = {part for path in sources for part in path.relative_to(_ROOT).with_suffix("").parts}
+    return frozenset(names.union(*(re.findall(r"\w+", text) for text in texts)))
+
+
+@pytest.mark.parametrize("page", _ABOUT_CODE, ids=_name)
+def test_the_names_in_pages_about_the_code_are_in_the_code(page: Path) -> None:
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    named = re.findall(r"`([A-Za-z_][\w.]*)(?:\(\))?`", text)
+    unknown = [name for name in named if not _words_of_the_code().issuperset(filter(None, name.split(".")))]
+    assert unknown == [], f"{_name(page)} names what is nowhere in the code"
