@@ -139,8 +139,8 @@ class LocalDaemons:
             from fluster_bus.messages import WorkerId
             from fluster_services.worker.__main__ import run_worker
             from fluster_services.worker.contract.config import WorkerConfig
+            from fluster_services.worker.engine.engine import choose_containers
             from fluster_services.worker.environments.program_environment import program_environment
-            from fluster_services.worker.runtimes.chosen_containers import choose_containers
 
             state_dir = self._store_dir / name
             config = WorkerConfig(

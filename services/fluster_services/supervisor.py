@@ -40,8 +40,8 @@ from fluster_services.forking.own_imports import import_kept
 from fluster_services.local_daemons import FOR_ALL, FOR_VMS, FOR_WORKERS, Daemon, LocalDaemons, read_limits
 from fluster_services.local_users import AddedUsers, added_before
 from fluster_services.store_room import StoreRoom
+from fluster_services.worker.linux.killing import kill_descendants
 from fluster_services.worker.linux.processes import set_process_name
-from fluster_services.worker.task.killing import kill_descendants
 
 _LEAVE_TIMEOUT_S, _VMS_LEAVE_TIMEOUT_S = 5.0, 15.0
 _SERVER_PAUSE_S = 5.0  # before it is tried again to start a server that could not be

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fluster_services.config import DiskLimits
-from fluster_services.worker.contract.folder_cache import FolderCache
+from fluster_services.worker.environments.folder_cache import FolderCache
 
 pytestmark = pytest.mark.anyio
 

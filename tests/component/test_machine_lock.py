@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import anyio
 import pytest
 
-from fluster_services.worker.linux.machine_lock import alone
+from fluster_services.worker.linux.process_locks import alone
 
 pytestmark = [
     pytest.mark.anyio,
@@ -17,7 +17,7 @@ pytestmark = [
 
 HOLDER = """
 import asyncio, os, sys
-from fluster_services.worker.linux.machine_lock import alone
+from fluster_services.worker.linux.process_locks import alone
 async def main():
     async with alone(sys.argv[1], lambda: None):
         os.write(1, b"held")

@@ -10,9 +10,9 @@ import pytest
 from fluster_bus.messages import EnvironmentConfig
 from fluster_services.config import DiskLimits
 from fluster_services.worker.contract.build_output import BuildError, BuildOutput
-from fluster_services.worker.contract.folder_cache import FolderCache
-from fluster_services.worker.contract.interpreters import own_minor_version
+from fluster_services.worker.contract.container import OWN_MINOR
 from fluster_services.worker.environments.environments import Environments
+from fluster_services.worker.environments.folder_cache import FolderCache
 
 pytestmark = pytest.mark.anyio
 
@@ -22,7 +22,7 @@ def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment
     """Those of a worker on whose PATH a shim as pyenv's stands, which has no version set, before all else."""
     shims = tmp_path / "shims"
     shims.mkdir()
-    own = own_minor_version()
+    own = OWN_MINOR
     shim = (
         '#!/bin/sh\ncase "$PYENV_VERSION" in\n'
         f'{own}) exec {sys.base_prefix}/bin/python{own} "$@" ;;\n'
@@ -41,15 +41,13 @@ def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment
 
 
 async def test_a_shim_is_told_the_version(environments: Environments) -> None:
-    config = EnvironmentConfig(python=own_minor_version())
+    config = EnvironmentConfig(python=OWN_MINOR)
     said: list[BuildOutput] = []
     python = await environments.use(config, None, "a job", said.append)
-    assert python.version == own_minor_version()
+    assert python.version == OWN_MINOR
     assert python.python.exists()
     lines = [text for _time, text in said[0].lines]
-    assert lines == [f"$ uv venv --quiet --no-project --python {own_minor_version()} ../venv"], (
-        "nothing of what failed first"
-    )
+    assert lines == [f"$ uv venv --quiet --no-project --python {OWN_MINOR} ../venv"], "nothing of what failed first"
 
 
 async def test_a_version_that_no_shim_has_is_refused_as_if_there_was_none(environments: Environments) -> None:

@@ -10,9 +10,8 @@ import pytest
 
 from fluster_services.worker.contract.attempt_directory import LOG_FILE
 from fluster_services.worker.contract.spool import Stream, read_spool
-from fluster_services.worker.linux.readable_pipes import AsFound, InOrder
 from fluster_services.worker.linux.timers import Timers
-from fluster_services.worker.task.task_output import TaskOutput
+from fluster_services.worker.task.task_output import AsFound, InOrder, TaskOutput
 
 LOOK_S = 60
 # Also with what systems have that lack the kernel's queue.

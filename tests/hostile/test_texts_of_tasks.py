@@ -24,7 +24,7 @@ from fluster_services.worker.contract.attempt_directory import (
     read_json_lines,
     to_json,
 )
-from fluster_services.worker.contract.init_words import InitWords
+from fluster_services.worker.contract.container_output import InitWords
 from fluster_services.worker.contract.outcome import outcome
 from fluster_services.worker.contract.spool import SpoolError, read_spool, read_spool_end
 from fluster_services.worker.contract.task_errors import describe_error, task_error

@@ -7,7 +7,7 @@ import pytest
 from fluster_bus.core.devices import Devices, parse_gpus
 from fluster_bus.messages import Capacity
 from fluster_services.config import CacheLimits
-from fluster_services.worker.contract.folder_cache import stored_bytes
+from fluster_services.worker.environments.folder_cache import stored_bytes
 from fluster_services.worker.gpus.inventory import Gpu, GpuInventory
 from fluster_services.worker.presence.detection import Given, detect, gpu_variant, offered_gpus
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster_services.worker.contract.init_words import InitWords
+from fluster_services.worker.contract.container_output import InitWords
 
 BEGUN = b"[INFO  tini (1)] Spawned child process 'sh' with pid '7'\n"
 LEFT = b"[INFO  tini (1)] Main child exited normally (with status '137')\n"

@@ -11,8 +11,7 @@ from fluster_bus.access.address import BusAddress
 from fluster_bus.core.roles import Role, User
 from fluster_bus.trust.authority import Authority
 from fluster_services.settings import SettingError
-from fluster_services.worker.presence.identity import job_credentials
-from fluster_services.worker.presence.job_files import JobFiles
+from fluster_services.worker.presence.identity import JobFiles, job_credentials
 
 URL = "nats://127.0.0.1:4222"
 WORKER = BusAddress(URL, "worker", "w")

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster_services.worker.contract.last_words import MAX_BYTES, MAX_LINES, last_words
+from fluster_services.worker.contract.outcome import MAX_BYTES, MAX_LINES, last_words
 
 
 @pytest.mark.parametrize(

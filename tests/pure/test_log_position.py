@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster_services.worker.contract import log_position
-from fluster_services.worker.contract.log_position import LogPosition
+from fluster_services.worker.contract import container_output
+from fluster_services.worker.contract.container_output import LogPosition
 
 LINES = [b"%d\n" % number for number in range(100)]
 
@@ -49,7 +49,7 @@ def test_a_line_that_differs_late_is_told_whole() -> None:
 
 
 def test_lines_before_those_that_are_compared_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_position, "_TAIL_BYTES", 10)
+    monkeypatch.setattr(container_output, "_TAIL_BYTES", 10)
     position = LogPosition()
     text = b"".join(LINES)
     assert read(position, text, 7) == text
@@ -58,7 +58,7 @@ def test_lines_before_those_that_are_compared_are_counted(monkeypatch: pytest.Mo
 
 
 def test_a_line_longer_than_what_is_compared_is_not_told_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_position, "_TAIL_BYTES", 10)
+    monkeypatch.setattr(container_output, "_TAIL_BYTES", 10)
     position = LogPosition()
     assert position.new(b"x" * 50) == b"x" * 50
     position.again()

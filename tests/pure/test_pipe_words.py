@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluster.progress_file import make_progress_pipe
-from fluster_services.worker.task.pipe_words import PipeWords, leave_word
+from fluster_services.worker.task.progress_pipe import PipeWords, leave_word
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from fluster_services.worker.attempts.preparation import (
     _check_python,
 )
 from fluster_services.worker.contract.build_output import BuildError, BuildOutput
-from fluster_services.worker.contract.interpreters import without_interpreters_own
 from fluster_services.worker.contract.runtime import LaunchError
 from fluster_services.worker.environments.environments import (
     _PLAIN,
@@ -29,6 +28,7 @@ from fluster_services.worker.environments.environments import (
     _read_lock,
     wants_environment,
 )
+from fluster_services.worker.environments.interpreters import without_interpreters_own
 
 T = TypeVar("T")
 

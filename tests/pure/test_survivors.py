@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fluster_services.worker.contract.survivors import Survivors
+from fluster_services.worker.presence.wellness import Survivors
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells when processes were started")

@@ -12,7 +12,7 @@ import pytest
 from fluster.progress_file import make_progress_pipe
 from fluster_services.worker.contract.attempt_directory import RESULT_FILE, RESULT_WORD_FILE
 from fluster_services.worker.task import task_result
-from fluster_services.worker.task.pipe_words import PipeWords
+from fluster_services.worker.task.progress_pipe import PipeWords
 from fluster_services.worker.task.task_result import MAX_JSON_BYTES, find_result, keep_result
 
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fluster.cluster.workspaces import WORKSPACE_LIMITS, WorkspaceLimits
-from fluster_services.worker.environments.unpacking import (
+from fluster_services.worker.environments.workspaces import (
     ArchiveBrokenError,
     CompressionRatioError,
     TooLargeError,

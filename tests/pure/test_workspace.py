@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from fluster.cluster.workspaces import WORKSPACE_LIMITS, pack
 from fluster.errors import WorkspaceError
-from fluster_services.worker.environments.unpacking import unpack
+from fluster_services.worker.environments.workspaces import unpack
 
 
 def _fill(folder: Path, files: Mapping[str, str]) -> Path:

@@ -24,10 +24,10 @@ from fluster_services.vm.owners import is_gone, own_mark
 from fluster_services.vm.sizes import sized, usual_size
 from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.contract.container import ContainerSettings, given_libraries, own_libraries
-from fluster_services.worker.contract.interpreters import without_interpreters_own
 from fluster_services.worker.engine.engine import EngineError, asked, find_api_version
 from fluster_services.worker.engine.images import Images
 from fluster_services.worker.engine.mounts import is_in_or_around, secret_places
+from fluster_services.worker.environments.interpreters import without_interpreters_own
 from fluster_services.worker.presence.detection import find_gpus
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,17 +22,18 @@ from fluster_services.daemon import address_from_environment, run_daemon
 from fluster_services.settings import SettingError, read_settings, read_worker_limits, refusing
 from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.contract.container import ContainerSettings, parse_ulimits
-from fluster_services.worker.engine.engine import EngineError, find_api_version
+from fluster_services.worker.engine.engine import EngineError, choose_containers, find_api_version
 from fluster_services.worker.keeper.template import start_template
 from fluster_services.worker.linux.cgroups import Enforcement, LimitsError, find_enforcer
-from fluster_services.worker.linux.probing import StateFolderError, make_state_folder
+from fluster_services.worker.linux.disk import StateFolderError, make_state_folder
 from fluster_services.worker.linux.processes import raise_descriptor_limit
 from fluster_services.worker.linux.scratch import Disks, find_disks
-from fluster_services.worker.linux.threads import ready_threads
 from fluster_services.worker.presence.detection import Given, detect, detect_host
 from fluster_services.worker.presence.draining import Draining
 from fluster_services.worker.presence.identity import job_credentials, why_not_apart, worker_id
-from fluster_services.worker.runtimes.chosen_containers import choose_containers
+
+_MOST_THREADS = 16
+_THREADS_BESIDE_CPUS = 4
 
 
 def main() -> None:
@@ -207,9 +210,9 @@ def run_worker(
     # Before there is an event loop or a connection to inherit.
     template = start_template(config.environment, owner_fd=owner_fd)
     raise_descriptor_limit()  # after the template is forked, so that tasks have the limit that they would have elsewhere
-    threads = ready_threads()
+    threads = _ready_threads()
     # Now, as tasks have no use for it, and while the template imports what they have use for.
-    from fluster_services.worker.runtimes.chosen_runtime import make_runtime
+    from fluster_services.worker.runtimes.docker_runtime import make_runtime
     from fluster_services.worker.worker import Worker
 
     async def serve(bus: Bus, ready: Callable[[], None]) -> None:
@@ -239,6 +242,24 @@ def run_worker(
         log_bytes=log_bytes,
         on_leave=lambda: draining.ask(config.drain_timeout_s),
     )
+
+
+def _ready_threads() -> ThreadPoolExecutor:
+    """An executor all of whose threads run already. Raises RuntimeError where they cannot be had.
+
+    Where a machine can make no more threads, a worker must be able to see and say that.
+    """
+    count = min(_MOST_THREADS, (os.cpu_count() or 1) + _THREADS_BESIDE_CPUS)
+    executor = ThreadPoolExecutor(count, thread_name_prefix="fluster-worker")
+    all_run = threading.Barrier(count + 1)
+    try:
+        for _ in range(count):  # each holds a thread of its own until all do
+            executor.submit(all_run.wait)
+    except RuntimeError:
+        all_run.abort()
+        raise
+    all_run.wait()
+    return executor
 
 
 if __name__ == "__main__":

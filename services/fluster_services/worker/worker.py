@@ -41,12 +41,10 @@ from fluster_services.worker.attempts.run_requests import RunRequests
 from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.contract.runtime import Runtime
 from fluster_services.worker.engine.images import Images
-from fluster_services.worker.presence.detection import offered_gpus, read_gpus
+from fluster_services.worker.presence.detection import describe_node, offered_gpus, read_gpus
 from fluster_services.worker.presence.draining import Draining
-from fluster_services.worker.presence.identity import why_not_apart
-from fluster_services.worker.presence.job_files import JobFiles
+from fluster_services.worker.presence.identity import JobFiles, why_not_apart
 from fluster_services.worker.presence.new_namespaces import NewNamespaces
-from fluster_services.worker.presence.node import describe_node
 from fluster_services.worker.presence.presence import Presence
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from fluster_bus.messages.parts.origin import SEARCH_VARIABLES, Origin
 from fluster_services.config import Timing, WorkerLimits
 from fluster_services.worker.attempts.preparation import Prepared
 from fluster_services.worker.contract.attempt_directory import LaunchSpec
-from fluster_services.worker.contract.interpreters import TaskPython, without_interpreters_own
+from fluster_services.worker.environments.interpreters import TaskPython, without_interpreters_own
 from fluster_services.worker.linux.limits import Limits
 
 _LOOPBACK = "127.0.0.1"

@@ -14,8 +14,7 @@ from fluster_bus.storage.objects import ObjectStore
 from fluster_bus.storage.stored_messages import SecretStore
 from fluster_services.config import WorkerLimits
 from fluster_services.worker.contract.attempt_directory import LaunchSpec
-from fluster_services.worker.contract.folder_cache import FolderCache
-from fluster_services.worker.contract.interpreters import TaskPython, own_minor_version
+from fluster_services.worker.contract.container import OWN_MINOR
 from fluster_services.worker.contract.runtime import LaunchError
 from fluster_services.worker.engine.images import Images
 from fluster_services.worker.environments.environments import (
@@ -24,6 +23,8 @@ from fluster_services.worker.environments.environments import (
     read_needs,
     wants_environment,
 )
+from fluster_services.worker.environments.folder_cache import FolderCache
+from fluster_services.worker.environments.interpreters import TaskPython
 from fluster_services.worker.environments.workspaces import Workspaces
 from fluster_services.worker.images.environment_images import EnvironmentImages
 
@@ -196,7 +197,7 @@ def _check_image(config: EnvironmentConfig, *, in_containers: bool) -> None:
 
 
 def _check_pickled_by(request: JobRequest) -> None:
-    made_by, own = request.entrypoint.python, own_minor_version()
+    made_by, own = request.entrypoint.python, OWN_MINOR
     if request.entrypoint.pickled is not None and made_by is not None and made_by != own:
         raise PythonMismatchError(
             f"the callable was pickled by Python {made_by}, and this worker's is {own}: launch it from Python {own}, "
@@ -205,7 +206,7 @@ def _check_pickled_by(request: JobRequest) -> None:
 
 
 def _check_python(request: JobRequest, given: str, version: str) -> None:
-    own = own_minor_version()
+    own = OWN_MINOR
     if request.entrypoint.pickled is not None and version != own:
         raise PythonMismatchError(
             f"{given} is Python {version} and this worker's is {own}: a callable needs the worker's own minor version. "

@@ -13,10 +13,10 @@ from typing import Any
 
 from fluster.breakpoints import with_hook
 from fluster.local_setup import ProfileName
-from fluster_services.worker.contract import init_words
+from fluster_services.worker.contract.container_output import INIT_VARIABLES
 from fluster_services.worker.linux.limits import MAX_PIDS, MIN_QUOTA_US, PERIOD_US, Limits
 
-OWN_MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
+OWN_MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"  # version of Python, such as 3.12
 
 INNER_FOLDER = "/fluster"  # in the container: what an attempt's directory is to a task without one
 WORKING_FOLDER = f"{INNER_FOLDER}/work"
@@ -163,7 +163,7 @@ def create_body(
     environment = with_hook(
         {
             "PYTHONUNBUFFERED": "1",
-            **init_words.VARIABLE,
+            **INIT_VARIABLES,
             "HOME": _SCRATCH[0],  # the image's own user may have none, or one that cannot be written to
             **({"PYTHONPATH": ":".join(_WORKSPACE_PATH)} if wanted.has_workspace and not is_callable else {}),
             "NVIDIA_VISIBLE_DEVICES": ",".join(wanted.devices) or "void",

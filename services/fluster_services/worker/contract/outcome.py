@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,9 +11,14 @@ from dataclasses import dataclass, replace
 from fluster_bus.messages import JobStatus, Progress, TaskError, TaskResult
 from fluster_services.capacity import describe_bytes
 from fluster_services.worker.contract.attempt_directory import ExitRecord
-from fluster_services.worker.contract.last_words import last_words
 
 _NAMED_PIDS = 5
+MAX_LINES = 20
+MAX_BYTES = 4096
+_MAX_LINE_CHARACTERS = 500
+_CUT = "…"
+# ECMA-48: control sequences (colours, cursor), strings up to their terminator (titles, links), and two-byte escapes.
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|[\]PX^_].*?(?:\x07|\x1b\\|$)|[ -/]*[0-~]?)|\x9b[0-?]*[ -/]*[@-~]?")
 
 
 @dataclass(frozen=True)
@@ -143,3 +149,22 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """The last of `lines`, 20 at most and 4 KiB together, without what could steer a terminal."""
+    kept: list[str] = []
+    size = 0
+    for line in reversed(lines[-MAX_LINES:]):
+        text = _plain(line)
+        size += len(text.encode()) + 1
+        if size > MAX_BYTES:
+            break
+        kept.append(text)
+    return "\n".join(reversed(kept)).strip("\n")
+
+
+def _plain(line: str) -> str:
+    shown = _ESCAPES.sub("", line).rstrip("\r").rpartition("\r")[2]  # what a terminal would show of a progress bar
+    text = "".join(each if each.isprintable() else " " for each in shown).rstrip()
+    return text if len(text) <= _MAX_LINE_CHARACTERS else text[:_MAX_LINE_CHARACTERS] + _CUT

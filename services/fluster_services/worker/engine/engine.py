@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from fluster_services.worker.contract.container import Container
+from fluster.local_setup import RuntimeName
+from fluster_services.worker.contract.container import Container, ContainerSettings
 from fluster_services.worker.contract.health import says_no_room
 from fluster_services.worker.contract.runtime import LaunchError, WorkerFaultError
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 _HANDSHAKE_TIMEOUT_S = 5.0
+_log = logging.getLogger(__name__)
 
 
 class EngineError(LaunchError):
@@ -161,3 +164,16 @@ def _innermost(error: BaseException) -> str:
             return found.strerror
         found = found.__cause__ or found.__context__
     return str(error)
+
+
+def choose_containers(runtime: RuntimeName, settings: ContainerSettings) -> ContainerSettings | None:
+    """`settings`, or None for processes. "auto" takes containers where an engine answers; else there is none to be looked for."""
+    if runtime == "process":
+        return None
+    if runtime == "auto":
+        try:
+            find_api_version(settings.engine)
+        except EngineError as error:
+            _log.info("tasks run as processes: %s", error)
+            return None
+    return settings

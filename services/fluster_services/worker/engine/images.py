@@ -6,11 +6,13 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from fluster_bus.messages.parts.images import UsedImage, digest_of, engine_name, split_name
+from fluster_services.capacity import describe_bytes
 from fluster_services.worker.contract.build_output import BuildOutput
 from fluster_services.worker.contract.container import ContainerSettings
 from fluster_services.worker.contract.health import says_no_room
@@ -23,12 +25,20 @@ from fluster_services.worker.engine.engine import (
     connect,
     told,
 )
-from fluster_services.worker.engine.pull_progress import PullProgress
 
 _log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0  # between two words about a pull
 _LINE_S = 15.0  # between two lines of it in the logs of jobs
+_HERE = ("Already exists", "Pull complete")
+_LOADED = ("Verifying Checksum", "Download complete", "Extracting", *_HERE)
+_STATES = (
+    "Pulling fs layer",
+    "Waiting",
+    "Retrying",
+    "Downloading",
+    *_LOADED,
+)  # of a layer; what else is told has a tag as its id
 
 
 @dataclass
@@ -182,3 +192,39 @@ class Images:
 def _say(loop: asyncio.AbstractEventLoop, coming: _Coming, text: str, *, is_line: bool) -> None:
     with suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(functools.partial(coming.say, text, is_line=is_line))
+
+
+class PullProgress:
+    """The layers of one image. Of those whose download has not begun the sizes are not known."""
+
+    def __init__(self, image: str) -> None:
+        self._image = image
+        self._states: dict[str, str] = {}  # {layer: as the engine names it}
+        self._loaded: dict[str, int] = {}  # {layer: bytes that are there}
+        self._sizes: dict[str, int] = {}
+
+    def on_step(self, step: Mapping[str, Any]) -> None:
+        """The engine told a step."""
+        layer, state = step.get("id"), str(step.get("status"))
+        if layer is None or not state.startswith(_STATES):
+            return
+        self._states[layer] = state
+        detail = step.get("progressDetail") or {}
+        if state == "Downloading" and detail.get("total", 0) > 0:
+            self._sizes[layer] = detail["total"]
+            self._loaded[layer] = detail.get("current", 0)
+        elif state.startswith(_LOADED):
+            self._loaded[layer] = self._sizes.setdefault(layer, 0)
+
+    def text(self) -> str:
+        """One line about it."""
+        count = len(self._states)
+        here = sum(state.startswith(_HERE) for state in self._states.values())
+        if not count:
+            return f"pulling image {self._image}"
+        layers = f"{here} of {count} layers are there"
+        if all(state.startswith(_LOADED) for state in self._states.values()):
+            return f"unpacking image {self._image}: {layers}"
+        size = describe_bytes(sum(self._sizes.values()))
+        most = size if len(self._sizes) == count else f"at least {size}"
+        return f"pulling image {self._image}: {describe_bytes(sum(self._loaded.values()))} of {most}, {layers}"

@@ -22,17 +22,17 @@ from typing import Any
 from fluster_bus.messages import EnvironmentConfig
 from fluster_services.config import DiskLimits
 from fluster_services.worker.contract.build_output import BuildError, BuildOutput
-from fluster_services.worker.contract.folder_cache import FolderCache, in_thread
-from fluster_services.worker.contract.interpreters import (
+from fluster_services.worker.contract.container import OWN_MINOR
+from fluster_services.worker.environments.folder_cache import FolderCache, in_thread
+from fluster_services.worker.environments.interpreters import (
     TaskPython,
     importable_here,
     is_site,
     names_existing,
-    own_minor_version,
     use_existing,
 )
 from fluster_services.worker.environments.uv import find_uv_cache, run_uv
-from fluster_services.worker.linux.probing import why_unfit
+from fluster_services.worker.linux.disk import why_unfit
 
 _VENV, _SCRATCH, _REQUIREMENTS = "venv", "scratch", "fluster-requirements.txt"
 _OVERLAY = "zz_fluster.pth"  # read after the files that packages bring
@@ -223,7 +223,7 @@ async def _make(path: Path, recipe: Recipe, workspace: Path | None, output: Buil
     if recipe.requirements:
         (scratch / _REQUIREMENTS).write_text(recipe.requirements + "\n", encoding="utf-8")
         await uv("pip", "install", "--python", python, "--requirement", _REQUIREMENTS)
-    if _minor_of(venv) == own_minor_version():
+    if _minor_of(venv) == OWN_MINOR:
         (_site_packages(venv) / _OVERLAY).write_text(recipe.overlay, encoding="utf-8")
     await in_thread(lambda: shutil.rmtree(scratch))
 
@@ -236,7 +236,7 @@ def _minor_of(venv: Path) -> str:
 
 
 def _site_packages(venv: Path) -> Path:
-    return venv / "lib" / f"python{own_minor_version()}" / "site-packages"
+    return venv / "lib" / f"python{OWN_MINOR}" / "site-packages"
 
 
 def _overlay() -> str:

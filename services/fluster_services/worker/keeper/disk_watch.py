@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fluster_services.capacity import describe_bytes
 from fluster_services.worker.contract.attempt_directory import LaunchSpec
-from fluster_services.worker.linux.folder_sizes import sizes
+from fluster_services.worker.linux.disk import sizes
 from fluster_services.worker.linux.scratch import IMAGE_FILE, is_full
 from fluster_services.worker.linux.timers import Timers
 

@@ -6,8 +6,7 @@ import selectors
 from collections.abc import Callable
 
 from fluster_bus.running.fence_clock import fence_clock
-from fluster_services.worker.linux.alarm import Alarm
-from fluster_services.worker.linux.timers import Timers
+from fluster_services.worker.linux.timers import Alarm, Timers
 
 
 class Fence:

@@ -43,6 +43,7 @@ from fluster_services.worker.keeper.fence import Fence
 from fluster_services.worker.keeper.held_gpus import HeldGpus
 from fluster_services.worker.keeper.worker_link import Standing, WorkerLink
 from fluster_services.worker.linux import cgroups
+from fluster_services.worker.linux.killing import Killing, kill_descendants
 from fluster_services.worker.linux.processes import (
     KEEPER_SIGNALS,
     be_quiet,
@@ -54,8 +55,7 @@ from fluster_services.worker.linux.processes import (
     set_process_name,
 )
 from fluster_services.worker.linux.timers import Timers
-from fluster_services.worker.task.killing import Killing, kill_descendants
-from fluster_services.worker.task.progress_watch import ProgressWatch
+from fluster_services.worker.task.progress_pipe import ProgressWatch
 from fluster_services.worker.task.task_output import TaskOutput
 from fluster_services.worker.task.task_result import FoundResult, find_result
 from fluster_services.worker.task.task_start import note_beginning, note_start, start_task, take_draft

@@ -12,8 +12,8 @@ from fluster.progress_file import DIRECTORY_VARIABLE
 from fluster_services.worker.contract.attempt_directory import LaunchSpec
 from fluster_services.worker.keeper.keeper_notes import start_note
 from fluster_services.worker.linux import cgroups
+from fluster_services.worker.linux.killing import BY_FORCE
 from fluster_services.worker.linux.processes import boot_id, descendants, leftovers, process_state
-from fluster_services.worker.task.killing import BY_FORCE
 
 
 def kill_leftovers(directory: Path, spec: LaunchSpec) -> list[int]:

@@ -32,7 +32,6 @@ from fluster_services.forking.shared_memory import keep_shared
 from fluster_services.worker.contract.runtime import NO_ROOM, AlreadyStartedError, LaunchError, WorkerFaultError
 from fluster_services.worker.keeper import keeper
 from fluster_services.worker.keeper.watchdog import Watchdog
-from fluster_services.worker.linux.alarm import Alarm
 from fluster_services.worker.linux.processes import (
     be_quiet,
     close_fds_except,
@@ -40,6 +39,7 @@ from fluster_services.worker.linux.processes import (
     reset_signals,
     set_process_name,
 )
+from fluster_services.worker.linux.timers import Alarm
 from fluster_services.worker.task.task_process import freshen_interpreter
 from fluster_services.worker.task.task_start import take_draft
 

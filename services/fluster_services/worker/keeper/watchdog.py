@@ -26,7 +26,7 @@ from fluster_services.worker.contract.attempt_directory import (
     read_json_lines,
 )
 from fluster_services.worker.keeper.leftovers import keeper_state, kill_keeper, kill_leftovers, started
-from fluster_services.worker.linux.state_lock import is_locked
+from fluster_services.worker.linux.process_locks import is_locked
 from fluster_services.worker.linux.timers import Timers
 
 _OWNER_GONE_S = 3.0  # for keepers to end their tasks by themselves

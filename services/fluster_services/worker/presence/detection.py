@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import platform
 import re
 import shutil
 import socket
@@ -16,17 +17,20 @@ from urllib.parse import urlsplit
 from fluster_bus.access.address import BusAddress
 from fluster_bus.core.devices import VISIBLE_DEVICES, Devices
 from fluster_bus.messages import Capacity
+from fluster_bus.messages.nodes import MAX_NODE_GPUS, NodeGpu, NodeInfo
 from fluster_bus.messages.parts.counted import as_counts
 from fluster_bus.messages.parts.resources import as_words
 from fluster_services.config import CacheLimits
-from fluster_services.worker.contract.folder_cache import stored_bytes
+from fluster_services.worker.environments.folder_cache import stored_bytes
 from fluster_services.worker.gpus.inventory import GpuInventory
 from fluster_services.worker.gpus.reader import GpuReader, with_visible
+from fluster_services.worker.linux.processes import boot_id
 
 log = logging.getLogger(__name__)
 
 _GEFORCE = re.compile(r"\b(rtx|gtx)\s*(\d{3,4})\s*(ti|super)?\b")
 _MODEL = re.compile(r"\b([a-z]{1,2}\d{1,4}[a-z]?)\b")
+_MAX_TEXT = 500  # of what others' programs say
 
 
 @dataclass(frozen=True)
@@ -136,3 +140,35 @@ def detect_host(address: BusAddress) -> str:
     except OSError:
         return socket.gethostname()
     return socket.gethostname() if host == "::1" or host.startswith("127.") else host
+
+
+def describe_node(state_dir: Path, gpus: GpuInventory | None = None) -> NodeInfo:
+    """What the machine has; `gpus` are those that were found, None before they are looked for."""
+    inventory = gpus if gpus is not None else GpuInventory()
+    try:
+        disk = shutil.disk_usage(state_dir).total
+    except OSError:  # it is told by others that the folder cannot be used
+        disk = 0
+    return NodeInfo(
+        machine=boot_id() or "",
+        system=f"{platform.system()} {platform.release()} {platform.machine()}"[:_MAX_TEXT],
+        cpus=os.cpu_count() or 0,
+        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        disk=disk,
+        gpus=tuple(
+            NodeGpu(
+                index=gpu.index,
+                uuid=gpu.uuid[:_MAX_TEXT],
+                model=gpu.model[:_MAX_TEXT],
+                memory=gpu.memory_total or 0,
+                bus_id=gpu.bus_id[:_MAX_TEXT],
+                parent=gpu.parent[:_MAX_TEXT],
+                divided=gpu.is_divided,
+                fault=gpu.fault[:_MAX_TEXT],
+            )
+            for gpu in inventory.gpus[:MAX_NODE_GPUS]
+        ),
+        gpu_driver=inventory.driver[:_MAX_TEXT],
+        cuda=inventory.cuda[:_MAX_TEXT],
+        gpu_trouble=inventory.trouble[:_MAX_TEXT],
+    )

@@ -18,7 +18,7 @@ from fluster_bus.core import subjects
 from fluster_bus.core.errors import BusError, CredentialsError, ServiceError
 from fluster_bus.messages import Namespace, NamespaceReply, NamespaceRequest, WorkerId
 from fluster_bus.messages.parts.wire_range import SPOKEN
-from fluster_services.worker.presence.job_files import JobFiles
+from fluster_services.worker.presence.identity import JobFiles
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from fluster_bus.messages import JobStatus, WorkerId
@@ -26,17 +26,17 @@ from fluster_services.worker.contract.health import (
     who_filled,
     why_scarce,
 )
-from fluster_services.worker.contract.outcome import Outcome
+from fluster_services.worker.contract.outcome import Outcome, describe_survivors
 from fluster_services.worker.contract.runtime import LaunchError, RunningTask, Runtime, WorkerFaultError
-from fluster_services.worker.contract.survivors import Survivors
-from fluster_services.worker.linux.folder_sizes import size_of
-from fluster_services.worker.linux.probing import why_unwritable
+from fluster_services.worker.linux.disk import size_of, why_unwritable
+from fluster_services.worker.linux.processes import start_ticks
 
 log = logging.getLogger(__name__)
 
 _INTERVAL_S = 5.0
 _MEASURE_S = 30.0
 _MEASURING_COSTS = 20  # folders are walked so seldom that it takes one part in so many of the time
+_MAX_ATTEMPTS = 100
 
 
 class Wellness:
@@ -236,3 +236,27 @@ def _look(folder: Path, examine: Callable[[], str | None]) -> Look:
     except OSError as error:
         return Look(str(folder), 0, error.strerror or str(error), examine())
     return Look(str(folder), free_bytes, why_unwritable(folder), examine())
+
+
+class Survivors:
+    """What is left of the attempts of one worker, and should not be."""
+
+    def __init__(self) -> None:
+        self._left: dict[str, list[tuple[int, str | None]]] = {}  # {attempt: (pid, when it was started)}
+
+    def add(self, key: str, pids: Sequence[int]) -> None:
+        """These processes of an attempt have survived; the oldest are forgotten where there are very many."""
+        self._left[key] = [(pid, start_ticks(pid)) for pid in pids]
+        while len(self._left) > _MAX_ATTEMPTS:
+            del self._left[next(iter(self._left))]
+
+    def problems(self) -> list[str]:
+        """What still is there, one line for each attempt."""
+        there = {key: [each for each in found if _is_there(*each)] for key, found in self._left.items()}
+        self._left = {key: found for key, found in there.items() if found}
+        return [f"of {key}, {describe_survivors([pid for pid, _ in found])}" for key, found in self._left.items()]
+
+
+def _is_there(pid: int, started: str | None) -> bool:
+    """Whether that very process is there: its number may be another's by now."""
+    return started is not None and start_ticks(pid) == started

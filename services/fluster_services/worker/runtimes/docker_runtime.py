@@ -24,6 +24,7 @@ from fluster_services.worker.contract.attempt_directory import (
     directory_name,
     folder_in_workspace,
 )
+from fluster_services.worker.contract.config import WorkerConfig
 from fluster_services.worker.contract.container import (
     INNER_FOLDER,
     NOBODY,
@@ -35,11 +36,16 @@ from fluster_services.worker.contract.container import (
     given_libraries,
     own_libraries,
 )
-from fluster_services.worker.contract.interpreters import without_interpreters_own
-from fluster_services.worker.contract.runtime import WorkerFaultError
+from fluster_services.worker.contract.runtime import Runtime, WorkerFaultError
 from fluster_services.worker.engine.engine import EngineError, NotThereError, asked, connect, data_folder, told
+from fluster_services.worker.engine.images import Images
 from fluster_services.worker.engine.mounts import checked_mounts, secret_places
+from fluster_services.worker.environments.interpreters import without_interpreters_own
+from fluster_services.worker.keeper.template import TemplateHandle
+from fluster_services.worker.linux.cgroups import Enforcer
+from fluster_services.worker.linux.disk import state_folder_error
 from fluster_services.worker.linux.limits import Limits, group_name
+from fluster_services.worker.linux.scratch import Disks
 from fluster_services.worker.runtimes.process_runtime import ProcessRuntime
 from fluster_services.worker.runtimes.process_task import ProcessTask
 
@@ -230,3 +236,23 @@ def _exact(spec: LaunchSpec) -> str | None:
         return None
     used = UsedImage.model_validate(spec.used_image)
     return used.exact or used.id
+
+
+def make_runtime(
+    config: WorkerConfig, template: TemplateHandle, enforcer: Enforcer | None, disks: Disks, api_version: str | None
+) -> tuple[Runtime, Images | None]:
+    """The worker's runtime, and with containers what brings their images. Raises StateFolderError."""
+    state_dir: Path = config.state_dir / "attempts"
+    settings = config.containers
+    try:
+        processes = ProcessRuntime(state_dir, template, enforcer, disks)
+    except OSError as error:
+        raise state_folder_error(state_dir, error) from error
+    runtime: Runtime = processes
+    images = None
+    if settings is not None and api_version is not None:
+        enforces_limits = config.enforce_limits != "never"
+        runtime = DockerRuntime(processes, settings, api_version, config.limits.disk, enforces_limits=enforces_limits)
+        images = Images(settings, api_version)
+    _log.info("%s", runtime.limits())
+    return runtime, images

@@ -34,8 +34,8 @@ from fluster_services.worker.keeper.disk_watch import INTERVAL_S
 from fluster_services.worker.keeper.template import TemplateDiedError, TemplateHandle
 from fluster_services.worker.linux.cgroups import Enforcer
 from fluster_services.worker.linux.limits import group_name, groups
+from fluster_services.worker.linux.process_locks import take_lock
 from fluster_services.worker.linux.scratch import Disks, mount
-from fluster_services.worker.linux.state_lock import take_lock
 from fluster_services.worker.runtimes.idle_keepers import IdleKeepers
 from fluster_services.worker.runtimes.process_task import MAX_SOCKET_PATH_BYTES, ProcessTask
 

@@ -28,9 +28,8 @@ from fluster_services.worker.contract.attempt_directory import (
     write_json,
 )
 from fluster_services.worker.contract.container import NO_GPUS, Container
+from fluster_services.worker.contract.container_output import InitWords, LogPosition
 from fluster_services.worker.contract.health import why_scarce
-from fluster_services.worker.contract.init_words import InitWords
-from fluster_services.worker.contract.log_position import LogPosition
 from fluster_services.worker.engine.engine import (
     EngineAwayError,
     EngineError,
@@ -40,9 +39,9 @@ from fluster_services.worker.engine.engine import (
     data_folder,
     told,
 )
+from fluster_services.worker.linux.killing import BY_FORCE
 from fluster_services.worker.linux.processes import KEEPER_SIGNALS, die_with_parent, reset_signals, set_process_name
-from fluster_services.worker.task.killing import BY_FORCE
-from fluster_services.worker.task.pipe_words import leave_word
+from fluster_services.worker.task.progress_pipe import leave_word
 from fluster_services.worker.task.task_process import (
     EXIT_NOT_EXECUTABLE,
     CannotStartError,

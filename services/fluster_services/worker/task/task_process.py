@@ -36,7 +36,7 @@ from fluster_services.worker.contract.attempt_directory import (
     from_json,
     to_json,
 )
-from fluster_services.worker.contract.interpreters import own_minor_version
+from fluster_services.worker.contract.container import OWN_MINOR
 from fluster_services.worker.contract.task_errors import MAX_MESSAGE_CHARACTERS, describe_error
 from fluster_services.worker.linux import cgroups
 from fluster_services.worker.linux.processes import (
@@ -47,10 +47,9 @@ from fluster_services.worker.linux.processes import (
     reset_signals,
     set_process_name,
 )
-from fluster_services.worker.linux.spawning import spawn
-from fluster_services.worker.task.coroutines import finished
-from fluster_services.worker.task.pipe_words import leave_word
-from fluster_services.worker.task.task_result import keep_result
+from fluster_services.worker.linux.programs import spawn
+from fluster_services.worker.task.progress_pipe import leave_word
+from fluster_services.worker.task.task_result import finished, keep_result
 
 EXIT_NOT_EXECUTABLE = 126  # as shells have it
 EXIT_NOT_FOUND = 127
@@ -158,7 +157,7 @@ def spawn_task(spec: LaunchSpec, directory: Path, *, stdout_fd: int, stderr_fd: 
 def _command(spec: LaunchSpec, directory: Path) -> list[str] | None:
     """What is to be executed; None when a callable is to be run in a copy of this process."""
     if spec.command is None and spec.python_given is not None and spec.python is not None:
-        details = [own_minor_version(), spec.python_given, *spec.python_behind]
+        details = [OWN_MINOR, spec.python_given, *spec.python_behind]
         return [spec.python, "-c", _RUN_IN_EXISTING, str(directory), *details]
     if spec.command is None and spec.python is not None:
         return [spec.python, "-P", "-c", _RUN_EXECUTED, str(directory)]

@@ -11,16 +11,17 @@ import os
 import pickle
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import AsyncGeneratorType, GeneratorType
 from typing import Any, NamedTuple
 
 from fluster_bus.core.codec import dump_by_value, mentions_own_modules
 from fluster_bus.core.stream_bounds import PAYLOADS
 from fluster_bus.storage.objects import MAX_OBJECT_BYTES
 from fluster_services.worker.contract.attempt_directory import RESULT_FILE, RESULT_WORD_FILE, read_task_json
-from fluster_services.worker.task.pipe_words import leave_word
+from fluster_services.worker.task.progress_pipe import leave_word
 
 MAX_RESULT_BYTES = 64 << 20  # beyond, it goes where payloads are, for less long
 MAX_LARGE_RESULT_BYTES = MAX_OBJECT_BYTES
@@ -127,3 +128,20 @@ def _pickled(value: Any) -> memoryview:
     file = _Bounded()
     dump_by_value(value, file)
     return file.getbuffer()
+
+
+def finished(returned: Any) -> Any:
+    """What a task's callable gave: what the coroutine of an `async def` returns, once it has run on a loop of its own.
+
+    Raises TypeError for a generator, which nothing would run.
+    """
+    if isinstance(returned, GeneratorType | AsyncGeneratorType):
+        raise TypeError(
+            f"the job's callable gave the generator {returned!r}, whose code has not run: let it return a list, "
+            "or yield nothing"
+        )
+    if not isinstance(returned, Coroutine):
+        return returned
+    import asyncio
+
+    return asyncio.run(returned)

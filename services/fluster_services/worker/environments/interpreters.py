@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fluster_bus.messages import EnvironmentConfig
 from fluster_services.worker.contract.build_output import BuildError
-from fluster_services.worker.contract.folder_cache import FolderCache
+from fluster_services.worker.environments.folder_cache import FolderCache
 
 _INTERPRETERS_OWN = re.compile(r"/(site|dist)-packages$|/python3\.\d+(/lib-dynload)?$|/python3\d+\.zip$")
 _SITE = re.compile(r"/(site|dist)-packages$")
@@ -30,11 +30,6 @@ class TaskPython:
     version: str | None = None  # the minor version, such as 3.12; None: not known before it runs
     given: str | None = None  # how the job names it, if it is used as it is
     behind: tuple[str, ...] = ()  # where its callables find what its own packages do not have
-
-
-def own_minor_version() -> str:
-    """Of the Python that runs this worker, such as 3.12."""
-    return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def is_site(path: str) -> bool:

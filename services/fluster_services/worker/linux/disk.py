@@ -1,9 +1,10 @@
-"""Whether something can be written to a folder: asked by writing it."""
+"""What folders take on their disk, and whether something can be written to them: asked by writing it."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from fluster_bus.core.errors import FlusterError
@@ -12,6 +13,7 @@ from fluster_services.config import DiskLimits
 
 _PROBE = "probe"  # a file that is written and removed again
 _PROBE_BYTES = 64 << 10
+_BLOCK_BYTES = 512  # of st_blocks, whatever the file system
 
 
 class StateFolderError(FlusterError):
@@ -61,3 +63,45 @@ def state_folder_error(folder: Path, error: OSError) -> StateFolderError:
         f"the state folder {folder} cannot be used: {error.filename or folder}: {error.strerror or error} ({free} are free "
         "there). Make room, or set FLUSTER_STATE_DIR to another folder"
     )
+
+
+def size_of(folder: Path) -> int:
+    """All that `sizes` finds."""
+    return sum(sizes(folder))
+
+
+def sizes(folder: Path, *, spared: Path | None = None) -> Iterator[int]:
+    """The bytes of each thing in `folder`, one by one, without what is on other disks, and without the file `spared`.
+
+    A file with several names in it counts once, one that goes meanwhile not at all.
+    """
+    try:
+        own = os.lstat(folder)
+    except FileNotFoundError:
+        return
+    yield own.st_blocks * _BLOCK_BYTES
+    known: set[int] = set()  # of those with several names
+    waiting = [str(folder)]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                yield from _sizes_in(entries, own.st_dev, waiting, known, str(spared))
+        except OSError:  # it goes at this moment, or may not be looked into
+            continue
+
+
+def _sizes_in(
+    entries: Iterator[os.DirEntry[str]], device: int, waiting: list[str], known: set[int], spared: str
+) -> Iterator[int]:
+    for entry in entries:
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except OSError:
+            continue
+        if status.st_dev != device or status.st_ino in known or entry.path == spared:
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            waiting.append(entry.path)
+        elif status.st_nlink > 1:
+            known.add(status.st_ino)
+        yield status.st_blocks * _BLOCK_BYTES

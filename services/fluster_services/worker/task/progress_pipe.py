@@ -1,4 +1,4 @@
-"""What a task tells its keeper when the disk has no room for it: a few words, through the pipe that tells of progress.
+"""The pipe through which a task tells its keeper of progress, and a few words when the disk has no room for them.
 
 The pipe is there before the task is, and needs no room. On it each dot says that the progress file is new; a word is a line of
 JSON, {"name of the file that could not be written": what was to be in it}, short enough to be written in one piece.
@@ -6,20 +6,27 @@ JSON, {"name of the file that could not be written": what was to be in it}, shor
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
+import selectors
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fluster.progress_file import PROGRESS_PIPE
+from fluster.progress_file import PROGRESS_PIPE, Progress, make_progress_pipe, read_progress
 from fluster_services.worker.contract.attempt_directory import write_json
+from fluster_services.worker.linux.timers import Timers
 
 _MAX_LINE_BYTES = select.PIPE_BUF
 _MAX_CHARACTERS = 1_000
 _MAX_NAMES = 4
+_READ_BYTES = 64 * 1024
+_INTERVAL_S = 0.25  # however often the task tells
+_TIMER = "progress"
 
 
 def leave_word(file: Path, data: Mapping[str, Any], *, pipe_folder: Path | None = None) -> None:
@@ -76,3 +83,45 @@ class PipeWords:
     def get(self, name: str) -> dict[str, Any] | None:
         """What should have been in the file of that name; None when nothing was told."""
         return self._words.get(name)
+
+
+class ProgressWatch:
+    """Looks at the progress file in `directory` when its pipe says that there is something new. Raises OSError when it cannot."""
+
+    def __init__(self, selector: selectors.BaseSelector, timers: Timers, directory: Path) -> None:
+        self.newest: Progress | None = None
+        self.words = PipeWords()
+        self._selector = selector
+        self._timers = timers
+        self._directory = directory
+        self._fd = make_progress_pipe(directory)
+        self._watch()
+
+    def close(self) -> None:
+        """Take its last word, and hear no more."""
+        with contextlib.suppress(BlockingIOError):
+            while self._take():  # no more than a pipe holds, with all that wrote to it gone
+                pass
+        self._look()
+        if self._timers.at(_TIMER) is None:
+            self._selector.unregister(self._fd)
+        self._timers.cancel(_TIMER)
+        os.close(self._fd)
+
+    def _watch(self) -> None:
+        self._selector.register(self._fd, selectors.EVENT_READ, self._on_word)
+
+    def _look(self) -> None:
+        self.newest = read_progress(self._directory) or self.newest
+
+    def _take(self) -> int:
+        data = os.read(self._fd, _READ_BYTES)
+        self.words.feed(data)
+        return len(data)
+
+    def _on_word(self) -> None:
+        self._take()
+        self._look()
+        # Not looked at for a while: a task that tells without end must not keep this process and the worker busy.
+        self._selector.unregister(self._fd)
+        self._timers.set(_TIMER, time.monotonic() + _INTERVAL_S, self._watch)

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from fluster_services.config import DiskLimits
 from fluster_services.worker.contract.attempt_directory import GONE_SUFFIX, delete_tree
-from fluster_services.worker.linux.folder_sizes import size_of
-from fluster_services.worker.linux.probing import why_unfit
+from fluster_services.worker.linux.disk import size_of, why_unfit
 
 log = logging.getLogger(__name__)
 
