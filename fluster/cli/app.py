@@ -23,7 +23,6 @@ from fluster.cli import (
     deploy,
     jobs,
     namespaces,
-    nodes,
     stacks,
     submit,
     tokens,
@@ -120,7 +119,7 @@ _add("demo", clusters.demo, "Clusters")
 _add("up", clusters.up, "Clusters")
 _add("local", clusters.local, "Clusters")
 _add("workers", workers.workers, "Workers")
-_add("nodes", nodes.nodes, "Workers")
+_add("nodes", workers.nodes, "Workers")
 _add("submit", submit.submit, "Jobs", **_WORDS)
 _add("ps", jobs.ps, "Jobs")
 _add("status", jobs.status, "Jobs")

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import os
+import random
 import re
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fluster.cli.common.exit_codes import CommandError, ExitCode
-from fluster.cli.common.joining import JOIN_VARIABLE, joined_environment
+from fluster.cli.common.exit_codes import CommandError, ExitCode, say
 from fluster.cli.common.options import Options, refuse_empty, resources_option
-from fluster.local_setup import OPTIONS_VARIABLE
+from fluster.local_setup import OPTIONS_VARIABLE, default_state_dir, default_worker_id
+
+if TYPE_CHECKING:
+    from fluster_bus.trust.join_tokens import JoinedFolder
 
 ADDRESS_VARIABLE, CREDENTIALS_VARIABLE = "FLUSTER_CLUSTER_ADDRESS", "FLUSTER_CREDENTIALS"
 _JOB_CREDENTIALS = "job_credentials"
+_JOIN_VARIABLE = "FLUSTER_JOIN"
+_JOINED_FOLDER = "joined"  # in the state folder
+_PAUSE_S = 2.0
+_SAY_WAITING_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -215,17 +225,17 @@ def start_worker(
         files[User(Role.JOB, match[1]).credentials_variable] = match[2]
     resources_option(_as_text(values["resources"]) or "", "--resources")
     for setting in WORKER_SETTINGS:
-        if setting.variable == JOIN_VARIABLE and _is_option(context, setting):
+        if setting.variable == _JOIN_VARIABLE and _is_option(context, setting):
             refuse_empty(setting.options[0], values[setting.name])
-    joined = joined_environment(
+    joined = _joined_environment(
         _as_text(values.pop("join")),
         has_address=Options.of(context).address is not None or ADDRESS_VARIABLE in os.environ,
         worker_id=_as_text(values["worker_id"]),
         state_dir=_as_text(values["state_dir"]),
         namespaces=_as_text(values["namespaces"]),
     )
-    os.environ.pop(JOIN_VARIABLE, None)  # tasks may see a worker's environment, and the token may have uses left
-    settings = [each for each in WORKER_SETTINGS if each.variable != JOIN_VARIABLE]
+    os.environ.pop(_JOIN_VARIABLE, None)  # tasks may see a worker's environment, and the token may have uses left
+    settings = [each for each in WORKER_SETTINGS if each.variable != _JOIN_VARIABLE]
     if joined is None:
         _become("fluster_services.worker", context, settings, values, files)
         return
@@ -303,3 +313,66 @@ def with_options(command: Callable[..., None], settings: Sequence[Setting]) -> C
     run.__name__, run.__doc__, run.__annotations__ = command.__name__, command.__doc__, annotations
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
     return run
+
+
+# ---- joining by a token --------------------------------------------------------------------------------
+
+
+def _joined_environment(
+    token: str | None, *, has_address: bool, worker_id: str | None, state_dir: str | None, namespaces: str | None
+) -> dict[str, str] | None:
+    """{variable: value} by which a worker uses the credentials that it got for its token, now or before; None for one without.
+
+    Waits until servers and a controller answer. Raises CommandError, BusError.
+    """
+    if token is None and has_address:
+        return None
+    folder = (Path(state_dir) if state_dir else default_state_dir()) / _JOINED_FOLDER
+    if token is None and not (folder / "worker.creds").exists():
+        return None
+    from fluster_bus.access.address import ADDRESS_VARIABLE
+    from fluster_bus.core.roles import Role, User
+    from fluster_bus.trust.join_tokens import JoinedFolder
+
+    joined = JoinedFolder(folder)
+    if joined.worker_file.exists():
+        if token is not None:
+            say(f"uses the credentials in {folder}, for which it has joined before; without that folder it joins anew")
+    else:
+        names = [each.strip() for each in (namespaces or "").split(",") if each.strip()]
+        _join(token or "", worker_id or default_worker_id(), joined, names)
+    jobs = {User(Role.JOB, each).credentials_variable: str(file) for each, file in joined.job_files().items()}
+    return {ADDRESS_VARIABLE: str(joined.worker_file), **jobs}
+
+
+def _join(text: str, worker_id: str, folder: JoinedFolder, namespaces: list[str]) -> None:
+    from fluster_bus.core.errors import (
+        BusyError,
+        ConnectError,
+        CredentialsError,
+        DisconnectedError,
+        NoRespondersError,
+        RequestTimeoutError,
+        ServiceError,
+    )
+    from fluster_bus.trust.join_tokens import JoinToken, join
+
+    token, say_at = JoinToken.parse(text), 0.0
+    while True:
+        try:
+            asyncio.run(join(token, worker_id, folder, namespaces))
+        except CredentialsError as error:
+            raise CommandError(
+                f"the join token {token.token_id} is not taken: it has expired or was revoked, or is of another cluster ({error})",
+                ExitCode.NO_CLUSTER,
+            ) from error
+        except (BusyError, ConnectError, DisconnectedError, NoRespondersError, RequestTimeoutError) as error:
+            if time.monotonic() >= say_at:
+                say(f"waits for the cluster, and tries again each few seconds: {error}")
+                say_at = time.monotonic() + _SAY_WAITING_S
+            time.sleep(_PAUSE_S * random.uniform(0.5, 1))
+        except ServiceError as error:
+            raise CommandError(str(error), ExitCode.NO_CLUSTER) from error
+        else:
+            say(f"{worker_id} has joined by the token {token.token_id}")
+            return

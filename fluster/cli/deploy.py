@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fluster.cli.actors import json_argument, keyword_argument
-from fluster.cli.common.env_files import split_assignment
 from fluster.cli.common.exit_codes import CommandError, ExitCode
+from fluster.cli.common.job_options import folder_option, make_resources, split_assignment
 from fluster.cli.common.options import MAX_SECONDS, Options
 from fluster.cli.common.output import write, write_json
-from fluster.cli.submit import folder_option, make_resources
 
 if TYPE_CHECKING:
     from fluster.actors import ActorPool

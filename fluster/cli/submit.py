@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+import sys
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fluster.cli.common.env_files import read_env_file, split_assignment
-from fluster.cli.common.exit_codes import CommandError, ExitCode, say
-from fluster.cli.common.job_progress import wait_shown
-from fluster.cli.common.options import MAX_SECONDS, Options, refuse_empty, resources_option, wrong_option
+from fluster.cli.common.exit_codes import CommandError, ExitCode, one_line, say
+from fluster.cli.common.job_options import (
+    array_option,
+    check_secrets,
+    folder_option,
+    make_request,
+    make_resources,
+    only_on,
+    python_option,
+    text_option,
+    variables_option,
+)
+from fluster.cli.common.options import MAX_SECONDS, Options, refuse_empty
 from fluster.cli.common.output import write, write_json
 from fluster.cli.common.shortened_ids import at_worker, find_job, unknown_worker
 from fluster.cli.jobs import dumped, outcome, print_logs, succeeded
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
-
-    from fluster_bus.messages import JobRequest, ResourceConfig
-    from fluster_bus.messages.parts.arrays import TaskArray
-
-_MAX_NAME = 40
+    from fluster.cluster import Cluster
+    from fluster_bus.messages import JobId, JobInfo
 
 
 def submit(
@@ -238,22 +243,20 @@ def submit(
     request = make_request(
         command,
         name=name,
-        resources=make_resources(
-            cpu, memory, gpu, [*(label or []), *_only_on(on)], disk=disk, resources=resource or []
-        ),
+        resources=make_resources(cpu, memory, gpu, [*(label or []), *only_on(on)], disk=disk, resources=resource or []),
         environment={
             "workspace": folder_option(workspace),
             "cwd": str(Path(cwd).absolute()) if cwd is not None and workspace is None else cwd,
             "pip_packages": tuple(pip or ()),
-            "requirements": _text_of("--requirements", requirements),
-            "python": _whole_path(python),
-            "env_vars": _variables(env_file or [], env or []),
+            "requirements": text_option("--requirements", requirements),
+            "python": python_option(python),
+            "env_vars": variables_option(env_file or [], env or []),
             "secrets": tuple(secret or ()),
             "image": image,
         },
         ports=tuple(ports or ()),
         replicas=replicas,
-        array=_array(array),
+        array=array_option(array),
         gang=gang,
         max_retries_failure=retries,
         max_task_failures=max_task_failures,
@@ -266,7 +269,7 @@ def submit(
         on_conflict=on_conflict,
         after_failure=after_failure,
     )
-    _check_secrets(request)
+    check_secrets(request)
     with options.connect() as cluster:
         dependencies = tuple(find_job(cluster, each) for each in after or ())
         request = request.model_copy(update={"after": dependencies})
@@ -289,7 +292,7 @@ def submit(
                 seen = print_logs(
                     cluster, launched, options, follow=True, numbered=request.replicas > 1, array=request.array
                 )
-            info = cluster.wait(launched) if follow or options.json else wait_shown(cluster, launched)
+            info = cluster.wait(launched) if follow or options.json else _wait_shown(cluster, launched)
         except KeyboardInterrupt:
             say(f"job {launched} goes on: `fluster logs -f {launched}` shows it, `fluster cancel {launched}` ends it")
             raise
@@ -299,170 +302,24 @@ def submit(
         raise CommandError(outcome(info, seen=seen), ExitCode.FAILED)
 
 
-def make_request(
-    command: list[str],
-    *,
-    name: str | None = None,
-    resources: ResourceConfig | None = None,
-    environment: dict[str, Any] | None = None,
-    **fields: Any,
-) -> JobRequest:
-    """The job that the options describe. Raises CommandError for a value that is invalid."""
-    from pydantic import ValidationError
+def _wait_shown(cluster: Cluster, job_id: JobId) -> JobInfo:
+    """The job once it has finished. Meanwhile stderr shows how far it is, if that is a terminal and the job reports it."""
+    if not sys.stderr.isatty():
+        return cluster.wait(job_id)
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.text import Text
 
-    from fluster_bus.messages import Entrypoint, EnvironmentConfig, JobRequest, ResourceConfig
-
-    try:
-        return JobRequest(
-            name=name or name_of(command),
-            entrypoint=Entrypoint(command=tuple(command)),
-            resources=resources or ResourceConfig(),
-            environment=EnvironmentConfig(**(environment or {})),
-            **fields,
-        )
-    except ValidationError as error:
-        raise _wrong(error) from error
-
-
-# Where an option has another name than what it sets.
-_OPTIONS = {
-    "pip_packages": "pip",
-    "max_retries_failure": "retries",
-    "env_vars": "env",
-    "secrets": "secret",
-    "count": "gpu",
-    "variant": "gpu",
-}
-
-
-def _wrong(error: ValidationError, **given: object) -> CommandError:
-    """The first of what is wrong; `given` is {field: what was typed}, where that is not the field's own value."""
-    from fluster_bus.messages import JobRequest
-    from fluster_bus.messages.parts.model import in_our_words
-
-    problem = error.errors()[0]
-    text = in_our_words(problem["msg"])
-    field = str(problem["loc"][0]) if problem["loc"] else ""
-    if not field:  # it is about the whole: what begins with the name of a field speaks of that
-        names_option = text.partition(" ")[0] in JobRequest.model_fields
-        text = text.replace(" gang=True", " --gang").replace(" replicas=", " --replicas ")
-        return CommandError(f"--{text}" if names_option else text, ExitCode.USAGE)
-    option = _OPTIONS.get(field, field.removesuffix("_s")).replace("_", "-")
-    if isinstance(problem["input"], tuple):  # of an option that may be given several times
-        return wrong_option(f"--{option}", given.get(option, ",".join(problem["input"])), text)
-    return wrong_option(f"--{option}", given.get(option, problem["input"]), text.removeprefix(f"{field}: "))
-
-
-def _array(text: str | None) -> TaskArray | None:
-    from pydantic import ValidationError
-
-    from fluster_bus.messages.parts.arrays import TaskArray
-
-    try:
-        return None if text is None else TaskArray.model_validate(text)
-    except ValidationError as error:
-        raise wrong_option("--array", text, _wrong(error).args[0]) from error
-
-
-def name_of(command: list[str]) -> str:
-    """A name for the job: that of its program, with what names cannot have left out."""
-    program = re.sub(r"[^A-Za-z0-9_-]+", "-", command[0].rpartition("/")[2]).strip("-")
-    return program[:_MAX_NAME] or "job"
-
-
-def make_resources(
-    cpu: float,
-    memory: str,
-    gpu: str | None,
-    labels: Sequence[str] = (),
-    *,
-    disk: str | None = None,
-    resources: Sequence[str] = (),
-) -> ResourceConfig:
-    """What one task needs. Raises CommandError for a value that is invalid."""
-    from pydantic import ValidationError
-
-    from fluster_bus.messages import ResourceConfig
-    from fluster_bus.messages.parts.resources import parse_labels
-
-    try:
-        wanted = parse_labels(",".join(labels))
-    except ValueError as error:
-        raise wrong_option("--label", ",".join(labels), str(error)) from error
-    asked = {"labels": wanted, "resources": resources_option(resources)}
-    sizes: Any = {"memory": _size("--memory", memory), "disk": _size("--disk", disk) if disk is not None else 0}
-    try:
-        if gpu is None:
-            return ResourceConfig.with_cpu(cpu, **sizes).model_copy(update=asked)
-        return ResourceConfig.with_gpu(*_gpus(gpu), cpu=cpu, **sizes).model_copy(update=asked)
-    except ValidationError as error:
-        raise _wrong(error, memory=memory, disk=disk, gpu=gpu) from error
-
-
-def _gpus(gpu: str) -> tuple[str, int]:
-    """The model, which may be any, and how many."""
-    match = re.fullmatch(r"(?:(?P<count>\d+)|(?P<model>[A-Za-z0-9][A-Za-z0-9_-]*?)(?::(?P<of_model>\d+))?)", gpu)
-    if match is None:
-        raise wrong_option("--gpu", gpu, "expected a model, a count or both, such as h100:8")
-    return match["model"] or "any", int(match["count"] or match["of_model"] or 1)
-
-
-def _only_on(worker: str | None) -> list[str]:
-    from fluster_bus.messages.parts.resources import WORKER_LABEL, parse_labels
-
-    if worker is None:
-        return []
-    try:
-        parse_labels(label := f"{WORKER_LABEL}={worker}")
-    except ValueError as error:
-        raise wrong_option("--on", worker, "expected a worker's name, as `fluster workers` shows it") from error
-    return [label]
-
-
-def _check_secrets(request: JobRequest) -> None:
-    from fluster.cluster.jobs.submissions import check_secrets
-
-    try:
-        check_secrets([request])
-    except ValueError as error:
-        raise CommandError(f"--secret: {str(error).removeprefix('secrets: ')}", ExitCode.USAGE) from error
-
-
-def _size(option: str, text: str) -> int:
-    from fluster_bus.messages import parse_size
-
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise wrong_option(option, text, str(error)) from error
-
-
-def _variables(files: Sequence[Path], assignments: Sequence[str]) -> dict[str, str]:
-    """Those of the files in their order, then those given one by one."""
-    variables: dict[str, str] = {}
-    for file in files:
-        variables |= read_env_file(_text_of("--env-file", file) or "", str(file))
-    return variables | dict(split_assignment("--env", each) for each in assignments)
-
-
-def _text_of(option: str, file: Path | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise CommandError(f"{option} {file}: {reason}", ExitCode.USAGE) from error
-
-
-def folder_option(path: Path | None) -> str | None:
-    if path is not None and not path.is_dir():
-        raise CommandError(f"--workspace {path}: no such folder", ExitCode.USAGE)
-    return str(path.absolute()) if path is not None else None
-
-
-def _whole_path(python: str | None) -> str | None:
-    """A path is meant from this folder; a version stays."""
-    if python is None or not ("/" in python or Path(python).is_dir()):
-        return python
-    return str(Path(python).expanduser().absolute())
+    columns = (BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with (
+        Progress(*columns, console=Console(stderr=True), transient=True) as shown,
+        closing(cluster.watch(job_id)) as infos,  # type: ignore[type-var]  # it is a generator
+    ):
+        bar = shown.add_task("", total=None, visible=False)
+        for info in infos:
+            if info.progress is not None:
+                text = Text(one_line(info.progress_message)).plain
+                shown.update(bar, total=1.0, completed=info.progress, description=text, visible=True)
+            if info.status.finished():
+                return info
+    return cluster.wait(job_id)

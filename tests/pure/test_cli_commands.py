@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fluster.cli.app import app, commands_for, main
 from fluster.cli.clusters import end_wanted
 from fluster.cli.common.exit_codes import CommandError, ExitCode
-from fluster.cli.submit import _variables, make_request, make_resources, name_of
+from fluster.cli.common.job_options import make_request, make_resources, name_of, variables_option
 from fluster_bus.access.address import BusAddress
 from fluster_bus.messages import GpuConfig
 from tests.missed_signals import missed_signal
@@ -355,10 +355,10 @@ def test_resources_that_are_none_are_quoted(gpu: str | None, memory: str) -> Non
 
 
 def test_an_assignment_needs_a_name_and_a_value() -> None:
-    assert _variables([], ["A=b=c", "E="]) == {"A": "b=c", "E": ""}
+    assert variables_option([], ["A=b=c", "E="]) == {"A": "b=c", "E": ""}
     for wrong in ("A", "=b"):
         with pytest.raises(CommandError, match=re.escape(wrong)):
-            _variables([], [wrong])
+            variables_option([], [wrong])
 
 
 def test_variables_come_from_files_and_go_before_those(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,10 +367,10 @@ def test_variables_come_from_files_and_go_before_those(tmp_path: Path, monkeypat
     file = tmp_path / ".env"
     file.write_text("# for training\n\nA=1\nexport B = 'two words'\nC=x # y\nPRESENT\nABSENT\nD=\n")
     expected = {"A": "0", "B": "two words", "C": "x # y", "PRESENT": "here", "D": ""}
-    assert _variables([file], ["A=0"]) == expected
+    assert variables_option([file], ["A=0"]) == expected
     file.write_text("A=1\nno name here\n")
     with pytest.raises(CommandError, match=r"\.env, line 2: write NAME=VALUE"):
-        _variables([file], [])
+        variables_option([file], [])
 
 
 def test_every_option_of_submit_shows_an_example() -> None:
