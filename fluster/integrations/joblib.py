@@ -21,8 +21,8 @@ from fluster.cluster import Cluster, Ref
 from fluster.cluster.jobs.arguments import check_timeout
 from fluster.errors import ActorTimeoutError
 from fluster.integrations.joblib_batches import Batches, SharedArrays
-from fluster.integrations.joblib_calls import Batch, Call
-from fluster.integrations.joblib_workers import GivenWorkers, OwnWorkers, Workers
+from fluster.integrations.joblib_calls import JoblibBatch, JoblibCall
+from fluster.integrations.joblib_workers import GivenWorkers, JoblibWorkers, OwnWorkers
 from fluster.worker_pool import WorkerPool
 from fluster_bus.messages import EnvironmentConfig, ResourceConfig
 
@@ -70,7 +70,7 @@ class FlusterBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
                 raise TypeError(f"{name}={given[name]!r}: give a {kind.__name__}")
         self._start_timeout = check_timeout(start_timeout)
         self._resources = resources or ResourceConfig()
-        self._workers: Workers
+        self._workers: JoblibWorkers
         if pool is not None:
             ways = {**given, "pool": None, "workers": workers}
             unused = [name for name, value in ways.items() if value is not None]
@@ -81,7 +81,9 @@ class FlusterBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
             own = self._workers = OwnWorkers(cluster, workers, self._resources, environment or EnvironmentConfig())
             weakref.finalize(self, own.leave_soon).atexit = False
         self._arrays = SharedArrays()
-        self._calls: weakref.WeakKeyDictionary[Any, Call] = weakref.WeakKeyDictionary()  # {Parallel: what it runs}
+        self._calls: weakref.WeakKeyDictionary[Any, JoblibCall] = (
+            weakref.WeakKeyDictionary()
+        )  # {Parallel: what it runs}
         if isinstance(self._workers, OwnWorkers):
             calls = self._calls  # without the backend, whose end is that of its share in the workers
             self._workers.is_busy = lambda: any(call.is_busy for call in list(calls.values()))
@@ -148,7 +150,7 @@ class FlusterBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         pool = functools.partial(self._workers.pool, count, self._thread_limits())
         self._wait_for_worker(pool())
         shares = mmap_mode == _READ_ONLY
-        self._calls[parallel] = Call(pool, count, max_nbytes if shares else None, self._callbacks)
+        self._calls[parallel] = JoblibCall(pool, count, max_nbytes if shares else None, self._callbacks)
         return count
 
     def _nested(self) -> ParallelBackendBase:
@@ -173,10 +175,10 @@ class FlusterBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
 
     # ---- batches ----------------------------------------------------------------------------------------
 
-    def submit(self, func: Any, callback: Any = None) -> Batch:
+    def submit(self, func: Any, callback: Any = None) -> JoblibBatch:
         """Have a batch run. What keeps it from that is told to the callback as well: raised here it could be lost."""
         call = self._calls[callback.parallel]
-        batch = Batch(callback)
+        batch = JoblibBatch(callback)
         batch.encode(func, functools.partial(self._shared, call.least_shared))
         call.add(batch)
         return batch
@@ -184,7 +186,7 @@ class FlusterBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     def _shared(self, least_bytes: int | None, value: Any) -> Ref[Any] | None:
         return None if least_bytes is None else self._arrays.of(value, least_bytes, lambda: self._workers.cluster)
 
-    def retrieve_result_callback(self, out: Batch) -> Any:
+    def retrieve_result_callback(self, out: JoblibBatch) -> Any:
         """What the batch gave. Raises what one of its calls raised, and what kept it from running."""
         return out.result()
 

@@ -19,11 +19,11 @@ from fluster.worker_pool.dispatch import TASK_MEMORY, Pace
 log = logging.getLogger(__name__)
 
 
-class Batch:
+class JoblibBatch:
     """Some of joblib's calls, which one worker runs one after the other."""
 
-    def __init__(self, callback: Callable[[Batch], object]) -> None:
-        self._callback: Callable[[Batch], object] | None = callback
+    def __init__(self, callback: Callable[[JoblibBatch], object]) -> None:
+        self._callback: Callable[[JoblibBatch], object] | None = callback
         self._payload = b""
         self._refs: list[Ref[Any]] = []  # of arrays in the payload: they live as long as this
         self._future: ActorFuture[bytes] | None = None
@@ -87,7 +87,7 @@ class Batch:
         self._callback = self._future = None
 
 
-class Call:
+class JoblibCall:
     """What one Parallel has under way. Batches that wait are begun as others end, in their order."""
 
     def __init__(
@@ -103,15 +103,15 @@ class Call:
         self._limit = limit
         self._callbacks = callbacks
         self._lock = threading.Lock()
-        self._waiting: deque[Batch] = deque()
-        self._running: set[Batch] = set()
+        self._waiting: deque[JoblibBatch] = deque()
+        self._running: set[JoblibBatch] = set()
 
     @property
     def is_busy(self) -> bool:
         """True while something runs."""
         return bool(self._running)
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: JoblibBatch) -> None:
         """Begin it, or have it wait for room."""
         with self._lock:
             if len(self._running) >= self._limit:
@@ -120,14 +120,14 @@ class Call:
             self._running.add(batch)
         self._begin(batch)
 
-    def _begin(self, batch: Batch) -> None:
+    def _begin(self, batch: JoblibBatch) -> None:
         def on_done() -> None:
             with contextlib.suppress(RuntimeError):  # the program ends, and nobody waits any more
                 self._callbacks.submit(self._on_done, batch)
 
         batch.begin(self._pool, self._pace, on_done)
 
-    def _on_done(self, batch: Batch) -> None:
+    def _on_done(self, batch: JoblibBatch) -> None:
         try:
             with self._lock:
                 self._running.discard(batch)

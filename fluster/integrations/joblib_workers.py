@@ -23,7 +23,7 @@ from fluster_bus.messages.workers import Capacity
 log = logging.getLogger(__name__)
 
 
-class Workers(Protocol):
+class JoblibWorkers(Protocol):
     """Where batches run."""
 
     @property

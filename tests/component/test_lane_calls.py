@@ -193,7 +193,7 @@ def test_calls_end_with_their_actor_their_pool_and_their_client(shared: Env, via
         reader = in_thread(target.call().wait)
         actor.is_entered()
         waiting = [in_thread(target.call().wait) for _ in range(3)]
-        mailbox = server._actors[0].actor._lanes[None].mailbox
+        mailbox = server._actors[0].actor._groups[None].mailbox
         wait_until(lambda mailbox=mailbox: len(mailbox) == 4)  # type: ignore[misc]  # otherwise they find no actor
         if end == "actor":
             server.shutdown(timeout=0.01)
@@ -216,7 +216,7 @@ def test_what_an_actor_answered_before_it_ended_arrives(shared: Env, via: Via) -
         target.call().add(1)
         calls = [in_thread(target.call().wait) for _ in range(4)]
         actor.is_entered()
-        mailbox = server._actors[0].actor._lanes[None].mailbox
+        mailbox = server._actors[0].actor._groups[None].mailbox
         wait_until(lambda mailbox=mailbox: len(mailbox) == 4)  # type: ignore[misc]
         ending = in_thread(server.shutdown)
         wait_until(lambda pool=pool: pool.size == 0)  # type: ignore[misc]

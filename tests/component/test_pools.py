@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fluster.actors import ActorHandle, ActorPool, AsyncActorHandle, AsyncActorPool, Member, MemberState
-from fluster.actors.client.broadcast import Answers, AsyncBroadcastResult, BroadcastResult
+from fluster.actors.client.broadcast import AsyncBroadcastResult, BroadcastAnswers, BroadcastResult
 from fluster.actors.protocol.calls import Call
 from fluster.cluster import AsyncCluster
 from fluster.errors import ActorNotFoundError, ActorTimeoutError, NotRunError
@@ -264,7 +264,7 @@ def test_one_deadline_is_for_all_members(shared: Env) -> None:
 
 
 def test_a_broadcast_whose_members_are_not_known_yet_runs_out_of_time(shared: Env) -> None:
-    result: BroadcastResult[Any] = BroadcastResult(Answers("pool.all", shared.portal.loop))
+    result: BroadcastResult[Any] = BroadcastResult(BroadcastAnswers("pool.all", shared.portal.loop))
     for ask in (result.results, result.answers, result.futures, lambda timeout: list(result.as_completed(timeout))):
         with pytest.raises(ActorTimeoutError, match=r"after 0\.01 s"):
             ask(0.01)
@@ -272,7 +272,7 @@ def test_a_broadcast_whose_members_are_not_known_yet_runs_out_of_time(shared: En
 
 @pytest.mark.anyio
 async def test_who_gives_up_waiting_takes_nothing_back() -> None:
-    answers: Answers[Any] = Answers("pool.all", asyncio.get_running_loop())
+    answers: BroadcastAnswers[Any] = BroadcastAnswers("pool.all", asyncio.get_running_loop())
     result = AsyncBroadcastResult(answers)
     with pytest.raises(ActorTimeoutError, match=r"after 0\.01 s"):
         await result.results(0.01)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fluster.actors.client.broadcast import Answers, BroadcastResult
+from fluster.actors.client.broadcast import BroadcastAnswers, BroadcastResult
 from fluster.actors.protocol.calls import Broadcast
 from fluster.actors.protocol.frames import now
 from fluster.actors.protocol.members import Member
@@ -27,7 +27,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 def carried(loop: asyncio.AbstractEventLoop) -> tuple[BroadcastResult[Any], BroadcastOut]:
     """A broadcast to a, b and c that is out, and what its caller has of it."""
-    answers: Answers[Any] = Answers("pool.all", loop, lambda _call: None)
+    answers: BroadcastAnswers[Any] = BroadcastAnswers("pool.all", loop, lambda _call: None)
     broadcast = Broadcast("pool", "all", b"", answers.open, answers.fail, answers.carry)
     members = [Member.at("pool", f"to.{name}") for name in "abc"]
     message = BroadcastOut(DeskPool("pool", RoundRobin(), shares_subject=True), broadcast, members, now())

@@ -45,7 +45,7 @@ class Answer(Generic[T]):
         return cast("T", self.value)
 
 
-class Answers(Generic[T]):
+class BroadcastAnswers(Generic[T]):
     """What the members say, once it is known who they are: a future for each, where anybody wants them."""
 
     def __init__(
@@ -148,7 +148,7 @@ class BroadcastResult(Generic[T]):
     With an `offer` the thread that waits for all answers may read them itself.
     """
 
-    def __init__(self, answers: Answers[T], offer: Offer | None = None) -> None:
+    def __init__(self, answers: BroadcastAnswers[T], offer: Offer | None = None) -> None:
         self._answers = answers
         self._offer = offer
 
@@ -234,7 +234,7 @@ class _Results(Iterator[T]):
 class AsyncBroadcastResult(Generic[T]):
     """What the members of a pool answer. Iterate with `async for` to have each answer as it comes."""
 
-    def __init__(self, answers: Answers[T]) -> None:
+    def __init__(self, answers: BroadcastAnswers[T]) -> None:
         self._answers = answers
 
     async def futures(self, timeout: float | None = None) -> list[ActorFuture[T]]:

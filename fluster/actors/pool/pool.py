@@ -10,7 +10,7 @@ from contextlib import aclosing
 from datetime import datetime, timedelta
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
 
-from fluster.actors.client.broadcast import Answers, AsyncBroadcastResult
+from fluster.actors.client.broadcast import AsyncBroadcastResult, BroadcastAnswers
 from fluster.actors.client.caller import Caller
 from fluster.actors.client.carried_calls import BroadcastOffer
 from fluster.actors.client.census import census
@@ -27,7 +27,7 @@ from fluster.actors.results.maps import (
     MAX_OUT,
     AsyncMapResults,
     AsyncUnorderedMapResults,
-    Window,
+    MapCalls,
     check_max_out,
     iterated,
 )
@@ -151,7 +151,7 @@ class AsyncActorPool(Generic[T]):
         """As `map`, each result as it comes."""
         return Methods(self, self.mapped(AsyncUnorderedMapResults, max_out), check_timeout(timeout), wait=True)
 
-    def mapped(self, results: Callable[[Window], Any], max_out: int) -> Callable[..., Any]:
+    def mapped(self, results: Callable[[MapCalls], Any], max_out: int) -> Callable[..., Any]:
         """What calls a method for items, and hands out the results."""
         check_max_out(max_out)
 
@@ -161,7 +161,7 @@ class AsyncActorPool(Generic[T]):
             if not iterables:
                 raise TypeError(f"map().{method}() takes the items to call it for: map().{method}(items)")
             items = zip(*map(iterated, iterables), strict=False)
-            return results(Window(items, lambda item: self.submit_call(method, item, kwargs, timeout, wait), max_out))
+            return results(MapCalls(items, lambda item: self.submit_call(method, item, kwargs, timeout, wait), max_out))
 
         return start
 
@@ -252,11 +252,13 @@ class AsyncActorPool(Generic[T]):
 
     def _new_broadcast(
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float | None, wait: bool
-    ) -> tuple[Answers[Any], Broadcast]:
+    ) -> tuple[BroadcastAnswers[Any], Broadcast]:
         if wait:
             raise TypeError("broadcast(wait=True): a broadcast does not wait for room; send it again to who had none")
         timeout = self._timeout_of(method) if timeout is None else timeout
-        answers: Answers[Any] = Answers(f"{self.name}.{method}", self._caller.loop, self._caller.withdraw)
+        answers: BroadcastAnswers[Any] = BroadcastAnswers(
+            f"{self.name}.{method}", self._caller.loop, self._caller.withdraw
+        )
         payload = payloads.encode((args, kwargs))
         broadcast = Broadcast(
             self._key,
@@ -277,7 +279,7 @@ class AsyncActorPool(Generic[T]):
         self._caller.submit(broadcast)
         return AsyncBroadcastResult(answers)
 
-    def _offer_broadcast(self, *call: Any) -> tuple[Answers[Any], BroadcastOffer]:
+    def _offer_broadcast(self, *call: Any) -> tuple[BroadcastAnswers[Any], BroadcastOffer]:
         """Send to every member, for a thread that may wait for the answers next, and read them itself."""
         answers, broadcast = self._new_broadcast(*call)
         return answers, self._caller.carried.offer(broadcast)

@@ -31,7 +31,7 @@ def iterated(items: Iterable[T]) -> Iterator[T]:
         raise TypeError(f"{items!r} has no items: give a list, or another iterable, of what to call it with") from error
 
 
-class Window:
+class MapCalls:
     """Calls for the items of one map: `max_out` at most that were made and whose result nobody has had yet."""
 
     def __init__(self, items: Iterable[Any], submit: Callable[[Any], ActorFuture[Any]], max_out: int) -> None:
@@ -74,85 +74,85 @@ class Window:
 class MapResults(Iterator[T]):
     """Results in the order of the items. What one call raised is raised in its turn; then it goes on with the others."""
 
-    def __init__(self, window: Window) -> None:
-        self._window = window
+    def __init__(self, calls: MapCalls) -> None:
+        self._calls = calls
         self._futures: deque[ActorFuture[T]] = deque()
 
     def __next__(self) -> T:
-        self._futures.extend(self._window.fill())
+        self._futures.extend(self._calls.fill())
         if not self._futures:
             raise StopIteration
         future = self._futures.popleft()
-        self._window.had(future)
+        self._calls.had(future)
         return future.result()
 
     def close(self) -> None:
         """Make no more calls, and take those back that were not sent yet."""
         self._futures.clear()
-        self._window.close()
+        self._calls.close()
 
 
 class UnorderedMapResults(Iterator[T]):
     """Results as they come. What one call raised is raised in its turn; then it goes on with the others."""
 
-    def __init__(self, window: Window) -> None:
-        self._window = window
+    def __init__(self, calls: MapCalls) -> None:
+        self._calls = calls
         self._done: SimpleQueue[Any] = SimpleQueue()
 
     def __next__(self) -> T:
-        for future in self._window.fill():
+        for future in self._calls.fill():
             future.add_done_callback(self._done.put)
-        if self._window.is_over:
+        if self._calls.is_over:
             raise StopIteration
         future = wait_for_item(self._done)
-        self._window.had(future)
+        self._calls.had(future)
         result: T = future.result()
         return result
 
     def close(self) -> None:
         """Make no more calls, and take those back that were not sent yet."""
-        self._window.close()
+        self._calls.close()
 
 
 class AsyncMapResults(AsyncIterator[T]):
     """As MapResults, with `async for`."""
 
-    def __init__(self, window: Window) -> None:
-        self._window = window
+    def __init__(self, calls: MapCalls) -> None:
+        self._calls = calls
         self._futures: deque[ActorFuture[T]] = deque()
 
     async def __anext__(self) -> T:
-        self._futures.extend(self._window.fill())
+        self._futures.extend(self._calls.fill())
         if not self._futures:
             raise StopAsyncIteration
         future = self._futures.popleft()
-        self._window.had(future)
+        self._calls.had(future)
         return await future
 
     def close(self) -> None:
         """Make no more calls, and take those back that were not sent yet."""
         self._futures.clear()
-        self._window.close()
+        self._calls.close()
 
 
 class AsyncUnorderedMapResults(AsyncIterator[T]):
     """As UnorderedMapResults, with `async for`."""
 
-    def __init__(self, window: Window) -> None:
-        self._window = window
+    def __init__(self, calls: MapCalls) -> None:
+        self._calls = calls
         self._done: asyncio.Queue[Any] = asyncio.Queue()
 
     async def __anext__(self) -> T:
         loop = asyncio.get_running_loop()
-        for made in self._window.fill():
+        for made in self._calls.fill():
             made.add_done_callback(lambda done: loop.call_soon_threadsafe(self._done.put_nowait, done))
-        if self._window.is_over:
+        if self._calls.is_over:
             raise StopAsyncIteration
         future = await self._done.get()
-        self._window.had(future)
+        self._calls.had(future)
         result: T = await future
         return result
 
     def close(self) -> None:
         """Make no more calls, and take those back that were not sent yet."""
-        self._window.close()
+        self._calls.close()

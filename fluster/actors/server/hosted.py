@@ -25,8 +25,8 @@ from fluster.actors.protocol.frames import JSON
 from fluster.actors.results.loop_calls import StoredPayloads
 from fluster.actors.server.actor_lane import ActorLane
 from fluster.actors.server.durable import DurableActor
-from fluster.actors.server.mailbox import Lanes, Mailbox
-from fluster.actors.server.outbox import Answers
+from fluster.actors.server.mailbox import ConcurrencyGroup, Mailbox
+from fluster.actors.server.outbox import ReplySink
 from fluster.actors.server.producer import Items, Producer
 from fluster.actors.server.replies import Job, Replies
 from fluster.actors.server.seats import Seat
@@ -49,7 +49,7 @@ _NO_ARGUMENTS = codec.encode(((), {}))
 _FRAME_OVERHEAD = 4096  # of a reply around its payload, amply
 
 
-_Lanes = Lanes[Job | Producer]
+_Group = ConcurrencyGroup[Job | Producer]
 
 
 class HostedActor:
@@ -64,7 +64,7 @@ class HostedActor:
         instance: object,
         context: ActorContext,
         *,
-        outbox: Answers,
+        outbox: ReplySink,
         max_reply: int,
         stored: StoredPayloads,
         actor_loop: Callable[[], asyncio.AbstractEventLoop],
@@ -105,14 +105,14 @@ class HostedActor:
         self._cancellations: dict[tuple[str, int], Cancellation] = {}
         self._notices = {frames.CANCEL: self._on_cancel, frames.READ: self.streams.on_read}
         self._actor_loop = actor_loop
-        self._lanes: dict[str | None, _Lanes] = {None: self._make_lanes(None, self._options.max_concurrency)}
-        for group, at_once in self._options.concurrency_groups.items():
-            self._lanes[group] = self._make_lanes(group, at_once)
+        self._groups: dict[str | None, _Group] = {None: self._make_group(None, self._options.max_concurrency)}
+        for group_name, at_once in self._options.concurrency_groups.items():
+            self._groups[group_name] = self._make_group(group_name, at_once)
         # {method: where it runs}
-        self._lanes_of = {name: self._lanes[method.concurrency_group] for name, method in self.methods.items()}
-        self._lanes_of[frames.PING] = self._lanes[None]
+        self._group_of = {name: self._groups[method.concurrency_group] for name, method in self.methods.items()}
+        self._group_of[frames.PING] = self._groups[None]
 
-    def _make_lanes(self, group: str | None, at_once: int) -> _Lanes:
+    def _make_group(self, group: str | None, at_once: int) -> _Group:
         kinds = {method.is_async for method in self._infos.values() if method.concurrency_group == group}
         names = frozenset(name for name, method in self.methods.items() if method.concurrency_group == group)
         own_thread = OwnThread(
@@ -124,7 +124,7 @@ class HostedActor:
             if self._initializer is not None:
                 self._initializer()
 
-        return Lanes(
+        return ConcurrencyGroup(
             f"{self.context.actor_name}-{group}" if group else str(self.context.actor_name),
             Mailbox(max_items=self._options.mailbox_calls, max_bytes=self._options.mailbox_bytes),
             self._handle,
@@ -137,17 +137,17 @@ class HostedActor:
     @property
     def has_one_thread(self) -> bool:
         """True when one thread alone takes calls off a connection, and answers one before it takes the next."""
-        return self.durable is None and len(self._lanes) == 1 and self._lanes[None].has_one_thread
+        return self.durable is None and len(self._groups) == 1 and self._groups[None].has_one_thread
 
     def ride(self, lane: ActorLane) -> None:
         """Have that one thread read `lane`, and answer over it. To be said before `start`."""
         self._replies.outbox = self.streams.outbox = lane.outbox
-        self._lanes[None].mailbox.wait_in(lane.queue)
+        self._groups[None].mailbox.wait_in(lane.queue)
 
     def start(self) -> None:
         """Begin to run what is accepted, and what is to be run again and again. Called on the connection's loop."""
-        for lanes in self._lanes.values():
-            lanes.start()
+        for group in self._groups.values():
+            group.start()
         for timer in self.timers:
             timer.start()
 
@@ -205,14 +205,14 @@ class HostedActor:
             job = self._made_cancellable(job)
         if self.supervisor.given_up is not None:
             self._reject(job, self.supervisor.given_up, RETRY)
-        elif (lanes := self._lanes_of.get(job.method)) is None:
+        elif (group := self._group_of.get(job.method)) is None:
             if job.method in self._notices:
                 self._on_notice(job)
                 return
             self._replies.send_failure(
                 job, AttributeError(f"{self.kind} has no method {job.method!r}{near(job.method, self.methods)}")
             )
-        elif not (mailbox := lanes.mailbox).put(job, len(job.payload), (job.reply, job.place) if job.reply else None):
+        elif not (mailbox := group.mailbox).put(job, len(job.payload), (job.reply, job.place) if job.reply else None):
             text = (
                 f"{self.context.actor_name} has {len(mailbox):,} calls waiting: "
                 "send less at a time, or add members to its pool"
@@ -240,7 +240,7 @@ class HostedActor:
 
     def _on_cancel(self, reply: str, payload: bytes) -> None:
         for key in frames.cancelled_calls(reply, payload):
-            if not any(self._remove(lanes.mailbox, key) for lanes in self._lanes.values()):
+            if not any(self._remove(group.mailbox, key) for group in self._groups.values()):
                 cancellation = self._cancellations.get(key)
                 if cancellation is not None:
                     cancellation.cancel()
@@ -259,7 +259,7 @@ class HostedActor:
         if self.supervisor.given_up is not None:
             return False
         job = Job("", 0, timer.key, None, _NO_ARGUMENTS, timer=timer)
-        return self._lanes[timer.info.concurrency_group].mailbox.put(job, len(_NO_ARGUMENTS))
+        return self._groups[timer.info.concurrency_group].mailbox.put(job, len(_NO_ARGUMENTS))
 
     async def drain(self, timeout_s: float) -> None:
         """Finish what is in the mailbox, then end the threads. After `timeout_s` what waits is told that it was not run."""
@@ -267,14 +267,14 @@ class HostedActor:
             timer.stop()
         try:
             async with asyncio.timeout(timeout_s):
-                for lanes in self._lanes.values():
-                    await lanes.wait_idle()
+                for group in self._groups.values():
+                    await group.wait_idle()
         except TimeoutError:
             log.warning("%s was still busy after %g s", self.context.actor_name, timeout_s)
         error = self.supervisor.given_up or NotRunError(
             f"{self.context.actor_name} was shut down; the call was not run"
         )
-        for job in [job for lanes in self._lanes.values() for job in lanes.close()]:
+        for job in [job for group in self._groups.values() for job in group.close()]:
             if isinstance(job, Producer):
                 continue  # it runs, and is left without an answer as others that do
             if job.timer is not None:
@@ -290,27 +290,27 @@ class HostedActor:
 
     # ---- on the actor's threads -------------------------------------------------------------------------
 
-    def _handle(self, job: Job | Producer, lanes: _Lanes) -> None:
+    def _handle(self, job: Job | Producer, group: _Group) -> None:
         """Run it, seen by those who watch."""
         if isinstance(job, Producer):
-            self._go_on(job, lanes)
+            self._go_on(job, group)
             return
         if LogContext.in_use:
             set_running(RunningCall(str(self.context.actor_name), job.method, job.reply, job.place))
         if job.trace is None:
-            self._run(job, lanes)
+            self._run(job, group)
         else:
             with serving(str(self.context.actor_name), job.method, job.trace) as span:
-                self._run(dataclasses.replace(job, span=span), lanes)
+                self._run(dataclasses.replace(job, span=span), group)
 
-    def _go_on(self, producer: Producer, lanes: _Lanes) -> None:
+    def _go_on(self, producer: Producer, group: _Group) -> None:
         if LogContext.in_use:
             set_running(RunningCall(str(self.context.actor_name), producer.method, producer.subject, producer.place))
         if (replacing := self.supervisor.replacing) is not None:
             replacing.wait()
-        self.streams.take_turn(producer, lanes)
+        self.streams.take_turn(producer, group)
 
-    def _run(self, job: Job, lanes: _Lanes) -> None:
+    def _run(self, job: Job, group: _Group) -> None:
         started_ns = time.perf_counter_ns()
         supervisor = self.supervisor
         if (replacing := supervisor.replacing) is not None:
@@ -318,7 +318,7 @@ class HostedActor:
         refusal = supervisor.given_up or (self.seat.fence() if self.seat is not None else None)
         if refusal is not None:
             self._reject(job, refusal, RETRY)
-            self._leave(job, lanes, refusal)
+            self._leave(job, group, refusal)
             return
         functions = supervisor.functions
         try:
@@ -334,36 +334,36 @@ class HostedActor:
                 args = (self._context_of(job), *args)
             result = functions[job.method](*args, **kwargs) if info is not None else True  # a ping
         except BaseException as error:
-            self._finish_failed(job, lanes, started_ns, functions, error)
+            self._finish_failed(job, group, started_ns, functions, error)
             return
         if info is not None and info.window is not None and isinstance(result, Generator | AsyncGenerator):
-            self._open_stream(job, lanes, info.window, result, functions)
+            self._open_stream(job, group, info.window, result, functions)
             return
         if not isinstance(result, CoroutineType):
-            self._finish(job, lanes, started_ns, result, None)
+            self._finish(job, group, started_ns, result, None)
             return
         running = asyncio.run_coroutine_threadsafe(outcome_of(result, job.cancellation), self._actor_loop())
 
         def finish(value: Any, error: BaseException | None) -> None:
             if error is None:
-                self._finish(job, lanes, started_ns, value, None)
+                self._finish(job, group, started_ns, value, None)
             else:
-                self._finish_failed(job, lanes, started_ns, functions, error)
+                self._finish_failed(job, group, started_ns, functions, error)
 
-        if lanes.frees_its_thread:
+        if group.frees_its_thread:
             running.add_done_callback(lambda done: finish(*done.result()))
         else:
             finish(*running.result())
 
     def _finish_failed(
-        self, job: Job, lanes: _Lanes, started_ns: int, functions: Functions, error: BaseException
+        self, job: Job, group: _Group, started_ns: int, functions: Functions, error: BaseException
     ) -> None:
         replace_instance = self.supervisor.on_error(functions, error)
-        self._finish(job, lanes, started_ns, None, error)
+        self._finish(job, group, started_ns, None, error)
         if replace_instance is not None:
             replace_instance()
 
-    def _open_stream(self, job: Job, lanes: _Lanes, window: Window, items: Items, functions: Functions) -> None:
+    def _open_stream(self, job: Job, group: _Group, window: Window, items: Items, functions: Functions) -> None:
         if job.is_json or not job.reply:
             why = (
                 "an actor that takes JSON only has no streams: return a list"
@@ -371,17 +371,17 @@ class HostedActor:
                 else "only Fluster's own callers can read it, as they tell how far they have come"
             )
             text = f"{self.context.actor_name}.{job.method} is a generator: {why}"
-            self._finish(job, lanes, time.perf_counter_ns(), None, TypeError(text))
+            self._finish(job, group, time.perf_counter_ns(), None, TypeError(text))
             return
 
         def end(producer: Producer) -> None:
             started_ns = time.perf_counter_ns() - producer.processing_ns
             if producer.error is not None:
-                self._finish_failed(job, lanes, started_ns, functions, producer.error)
+                self._finish_failed(job, group, started_ns, functions, producer.error)
             else:
-                self._finish(job, lanes, started_ns, None, None)  # a result without content is the end
+                self._finish(job, group, started_ns, None, None)  # a result without content is the end
 
-        self.streams.open(job, lanes, window, items, end)
+        self.streams.open(job, group, window, items, end)
 
     def _arguments(self, job: Job) -> tuple[Sequence[Any], dict[str, Any]]:
         if not job.is_json:
@@ -410,7 +410,7 @@ class HostedActor:
             self.context, method=job.method, deadline=deadline, _cancellation=job.cancellation, _reply=job.reply
         )
 
-    def _finish(self, job: Job, lanes: _Lanes, started_ns: int, result: Any, error: BaseException | None) -> None:
+    def _finish(self, job: Job, group: _Group, started_ns: int, result: Any, error: BaseException | None) -> None:
         if self.seat is not None and self.durable is None and (superseded := self.seat.fence()) is not None:
             error = superseded  # the answer is another's to give
         counts = self.counts.get(job.method)
@@ -429,18 +429,18 @@ class HostedActor:
         if counts is not None:
             counts.processing_ns += time.perf_counter_ns() - started_ns
         if job.span is None and job.timer is None:  # as most
-            lanes.done(len(job.payload))
+            group.done(len(job.payload))
         else:
-            self._leave(job, lanes, error)
+            self._leave(job, group, error)
 
     def _forget(self, job: Job) -> None:
         """It cannot be cancelled any more."""
         self._cancellations.pop((job.reply, job.place), None)
 
     @staticmethod
-    def _leave(job: Job, lanes: _Lanes, error: BaseException | None) -> None:
+    def _leave(job: Job, group: _Group, error: BaseException | None) -> None:
         if job.span is not None:
             job.span.end(error)
-        lanes.done(len(job.payload))
+        group.done(len(job.payload))
         if job.timer is not None:
             job.timer.on_done()

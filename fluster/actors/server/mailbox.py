@@ -110,10 +110,10 @@ class Mailbox(Generic[T]):
         return self._items
 
 
-class Lanes(Generic[T]):
+class ConcurrencyGroup(Generic[T]):
     """A mailbox and the threads that empty it, `at_once` items at a time; one alone takes them in order.
 
-    `run(item, lanes)` is called on one of the threads, and `done` once the item is dealt with, from any thread.
+    `run(item, group)` is called on one of the threads, and `done` once the item is dealt with, from any thread.
     `begin` is called on each of them first.
     A synchronous call keeps a thread, an asynchronous one only a slot.
     """
@@ -122,7 +122,7 @@ class Lanes(Generic[T]):
         self,
         name: str,
         mailbox: Mailbox[T],
-        run: Callable[[T, Lanes[T]], None],
+        run: Callable[[T, ConcurrencyGroup[T]], None],
         *,
         at_once: int,
         has_sync: bool,

@@ -40,7 +40,7 @@ class Reply:
 Message = tuple[str, bytes, dict[str, str] | None]  # subject, data, headers
 
 
-class Answers(Protocol):
+class ReplySink(Protocol):
     """Where an actor puts its replies."""
 
     def add(self, reply: Reply | Producer) -> None: ...

@@ -11,7 +11,7 @@ from fluster.actors.definition.context import ActorContext, Cancellation
 from fluster.actors.definition.definition import MethodInfo
 from fluster.actors.definition.timers import Timer
 from fluster.actors.protocol.failures import RETRY, encode_failure, message_of, traceback_of, type_name
-from fluster.actors.server.outbox import Answers, Reply
+from fluster.actors.server.outbox import Reply, ReplySink
 from fluster.tracing import Carrier, ServedSpan
 from fluster_bus.connection.services_api import EndpointCounts
 from fluster_bus.core import codec
@@ -50,7 +50,7 @@ class Replies:
         methods: Mapping[str, MethodInfo],
         counts: Mapping[str, EndpointCounts],
         *,
-        outbox: Answers,
+        outbox: ReplySink,
         max_json: int,
     ) -> None:
         self.outbox = outbox

@@ -13,8 +13,8 @@ from typing import Any
 from fluster.actors.definition.context import ActorContext
 from fluster.actors.protocol import frames
 from fluster.actors.protocol.flow_control import Window
-from fluster.actors.server.mailbox import Lanes
-from fluster.actors.server.outbox import Answers, Reply
+from fluster.actors.server.mailbox import ConcurrencyGroup
+from fluster.actors.server.outbox import Reply, ReplySink
 from fluster.actors.server.producer import Items, Producer, StreamCall
 from fluster_bus.payloads import payloads
 
@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 
 
 class Streams:
-    """Those of one actor. Each runs in turns on the lanes of its method, and is known by its call's key."""
+    """Those of one actor. Each runs in turns on the group of its method, and is known by its call's key."""
 
     def __init__(
         self,
         context: ActorContext,
         *,
-        outbox: Answers,
+        outbox: ReplySink,
         max_item: int,
         store: Callable[[bytes], Future[bytes]],
         actor_loop: Callable[[], asyncio.AbstractEventLoop],
@@ -41,7 +41,12 @@ class Streams:
         self._open: dict[tuple[str, int], Producer] = {}  # {(reply subject, place): of those that have not ended}
 
     def open(
-        self, call: StreamCall, lanes: Lanes[Any], window: Window, items: Items, on_end: Callable[[Producer], None]
+        self,
+        call: StreamCall,
+        group: ConcurrencyGroup[Any],
+        window: Window,
+        items: Items,
+        on_end: Callable[[Producer], None],
     ) -> None:
         """Begin with a generator, and take its first turn. `on_end` is called, in whichever thread, when it has ended."""
         producer = Producer(
@@ -52,33 +57,33 @@ class Streams:
             encode=functools.partial(payloads.encode_for, inbox=call.reply),
             store=self._stored,
             announce=self.outbox.add,
-            resume=lanes.mailbox.put_back,
+            resume=group.mailbox.put_back,
             on_end=on_end,
         )
         self._open[call.reply, call.place] = producer
         self.outbox.add(Reply(call.reply, producer.endpoint_id, call.place, frames.OPENED, tuple(window)))
-        self.take_turn(producer, lanes)
+        self.take_turn(producer, group)
 
     def _stored(self, data: bytes) -> Future[bytes] | None:
         """What goes instead of an item that no message can carry; None for one that goes as it is."""
         return self._store(data) if len(data) > self._max_item else None
 
-    def take_turn(self, producer: Producer, lanes: Lanes[Any]) -> None:
+    def take_turn(self, producer: Producer, group: ConcurrencyGroup[Any]) -> None:
         """Run a generator as far as its reader has room."""
         started_ns = time.perf_counter_ns()
         if not producer.is_async:
-            self._end_turn(producer, lanes, started_ns, producer.run())
+            self._end_turn(producer, group, started_ns, producer.run())
             return
         running = producer.run_on(self._actor_loop())
-        if lanes.frees_its_thread:
-            running.add_done_callback(lambda done: self._end_turn(producer, lanes, started_ns, done.result()))
+        if group.frees_its_thread:
+            running.add_done_callback(lambda done: self._end_turn(producer, group, started_ns, done.result()))
         else:
-            self._end_turn(producer, lanes, started_ns, running.result())
+            self._end_turn(producer, group, started_ns, running.result())
 
-    def _end_turn(self, producer: Producer, lanes: Lanes[Any], started_ns: int, ended: bool) -> None:
+    def _end_turn(self, producer: Producer, group: ConcurrencyGroup[Any], started_ns: int, ended: bool) -> None:
         producer.processing_ns += time.perf_counter_ns() - started_ns
         if not ended:
-            lanes.stand_aside()
+            group.stand_aside()
             return
         self._open.pop((producer.subject, producer.place), None)
         if producer.is_cancelled and isinstance(producer.error, Exception):
