@@ -161,8 +161,8 @@ def test_what_one_client_has_out_is_bounded_with_what_waits_for_room(
     strait.is_entered()
     futures.append(pool.submit(wait=True).take(payload))  # is in the mailbox
     futures.append(pool.submit(wait=True).take(payload))  # waits for room in it
-    desk = pool.asynchronous._caller._desk
-    wait_until(lambda: (desk.bytes_out > 800, desk.bytes_turned_away > 400) == (True, True))
+    router = pool.asynchronous._caller._router
+    wait_until(lambda: (router.bytes_out > 800, router.bytes_turned_away > 400) == (True, True))
     with pytest.raises(MailboxFullError, match="of this client's calls are not answered yet"):
         pool.submit(wait=True).take(b"").result(TIMEOUT_S)
     strait.opened.set()

@@ -12,7 +12,7 @@ from fluster.actors import actor
 from fluster.actors.client.publisher import Notices
 from fluster.actors.protocol import frames
 from fluster.actors.protocol.calls import Broadcast, Call
-from fluster.actors.routing.routing import Routing
+from fluster.actors.routing.routing_pass import RoutingPass
 from fluster.errors import ActorError
 from tests.component.actor_env import TIMEOUT_S, Calculator, Env, Gate, MemoryEnv
 
@@ -45,8 +45,8 @@ def test_a_fault_ends_only_the_calls_that_it_concerns(
     if place == "encoding":
         monkeypatch.setattr(Call, "to_wire", faulty(Call.to_wire))
     else:
-        monkeypatch.setattr(Routing, "_place_call", faulty(Routing._place_call))
-        monkeypatch.setattr(Routing, "_place_broadcast", faulty(Routing._place_broadcast))
+        monkeypatch.setattr(RoutingPass, "_place_call", faulty(RoutingPass._place_call))
+        monkeypatch.setattr(RoutingPass, "_place_broadcast", faulty(RoutingPass._place_broadcast))
     with caplog.at_level(logging.ERROR, logger="fluster"):
         futures = [pool.submit().add(1), pool.submit().note(2), pool.submit().add(3)]
         everyone = pool.broadcast().note(4)

@@ -69,7 +69,7 @@ def may_be_offered(pool: ActorPool[Any]) -> bool:
 
 
 def wait_until_out(pool: ActorPool[Any], count: int) -> None:
-    wait_until(lambda: len(carried(pool)) + len(pool.asynchronous._caller._desk.out()) == count)
+    wait_until(lambda: len(carried(pool)) + len(pool.asynchronous._caller._router.out()) == count)
 
 
 def goes_through(pool: ActorPool[Any]) -> bool:
@@ -233,7 +233,7 @@ def test_a_call_to_an_actor_that_is_gone_goes_to_another(shared: Env) -> None:
     gone = replace(member, address=f"{member.address}-gone")
 
     async def pretend() -> None:
-        caller._desk.on_member("moves-on", gone)
+        caller._router.on_member("moves-on", gone)
 
     targets: list[Any] = [pool, *map(pool.on, range(10))]
     for each in targets:  # some of which are the gone member's

@@ -14,7 +14,7 @@ from fluster.actors.protocol.frames import now
 from fluster.actors.protocol.members import Member
 from fluster.actors.protocol.policies import RoundRobin
 from fluster.actors.routing.broadcast_out import BroadcastOut
-from fluster.actors.routing.desk_pools import DeskPool
+from fluster.actors.routing.pool_state import PoolState
 from fluster_bus.core import codec
 
 
@@ -30,7 +30,7 @@ def carried(loop: asyncio.AbstractEventLoop) -> tuple[BroadcastResult[Any], Broa
     answers: BroadcastAnswers[Any] = BroadcastAnswers("pool.all", loop, lambda _call: None)
     broadcast = Broadcast("pool", "all", b"", answers.open, answers.fail, answers.carry)
     members = [Member.at("pool", f"to.{name}") for name in "abc"]
-    message = BroadcastOut(DeskPool("pool", RoundRobin(), shares_subject=True), broadcast, members, now())
+    message = BroadcastOut(PoolState("pool", RoundRobin(), shares_subject=True), broadcast, members, now())
     answers.carry(members, message)
     return BroadcastResult(answers), message
 

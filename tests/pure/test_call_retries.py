@@ -8,7 +8,7 @@ from fluster.actors.protocol.calls import Call, Done
 from fluster.actors.protocol.failures import RETRY, encode_failure
 from fluster.actors.protocol.frames import Moment
 from fluster.actors.results.futures import ActorFuture
-from fluster.actors.routing.routing import NobodyServesError
+from fluster.actors.routing.routing_pass import NobodyServesError
 from fluster.errors import ActorDiedError, ActorNotFoundError, ActorTimeoutError, ConnectionLostError, MailboxFullError
 
 NOW = frames.now()

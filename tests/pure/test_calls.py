@@ -1,4 +1,4 @@
-"""The desk: where calls go, and that each ends once, whatever happens to members, messages and the connection."""
+"""The router: where calls go, and that each ends once, whatever happens to members, messages and the connection."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fluster.actors.protocol.frames import ITEMS, MAX_BYTES, MAX_CALLS, MAX_CANC
 from fluster.actors.protocol.members import Member
 from fluster.actors.protocol.policies import LeastOutstanding, Policy, Random, RoundRobin
 from fluster.actors.results.futures import ActorFuture
-from fluster.actors.routing.desk import RECONNECT_GRACE_S, Desk
 from fluster.actors.routing.messages_out import MessageOut
-from fluster.actors.routing.routing import NobodyServesError
+from fluster.actors.routing.router import RECONNECT_GRACE_S, Router
+from fluster.actors.routing.routing_pass import NobodyServesError
 from fluster.errors import (
     ActorDiedError,
     ActorError,
@@ -63,13 +63,13 @@ def broadcast(opened: list[ActorFuture[Any]]) -> Broadcast:
     return Broadcast("pool", "all", b"x", make, lambda _error: None, carry=lambda _members, _carried: None)
 
 
-def desk_with(*endpoint_ids: str) -> Desk:
-    desk = Desk()
-    desk.open_pool("pool", RoundRobin())
+def router_with(*endpoint_ids: str) -> Router:
+    router = Router()
+    router.open_pool("pool", RoundRobin())
     for endpoint_id in endpoint_ids:
-        desk.on_member("pool", member(endpoint_id))
-    desk.on_known("pool")
-    return desk
+        router.on_member("pool", member(endpoint_id))
+    router.on_known("pool")
+    return router
 
 
 def targets(sends: list[Send]) -> list[tuple[str, list[str]]]:
@@ -87,11 +87,11 @@ def errors(done: Sequence[Done | Part]) -> list[type[Exception] | None]:
 
 
 def test_calls_go_round_and_those_of_one_tick_travel_together() -> None:
-    desk = desk_with("a", "b")
-    sends, done = desk.route([call("1"), call("2"), call("3"), call("4")], START)
+    router = router_with("a", "b")
+    sends, done = router.route([call("1"), call("2"), call("3"), call("4")], START)
     assert targets(sends) == [("a", ["1", "3"]), ("b", ["2", "4"])]
     assert done == []
-    assert targets(desk.route([call("5")], START)[0]) == [("a", ["5"])]
+    assert targets(router.route([call("5")], START)[0]) == [("a", ["5"])]
 
 
 def test_a_fault_ends_its_own_call_wherever_it_waits() -> None:
@@ -102,320 +102,322 @@ def test_a_fault_ends_its_own_call_wherever_it_waits() -> None:
     def some_calls() -> list[Call | Broadcast]:
         return [call("1"), Call("pool", "bad", b"", FaultyTicket("pool.bad")), call("2"), broadcast([])]
 
-    desk = desk_with("a")
-    sends, done = desk.route(some_calls(), START)
+    router = router_with("a")
+    sends, done = router.route(some_calls(), START)
     assert targets(sends) == [("a", ["1", "2"]), ("all", ["all"])]
     assert errors(done) == [ActorError]
-    desk.open_pool("pool", RoundRobin())
-    assert desk.route(some_calls(), START) == ([], [])
-    desk.on_member("pool", member("a"))
-    desk.on_known("pool")
-    sends, done = desk.route_waiting("pool", START)
+    router.open_pool("pool", RoundRobin())
+    assert router.route(some_calls(), START) == ([], [])
+    router.on_member("pool", member("a"))
+    router.on_known("pool")
+    sends, done = router.route_waiting("pool", START)
     assert targets(sends) == [("a", ["1", "2"]), ("all", ["all"])]
     assert errors(done) == [ActorError]
     assert isinstance(done[0].error and done[0].error.__cause__, KeyError)
 
 
 def test_a_message_carries_no_more_than_it_may() -> None:
-    desk = desk_with("a")
-    many, _ = desk.route([call(size=1) for _ in range(2 * MAX_CALLS + 1)], START)
+    router = router_with("a")
+    many, _ = router.route([call(size=1) for _ in range(2 * MAX_CALLS + 1)], START)
     assert [len(send.calls) for send in many] == [MAX_CALLS, MAX_CALLS, 1]
     half = MAX_BYTES // 2
-    large, _ = desk.route([call(size=half), call(size=half), call(size=1), call(size=MAX_BYTES * 3), call()], START)
+    large, _ = router.route([call(size=half), call(size=half), call(size=1), call(size=MAX_BYTES * 3), call()], START)
     assert [[len(each.payload) for each in send.calls] for send in large] == [[half, half], [1], [MAX_BYTES * 3], [1]]
 
 
 def test_nothing_overtakes_a_broadcast() -> None:
-    desk = desk_with("a")
+    router = router_with("a")
     opened: list[ActorFuture[Any]] = []
-    sends, _ = desk.route([call("1"), call("2"), broadcast(opened), call("3")], START)
+    sends, _ = router.route([call("1"), call("2"), broadcast(opened), call("3")], START)
     assert targets(sends) == [("a", ["1", "2"]), ("all", ["all"]), ("a", ["3"])]
 
 
 def test_calls_wait_in_order_until_the_members_are_known() -> None:
-    desk = Desk()
-    desk.open_pool("pool", RoundRobin())
-    assert desk.route([call("1"), call("2")], START) == ([], [])
-    desk.on_member("pool", member("a"))
-    assert desk.route_waiting("pool", START) == ([], [])
-    desk.on_known("pool")
-    assert targets(desk.route_waiting("pool", START)[0]) == [("a", ["1", "2"])]
+    router = Router()
+    router.open_pool("pool", RoundRobin())
+    assert router.route([call("1"), call("2")], START) == ([], [])
+    router.on_member("pool", member("a"))
+    assert router.route_waiting("pool", START) == ([], [])
+    router.on_known("pool")
+    assert targets(router.route_waiting("pool", START)[0]) == [("a", ["1", "2"])]
 
 
 def test_a_call_to_an_empty_pool_is_over_at_once() -> None:
-    desk = desk_with()
-    sends, done = desk.route([call()], START)
+    router = router_with()
+    sends, done = router.route([call()], START)
     assert sends == []
     assert errors(done) == [NobodyServesError]
 
 
 def test_a_member_that_leaves_gets_no_more_but_still_answers() -> None:
-    desk = desk_with("a", "b")
-    (to_a, _to_b), _ = desk.route([call("1"), call("2")], START)
-    assert desk.on_member("pool", member("a", leaving=True)) == []
-    assert targets(desk.route([call("3"), call("4")], START)[0]) == [("b", ["3", "4"])]
-    assert errors(desk.on_reply(to_a.number, "a", [(0, True, b"answer")])) == [None]
+    router = router_with("a", "b")
+    (to_a, _to_b), _ = router.route([call("1"), call("2")], START)
+    assert router.on_member("pool", member("a", leaving=True)) == []
+    assert targets(router.route([call("3"), call("4")], START)[0]) == [("b", ["3", "4"])]
+    assert errors(router.on_reply(to_a.number, "a", [(0, True, b"answer")])) == [None]
 
 
 def test_what_was_not_delivered_goes_to_the_next_until_none_is_left() -> None:
-    desk = desk_with("a", "b")
-    (send,), _ = desk.route([call("1")], START)
-    again, done = desk.on_no_responders(send.number, START)
+    router = router_with("a", "b")
+    (send,), _ = router.route([call("1")], START)
+    again, done = router.on_no_responders(send.number, START)
     assert done == []
-    (send,), _ = desk.route(again, START)
+    (send,), _ = router.route(again, START)
     assert targets([send]) == [("b", ["1"])]
-    again, done = desk.on_no_responders(send.number, START)
+    again, done = router.on_no_responders(send.number, START)
     assert again == []
     assert errors(done) == [NobodyServesError]
 
 
 def test_a_pinned_call_goes_nowhere_else() -> None:
-    desk = desk_with("a", "b")
-    (send,), _ = desk.route([call(pinned="b")], START)
+    router = router_with("a", "b")
+    (send,), _ = router.route([call(pinned="b")], START)
     assert targets([send]) == [("b", ["m"])]
-    again, done = desk.on_no_responders(send.number, START)
+    again, done = router.on_no_responders(send.number, START)
     assert again == []
     assert errors(done) == [NotRunError]
-    assert errors(desk.route([call(pinned="gone")], START)[1]) == [NotRunError]
+    assert errors(router.route([call(pinned="gone")], START)[1]) == [NotRunError]
 
 
 def test_after_a_reconnect_members_are_given_time_to_come_back() -> None:
-    desk = desk_with("a")
-    desk.on_reconnected(START)
-    (send,), _ = desk.route([call("1")], START)
-    again, done = desk.on_no_responders(send.number, START)
+    router = router_with("a")
+    router.on_reconnected(START)
+    (send,), _ = router.route([call("1")], START)
+    again, done = router.on_no_responders(send.number, START)
     assert (again, done) == ([], [])
-    assert desk.paused() == ["pool"]
-    assert desk.route([call("2")], START) == ([], [])  # it does not overtake
-    desk.resume("pool")
-    (send,), _ = desk.route_waiting("pool", START)
+    assert router.paused() == ["pool"]
+    assert router.route([call("2")], START) == ([], [])  # it does not overtake
+    router.resume("pool")
+    (send,), _ = router.route_waiting("pool", START)
     assert targets([send]) == [("a", ["1"])]
     late = START.after(RECONNECT_GRACE_S + 1)
-    assert errors(desk.on_no_responders(send.number, late)[1]) == [NobodyServesError]
+    assert errors(router.on_no_responders(send.number, late)[1]) == [NobodyServesError]
 
 
 def test_after_a_reconnect_one_call_alone_shows_whether_a_member_listens() -> None:
-    desk = desk_with("a")
-    desk.on_reconnected(START)
-    (first,), _ = desk.route([call("1"), call("2"), call("3")], START)
+    router = router_with("a")
+    router.on_reconnected(START)
+    (first,), _ = router.route([call("1"), call("2"), call("3")], START)
     assert targets([first]) == [("a", ["1"])]
-    assert desk.route([call("4")], START) == ([], [])
-    desk.resume("pool")  # it did not come back
-    sends, _ = desk.route_waiting("pool", START)
+    assert router.route([call("4")], START) == ([], [])
+    router.resume("pool")  # it did not come back
+    sends, _ = router.route_waiting("pool", START)
     assert targets(sends) == [("a", ["2", "3", "4"])]
-    assert targets(desk.route([call("5")], START)[0]) == [("a", ["5"])]
-    desk.on_reconnected(START)
-    sends, _ = desk.route([call("6"), call("7")], START)
+    assert targets(router.route([call("5")], START)[0]) == [("a", ["5"])]
+    router.on_reconnected(START)
+    sends, _ = router.route([call("6"), call("7")], START)
     assert targets(sends) == [("a", ["6"])]
 
 
 def test_a_call_that_later_ones_have_overtaken_is_not_run() -> None:
-    desk = desk_with("a")
-    desk.on_reconnected(START)
-    desk.route([call("0")], START)
-    desk.resume("pool")
-    (first,), _ = desk.route([call("1")], START)
-    (second,), _ = desk.route([call("2")], START)
-    (third,), _ = desk.route([call("3")], START)
-    desk.on_no_responders(first.number, START)
-    desk.on_no_responders(third.number, START)
-    desk.on_reply(second.number, "a", [(0, 1, b"")])  # this one found it
-    desk.resume("pool")
-    sends, done = desk.route_waiting("pool", START)
+    router = router_with("a")
+    router.on_reconnected(START)
+    router.route([call("0")], START)
+    router.resume("pool")
+    (first,), _ = router.route([call("1")], START)
+    (second,), _ = router.route([call("2")], START)
+    (third,), _ = router.route([call("3")], START)
+    router.on_no_responders(first.number, START)
+    router.on_no_responders(third.number, START)
+    router.on_reply(second.number, "a", [(0, 1, b"")])  # this one found it
+    router.resume("pool")
+    sends, done = router.route_waiting("pool", START)
     assert errors(done) == [NotRunError]
     assert targets(sends) == [("a", ["3"])]
 
 
 def test_a_broadcast_after_a_reconnect_asks_each_member_by_itself() -> None:
-    desk = desk_with("a", "b")
-    desk.on_reconnected(START)
-    sends, _ = desk.route([broadcast([])], START)
+    router = router_with("a", "b")
+    router.on_reconnected(START)
+    sends, _ = router.route([broadcast([])], START)
     assert targets(sends) == [("a", ["all"]), ("b", ["all"])]
 
 
 def test_a_broadcast_that_nobody_hears_tells_of_each_member() -> None:
-    desk = desk_with("a", "b")
-    (send,), _ = desk.route([broadcast([])], START)
-    again, done = desk.on_no_responders(send.number, START)
+    router = router_with("a", "b")
+    (send,), _ = router.route([broadcast([])], START)
+    again, done = router.on_no_responders(send.number, START)
     assert done == []
-    sends, _ = desk.route(again, START)
+    sends, _ = router.route(again, START)
     assert targets(sends) == [("a", ["all"]), ("b", ["all"])]
-    assert [errors(desk.on_no_responders(each.number, START)[1]) for each in sends] == [[NotRunError]] * 2
+    assert [errors(router.on_no_responders(each.number, START)[1]) for each in sends] == [[NotRunError]] * 2
 
 
 def test_who_dies_fails_only_its_own_calls() -> None:
-    desk = desk_with("a", "b")
+    router = router_with("a", "b")
     opened: list[ActorFuture[Any]] = []
-    (to_a, to_b, to_all), _ = desk.route([call("1"), call("2"), broadcast(opened)], START)
-    done = desk.on_member_gone("pool", "a")
+    (to_a, to_b, to_all), _ = router.route([call("1"), call("2"), broadcast(opened)], START)
+    done = router.on_member_gone("pool", "a")
     assert errors(done) == [ActorDiedError] * 2
     assert [str(each.call) for each in done] == ["pool.1", "pool.all"]
-    assert len(desk.on_reply(to_b.number, "b", [(0, True, b"")])) == 1
-    assert len(desk.on_reply(to_all.number, "b", [(0, True, b"")])) == 1
-    assert desk.on_reply(to_a.number, "a", [(0, True, b"")]) == []
-    assert desk.out() == []
+    assert len(router.on_reply(to_b.number, "b", [(0, True, b"")])) == 1
+    assert len(router.on_reply(to_all.number, "b", [(0, True, b"")])) == 1
+    assert router.on_reply(to_a.number, "a", [(0, True, b"")]) == []
+    assert router.out() == []
 
 
 def test_a_member_that_lost_its_connection_fails_what_was_sent_before() -> None:
-    desk = desk_with("a")
-    desk.route([call("before")], START)
-    desk.route([call("after")], START.after(2))
-    done = desk.on_member("pool", member("a", disconnected_at=START.after(1)))
+    router = router_with("a")
+    router.route([call("before")], START)
+    router.route([call("after")], START.after(2))
+    done = router.on_member("pool", member("a", disconnected_at=START.after(1)))
     assert [(str(each.call), type(each.error)) for each in done] == [("pool.before", ConnectionLostError)]
-    assert desk.on_member("pool", member("a", disconnected_at=START.after(1))) == []
+    assert router.on_member("pool", member("a", disconnected_at=START.after(1))) == []
 
 
 def test_a_member_that_was_away_fails_the_broadcasts_that_it_may_have_missed() -> None:
-    desk = desk_with("a", "b")
+    router = router_with("a", "b")
     for at_s in (2, 4):
-        desk.route([call(f"{at_s}"), broadcast([])], START.after(at_s))
+        router.route([call(f"{at_s}"), broadcast([])], START.after(at_s))
     back = replace(member("a", disconnected_at=START.after(1)), reconnected_at=START.after(3))
-    done = desk.on_member("pool", back)
+    done = router.on_member("pool", back)
     assert [(str(each.call), type(each.error)) for each in done] == [("pool.all", ConnectionLostError)]
-    assert len(desk.out()) == 5  # the broadcast's other half, and what was sent to one member or later
+    assert len(router.out()) == 5  # the broadcast's other half, and what was sent to one member or later
 
 
 def test_a_lost_connection_fails_what_is_out_and_keeps_what_waits() -> None:
-    desk = desk_with()
-    desk.open_pool("pool", RoundRobin())  # whose members are not known yet
-    desk.route([call("waits")], START)
-    assert desk.on_disconnected() == []
-    desk.on_member("pool", member("a"))
-    desk.on_known("pool")
-    assert targets(desk.route_waiting("pool", START)[0]) == [("a", ["waits"])]
+    router = router_with()
+    router.open_pool("pool", RoundRobin())  # whose members are not known yet
+    router.route([call("waits")], START)
+    assert router.on_disconnected() == []
+    router.on_member("pool", member("a"))
+    router.on_known("pool")
+    assert targets(router.route_waiting("pool", START)[0]) == [("a", ["waits"])]
 
 
 def test_what_could_not_be_sent_is_routed_again() -> None:
-    desk = desk_with("a", "b")
-    (send, _), _ = desk.route([call("1"), call("2")], START)
-    assert [each.method for each in desk.take_back(send.number)] == ["1"]
-    assert desk.take_back(send.number) == []
-    (send,), _ = desk.route([broadcast([])], START)
-    assert [each.pinned for each in desk.take_back(send.number)] == ["a", "b"]
+    router = router_with("a", "b")
+    (send, _), _ = router.route([call("1"), call("2")], START)
+    assert [each.method for each in router.take_back(send.number)] == ["1"]
+    assert router.take_back(send.number) == []
+    (send,), _ = router.route([broadcast([])], START)
+    assert [each.pinned for each in router.take_back(send.number)] == ["a", "b"]
 
 
 def test_a_cancelled_call_is_not_sent_and_of_a_sent_one_its_actor_is_told() -> None:
-    desk = desk_with("a", "b")
+    router = router_with("a", "b")
     early, first, second, third = call("1"), call("2"), call("3"), call("4")
     assert future_of(early).cancel()
-    (to_b, to_a), _ = desk.route([early, first, second, third], START)
+    (to_b, to_a), _ = router.route([early, first, second, third], START)
     assert targets([to_b, to_a]) == [("b", ["2", "4"]), ("a", ["3"])]
     assert future_of(first).cancel()
     assert future_of(third).cancel()
-    (cancel,) = desk.withdraw([early, first, third])
+    (cancel,) = router.withdraw([early, first, third])
     assert (cancel.member.endpoint_id, cancel.places) == ("b", [(to_b.number, 0), (to_b.number, 1)])
     assert cancel.number > to_a.number
-    assert desk.withdraw([first, third]) == []
-    assert desk.out() == [first, third, second]  # its actor may still be at them
-    assert [each.call for each in desk.on_reply(to_b.number, "b", [(1, False, b"")])] == [third]
-    assert [each.call for each in desk.on_member_gone("pool", "b")] == [first]
+    assert router.withdraw([first, third]) == []
+    assert router.out() == [first, third, second]  # its actor may still be at them
+    assert [each.call for each in router.on_reply(to_b.number, "b", [(1, False, b"")])] == [third]
+    assert [each.call for each in router.on_member_gone("pool", "b")] == [first]
 
 
 def test_a_cancelled_answer_of_a_broadcast_tells_one_member() -> None:
-    desk = desk_with("a", "b")
+    router = router_with("a", "b")
     opened: list[ActorFuture[Any]] = []
-    (send,), _ = desk.route([broadcast(opened)], START)
+    (send,), _ = router.route([broadcast(opened)], START)
     assert opened[1].cancel()
-    (cancel,) = desk.withdraw([each for each in send.calls if each.ticket is opened[1]])
+    (cancel,) = router.withdraw([each for each in send.calls if each.ticket is opened[1]])
     assert (cancel.member.endpoint_id, cancel.places) == ("b", [(send.number, 0)])
 
 
 def test_many_cancels_travel_in_messages_of_a_bounded_size() -> None:
-    desk = desk_with("a")
+    router = router_with("a")
     calls = [call() for _ in range(MAX_CANCELS + 1)]
-    desk.route(calls, START)
+    router.route(calls, START)
     for each in calls:
         future_of(each).cancel()
-    assert [len(cancel.places) for cancel in desk.withdraw(calls)] == [MAX_CANCELS, 1]
+    assert [len(cancel.places) for cancel in router.withdraw(calls)] == [MAX_CANCELS, 1]
 
 
 def test_a_call_that_timed_out_is_passed_over_and_its_answer_dropped() -> None:
-    desk = Desk()
-    desk.open_pool("pool", RoundRobin())
+    router = Router()
+    router.open_pool("pool", RoundRobin())
     first, second = call("1"), call("2")
-    assert desk.route([first, second], START) == ([], [])
-    assert desk.on_timeout(first) == []
-    desk.on_member("pool", member("a"))
-    desk.on_known("pool")
-    (send,), _ = desk.route_waiting("pool", START)
+    assert router.route([first, second], START) == ([], [])
+    assert router.on_timeout(first) == []
+    router.on_member("pool", member("a"))
+    router.on_known("pool")
+    (send,), _ = router.route_waiting("pool", START)
     assert targets([send]) == [("a", ["2"])]
-    assert [cancel.places for cancel in desk.on_timeout(second)] == [[(send.number, 0)]]
-    assert desk.on_reply(send.number, "a", [(0, True, b"")]) == []
+    assert [cancel.places for cancel in router.on_timeout(second)] == [[(send.number, 0)]]
+    assert router.on_reply(send.number, "a", [(0, True, b"")]) == []
 
 
 def test_a_call_is_alone_where_nothing_of_its_pool_is_unanswered() -> None:
-    desk = desk_with("a", "b")
-    desk.open_pool("other", RoundRobin())
-    chosen = [desk.choose_alone(call(), START) for _ in range(3)]
+    router = router_with("a", "b")
+    router.open_pool("other", RoundRobin())
+    chosen = [router.choose_alone(call(), START) for _ in range(3)]
     assert [to(each) for each in chosen] == ["a", "b", "a"]
-    ((send,), _) = desk.route([call()], START)
-    assert desk.choose_alone(call(), START) is None
-    assert desk.choose_alone(call(pinned="b"), START) is None
-    assert to(desk.choose_alone(call(pinned="a"), START)) == "a"
-    assert desk.choose_alone_all(broadcast([]), START) is None
-    desk.on_reply(send.number, "b", [(0, True, b"")])
-    assert to(desk.choose_alone(call(pinned="b"), START)) == "b"
-    assert desk.choose_alone(Call("other", "m", b"", future("other.m")), START) is None  # its members are not known yet
-    all_ = desk.choose_alone_all(broadcast([]), START)
+    ((send,), _) = router.route([call()], START)
+    assert router.choose_alone(call(), START) is None
+    assert router.choose_alone(call(pinned="b"), START) is None
+    assert to(router.choose_alone(call(pinned="a"), START)) == "a"
+    assert router.choose_alone_all(broadcast([]), START) is None
+    router.on_reply(send.number, "b", [(0, True, b"")])
+    assert to(router.choose_alone(call(pinned="b"), START)) == "b"
+    assert (
+        router.choose_alone(Call("other", "m", b"", future("other.m")), START) is None
+    )  # its members are not known yet
+    all_ = router.choose_alone_all(broadcast([]), START)
     assert all_ is not None
     assert (to(all_.spread()), list(all_.spread().calls)) == ("all", ["a", "b"])
-    desk.on_reconnected(START)
-    assert desk.choose_alone_all(broadcast([]), START) is None  # one that is on its way back would not be noticed
+    router.on_reconnected(START)
+    assert router.choose_alone_all(broadcast([]), START) is None  # one that is on its way back would not be noticed
 
 
-def test_a_call_that_was_alone_is_one_of_the_desks_once_it_is_adopted() -> None:
-    ends: list[tuple[Callable[[Desk], Sequence[Done | Part]], type[Exception]]] = [
-        (lambda desk: desk.on_member_gone("pool", "a"), ActorDiedError),
-        (lambda desk: desk.on_disconnected(lambda number: number < 0), ConnectionLostError),
-        (lambda desk: desk.close_pool("pool", ActorNotFoundError("shut down")), ActorNotFoundError),
+def test_a_call_that_was_alone_is_one_of_the_routers_once_it_is_adopted() -> None:
+    ends: list[tuple[Callable[[Router], Sequence[Done | Part]], type[Exception]]] = [
+        (lambda router: router.on_member_gone("pool", "a"), ActorDiedError),
+        (lambda router: router.on_disconnected(lambda number: number < 0), ConnectionLostError),
+        (lambda router: router.close_pool("pool", ActorNotFoundError("shut down")), ActorNotFoundError),
     ]
     for happens, error in ends:
-        desk = desk_with("a", "b")
+        router = router_with("a", "b")
         alone = call()
-        chosen = desk.choose_alone(alone, START)
+        chosen = router.choose_alone(alone, START)
         assert chosen is not None
-        assert desk.adopt(-1, chosen) == []
-        assert desk.on_disconnected() == []
-        assert errors(happens(desk)) == [error]
-        desk.sanity_check()
-    desk = desk_with("a", "b")
-    chosen = desk.choose_alone(call(), START)
+        assert router.adopt(-1, chosen) == []
+        assert router.on_disconnected() == []
+        assert errors(happens(router)) == [error]
+        router.sanity_check()
+    router = router_with("a", "b")
+    chosen = router.choose_alone(call(), START)
     assert chosen is not None
-    desk.close_pool("pool", ActorNotFoundError("closed"))
-    desk.open_pool("pool", RoundRobin())
-    assert errors(desk.adopt(-2, chosen)) == [ActorNotFoundError]
-    desk = desk_with("a", "b")
+    router.close_pool("pool", ActorNotFoundError("closed"))
+    router.open_pool("pool", RoundRobin())
+    assert errors(router.adopt(-2, chosen)) == [ActorNotFoundError]
+    router = router_with("a", "b")
     alone = call()
-    chosen = desk.choose_alone(alone, START)
+    chosen = router.choose_alone(alone, START)
     assert chosen is not None
-    assert desk.adopt(-1, chosen) == []
-    again, done = desk.on_no_responders(-1, START)
+    assert router.adopt(-1, chosen) == []
+    again, done = router.on_no_responders(-1, START)
     assert (again, done) == ([alone], [])
-    assert targets(desk.route(again, START)[0]) == [("b", ["m"])]
+    assert targets(router.route(again, START)[0]) == [("b", ["m"])]
 
 
-def test_a_broadcast_that_was_alone_is_one_of_the_desks_once_it_is_adopted() -> None:
-    desk = desk_with("a", "b", "c")
+def test_a_broadcast_that_was_alone_is_one_of_the_routers_once_it_is_adopted() -> None:
+    router = router_with("a", "b", "c")
     opened: list[ActorFuture[Any]] = []
-    carried = desk.choose_alone_all(broadcast(opened), START)
+    carried = router.choose_alone_all(broadcast(opened), START)
     assert carried is not None
     assert carried.take("b", codec.encode(3))
-    assert desk.adopt(-1, carried.spread()) == []
+    assert router.adopt(-1, carried.spread()) == []
     assert [each.done() for each in opened] == [False, True, False]
     assert opened[1].result() == 3
-    desk.sanity_check()
-    assert errors(desk.on_member_gone("pool", "a")) == [ActorDiedError]
-    assert errors(desk.on_reply(-1, "c", [(0, True, b"")])) == [None]
-    assert desk.out() == []
-    desk.sanity_check()
+    router.sanity_check()
+    assert errors(router.on_member_gone("pool", "a")) == [ActorDiedError]
+    assert errors(router.on_reply(-1, "c", [(0, True, b"")])) == [None]
+    assert router.out() == []
+    router.sanity_check()
 
 
 def test_a_closed_pool_ends_everything() -> None:
-    desk = Desk()
-    desk.open_pool("pool", RoundRobin())
-    desk.route([call(), call()], START)
-    assert errors(desk.close_pool("pool", ActorNotFoundError("closed"))) == [ActorNotFoundError] * 2
-    assert errors(desk.route([call()], START)[1]) == [ActorNotFoundError]
+    router = Router()
+    router.open_pool("pool", RoundRobin())
+    router.route([call(), call()], START)
+    assert errors(router.close_pool("pool", ActorNotFoundError("closed"))) == [ActorNotFoundError] * 2
+    assert errors(router.route([call()], START)[1]) == [ActorNotFoundError]
 
 
 def full(send: Send) -> list[WireReply]:
@@ -423,42 +425,42 @@ def full(send: Send) -> list[WireReply]:
 
 
 def test_calls_that_wait_for_room_follow_the_answers_in_order() -> None:
-    desk = desk_with("a")
-    (plain,), _ = desk.route([call("plain")], START)
-    (send,), _ = desk.route([call(str(number), waits=True) for number in range(5)], START)
-    assert desk.on_reply(send.number, "a", full(send)) == []
-    assert desk.turned_away() == ["pool"]
-    assert (desk.bytes_out, desk.bytes_turned_away) == (1, 5)
-    assert desk.route([call("5", waits=True)], START) == ([], [])  # it does not overtake
-    assert desk.route_waiting("pool", START) == ([], [])
-    desk.on_reply(plain.number, "a", [(0, True, b"")])
-    sends, _ = desk.route_waiting("pool", START)
+    router = router_with("a")
+    (plain,), _ = router.route([call("plain")], START)
+    (send,), _ = router.route([call(str(number), waits=True) for number in range(5)], START)
+    assert router.on_reply(send.number, "a", full(send)) == []
+    assert router.turned_away() == ["pool"]
+    assert (router.bytes_out, router.bytes_turned_away) == (1, 5)
+    assert router.route([call("5", waits=True)], START) == ([], [])  # it does not overtake
+    assert router.route_waiting("pool", START) == ([], [])
+    router.on_reply(plain.number, "a", [(0, True, b"")])
+    sends, _ = router.route_waiting("pool", START)
     assert targets(sends) == [("a", ["0", "1"])]
-    desk.on_reply(sends[0].number, "a", [(0, True, b""), (1, True, b"")])
-    sends, _ = desk.route_waiting("pool", START)
+    router.on_reply(sends[0].number, "a", [(0, True, b""), (1, True, b"")])
+    sends, _ = router.route_waiting("pool", START)
     assert targets(sends) == [("a", ["2", "3", "4", "5"])]
-    desk.on_reply(sends[0].number, "a", [(index, True, b"") for index in range(4)])
-    assert desk.turned_away() == []
-    assert (desk.bytes_out, desk.bytes_turned_away) == (0, 0)
+    router.on_reply(sends[0].number, "a", [(index, True, b"") for index in range(4)])
+    assert router.turned_away() == []
+    assert (router.bytes_out, router.bytes_turned_away) == (0, 0)
 
 
 def test_one_that_does_not_wait_is_told_of_the_full_mailbox_also_while_others_wait() -> None:
-    desk = desk_with("a")
-    (send,), _ = desk.route([call("waits", waits=True), call("not")], START)
-    assert [str(each.call) for each in desk.on_reply(send.number, "a", full(send))] == ["pool.not"]
-    assert targets(desk.route([call("not either")], START)[0]) == [("a", ["not either"])]
+    router = router_with("a")
+    (send,), _ = router.route([call("waits", waits=True), call("not")], START)
+    assert [str(each.call) for each in router.on_reply(send.number, "a", full(send))] == ["pool.not"]
+    assert targets(router.route([call("not either")], START)[0]) == [("a", ["not either"])]
 
 
 def test_where_one_mailbox_is_full_another_is_tried_at_once() -> None:
-    desk = desk_with("a", "b")
-    (send,), _ = desk.route([call("1", waits=True)], START)
-    assert desk.on_reply(send.number, "a", full(send)) == []
-    (send,), _ = desk.route_waiting("pool", START)
+    router = router_with("a", "b")
+    (send,), _ = router.route([call("1", waits=True)], START)
+    assert router.on_reply(send.number, "a", full(send)) == []
+    (send,), _ = router.route_waiting("pool", START)
     assert targets([send]) == [("b", ["1"])]
-    assert desk.on_reply(send.number, "b", full(send)) == []
-    assert desk.route_waiting("pool", START) == ([], [])
-    desk.probe("pool")
-    (send,), _ = desk.route_waiting("pool", START)
+    assert router.on_reply(send.number, "b", full(send)) == []
+    assert router.route_waiting("pool", START) == ([], [])
+    router.probe("pool")
+    (send,), _ = router.route_waiting("pool", START)
     assert targets([send]) == [("a", ["1"])]
 
 
@@ -470,8 +472,8 @@ class Histories(RuleBasedStateMachine):
     @initialize(policy=st.sampled_from([RoundRobin, LeastOutstanding, lambda: Random(seed=0)]))
     def begin(self, policy: Callable[[], Policy]) -> None:
         self.now = START
-        self.desk = Desk()
-        self.desk.open_pool("pool", policy())
+        self.router = Router()
+        self.router.open_pool("pool", policy())
         self.messages: dict[int, Send] = {}
         self.issued: list[Call] = []
         self.futures: list[ActorFuture[Any]] = []
@@ -512,36 +514,36 @@ class Histories(RuleBasedStateMachine):
     @rule(name=names, leaving=st.booleans())
     def join(self, name: str, leaving: bool) -> None:
         self.present.add(name)
-        self.end(self.desk.on_member("pool", member(name, leaving=leaving)))
-        self.send(self.desk.route_waiting("pool", self.now))
+        self.end(self.router.on_member("pool", member(name, leaving=leaving)))
+        self.send(self.router.route_waiting("pool", self.now))
 
     @rule(name=names)
     def reconnect_of_member(self, name: str) -> None:
         if name in self.present:
-            self.end(self.desk.on_member("pool", member(name, disconnected_at=self.now)))
+            self.end(self.router.on_member("pool", member(name, disconnected_at=self.now)))
 
     @rule(name=names)
     def leave(self, name: str) -> None:
         self.present.discard(name)
-        self.end(self.desk.on_member_gone("pool", name))
+        self.end(self.router.on_member_gone("pool", name))
 
     @rule()
     def become_known(self) -> None:
-        self.desk.on_known("pool")
-        self.send(self.desk.route_waiting("pool", self.now))
+        self.router.on_known("pool")
+        self.send(self.router.route_waiting("pool", self.now))
 
     @rule(pins=st.lists(st.sampled_from([None, None, None, "a", "b"]), min_size=1, max_size=5), waits=st.booleans())
     def submit(self, pins: list[str | None], waits: bool) -> None:
         calls = [call(pinned=pin, waits=waits) for pin in pins]
         self.issued += calls
-        self.send(self.desk.route(calls, self.now))
+        self.send(self.router.route(calls, self.now))
 
     @rule(pin=st.sampled_from([None, None, "a"]), is_plain=st.booleans(), member_goes=st.booleans())
     def carry_alone(self, pin: str | None, is_plain: bool, member_goes: bool) -> None:
-        """A thread sends a call by itself; anything but a plain result hands it over to the desk."""
+        """A thread sends a call by itself; anything but a plain result hands it over to the router."""
         alone = call(pinned=pin)
-        busy = [found[0].endpoint_id for each in self.desk.out() if (found := self.desk.where(each)) is not None]
-        chosen = self.desk.choose_alone(alone, self.now)
+        busy = [found[0].endpoint_id for each in self.router.out() if (found := self.router.where(each)) is not None]
+        chosen = self.router.choose_alone(alone, self.now)
         if chosen is None or is_plain:
             return
         assert pin not in busy if pin is not None else not busy  # nothing that it could overtake
@@ -550,17 +552,17 @@ class Histories(RuleBasedStateMachine):
             self.leave(chosen.member.endpoint_id)
         self.issued.append(alone)
         number = -len(self.issued)
-        self.end(self.desk.adopt(number, chosen))
+        self.end(self.router.adopt(number, chosen))
         self.messages[number] = Send(number, "pool", chosen.member, [alone])
 
     @rule()
     def lose_the_lane(self) -> None:
-        self.end(self.desk.on_disconnected(lambda number: number < 0))
-        assert all(each.number is not None and each.number > 0 for each in self.desk.out())
+        self.end(self.router.on_disconnected(lambda number: number < 0))
+        assert all(each.number is not None and each.number > 0 for each in self.router.out())
 
     @rule()
     def broadcast(self) -> None:
-        self.send(self.desk.route([broadcast([])], self.now))
+        self.send(self.router.route([broadcast([])], self.now))
 
     @precondition(lambda self: bool(self.messages))
     @rule(
@@ -573,53 +575,53 @@ class Histories(RuleBasedStateMachine):
         endpoint_id = send.member.endpoint_id if send.member else data.draw(self.names)
         parts = [(index, ITEMS, (0, [b""])) for index in indexes for _ in range(parts_before)]
         replies = parts + [(index, True, b"") for index in indexes if ends]
-        self.end(self.desk.on_reply(number, endpoint_id, replies))
-        self.send(self.desk.route_waiting("pool", self.now))
+        self.end(self.router.on_reply(number, endpoint_id, replies))
+        self.send(self.router.route_waiting("pool", self.now))
 
     @precondition(lambda self: bool(self.messages))
     @rule(data=st.data())
     def mailbox_is_full(self, data: st.DataObject) -> None:
         send = self.messages[data.draw(st.sampled_from(sorted(self.messages)))]
         endpoint_id = send.member.endpoint_id if send.member else data.draw(self.names)
-        self.end(self.desk.on_reply(send.number, endpoint_id, full(send)))
-        self.send(self.desk.route_waiting("pool", self.now))
+        self.end(self.router.on_reply(send.number, endpoint_id, full(send)))
+        self.send(self.router.route_waiting("pool", self.now))
 
     @rule()
     def probe(self) -> None:
-        self.desk.probe("pool")
-        self.send(self.desk.route_waiting("pool", self.now))
+        self.router.probe("pool")
+        self.send(self.router.route_waiting("pool", self.now))
 
     @precondition(lambda self: bool(self.messages))
     @rule(data=st.data())
     def nobody_listens(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(self.messages)))
-        again, done = self.desk.on_no_responders(number, self.now)
+        again, done = self.router.on_no_responders(number, self.now)
         self.end(done)
-        self.send(self.desk.route(again, self.now))
+        self.send(self.router.route(again, self.now))
 
     @precondition(lambda self: bool(self.messages))
     @rule(data=st.data())
     def sending_fails(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(self.messages)))
-        self.send(self.desk.route(self.desk.take_back(number), self.now))
+        self.send(self.router.route(self.router.take_back(number), self.now))
 
     @rule()
     def lose_and_find_the_connection(self) -> None:
-        self.end(self.desk.on_disconnected())
-        assert all(each.number is not None and each.number < 0 for each in self.desk.out())
-        self.desk.on_reconnected(self.now)
+        self.end(self.router.on_disconnected())
+        assert all(each.number is not None and each.number < 0 for each in self.router.out())
+        self.router.on_reconnected(self.now)
 
     @rule()
     def resume(self) -> None:
-        self.desk.resume("pool")
-        self.send(self.desk.route_waiting("pool", self.now))
+        self.router.resume("pool")
+        self.send(self.router.route_waiting("pool", self.now))
 
     @precondition(lambda self: bool(self.issued))
     @rule(data=st.data())
     def time_out(self, data: st.DataObject) -> None:
         late = data.draw(st.sampled_from(self.issued))
         if late not in self.ended and not future_of(late).cancelled():
-            self.desk.on_timeout(late)
+            self.router.on_timeout(late)
             self.end([Done(late, ok=False, error=TimeoutError())])
 
     @precondition(lambda self: bool(self.issued))
@@ -629,7 +631,7 @@ class Histories(RuleBasedStateMachine):
         number, ended = unwanted.number, unwanted in self.ended
         again = future_of(unwanted).cancelled()
         assert future_of(unwanted).cancel() == (again or not ended)
-        cancels = self.desk.withdraw([unwanted])
+        cancels = self.router.withdraw([unwanted])
         if number is None or ended or again:
             assert cancels == []
             return
@@ -647,24 +649,24 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def the_books_agree(self) -> None:
-        if hasattr(self, "desk"):
-            self.desk.sanity_check()
+        if hasattr(self, "router"):
+            self.router.sanity_check()
 
     @invariant()
     def each_call_is_in_one_place(self) -> None:
-        if not hasattr(self, "desk"):
+        if not hasattr(self, "router"):
             return
-        out, waiting = self.desk.out(), self.desk.waiting()
+        out, waiting = self.router.out(), self.router.waiting()
         for each in self.issued:
             places = [each in out, each in waiting and not each.over, each in self.ended]
             assert sum(places) == 1 or future_of(each).cancelled(), f"{places} {each}"
 
     def teardown(self) -> None:
-        if hasattr(self, "desk"):
-            self.end(self.desk.close(RuntimeError("closed")))
+        if hasattr(self, "router"):
+            self.end(self.router.close(RuntimeError("closed")))
             assert all(each in self.ended or future_of(each).cancelled() for each in self.issued)
-            assert (self.desk.bytes_out, self.desk.bytes_turned_away) == (0, 0)
-            assert self.desk.out() == []
+            assert (self.router.bytes_out, self.router.bytes_turned_away) == (0, 0)
+            assert self.router.out() == []
 
 
 TestHistories = Histories.TestCase

@@ -1,7 +1,7 @@
-"""The calls of one client on their way: carries out what the desk decides, on the loop of the client's connection.
+"""The calls of one client on their way: carries out what the router decides, on the loop of the client's connection.
 
-threads ── arrivals ──► desk ── sends ──► publisher ──► bus
-threads ◄── outcomes ◄── desk ◄── replies, members, losses ──┘
+threads ── arrivals ──► router ── sends ──► publisher ──► bus
+threads ◄── outcomes ◄── router ◄── replies, members, losses ──┘
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fluster.actors.protocol.json_frames import NoJsonError
 from fluster.actors.protocol.members import Member, lanes_are_on
 from fluster.actors.protocol.policies import RoundRobin
 from fluster.actors.results.loop_calls import closed, tell, tell_soon
-from fluster.actors.routing.desk import Desk
+from fluster.actors.routing.router import Router
 from fluster.cluster import AsyncCluster
 from fluster.cluster.portal import forked
 from fluster.errors import ActorTimeoutError, MailboxFullError
@@ -68,12 +68,12 @@ class Caller:
         self._clock = clock
         self._bus = bus
         self._namespace = namespace
-        self._desk = Desk()
+        self._router = Router()
         self._inboxes = Inboxes(
             bus,
             namespace,
-            self._desk.recipient,
-            expects=self._desk.expects,
+            self._router.recipient,
+            expects=self._router.expects,
             on_replies=self._on_replies,
             on_question=self._on_question,
             on_no_responders=self._on_no_responders,
@@ -81,7 +81,7 @@ class Caller:
         )
         self._arrivals = Arrivals(loop, drop=lambda item, error: settle(Done(item, ok=False), error))
         self._deadlines = Deadlines(clock, loop, self._on_timeout)
-        self._notices = Notices(bus, self._desk, self._inboxes)
+        self._notices = Notices(bus, self._router, self._inboxes)
         self._rosters = Rosters(loop, registry, self._on_change)
         self._paused = PausedCalls(loop, clock, self._rosters, self._arrivals.put_again)
         self._explanations = Explanations(bus, registry, namespace, self._rosters)
@@ -102,7 +102,7 @@ class Caller:
         self.carried = CarriedCalls(
             loop,
             clock,
-            self._desk,
+            self._router,
             self._inboxes,
             self._arrivals,
             held=self._held,
@@ -113,7 +113,7 @@ class Caller:
             on_timeout=self._on_timeout,
             end_calls=self._end_calls,
         )
-        self._waiting = WaitingPools(self._desk, loop, self._arrivals.wake)
+        self._waiting = WaitingPools(self._router, loop, self._arrivals.wake)
         self._publisher = Publisher(bus, namespace, store, self._inboxes)
         self._stored = StoredCalls(cast("Bus", bus), namespace, self._finish, prepare=self._prepare_stored)
         tell(loop, self._start)
@@ -216,7 +216,7 @@ class Caller:
         self._bus.off(self._on_reconnect)
         self._bus.off(self._arrivals.wake)
         self.carried.adopt_all()
-        self._finish(self._desk.close(error), final=True)
+        self._finish(self._router.close(error), final=True)
         self.carried.close()
         kept = [*self._held.take(), *self._paused.all(), *self._stored.take_all()]
         self._finish([Done(item, ok=False, error=error) for item in kept], final=True)
@@ -239,17 +239,17 @@ class Caller:
         if self._stored.in_use:
             items = self._stored.take(items)
         now = self._clock.now()
-        sends, done = self._desk.route(items, now) if items else ([], [])
+        sends, done = self._router.route(items, now) if items else ([], [])
         for name in self._waiting.take():
-            more_sends, more_done = self._desk.route_waiting(name, now)
+            more_sends, more_done = self._router.route_waiting(name, now)
             sends += more_sends
             done += more_done
-        if self._desk.in_grace(now):
+        if self._router.in_grace(now):
             self._waiting.on_paused()
         self._finish(done)
         for send in sends:
             if self._held:  # the connection was lost meanwhile: what follows must not go before what is held
-                self._held.add(self._desk.take_back(send.number))
+                self._held.add(self._router.take_back(send.number))
             else:
                 await self._publish(send)
 
@@ -262,7 +262,7 @@ class Caller:
     def _take_arrived(self) -> list[Call | Broadcast]:
         arrived = self._arrivals.take()
         self._open_pools()  # woken by another thread, the loop may be here before it was told of a call's pool
-        if self._desk.bytes_out + self._desk.bytes_turned_away > _MAX_BYTES_OUT:
+        if self._router.bytes_out + self._router.bytes_turned_away > _MAX_BYTES_OUT:
             self._finish(map(_too_much_out, arrived))
             return []
         for item in arrived:
@@ -271,7 +271,7 @@ class Caller:
         return arrived
 
     async def _publish(self, send: Send) -> None:
-        members = [send.member] if send.member is not None else self._desk.members(send.pool)
+        members = [send.member] if send.member is not None else self._router.members(send.pool)
         for call in send.calls:
             if members and members[0].timeouts:
                 self._deadlines.take_declared(call, members[0])
@@ -280,22 +280,22 @@ class Caller:
         try:
             await self._publisher.publish(send, members)
         except DisconnectedError:
-            self._held.add(self._desk.take_back(send.number))
+            self._held.add(self._router.take_back(send.number))
         except MessageTooLargeError as error:
             await self._publish_apart(send, error, failed)
         except (BusError, NoJsonError) as error:
-            self._finish([Done(call, ok=False, error=error) for call in self._desk.take_back(send.number)])
+            self._finish([Done(call, ok=False, error=error) for call in self._router.take_back(send.number)])
         except Exception as error:
             await self._publish_apart(send, error, faulted)
 
     async def _publish_apart(self, send: Send, error: Exception, end: Callable[[Call, Exception], Done]) -> None:
         """Publish calls one by one that could not be published together; one that was alone ends."""
-        calls = self._desk.take_back(send.number)
+        calls = self._router.take_back(send.number)
         if len(calls) <= 1 or send.member is None:
             self._finish([end(call, error) for call in calls])
             return
         for call in calls:
-            sends, done = self._desk.route([call], self._clock.now())
+            sends, done = self._router.route([call], self._clock.now())
             self._finish(done)
             for each in sends:
                 await self._publish(each)
@@ -303,17 +303,17 @@ class Caller:
     # ---- what happens -----------------------------------------------------------------------------------
 
     def _on_replies(self, number: int, endpoint_id: str, replies: list[WireReply]) -> None:
-        self._finish(self._desk.on_reply(number, endpoint_id, replies))
+        self._finish(self._router.on_reply(number, endpoint_id, replies))
         self._waiting.on_turned_away()
 
     def _on_question(self, reply: str, number: int, endpoint_id: str, replies: list[WireReply]) -> None:
         self._bus.spawn(self._notices.answer(reply, number, endpoint_id, replies), "word of a reader")
 
     def _on_refused(self, number: int, error: Exception) -> None:
-        self._finish(self._desk.on_refused(number, error))
+        self._finish(self._router.on_refused(number, error))
 
     def _on_no_responders(self, number: int) -> None:
-        again, done = self._desk.on_no_responders(number, self._clock.now())
+        again, done = self._router.on_no_responders(number, self._clock.now())
         self._finish(done)
         self._waiting.on_paused()
         if again:
@@ -330,11 +330,11 @@ class Caller:
         self._finish([Done(call, ok=False, error=ActorTimeoutError(text))])
 
     def _on_disconnect(self) -> None:
-        self._finish(self._desk.on_disconnected())
+        self._finish(self._router.on_disconnected())
         self._stored.on_disconnected()
 
     def _on_reconnect(self) -> None:
-        self._desk.on_reconnected(self._clock.now())
+        self._router.on_reconnected(self._clock.now())
         self._arrivals.wake()
 
     # ---- pools ------------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ class Caller:
     def _open_pool(self, name: str, fixed: Sequence[Member] | None, is_durable: bool) -> None:
         is_new = self._rosters.open(name)
         if is_new:
-            self._desk.open_pool(name, RoundRobin(), shares_subject=fixed is None)
+            self._router.open_pool(name, RoundRobin(), shares_subject=fixed is None)
         if is_durable:
             self._store_calls_to(name)
         if is_new and fixed is None:
@@ -357,11 +357,11 @@ class Caller:
     def _store_calls_to(self, name: str) -> None:
         """Its actor is durable: what waits for it, and what comes, goes to its stream."""
         self._stored.add_name(name)
-        self._stored.take(self._desk.take_waiting(name))
+        self._stored.take(self._router.take_waiting(name))
 
     def _prepare_stored(self, call: Call) -> None:
         """A call is about to be stored. Raises ActorDeadlockError for one that would wait for itself."""
-        for member in self._desk.members(call.pool)[:1]:
+        for member in self._router.members(call.pool)[:1]:
             self._deadlines.take_declared(call, member)
         if call.blocks is not None and (deadlock := call.blocks.stored_deadlock(call)) is not None:
             raise deadlock
@@ -372,7 +372,7 @@ class Caller:
             self.carried.adopt_all(name)
             kept = [*self._paused.of(name), *self._stored.close_pool(name)]
             ended = [Done(call, ok=False, error=error) for call in kept]
-            self._finish([*self._desk.close_pool(name, error), *ended], final=True)
+            self._finish([*self._router.close_pool(name, error), *ended], final=True)
 
     def _on_change(self, name: str, change: Change) -> None:
         if self._closed is not None:
@@ -383,17 +383,17 @@ class Caller:
                     self._store_calls_to(name)
                 else:
                     self._stored.remove_name(name)
-                self._desk.on_member(name, replace(member, disconnected_at=None))
+                self._router.on_member(name, replace(member, disconnected_at=None))
                 self._paused.on_member(name)
             case Left(endpoint_id):
-                self._desk.on_member_leaving(name, endpoint_id)
+                self._router.on_member_leaving(name, endpoint_id)
             case Known(is_durable):
                 if is_durable:
                     self._store_calls_to(name)
-                self._desk.on_known(name)
+                self._router.on_known(name)
             case Unknown(error):
                 if name in self._rosters:
-                    self._finish(self._desk.fail_waiting(name, error), final=True)
+                    self._finish(self._router.fail_waiting(name, error), final=True)
         self._waiting.move(name)
         if isinstance(change, Left) or (isinstance(change, Joined) and change.member.disconnected_at is not None):
             # What a member answered before may come on another connection, and be on its way.
@@ -407,9 +407,9 @@ class Caller:
         self.carried.adopt_all(name)
         match change:
             case Joined(member) if roster.members.get(member.endpoint_id) == member:
-                self._finish(self._desk.on_member(name, member))
+                self._finish(self._router.on_member(name, member))
             case Left(endpoint_id, reason) if endpoint_id not in roster.members:
-                self._finish(self._desk.on_member_gone(name, endpoint_id, reason))
+                self._finish(self._router.on_member_gone(name, endpoint_id, reason))
         self._waiting.move(name)
 
 

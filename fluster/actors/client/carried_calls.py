@@ -1,7 +1,7 @@
-"""The calls of a client that their waiting threads carry: which may go that way, and what the desk is given after all.
+"""The calls of a client that their waiting threads carry: which may go that way, and what the router is given after all.
 
-    thread ── submit, take_over ──► LaneCalls ──► bus        the desk chooses the member, and keeps no books
-    loop ──── adopt ──► desk                                 for what does not end with plain results
+    thread ── submit, take_over ──► LaneCalls ──► bus        the router chooses the member, and keeps no books
+    loop ──── adopt ──► router                                 for what does not end with plain results
 
 A call that may not go that way goes the way of all others, by the arrivals.
 """
@@ -22,8 +22,8 @@ from fluster.actors.protocol.calls import Broadcast, Call, Done
 from fluster.actors.protocol.clock import Clock
 from fluster.actors.protocol.members import Member
 from fluster.actors.results.loop_calls import is_running, tell_soon
-from fluster.actors.routing.desk import Desk
 from fluster.actors.routing.messages_out import MessageOut
+from fluster.actors.routing.router import Router
 from fluster.errors import MailboxFullError
 from fluster_bus.access.address import BusAddress
 from fluster_bus.core.delivery import Delivery
@@ -33,7 +33,7 @@ from fluster_bus.core.errors import ClosedError
 class CarriedCalls:
     """Those of one client; none until `open`.
 
-    `openings` are the pools that the loop has yet to open. `on_timeout` is given calls that the desk has by then,
+    `openings` are the pools that the loop has yet to open. `on_timeout` is given calls that the router has by then,
     `end_calls` what became of a member while it was sent to.
     """
 
@@ -41,7 +41,7 @@ class CarriedCalls:
         self,
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
-        desk: Desk,
+        router: Router,
         inboxes: Inboxes,
         arrivals: Arrivals,
         *,
@@ -55,7 +55,7 @@ class CarriedCalls:
     ) -> None:
         self._loop = loop
         self._clock = clock
-        self._desk = desk
+        self._router = router
         self._inboxes = inboxes
         self._arrivals = arrivals
         self._held = held
@@ -89,7 +89,7 @@ class CarriedCalls:
         Raises ActorDeadlockError for one that would wait for itself, MailboxFullError, ClosedError.
         """
         lane = self._free_lane() if not self._arrivals else None
-        message = self._desk.choose_alone(call, self._clock.now()) if lane is not None else None
+        message = self._router.choose_alone(call, self._clock.now()) if lane is not None else None
         wait: Wait | None = None
         if lane is not None and message is not None and message.member is not None:
             if call.blocks is not None and (deadlock := call.blocks.deadlock(call, message.member)) is not None:
@@ -111,7 +111,7 @@ class CarriedCalls:
         if lane is None or not self._arrivals.take_back(broadcast):
             self.hurry()
             return None
-        message = self._desk.choose_alone_all(broadcast, self._clock.now())
+        message = self._router.choose_alone_all(broadcast, self._clock.now())
         if message is None:
             self._put_again([broadcast])
             return None
@@ -167,13 +167,13 @@ class CarriedCalls:
     # ---- on the loop ------------------------------------------------------------------------------------
 
     def adopt(self, number: int, message: MessageOut | None = None) -> list[Call]:
-        """Have the desk know a message that is carried; its calls, none when it has ended or was adopted before."""
+        """Have the router know a message that is carried; its calls, none when it has ended or was adopted before."""
         if message is None:
             message = self.lane.take(number) if self.lane is not None else None
         if message is None:
             return []
         calls = list(message.calls.values())
-        self._finish(self._desk.adopt(number, message))
+        self._finish(self._router.adopt(number, message))
         for call in calls:
             self._deadlines.watch(call)
         return calls
@@ -206,7 +206,7 @@ class CarriedCalls:
         for number in self.lane.numbers() if self.lane is not None else ():
             if number > next_number:
                 self.adopt(number)
-        self._finish(self._desk.on_disconnected(lambda number: next_number < number < 0))
+        self._finish(self._router.on_disconnected(lambda number: next_number < number < 0))
 
 
 class BroadcastOffer:

@@ -3,7 +3,7 @@
 This is for a call, or a broadcast, that nothing of its client's comes before: nothing that was sent to its pool over the
 client's other connection is unanswered. So it does not matter that two connections have no common order. And it is for
 what usually happens: on all else that becomes of it (it fails, nobody listens, a member or its pool ends, its time is over)
-the desk takes its message over, by `take`.
+the router takes its message over, by `take`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class LaneCalls:
         self._tell = tell
         self._settle, self._on_other, self._on_timeout, self._on_lost = settle, on_other, on_timeout, on_lost
         self._on_left = on_left
-        self._numbers = itertools.count(-1, -1)  # the desk numbers its own messages upwards
+        self._numbers = itertools.count(-1, -1)  # the router numbers its own messages upwards
         self._out: dict[int, MessageOut | BroadcastOut] = {}
         self._taking = threading.Lock()  # held where a message, or a call of one, leaves our books
         self._eagerness = Eagerness.of_this_process()
@@ -90,7 +90,7 @@ class LaneCalls:
         return self._lane.connected
 
     def send(self, message: MessageOut | BroadcastOut) -> Wait | None:
-        """What waits until the message is answered, or is the desk's; None when it could not be sent."""
+        """What waits until the message is answered, or is the router's; None when it could not be sent."""
         item: Call | Broadcast
         if isinstance(message, BroadcastOut):
             item = message.broadcast
@@ -163,7 +163,7 @@ class LaneCalls:
         self._tell(self._on_other, number, self._taken(number), delivery)
 
     def _is_settled(self, number: int, out: MessageOut | BroadcastOut, endpoint_id: str, payload: bytes) -> bool:
-        """Give a call its result; False when its message was taken meanwhile, so that the desk has to know."""
+        """Give a call its result; False when its message was taken meanwhile, so that the router has to know."""
         message = out.spread() if isinstance(out, BroadcastOut) else out
         key = message.key(endpoint_id, 0)
         call = message.calls.get(key)
@@ -173,7 +173,7 @@ class LaneCalls:
         try:
             self._settle(call, payload)
         except InvalidStateError:
-            log.debug("%s got another answer from the desk", call)
+            log.debug("%s got another answer from the router", call)
         with self._taking:
             if self._out.get(number) is not out:
                 return False

@@ -14,7 +14,7 @@ from fluster.actors.protocol.flow_control import Window
 from fluster.actors.results.futures import ActorFuture
 from fluster.actors.results.loop_calls import StoredPayloads, closed
 from fluster.actors.results.reader import ActorStream, ItemsTicket, StreamReader
-from fluster.actors.routing.routing import NobodyServesError
+from fluster.actors.routing.routing_pass import NobodyServesError
 from fluster_bus.connection.carrier import Carrier
 from fluster_bus.payloads import payloads
 from fluster_bus.storage.objects import ObjectStore

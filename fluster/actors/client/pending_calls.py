@@ -13,7 +13,7 @@ from fluster.actors.protocol.calls import Broadcast, Call, Done
 from fluster.actors.protocol.clock import Clock
 from fluster.actors.protocol.frames import Moment
 from fluster.actors.protocol.members import Member
-from fluster.actors.routing.desk import Desk
+from fluster.actors.routing.router import Router
 from fluster.errors import ConnectionLostError, MailboxFullError
 
 _HELD_FOR_S = 30.0  # calls without a deadline
@@ -92,8 +92,8 @@ class Deadlines:
 class WaitingPools:
     """Pools of one client whose waiting calls are to be looked at again. `wake` has the loop ask for them with `take`."""
 
-    def __init__(self, desk: Desk, loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> None:
-        self._desk = desk
+    def __init__(self, router: Router, loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> None:
+        self._router = router
         self._loop = loop
         self._wake = wake
         self._moving: set[str] = set()
@@ -102,7 +102,7 @@ class WaitingPools:
 
     def move(self, name: str) -> None:
         """The calls that wait in a pool may have found room."""
-        if self._desk.has_waiting(name):
+        if self._router.has_waiting(name):
             self._moving.add(name)
             self._wake()
 
@@ -113,13 +113,13 @@ class WaitingPools:
 
     def on_turned_away(self) -> None:
         """Calls may have found mailboxes full."""
-        for name in self._desk.turned_away():
+        for name in self._router.turned_away():
             self.move(name)
             self._probe_later(name)
 
     def on_paused(self) -> None:
         """Pools may have been paused."""
-        for name in self._desk.paused():
+        for name in self._router.paused():
             if name not in self._pausing:
                 self._pausing.add(name)
                 self._loop.call_later(_PAUSE_S, self._resume, name)
@@ -131,12 +131,12 @@ class WaitingPools:
 
     def _probe(self, name: str) -> None:
         self._probing.discard(name)
-        self._desk.probe(name)
+        self._router.probe(name)
         self.move(name)
-        if name in self._desk.turned_away():
+        if name in self._router.turned_away():
             self._probe_later(name)
 
     def _resume(self, name: str) -> None:
         self._pausing.discard(name)
-        self._desk.resume(name)
+        self._router.resume(name)
         self.move(name)

@@ -13,7 +13,7 @@ from fluster.actors.protocol.calls import Call, Cancel, Send
 from fluster.actors.protocol.frames import WireReply
 from fluster.actors.protocol.members import Member, share_memory
 from fluster.actors.results.reader import ItemsTicket
-from fluster.actors.routing.desk import Desk
+from fluster.actors.routing.router import Router
 from fluster_bus.connection.carrier import Carrier
 from fluster_bus.core import subjects
 from fluster_bus.core.errors import BusError
@@ -83,16 +83,16 @@ class Notices:
     `withdrawn` and `read` are filled by any thread; all else is for the loop of the connection.
     """
 
-    def __init__(self, bus: Carrier, desk: Desk, inboxes: Inboxes) -> None:
+    def __init__(self, bus: Carrier, router: Router, inboxes: Inboxes) -> None:
         self._bus = bus
-        self._desk = desk
+        self._router = router
         self._inboxes = inboxes
         self.withdrawn: deque[Call] = deque()
         self.read: deque[Call] = deque()  # streams
         self._cancels: list[Cancel] = []
 
     def on_timeout(self, call: Call) -> None:
-        self._cancels += self._desk.on_timeout(call)
+        self._cancels += self._router.on_timeout(call)
 
     def take_withdrawn(self) -> None:
         """End what was withdrawn here; `publish` tells the actors."""
@@ -102,7 +102,7 @@ class Notices:
         for call in withdrawn:
             if call.timer is not None:
                 call.timer.cancel()
-        self._cancels += self._desk.withdraw(withdrawn)
+        self._cancels += self._router.withdraw(withdrawn)
 
     def clear(self) -> None:
         """The connection is lost, and what was out has ended."""
@@ -121,7 +121,7 @@ class Notices:
     async def _publish_read(self) -> None:
         reads: dict[str, tuple[Member, list[tuple[int, int, int, int]]]] = {}  # {address: of its streams}
         for call in {self.read.popleft() for _ in range(len(self.read))}:
-            found, reader = self._desk.where(call), call.ticket
+            found, reader = self._router.where(call), call.ticket
             if found is not None and isinstance(reader, ItemsTicket):
                 member, place = found
                 progress = reader.progress
@@ -153,7 +153,7 @@ class Notices:
         if not subjects.is_inbox(to):
             log.warning("refused to answer %s: its reply subject %s is not an inbox", endpoint_id, to)
             return
-        wanted = any(self._desk.is_wanted(number, endpoint_id, place) for place, _kind, _payload in replies)
+        wanted = any(self._router.is_wanted(number, endpoint_id, place) for place, _kind, _payload in replies)
         try:
             await self._bus.publish(to, frames.WANTED if wanted else frames.UNWANTED)
         except BusError as error:

@@ -13,7 +13,7 @@ from fluster.actors.protocol.clock import Clock
 from fluster.actors.protocol.failures import RETRY, advice_of
 from fluster.actors.protocol.frames import Moment
 from fluster.actors.results.reader import StreamReader
-from fluster.actors.routing.routing import NobodyServesError
+from fluster.actors.routing.routing_pass import NobodyServesError
 from fluster.errors import ActorDiedError, ConnectionLostError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0

@@ -1,4 +1,4 @@
-"""Calls, what the desk says about them, and the thread whose calls to its own actor would never end."""
+"""Calls, what the router says about them, and the thread whose calls to its own actor would never end."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Call(_Sendable):
     owner: object = None  # lives on as long as the call is under way
     trace: Carrier | None = None  # tells the actor of the caller's span
     blocks: OwnThread | None = None  # waits for it
-    # The desk's notes:
+    # The router's notes:
     order: int = 0
     tried: tuple[str, ...] = ()  # endpoints at which nobody listened
     turned_back: str | None = None  # the endpoint at which nobody listened, while it waits to be sent there again

@@ -9,8 +9,8 @@ from typing import Any
 from fluster.actors.protocol.calls import Broadcast
 from fluster.actors.protocol.frames import Moment
 from fluster.actors.protocol.members import Member
-from fluster.actors.routing.desk_pools import DeskPool
 from fluster.actors.routing.messages_out import MessageOut
+from fluster.actors.routing.pool_state import PoolState
 
 
 class BroadcastOut:
@@ -32,7 +32,7 @@ class BroadcastOut:
         "sent_at",
     )
 
-    def __init__(self, pool: DeskPool, broadcast: Broadcast, members: Sequence[Member], now: Moment) -> None:
+    def __init__(self, pool: PoolState, broadcast: Broadcast, members: Sequence[Member], now: Moment) -> None:
         self.pool = pool
         self.broadcast = broadcast
         self.members = members

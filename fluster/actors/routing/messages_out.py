@@ -9,14 +9,14 @@ from typing import Any
 from fluster.actors.protocol.calls import Call, Send
 from fluster.actors.protocol.frames import Moment
 from fluster.actors.protocol.members import Member
-from fluster.actors.routing.desk_pools import DeskPool
+from fluster.actors.routing.pool_state import PoolState
 
 
 @dataclass(slots=True)
 class MessageOut:
     """A message that is out: to one member, or to all of the pool when there is none."""
 
-    pool: DeskPool
+    pool: PoolState
     member: Member | None
     sent_at: Moment
     calls: dict[Any, Call]  # {index, or for a broadcast the endpoint id: call}
@@ -49,7 +49,7 @@ class MessagesOut:
         self._last += 1
         return self._last
 
-    def send(self, pool: DeskPool, member: Member | None, calls: dict[Any, Call], now: Moment) -> Send:
+    def send(self, pool: PoolState, member: Member | None, calls: dict[Any, Call], now: Moment) -> Send:
         """One more message; its calls are out from now on."""
         number = self.next_number()
         self.put(number, MessageOut(pool, member, now, calls))
@@ -110,11 +110,11 @@ class MessagesOut:
         keys = list(message.calls) if message is not None else []
         return {key: call for key in keys if (call := self.take(number, key)) is not None}
 
-    def take_of_pool(self, pool: DeskPool) -> list[Call]:
+    def take_of_pool(self, pool: PoolState) -> list[Call]:
         numbers = [number for number, message in self._out.items() if message.pool is pool]
         return [call for number in numbers for call in self.take_all(number).values()]
 
-    def take_of_member(self, pool: DeskPool, endpoint_id: str, concerns: Callable[[MessageOut], bool]) -> list[Call]:
+    def take_of_member(self, pool: PoolState, endpoint_id: str, concerns: Callable[[MessageOut], bool]) -> list[Call]:
         """The calls that a member has, of those messages that `concerns` says."""
         taken = []
         for number, message in list(self._out.items()):
@@ -124,7 +124,7 @@ class MessagesOut:
                     taken += [call] if call is not None else []
         return taken
 
-    def out_at(self, pool: DeskPool, endpoint_id: str) -> list[Call]:
+    def out_at(self, pool: PoolState, endpoint_id: str) -> list[Call]:
         """The calls that a member has."""
         return [
             call

@@ -1,4 +1,4 @@
-"""A pool as the desk of its caller knows it: its members, how much they have, and the calls that wait."""
+"""A pool as the router of its caller knows it: its members, how much they have, and the calls that wait."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Overflow:
 
 
 @dataclass(slots=True, eq=False)
-class DeskPool:
+class PoolState:
     """Calls wait here until the members are known, while it is paused, and in `overflow` for room in mailboxes."""
 
     name: str

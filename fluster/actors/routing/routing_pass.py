@@ -8,8 +8,8 @@ from fluster.actors.protocol import frames
 from fluster.actors.protocol.calls import Broadcast, Call, Done, Send, failed, faulted
 from fluster.actors.protocol.frames import Moment
 from fluster.actors.protocol.members import Member
-from fluster.actors.routing.desk_pools import DeskPool
 from fluster.actors.routing.messages_out import MessagesOut
+from fluster.actors.routing.pool_state import PoolState
 from fluster.errors import ActorNotFoundError, MailboxFullError, NotRunError
 
 MAX_TURNED_AWAY = 100_000  # calls of one pool that wait for room in mailboxes
@@ -19,7 +19,7 @@ class NobodyServesError(ActorNotFoundError):
     """The pool is empty. The shell knows how to say it better, and raises it as its parent."""
 
 
-class Routing:
+class RoutingPass:
     """It joins the calls of a member as long as nothing comes between that could be overtaken.
 
     `apart` has broadcasts ask each member by itself: one of many that misses a message would go unnoticed.
@@ -29,11 +29,11 @@ class Routing:
         self._messages = messages
         self._now = now
         self._apart = apart
-        self._joining: dict[str, tuple[DeskPool, Member, list[Call]]] = {}  # {endpoint id: its calls so far}
+        self._joining: dict[str, tuple[PoolState, Member, list[Call]]] = {}  # {endpoint id: its calls so far}
         self._sends: list[Send] = []
         self._done: list[Done] = []
 
-    def add(self, pool: DeskPool, item: Call | Broadcast) -> None:
+    def add(self, pool: PoolState, item: Call | Broadcast) -> None:
         """Send an item, or have it wait behind those of its pool that wait."""
         if isinstance(item, Call) and item.waits and pool.overflow:
             self._add_overflow(pool, item)
@@ -43,14 +43,14 @@ class Routing:
     def refuse(self, item: Call | Broadcast, error: Exception) -> None:
         self._done.append(failed(item, error))
 
-    def _add_overflow(self, pool: DeskPool, call: Call) -> None:
+    def _add_overflow(self, pool: PoolState, call: Call) -> None:
         if len(pool.overflow) < MAX_TURNED_AWAY:
             pool.overflow.add(call)
             return
         text = f"{call}: the mailboxes are full, and {MAX_TURNED_AWAY:,} calls wait for room already: wait for some"
         self.refuse(call, MailboxFullError(text))
 
-    def add_waiting(self, pool: DeskPool) -> None:
+    def add_waiting(self, pool: PoolState) -> None:
         """Send what waits in a pool, as far as it may go."""
         while pool.waiting and self._place(pool, pool.waiting[0]):
             pool.waiting.popleft()
@@ -61,14 +61,14 @@ class Routing:
                 pool.overflow.add(call)
                 break
 
-    def _place(self, pool: DeskPool, item: Call | Broadcast) -> bool:
+    def _place(self, pool: PoolState, item: Call | Broadcast) -> bool:
         """True when the item does not have to wait: it goes out, or it is over."""
         if pool.blocked:
             return False
         self._take(pool, item)
         return True
 
-    def _take(self, pool: DeskPool, item: Call | Broadcast) -> None:
+    def _take(self, pool: PoolState, item: Call | Broadcast) -> None:
         try:
             if item.over:
                 pass  # nobody waits for it any longer
@@ -79,7 +79,7 @@ class Routing:
         except Exception as error:
             self._done.append(faulted(item, error))
 
-    def _place_call(self, pool: DeskPool, call: Call) -> None:
+    def _place_call(self, pool: PoolState, call: Call) -> None:
         member: Member | None
         if call.pinned is not None:
             member = pool.members.get(call.pinned)
@@ -111,7 +111,7 @@ class Routing:
             # Counted at once, so that the policy sees it when it chooses for the next call.
             pool.out[endpoint_id] = pool.out.get(endpoint_id, 0) + 1
 
-    def _is_overtaken(self, pool: DeskPool, call: Call, member: Member) -> bool:
+    def _is_overtaken(self, pool: PoolState, call: Call, member: Member) -> bool:
         """Whether a call that came back from a member is over, since the member has had later ones by now."""
         is_overtaken = pool.is_overtaken(call, member.endpoint_id)
         call.turned_back = None
@@ -122,7 +122,7 @@ class Routing:
             self.refuse(call, NotRunError(f"{text}; to keep their order, this one was not run"))
         return is_overtaken
 
-    def _place_broadcast(self, pool: DeskPool, broadcast: Broadcast) -> None:
+    def _place_broadcast(self, pool: PoolState, broadcast: Broadcast) -> None:
         members = pool.choices
         if not members:
             self.refuse(broadcast, nobody_listens(broadcast))
@@ -137,7 +137,7 @@ class Routing:
             self._flush(pool)
             self._sends.append(self._messages.send(pool, None, calls, self._now))
 
-    def _flush(self, of: DeskPool | None = None) -> None:
+    def _flush(self, of: PoolState | None = None) -> None:
         for endpoint_id, (pool, member, calls) in list(self._joining.items()):
             if of is None or of is pool:
                 del self._joining[endpoint_id]

@@ -1,7 +1,7 @@
 """Which call goes to which member, in which message, and what becomes of it: decided here, without any I/O.
 
 A call is in one place at a time: it waits in its pool (whose members are not known yet, or that is paused),
-it is out in a numbered message, or it is over. The shell (caller.py) tells what happened; the desk answers with
+it is out in a numbered message, or it is over. The shell (caller.py) tells what happened; the router answers with
 messages to send and with calls that are over.
 
 The answer "nobody listens" means that a call was not delivered, so it goes to the next member at once. In the time
@@ -30,19 +30,19 @@ from fluster.actors.protocol.frames import Moment, WireReply
 from fluster.actors.protocol.members import Member
 from fluster.actors.protocol.policies import UNCOUNTED, Policy
 from fluster.actors.routing.broadcast_out import BroadcastOut
-from fluster.actors.routing.desk_pools import DeskPool
 from fluster.actors.routing.messages_out import MessageOut, MessagesOut
-from fluster.actors.routing.routing import Routing, nobody_listens
+from fluster.actors.routing.pool_state import PoolState
+from fluster.actors.routing.routing_pass import RoutingPass, nobody_listens
 from fluster.errors import ActorNotFoundError, ConnectionLostError
 
 RECONNECT_GRACE_S = 5.0
 
 
-class Desk:
+class Router:
     """The calls of one client."""
 
     def __init__(self) -> None:
-        self._pools: dict[str, DeskPool] = {}
+        self._pools: dict[str, PoolState] = {}
         self._messages = MessagesOut()
         self._orders = itertools.count(1)
         self._grace_until: Moment | None = None
@@ -55,7 +55,7 @@ class Desk:
 
         Without a subject that all its members hear, a broadcast asks each of them by itself.
         """
-        self._pools[name] = DeskPool(name, policy, shares_subject)
+        self._pools[name] = PoolState(name, policy, shares_subject)
 
     def close_pool(self, name: str, error: Exception) -> list[Done]:
         """Forget a pool; its calls that wait or are out end with `error`."""
@@ -138,8 +138,8 @@ class Desk:
             routing.add_waiting(self._pools[name])
         return routing.finish()
 
-    def _routing(self, now: Moment) -> Routing:
-        return Routing(self._messages, now, apart=self.in_grace(now))
+    def _routing(self, now: Moment) -> RoutingPass:
+        return RoutingPass(self._messages, now, apart=self.in_grace(now))
 
     def choose_alone(self, item: Call, now: Moment) -> MessageOut | None:
         """The message for a call that nothing comes before where it goes; None when that is not so, or when in doubt.
