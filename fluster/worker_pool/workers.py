@@ -68,7 +68,9 @@ class Workers:
         self._counts = {"added": 0, "done": 0, "failed": 0}  # tasks, and items of batches
         self._idle: list[asyncio.Future[None]] = []
         self._leaving: set[str] = set()  # workers that were sent away
-        self._deaf: set[str] = set()  # those at which nobody listened; they are asked again after the next change
+        self._unreachable: set[str] = (
+            set()
+        )  # those at which nobody listened; they are asked again after the next change
         self._roster: Roster | None = None
         self._ended = asyncio.Event()
         self._jobs = WorkerJobs(cluster, plan, self._end)
@@ -82,7 +84,7 @@ class Workers:
         try:
             self._roster = await self.pool.roster()
             while True:
-                self._deaf.clear()
+                self._unreachable.clear()
                 self._pump()
                 await self._roster.change()
         except BusError as error:
@@ -105,7 +107,7 @@ class Workers:
         for worker in staying[self.wanted :]:
             self._leaving.add(worker)
             _ = self.pool.submit_to(worker, TaskRunner.leave.__name__, codec.encode(((), {})))
-        return [worker for worker in staying[: self.wanted] if worker not in self._deaf]
+        return [worker for worker in staying[: self.wanted] if worker not in self._unreachable]
 
     async def wait_for_workers(self, min_workers: int | None = None, timeout: float | None = 60.0) -> None:
         """Return as soon as `min_workers` are there, all unless told otherwise.
@@ -212,7 +214,7 @@ class Workers:
 
     def on_answered(self, worker: str, unit: Task | Bundle | Slice, ok: bool, payload: bytes) -> None:
         if not ok and _was_not_run(payload):
-            self._deaf.add(worker)
+            self._unreachable.add(worker)
             self._dispatch.on_lost(unit, Loss.NOT_RUN)
         elif isinstance(unit, Task):
             self._dispatch.on_answered(unit, time.monotonic())
@@ -280,7 +282,7 @@ class Workers:
     def on_error(self, worker: str, unit: Task | Bundle | Slice, error: BaseException) -> None:
         loss = _loss_of(error)
         if loss is Loss.NOT_RUN:
-            self._deaf.add(worker)
+            self._unreachable.add(worker)
         if unit.size == 0:  # all but the end of a bundle had come
             loss = None
         if loss is None or not self._dispatch.on_lost(unit, loss):

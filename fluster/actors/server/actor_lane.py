@@ -94,7 +94,7 @@ class LaneOutbox:
         self._since = 0.0  # when the first of them was ready
 
     def add(self, reply: Reply | Producer) -> None:
-        """Send a reply, or what a stream has ready when its turn comes."""
+        """Send a reply, or what a stream has ready when it is sent."""
         otherwise = self._otherwise
         if type(reply) is Reply and len(reply.payload) > otherwise.max_payload and otherwise.must_be_stored(reply):
             otherwise.add(reply)

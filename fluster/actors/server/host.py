@@ -138,7 +138,7 @@ class Host:
             has_hook=hasattr(instance, ON_RESTORE),
         )
 
-    async def be_seated(self, served: Served) -> None:
+    async def acquire_seat(self, served: Served) -> None:
         """Take the seat of an actor of which there is one, and what is kept of it. Raises ActorNameTakenError."""
         seat, durable = served.actor.seat, served.actor.durable
         if seat is None:
@@ -157,7 +157,7 @@ class Host:
         except BusError as error:
             log.info("%s of %s stays registered for now: %s", endpoint_id, name, error)
 
-    async def leave_seat(self, served: Served) -> None:
+    async def release_seat(self, served: Served) -> None:
         """Have another take it."""
         if served.actor.seat is not None:
             await served.actor.seat.release()
@@ -188,7 +188,7 @@ class Host:
         actor, lane = served.actor, served.lane
         accept = actor.accept if actor.durable is None else actor.accept_unstored
         if lane is not None:
-            served.actor.ride(lane)
+            served.actor.attach_lane(lane)
             served.actor.start()
             await lane.subscribe(accept, (to_any, _POOL_QUEUE), (to_one, ""), (to_all, ""))
         else:
@@ -349,7 +349,7 @@ class Host:
             if served.lane is not None:
                 self._lanes -= 1
                 await served.lane.close()
-            await self.leave_seat(served)
+            await self.release_seat(served)
 
     async def _hear_notices(self, served: Served) -> list[Interest]:
         """Calls that run to their end may still be cancelled, and streams go on only as they are read."""

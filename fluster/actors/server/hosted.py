@@ -139,7 +139,7 @@ class HostedActor:
         """True when one thread alone takes calls off a connection, and answers one before it takes the next."""
         return self.durable is None and len(self._groups) == 1 and self._groups[None].has_one_thread
 
-    def ride(self, lane: ActorLane) -> None:
+    def attach_lane(self, lane: ActorLane) -> None:
         """Have that one thread read `lane`, and answer over it. To be said before `start`."""
         self._replies.outbox = self.streams.outbox = lane.outbox
         self._groups[None].mailbox.wait_in(lane.queue)
@@ -308,7 +308,7 @@ class HostedActor:
             set_running(RunningCall(str(self.context.actor_name), producer.method, producer.subject, producer.place))
         if (replacing := self.supervisor.replacing) is not None:
             replacing.wait()
-        self.streams.take_turn(producer, group)
+        self.streams.run_burst(producer, group)
 
     def _run(self, job: Job, group: _Group) -> None:
         started_ns = time.perf_counter_ns()

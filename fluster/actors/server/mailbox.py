@@ -57,7 +57,7 @@ class Mailbox(Generic[T]):
         return True
 
     def put_back(self, item: T) -> None:
-        """Add an item that was taken and is not done: it counts already, and takes its turn again behind the others."""
+        """Add an item that was taken and is not done: it counts already, and waits behind the others."""
         self._waiting[object()] = item
         self._tokens.put(True)
 
@@ -173,7 +173,7 @@ class ConcurrencyGroup(Generic[T]):
             self._slots.release()
 
     def stand_aside(self) -> None:
-        """An item was put back and takes another turn later; others may run meanwhile."""
+        """An item was put back, to be run again later; others may run meanwhile."""
         if self._slots is not None:
             self._slots.release()
 

@@ -63,7 +63,7 @@ class Outbox:
         self._lock = threading.Lock()
 
     def add(self, reply: Reply | Producer) -> None:
-        """Send a reply, or what a stream has ready when its turn comes."""
+        """Send a reply, or what a stream has ready when it is sent."""
         self._ready.append(reply)
         if not self._awake:  # one wake-up for all that gets ready until the loop looks
             self._awake = True

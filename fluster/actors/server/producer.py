@@ -1,7 +1,7 @@
-"""The actor's end of a stream: runs a generator in turns, as far as its reader has room, and keeps what is ready.
+"""The actor's end of a stream: runs a generator in bursts, as far as its reader has room, and keeps what is ready.
 
-A turn ends when the generator does, or when its reader is a window behind. Then the actor is free for other calls,
-and the stream takes its turn again, in the mailbox, when the reader has caught up, or wants no more.
+A burst ends when the generator does, or when its reader is a window behind. Then the actor is free for other calls,
+and the stream is put back into the mailbox when the reader has caught up, or wants no more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fluster_bus.payloads import payloads
 
 log = logging.getLogger(__name__)
 
-_BREATH = 64  # items of an asynchronous generator between which others get a turn on its loop
+_BREATH = 64  # items of an asynchronous generator between which others may run on its loop
 
 Items = Generator[Any, Any, Any] | AsyncGenerator[Any, Any]
 
@@ -41,7 +41,7 @@ class StreamCall(Protocol):
 
 class Producer:
     """One stream. `encode` makes bytes of an item, and `store` what goes instead of them where no message can carry them.
-    `announce` has the outbox come for them, and `resume` asks for another turn.
+    `announce` has the outbox come for them, and `resume` asks for another burst.
     """
 
     ok = frames.ITEMS  # as a reply it is one with items
@@ -78,7 +78,7 @@ class Producer:
         self._announced = False
         self._lock = threading.Lock()
         self._parked = False
-        self._async = _AsyncTurns(self) if isinstance(items, AsyncGenerator) else None
+        self._async = _AsyncBursts(self) if isinstance(items, AsyncGenerator) else None
         self._cancellation.on_cancel(self._on_cancel)
 
     # ---- on the connection's loop -----------------------------------------------------------------------
@@ -118,21 +118,21 @@ class Producer:
         """Nobody reads any more."""
         self._cancellation.cancel()
 
-    # ---- in its turn ------------------------------------------------------------------------------------
+    # ---- in a burst -------------------------------------------------------------------------------------
 
     @property
     def is_cancelled(self) -> bool:
         return self._cancellation.cancelled
 
     def run(self) -> bool:
-        """A turn of a synchronous generator; True when it has ended."""
+        """A burst of a synchronous generator; True when it has ended."""
         generator = self._items
         assert isinstance(generator, Generator)  # noqa: S101 - others are run on a loop
         try:
             if not self.is_cancelled:
                 for item in generator:
                     if not self._put(*self._carried(item)) and self._park():
-                        return False  # and nothing else: the next turn may have begun
+                        return False  # and nothing else: the next burst may have begun
                     if self._cancellation.cancelled:
                         break
                 else:
@@ -144,9 +144,9 @@ class Producer:
         return True
 
     def run_on(self, loop: asyncio.AbstractEventLoop) -> concurrent.futures.Future[bool]:
-        """A turn of an asynchronous generator; True when it has ended."""
+        """A burst of an asynchronous generator; True when it has ended."""
         assert self._async is not None  # noqa: S101 - others are run by a thread
-        return self._async.turn(loop)
+        return self._async.burst(loop)
 
     @property
     def is_async(self) -> bool:
@@ -174,28 +174,28 @@ class Producer:
         return room
 
     def _park(self) -> bool:
-        """True when the turn is over: `resume` will be called."""
+        """True when the burst is over: `resume` will be called."""
         with self._lock:
             self._parked = not self._produced.has_room and not self.is_cancelled
             return self._parked
 
 
-class _AsyncTurns:
+class _AsyncBursts:
     """One task runs the generator for all of its life, as what it awaits may hold on to its task."""
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
-        self._turn: concurrent.futures.Future[bool] = concurrent.futures.Future()
+        self._burst: concurrent.futures.Future[bool] = concurrent.futures.Future()
         self._begins = asyncio.Event()
         self._inside = False  # the generator's code
 
-    def turn(self, loop: asyncio.AbstractEventLoop) -> concurrent.futures.Future[bool]:
-        turn = self._turn = concurrent.futures.Future()
+    def burst(self, loop: asyncio.AbstractEventLoop) -> concurrent.futures.Future[bool]:
+        burst = self._burst = concurrent.futures.Future()
         self._loop = loop
         loop.call_soon_threadsafe(self._begin)
-        return turn
+        return burst
 
     def _begin(self) -> None:
         if self._task is None:
@@ -223,8 +223,8 @@ class _AsyncTurns:
             producer.error = error.with_traceback(frame.tb_next if frame is not None else None)
             await _aclose_after_error(generator)
         finally:
-            if not self._turn.done():  # else its loop is being closed
-                self._turn.set_result(True)
+            if not self._burst.done():  # else its loop is being closed
+                self._burst.set_result(True)
 
     async def _read(self, generator: AsyncGenerator[Any, Any]) -> None:
         producer = self._producer
@@ -237,9 +237,9 @@ class _AsyncTurns:
                 return
             finally:
                 self._inside = False
-            turn = self._turn  # of the time before the next one may begin
+            burst = self._burst  # of the time before the next one may begin
             if not producer._put(*await producer._carried_later(item)) and producer._park():  # noqa: SLF001
-                turn.set_result(False)
+                burst.set_result(False)
                 await self._begins.wait()
                 self._begins.clear()
             count += 1

@@ -133,11 +133,11 @@ class ActorServer:
         supervisor.on_change = lambda: self._host.tell(served)
         supervisor.on_given_up = lambda reason: self._give_up(served, reason)
         try:
-            self._cluster.portal.run(self._host.be_seated, served)
+            self._cluster.portal.run(self._host.acquire_seat, served)
             supervisor.start()
             self._cluster.portal.run(self._host.open, served)
         except BaseException:
-            self._cluster.portal.run(self._host.leave_seat, served)
+            self._cluster.portal.run(self._host.release_seat, served)
             raise
 
     def _give_up(self, served: Served, reason: ActorGivenUpError | SupersededError) -> None:

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Streams:
-    """Those of one actor. Each runs in turns on the group of its method, and is known by its call's key."""
+    """Those of one actor. Each runs in bursts on the group of its method, and is known by its call's key."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Streams:
         items: Items,
         on_end: Callable[[Producer], None],
     ) -> None:
-        """Begin with a generator, and take its first turn. `on_end` is called, in whichever thread, when it has ended."""
+        """Begin with a generator, and run its first burst. `on_end` is called, in whichever thread, when it has ended."""
         producer = Producer(
             items,
             window,
@@ -62,25 +62,25 @@ class Streams:
         )
         self._open[call.reply, call.place] = producer
         self.outbox.add(Reply(call.reply, producer.endpoint_id, call.place, frames.OPENED, tuple(window)))
-        self.take_turn(producer, group)
+        self.run_burst(producer, group)
 
     def _stored(self, data: bytes) -> Future[bytes] | None:
         """What goes instead of an item that no message can carry; None for one that goes as it is."""
         return self._store(data) if len(data) > self._max_item else None
 
-    def take_turn(self, producer: Producer, group: ConcurrencyGroup[Any]) -> None:
+    def run_burst(self, producer: Producer, group: ConcurrencyGroup[Any]) -> None:
         """Run a generator as far as its reader has room."""
         started_ns = time.perf_counter_ns()
         if not producer.is_async:
-            self._end_turn(producer, group, started_ns, producer.run())
+            self._end_burst(producer, group, started_ns, producer.run())
             return
         running = producer.run_on(self._actor_loop())
         if group.frees_its_thread:
-            running.add_done_callback(lambda done: self._end_turn(producer, group, started_ns, done.result()))
+            running.add_done_callback(lambda done: self._end_burst(producer, group, started_ns, done.result()))
         else:
-            self._end_turn(producer, group, started_ns, running.result())
+            self._end_burst(producer, group, started_ns, running.result())
 
-    def _end_turn(self, producer: Producer, group: ConcurrencyGroup[Any], started_ns: int, ended: bool) -> None:
+    def _end_burst(self, producer: Producer, group: ConcurrencyGroup[Any], started_ns: int, ended: bool) -> None:
         producer.processing_ns += time.perf_counter_ns() - started_ns
         if not ended:
             group.stand_aside()
