@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.simulator.machines import Attempt, Listeners, Machine
 from benchmarks.simulator.workload import NAMESPACE
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets
 from fluster_bus.messages import JobStatus, Offer, OfferReply, TaskRecord
 from fluster_services import capacity, gangs, lifecycle
 from fluster_services.controller.state.books import JobEntry, JobKey
@@ -62,7 +62,7 @@ class Fleet:
         if row is None or row.revision != offer.revision:
             return False
         need, now = capacity.needed(row.value.resources), simulation.clock.now
-        name = subjects.attempt_key(offer.namespace, offer.job_id, offer.task, offer.attempt)
+        name = buckets.attempt_key(offer.namespace, offer.job_id, offer.task, offer.attempt)
         if not machine.ledger.reserve(name, need):
             return False
         claimed = lifecycle.claim(
@@ -121,7 +121,7 @@ class Fleet:
         machine = self._by_id[task.worker_id] if task.worker_id is not None else None
         if machine is None:
             return None
-        name = subjects.attempt_key(task.namespace, task.job_id, task.task, task.attempt)
+        name = buckets.attempt_key(task.namespace, task.job_id, task.task, task.attempt)
         return machine.attempts.get(name)
 
     def stop(self, task: TaskRecord) -> None:

@@ -120,7 +120,7 @@ async def _members(cluster: AsyncCluster, names: Sequence[str]) -> dict[str, lis
 async def _methods(cluster: AsyncCluster, members: Sequence[Member]) -> list[dict[str, Any]] | None:
     """What one of them says can be called, and how; None when none of them does."""
     from fluster_bus.connection.services_api import read_info
-    from fluster_bus.core import subjects
+    from fluster_bus.core import server_subjects, subjects
     from fluster_bus.core.errors import BusError
 
     for member in members:
@@ -128,7 +128,7 @@ async def _methods(cluster: AsyncCluster, members: Sequence[Member]) -> list[dic
             continue
         is_served = functools.partial(subjects.is_call, cluster.namespace, member.name)
         try:
-            question = subjects.service_verb("INFO", member.name, member.endpoint_id)
+            question = server_subjects.service_verb("INFO", member.name, member.endpoint_id)
             answer = await cluster.bus.request(question, timeout_s=_ASK_TIMEOUT_S, asked=cluster.namespace)
             told = read_info(answer.data, name=member.name, instance=member.endpoint_id, is_served=is_served)
         except BusError:

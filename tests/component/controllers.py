@@ -8,7 +8,7 @@ from typing import Any
 
 from fluster.cluster.client import AsyncCluster
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import Entrypoint, Event, JobId, JobRequest, JobStatus, Namespace, ResourceConfig
 from fluster_bus.server import EmbeddedServer
@@ -94,7 +94,7 @@ def job_request(name: str = "job", *, cpu: float = 1, **fields: object) -> JobRe
 async def published_events(bus: Bus) -> list[Event]:
     feed = Feed(
         bus,
-        subjects.events_stream(NS),
+        buckets.events_stream(NS),
         subject=subjects.events_of_all(NS),
         watch=subjects.watch_events(NS),
     )

@@ -6,7 +6,7 @@ import pytest
 
 from fluster_bus.connection.bus import Bus
 from fluster_bus.connection.nats_client import QuickClient
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import StorageError
 from fluster_bus.messages import Event, JobId, JobStatus, Namespace, Transition
 from fluster_bus.provisioning.provisioning import ensure_namespace
@@ -29,7 +29,7 @@ def _message(number: int) -> Message:
 
 
 async def _stored(bus: Bus) -> list[int]:
-    stream, watch = subjects.events_stream(NAMESPACE), subjects.watch_events(NAMESPACE)
+    stream, watch = buckets.events_stream(NAMESPACE), subjects.watch_events(NAMESPACE)
     feed = Feed(bus, stream, subject=subjects.events_of_all(NAMESPACE), watch=watch)
     return [Event.from_json(entry.data).transition.number async for entry in feed.stored()]
 

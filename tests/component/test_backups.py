@@ -21,7 +21,7 @@ from fluster_bus.backups.lead import RestoringLead
 from fluster_bus.backups.making import BackupProgress, make_backup, stream_names
 from fluster_bus.backups.restoring import restore_backup
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.errors import BackupError, BusError, CredentialsError, NoRespondersError
 from fluster_bus.core.roles import Role
 from fluster_bus.core.stream_bounds import PAYLOADS
@@ -77,9 +77,9 @@ async def servers() -> AsyncIterator[tuple[Bus, Bus]]:
 async def _use(bus: Bus) -> None:
     """Write into each stream: keys anew and removed, headers, empty and large messages."""
     for number in range(40):
-        await bus.request(subjects.bucket_key(subjects.jobs_bucket(NS), f"job.{number % 8}"), b"record %d" % number)
+        await bus.request(buckets.bucket_key(buckets.jobs_bucket(NS), f"job.{number % 8}"), b"record %d" % number)
     await bus.request(
-        subjects.bucket_key(subjects.jobs_bucket(NS), "job.3"), headers={"KV-Operation": "DEL", "Fluster-Reason": "old"}
+        buckets.bucket_key(buckets.jobs_bucket(NS), "job.3"), headers={"KV-Operation": "DEL", "Fluster-Reason": "old"}
     )
     for number in range(5):
         await bus.request(subjects.events(NS, JobId("job")), b"e" * number, headers={"Nats-Msg-Id": f"job.{number}"})
@@ -87,7 +87,7 @@ async def _use(bus: Bus) -> None:
         await bus.request(subjects.secrets(OTHER, f"s{number}"), b"\0secret")
         await bus.request(subjects.jobs_submit(OTHER), json.dumps({"name": f"n{number}"}).encode())
         await bus.request(subjects.durable_calls(NS, "ledger"), b"call", headers={"Nats-Msg-Id": f"c{number}"})
-        await bus.request(subjects.bucket_key(subjects.actors_bucket(NS), "handled.ledger"), b"%d" % number)
+        await bus.request(buckets.bucket_key(buckets.actors_bucket(NS), "handled.ledger"), b"%d" % number)
     await ObjectStore(bus, NS, PAYLOADS).put(os.urandom(3 << 20))
 
 
@@ -96,7 +96,7 @@ async def _messages(bus: Bus, stream: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     while True:
         request = {"seq": found[-1]["seq"] + 1 if found else 1, "next_by_subj": ">"}
-        told = json.loads((await bus.request(subjects.message_get(stream), json.dumps(request).encode())).data)
+        told = json.loads((await bus.request(server_subjects.message_get(stream), json.dumps(request).encode())).data)
         if "error" in told:
             return found
         found.append(told["message"])
@@ -114,10 +114,10 @@ async def test_each_message_comes_back_as_it_was_and_no_revision_is_given_twice(
     for name in sorted(names - ALIVE):
         assert await _messages(empty, name) == await _messages(used, name), name
     # A writer that holds a revision from after the backup changes nothing, and what is written now is newer than any.
-    table, key = subjects.jobs_bucket(NS), "job.2"
-    newer = json.loads((await used.request(subjects.bucket_key(table, key), b"later")).data)["seq"]
+    table, key = buckets.jobs_bucket(NS), "job.2"
+    newer = json.loads((await used.request(buckets.bucket_key(table, key), b"later")).data)["seq"]
     acks = [
-        json.loads((await empty.request(subjects.bucket_key(table, key), b"now", headers=headers)).data)
+        json.loads((await empty.request(buckets.bucket_key(table, key), b"now", headers=headers)).data)
         for headers in ({"Nats-Expected-Last-Subject-Sequence": str(revision)} for revision in (newer, 35))
     ]
     assert [ack.get("error", {}).get("err_code") for ack in acks] == [10_071, None]
@@ -128,9 +128,9 @@ async def test_what_is_written_meanwhile_is_there_as_it_was_at_one_moment(
     servers: tuple[Bus, Bus], tmp_path: Path
 ) -> None:
     used, empty = servers
-    bucket, keys = subjects.jobs_bucket(NS), 2_000
+    bucket, keys = buckets.jobs_bucket(NS), 2_000
     for number in range(keys):
-        await used.publish(subjects.bucket_key(bucket, f"k{number}"), b"0")
+        await used.publish(buckets.bucket_key(bucket, f"k{number}"), b"0")
     await used.flush()
     is_over = asyncio.Event()
 
@@ -139,7 +139,7 @@ async def test_what_is_written_meanwhile_is_there_as_it_was_at_one_moment(
         while not is_over.is_set():
             number += 1
             for key in ("first", f"k{random.randrange(keys)}", "second"):
-                await used.request(subjects.bucket_key(bucket, key), b"%d" % number)
+                await used.request(buckets.bucket_key(bucket, key), b"%d" % number)
 
     writing = asyncio.create_task(write())
     seen: set[int] = set()
@@ -153,7 +153,7 @@ async def test_what_is_written_meanwhile_is_there_as_it_was_at_one_moment(
     is_over.set()
     await writing
     await restore_backup(empty, tmp_path / "backup")
-    told = json.loads((await empty.request(subjects.stream_info(subjects.bucket_stream(bucket)))).data)
+    told = json.loads((await empty.request(server_subjects.stream_info(buckets.bucket_stream(bucket)))).data)
     assert told["state"]["num_subjects"] == keys + 2  # a server's own snapshot lacks those that move meanwhile
     first, second = await _value(empty, bucket, "first"), await _value(empty, bucket, "second")
     assert first - second in {0, 1}
@@ -161,7 +161,7 @@ async def test_what_is_written_meanwhile_is_there_as_it_was_at_one_moment(
 
 
 async def _value(bus: Bus, bucket: str, key: str) -> int:
-    where = f"{subjects.direct_get(subjects.bucket_stream(bucket))}.{subjects.bucket_key(bucket, key)}"
+    where = f"{server_subjects.direct_get(buckets.bucket_stream(bucket))}.{buckets.bucket_key(bucket, key)}"
     return int((await bus.request(where)).data or 0)
 
 
@@ -199,7 +199,7 @@ async def test_a_damaged_backup_is_refused_before_anything_is_changed(
     folder = tmp_path / "backup"
     await _use(used)
     await make_backup(used, folder)
-    data, manifest = data_file(folder, subjects.results_stream(NS)), folder / MANIFEST_FILE
+    data, manifest = data_file(folder, buckets.results_stream(NS)), folder / MANIFEST_FILE
     if harm == "data":
         content = bytearray(data.read_bytes())
         content[len(content) // 2] ^= 1
@@ -212,10 +212,10 @@ async def test_a_damaged_backup_is_refused_before_anything_is_changed(
         manifest.unlink()
     else:
         manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
-    before = await _messages(used, subjects.bucket_stream(subjects.jobs_bucket(NS)))
+    before = await _messages(used, buckets.bucket_stream(buckets.jobs_bucket(NS)))
     with pytest.raises(BackupError, match=r"is damaged|cannot be read|is not a backup|has format 2"):
         await restore_backup(used, folder, replace=True)
-    assert await _messages(used, subjects.bucket_stream(subjects.jobs_bucket(NS))) == before
+    assert await _messages(used, buckets.bucket_stream(buckets.jobs_bucket(NS))) == before
 
 
 async def test_what_is_there_is_replaced_only_where_that_is_said(servers: tuple[Bus, Bus], tmp_path: Path) -> None:
@@ -223,11 +223,11 @@ async def test_what_is_there_is_replaced_only_where_that_is_said(servers: tuple[
     await _use(used)
     await make_backup(used, tmp_path / "backup")
     await restore_backup(empty, tmp_path / "backup")
-    key = subjects.bucket_key(subjects.jobs_bucket(NS), "job.9")
+    key = buckets.bucket_key(buckets.jobs_bucket(NS), "job.9")
     await empty.request(key, b"since then")
     with pytest.raises(BackupError, match=r"the cluster is not empty: stream \S+ has \d+ messages; give --replace"):
         await restore_backup(empty, tmp_path / "backup")
-    stream = subjects.bucket_stream(subjects.jobs_bucket(NS))
+    stream = buckets.bucket_stream(buckets.jobs_bucket(NS))
     assert len(await _messages(empty, stream)) == 9
     await ensure_namespaces(empty, (Namespace("newer"),))
     await restore_backup(empty, tmp_path / "backup", replace=True)
@@ -283,7 +283,7 @@ async def test_an_operator_restores_by_password_and_by_token(tmp_path: Path, kin
             await _use(bus)
             await make_backup(bus, tmp_path / "backup")
             await restore_backup(bus, tmp_path / "backup", replace=True)
-            assert len(await _messages(bus, subjects.results_stream(NS))) == 5
+            assert len(await _messages(bus, buckets.results_stream(NS))) == 5
 
 
 async def test_controllers_wait_while_a_store_is_restored_and_lead_what_is_there_then(
@@ -347,7 +347,7 @@ async def test_two_do_not_restore_at_once(own_server: EmbeddedServer, connect_bu
     lead = await RestoringLead.take(other)
     assert lead.found_half
     await lead.end(is_whole=True)
-    assert await leaders_table(one).get(subjects.LEADER_KEY) is None
+    assert await leaders_table(one).get(buckets.LEADER_KEY) is None
 
 
 async def test_one_that_is_refused_leaves_half_a_store_to_nobody(servers: tuple[Bus, Bus], tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ async def test_one_that_is_refused_leaves_half_a_store_to_nobody(servers: tuple[
             await (await RestoringLead.take(used)).end(is_whole=False)
         with pytest.raises(BackupError, match="give --replace"):
             await restore_backup(used, tmp_path / "backup")
-        seat = await leaders_table(used).get(subjects.LEADER_KEY)
+        seat = await leaders_table(used).get(buckets.LEADER_KEY)
         assert (seat is not None and seat.value.restoring) is is_half
 
 
@@ -377,7 +377,7 @@ async def test_what_was_begun_for_a_submission_that_the_backup_lacks_is_complete
     await jobs.create("begun", begun)
     await jobs.create("ended", ended.model_copy(update={"replacement": Replacement(order=9)}))
     for task in tasks:
-        await tasks_table(bus, NS).create(subjects.task_key("ended", task.task), task)
+        await tasks_table(bus, NS).create(buckets.task_key("ended", task.task), task)
     await start_controller()
     await start_worker()
     async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
@@ -442,7 +442,7 @@ async def _jobs(bus: Bus) -> list[JobRecord]:
 
 @pytest.mark.slow
 async def test_a_group_of_servers_is_restored_on_one_and_one_on_a_group(tmp_path: Path) -> None:
-    bucket = subjects.jobs_bucket(NS)
+    bucket = buckets.jobs_bucket(NS)
     (tmp_path / "group").mkdir()
     async with AsyncExitStack() as stack:
         group = stack.enter_context(group_of_servers(tmp_path / "group"))
@@ -458,7 +458,7 @@ async def test_a_group_of_servers_is_restored_on_one_and_one_on_a_group(tmp_path
             while not is_over.is_set():
                 number += 1
                 for key in ("first", f"k{number % 500}", "second"):
-                    await operator.request(subjects.bucket_key(bucket, key), b"%d" % number)
+                    await operator.request(buckets.bucket_key(bucket, key), b"%d" % number)
 
         async def are_many() -> bool:
             return await _value(operator, bucket, "second") > 500
@@ -469,11 +469,11 @@ async def test_a_group_of_servers_is_restored_on_one_and_one_on_a_group(tmp_path
             await make_backup(operator, tmp_path / "backup")
             is_over.set()
         await restore_backup(one, tmp_path / "backup")
-        told = json.loads((await one.request(subjects.stream_info(subjects.bucket_stream(bucket)))).data)
+        told = json.loads((await one.request(server_subjects.stream_info(buckets.bucket_stream(bucket)))).data)
         assert (told["state"]["num_subjects"], told["config"]["num_replicas"]) == (502, 1)
         assert await _value(one, bucket, "first") - await _value(one, bucket, "second") in {0, 1}
         await restore_backup(operator, tmp_path / "backup", replace=True)
-        told = json.loads((await operator.request(subjects.stream_info(subjects.bucket_stream(bucket)))).data)
+        told = json.loads((await operator.request(server_subjects.stream_info(buckets.bucket_stream(bucket)))).data)
         assert (told["state"]["num_subjects"], told["config"]["num_replicas"]) == (502, 3)
 
 

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import Namespace
 from fluster_bus.server import EmbeddedServer
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_in_the_very_moment_of_the_answer(bus: Bus, namespace: Namespace) -> None:
-    asking = asyncio.create_task(bus.jetstream.stream_info(subjects.events_stream(namespace)))
+    asking = asyncio.create_task(bus.jetstream.stream_info(buckets.events_stream(namespace)))
     await asyncio.sleep(0)  # it is asked, and the answer cannot be there
     (answer,) = bus._nats._resp_map.values()
     answer.set_result(None)

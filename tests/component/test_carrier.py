@@ -12,7 +12,7 @@ from fluster.testing.memory_bus import MemoryBus, matches
 from fluster.testing.memory_registry import MemoryRegistry
 from fluster_bus.connection.bus import Bus
 from fluster_bus.connection.carrier import Carrier
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.delivery import Delivery, error_reply
 from fluster_bus.core.errors import (
     ClosedError,
@@ -195,7 +195,7 @@ async def test_a_registry_tells_who_is_there_and_who_comes_and_goes(registry: Re
     for each in (first, other):
         await registry.register(each)
     seen: list[object] = []
-    async with asyncio.timeout(60), aclosing(registry.table.watch(subjects.endpoints_named("calc"))) as changes:
+    async with asyncio.timeout(60), aclosing(registry.table.watch(buckets.endpoints_named("calc"))) as changes:
         async for change in changes:
             match change:
                 case Row():

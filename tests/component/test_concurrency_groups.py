@@ -12,7 +12,7 @@ import pytest
 from fluster.actors import actor, method
 from fluster.actors.server import host
 from fluster.errors import MailboxFullError
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from tests.component.actor_env import NAMESPACE, TIMEOUT_S, Env, Gate
 
 
@@ -185,7 +185,7 @@ def test_what_runs_holds_up_neither_the_connection_nor_the_lease(
     futures = [pool.submit().compute(), pool.submit().block_the_loop()]
     for _ in futures:
         assert blocking.running.acquire(timeout=TIMEOUT_S)
-    subject = subjects.watch_endpoints(NAMESPACE, subjects.endpoints_named("blocking"))
+    subject = subjects.watch_endpoints(NAMESPACE, buckets.endpoints_named("blocking"))
     cluster = shared.cluster()
     cluster.portal.run(cluster.asynchronous.bus.subscribe, subject, lambda _registration: renewed.release())
     for _ in range(3):

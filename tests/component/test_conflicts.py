@@ -12,7 +12,7 @@ from fluster.cluster.jobs.job_states import JobStates
 from fluster.cluster.jobs.submissions import Submissions
 from fluster.errors import JobRefusedError
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobId, JobStatus, Look, TaskError, TaskRecord
@@ -42,7 +42,7 @@ MINE = JobId("mine")
 
 
 def _key(attempt: int, task: int = 0, job_id: JobId = MINE) -> str:
-    return subjects.attempt_key(NS, job_id, task, attempt)
+    return buckets.attempt_key(NS, job_id, task, attempt)
 
 
 async def _check_told(bus: Bus, *ends: JobStatus) -> None:
@@ -131,7 +131,7 @@ async def test_a_job_is_replaced_when_it_is_gone_with_what_it_launched(
         await worker.end(_key(2, task))
     info = await cluster.wait(MINE, timeout=60)
     assert (info.status, info.name, info.first_attempt, len(info.tasks)) == (S, "new", 2, 2)
-    rows = await tasks_table(controller.bus, NS).rows(subjects.task_key_of_any(MINE))
+    rows = await tasks_table(controller.bus, NS).rows(buckets.task_key_of_any(MINE))
     assert sorted((row.value.task, row.value.attempt) for row in rows) == [(0, 2), (1, 2)]
     assert started_at_most_once(worker)
 

@@ -11,7 +11,7 @@ import pytest
 
 from fluster.cluster.client import AsyncCluster
 from fluster.errors import JobNotFoundError, JobRefusedError
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import Capacity, JobId, JobRecord, JobStatus, OfferReply, ResourceConfig, TaskRecord, WorkerId
 from fluster_bus.messages.workers import Offer
@@ -68,7 +68,7 @@ async def test_a_job_from_submit_to_end(cluster: AsyncCluster, start_worker: Sta
         await cluster.list_jobs(limit="x")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="reason=5: give a text"):
         await cluster.terminate(job_id, reason=5)  # type: ignore[arg-type]
-    assert worker.starts == [subjects.attempt_key(NS, job_id, 0, 1)]
+    assert worker.starts == [buckets.attempt_key(NS, job_id, 0, 1)]
     await check_events(cluster.bus, [job_id])
 
 
@@ -97,7 +97,7 @@ async def test_first_come_first_served(
         await worker.end(worker.now_held()[0])
     await cluster.wait(jobs, timeout=60)
     order = [info.job_id for info in reversed(await cluster.list_jobs())]
-    assert worker.starts == [subjects.attempt_key(NS, job_id, 0, 1) for job_id in order]
+    assert worker.starts == [buckets.attempt_key(NS, job_id, 0, 1) for job_id in order]
 
 
 async def test_a_smaller_job_goes_past_one_that_does_not_fit_now(
@@ -110,8 +110,8 @@ async def test_a_smaller_job_goes_past_one_that_does_not_fit_now(
     small = await cluster.launch(job_request("small", cpu=1))
     assert (await cluster.wait(small, timeout=60)).status is S
     assert (await cluster.poll(larger)).status is JobStatus.PENDING
-    await worker.end(subjects.attempt_key(NS, large, 0, 1))
-    await wait_until_async(lambda: subjects.attempt_key(NS, larger, 0, 1) in worker.held)
+    await worker.end(buckets.attempt_key(NS, large, 0, 1))
+    await wait_until_async(lambda: buckets.attempt_key(NS, larger, 0, 1) in worker.held)
 
 
 async def test_sizes_between_two_levels_are_placed_too(cluster: AsyncCluster, start_worker: StartWorker) -> None:
@@ -209,7 +209,7 @@ async def test_a_record_that_changes_while_others_are_written_is_not_overwritten
     """Both tasks are to be stopped; one succeeds while the wish for the other is being written."""
     worker = await start_worker(plan=STAY_RUNNING)
     job_id = await cluster.launch(job_request(replicas=2))
-    first, second = (subjects.attempt_key(NS, job_id, task, 1) for task in (0, 1))
+    first, second = (buckets.attempt_key(NS, job_id, task, 1) for task in (0, 1))
     await wait_until_async(lambda: worker.now_held() == [first, second])
     table = controller.controller.records[NS]
     update, written, go_on = table.update, asyncio.Event(), asyncio.Event()
@@ -300,7 +300,7 @@ async def test_a_job_ends_with_its_parent(cluster: AsyncCluster, start_worker: S
     child = await cluster.launch(job_request("child", parent=parent))
     grandchild = await cluster.launch(job_request("grandchild", parent=child))
     await wait_until_async(lambda: len(worker.held) == 3)
-    await worker.end(subjects.attempt_key(NS, parent, 0, 1))
+    await worker.end(buckets.attempt_key(NS, parent, 0, 1))
     ended = await cluster.wait([parent, child, grandchild], timeout=60)
     assert [info.status for info in ended] == [S, K, K]
     late = await cluster.launch(job_request("late", parent=parent))
@@ -317,19 +317,19 @@ async def test_what_an_attempt_launched_ends_before_the_next_begins(
     grandchild = await cluster.launch(job_request("grandchild", parent=child))
     await wait_until_async(lambda: len(worker.held) == 5)
     worker.obeys = False
-    await worker.end(subjects.attempt_key(NS, parent, 1, 1), JobStatus.FAILED)
-    await wait_until_async(lambda: subjects.attempt_key(NS, child, 0, 1) in worker.to_stop)
+    await worker.end(buckets.attempt_key(NS, parent, 1, 1), JobStatus.FAILED)
+    await wait_until_async(lambda: buckets.attempt_key(NS, child, 0, 1) in worker.to_stop)
     assert f"its next attempt begins when what it launched has ended: {child}" in await cluster.explain(parent)
-    await worker.end(subjects.attempt_key(NS, child, 0, 1), K)
+    await worker.end(buckets.attempt_key(NS, child, 0, 1), K)
     assert (await cluster.wait(child, timeout=60)).status is K
-    await wait_until_async(lambda: subjects.attempt_key(NS, grandchild, 0, 1) in worker.to_stop)
+    await wait_until_async(lambda: buckets.attempt_key(NS, grandchild, 0, 1) in worker.to_stop)
     assert (await cluster.poll(parent)).tasks[1].attempt == 1
     late = await cluster.launch(job_request("late", parent=parent, parent_task=0, parent_attempt=1))
     with pytest.raises(JobRefusedError, match="attempt 1 of its parent"):
         await cluster.launch(job_request("later", parent=parent, parent_task=1, parent_attempt=1))
-    await worker.end(subjects.attempt_key(NS, grandchild, 0, 1), K)
-    await wait_until_async(lambda: subjects.attempt_key(NS, parent, 1, 2) in worker.held)
-    await wait_until_async(lambda: subjects.attempt_key(NS, late, 0, 1) in worker.starts)
+    await worker.end(buckets.attempt_key(NS, grandchild, 0, 1), K)
+    await wait_until_async(lambda: buckets.attempt_key(NS, parent, 1, 2) in worker.held)
+    await wait_until_async(lambda: buckets.attempt_key(NS, late, 0, 1) in worker.starts)
     assert [(await cluster.poll(job)).status for job in (sibling, late)] == [JobStatus.RUNNING] * 2
 
 
@@ -361,8 +361,8 @@ async def test_the_tasks_of_a_lost_worker_run_elsewhere(
         task = ended[0].tasks[0]
         assert (task.attempt, task.preemptions, task.failures, task.worker_id) == (2, 1, 0, "other")
         assert f"worker lost was not heard for {IMPATIENT.worker_timeout_s:g} s" in ended[1].error_message
-        assert other.starts == [subjects.attempt_key(NS, jobs[0], 0, 2)]
-        assert not await lost.end(subjects.attempt_key(NS, jobs[0], 0, 1)), "its word does not count any more"
+        assert other.starts == [buckets.attempt_key(NS, jobs[0], 0, 2)]
+        assert not await lost.end(buckets.attempt_key(NS, jobs[0], 0, 1)), "its word does not count any more"
         assert (await cluster.poll(jobs[0])).status is S
         await wait_until_async(lambda: are_registered(cluster, {"other"}))
         lost.silent = False  # it comes back, hears that it is not known, and registers again

@@ -74,6 +74,7 @@ run_daemon(serve, address=BusAddress.from_environment(), name="begun-twice", rea
 # As while a group of servers elects one that leads the stream.
 _UNHEARD = """
 import asyncio, sys
+from fluster_bus.core import server_subjects
 from fluster_bus.core import subjects
 from fluster_bus.access.address import BusAddress
 from fluster_bus.storage.streams import leaders_table
@@ -84,7 +85,7 @@ starts = []
 async def serve(bus, ready):
     starts.append(bus)
     if len(starts) == 1:
-        await bus.request(subjects.direct_get("none"), b"{}")
+        await bus.request(server_subjects.direct_get("none"), b"{}")
     if len(starts) == 2:
         await leaders_table(bus).get("leader")
     ready()

@@ -8,7 +8,7 @@ import pytest
 
 from fluster.cluster.client import AsyncCluster
 from fluster.errors import JobRefusedError
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobId, JobStatus
 from fluster_bus.server import EmbeddedServer
@@ -38,11 +38,11 @@ async def test_a_job_starts_when_the_others_have_succeeded(cluster: AsyncCluster
     assert (info.status, info.tasks, info.after) == (JobStatus.PENDING, (), (first, second))
     await wait_until_async(lambda: len(worker.held) == 2)
     assert await cluster.explain(last) == f"waits for 2 jobs: {first} (RUNNING) and {second} (RUNNING)"
-    await worker.end(subjects.attempt_key(NS, first, 0, 1))
+    await worker.end(buckets.attempt_key(NS, first, 0, 1))
     await cluster.wait(first, timeout=60)
     assert await cluster.explain(last) == f"waits for job {second}, which is RUNNING"
-    await worker.end(subjects.attempt_key(NS, second, 0, 1))
-    wanted = [subjects.attempt_key(NS, last, task, 1) for task in (0, 1)]
+    await worker.end(buckets.attempt_key(NS, second, 0, 1))
+    wanted = [buckets.attempt_key(NS, last, task, 1) for task in (0, 1)]
     await wait_until_async(lambda: worker.now_held() == wanted)
     for key in wanted:
         await worker.end(key)
@@ -115,15 +115,15 @@ async def test_who_waits_for_whom_survives_the_controller(
         await wait_until_async(lambda: len(worker.held) == 1)
         await controller.stop()
         # No controller is there when it ends, nor when another is submitted that waits for one that is not recorded yet.
-        await worker.end(subjects.attempt_key(NS, first, 0, 1))
+        await worker.end(buckets.attempt_key(NS, first, 0, 1))
         third = await cluster.launch(job_request("third"))
         fourth = await cluster.launch(job_request("fourth", after=(third,)))
         await start_controller()
-        wanted = sorted(subjects.attempt_key(NS, job, task, 1) for job, task in ((second, 0), (second, 1), (third, 0)))
+        wanted = sorted(buckets.attempt_key(NS, job, task, 1) for job, task in ((second, 0), (second, 1), (third, 0)))
         await wait_until_async(lambda: worker.now_held() == wanted)
         for key in wanted:
             await worker.end(key)
-        await wait_until_async(lambda: worker.now_held() == [subjects.attempt_key(NS, fourth, 0, 1)])
+        await wait_until_async(lambda: worker.now_held() == [buckets.attempt_key(NS, fourth, 0, 1)])
         await worker.end(worker.now_held()[0])
         ended = await cluster.wait([first, second, third, fourth], timeout=60)
         assert {info.status for info in ended} == {S}

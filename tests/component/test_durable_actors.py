@@ -28,7 +28,7 @@ from fluster.errors import (
 )
 from fluster.testing import LocalActors
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.errors import DisconnectedError, MessageTooLargeError, RequestTimeoutError, ServiceError
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import HandledCalls, SavedState
@@ -140,11 +140,11 @@ def supersede(on: Env, name: str) -> None:
 
     async def take(bus: Bus) -> None:
         handled = streams.handled_table(bus, NAMESPACE)
-        row = await handled.get(subjects.handled_key(name))
+        row = await handled.get(buckets.handled_key(name))
         assert row is not None
         await handled.update(row.key, HandledCalls(instance="other", sequence=row.value.sequence), row.revision)
         states = streams.states_table(bus, NAMESPACE)
-        state = await states.get(subjects.state_key(name))
+        state = await states.get(buckets.state_key(name))
         assert state is not None
         await states.update(state.key, state.value.model_copy(update={"instance": "other"}), state.revision)
 
@@ -265,7 +265,7 @@ def change_stream(on: Env, **changes: Any) -> None:
     """Give the stream of calls other limits."""
 
     async def change(bus: Bus) -> None:
-        config = (await bus.jetstream.stream_info(subjects.calls_stream(NAMESPACE))).config
+        config = (await bus.jetstream.stream_info(buckets.calls_stream(NAMESPACE))).config
         await bus.jetstream.update_stream(config.evolve(**changes))
 
     on_bus(on, change)
@@ -572,7 +572,7 @@ def test_what_a_timer_saves_forgets_no_call_that_saved_before(shared: Env) -> No
     found: list[SavedState] = []
 
     async def look(bus: Bus) -> None:
-        row = await streams.states_table(bus, NAMESPACE).get(subjects.state_key("saving-ticker"))
+        row = await streams.states_table(bus, NAMESPACE).get(buckets.state_key("saving-ticker"))
         assert row is not None
         found.append(row.value)
 
@@ -601,7 +601,7 @@ def test_a_write_whose_acknowledgement_was_lost_is_known_by_what_it_wrote(
 
     async def lose(self: Table[Any], key: str, value: Any, revision: int) -> int:
         written = await update(self, key, value, revision)
-        if key != subjects.state_key(name):
+        if key != buckets.state_key(name):
             return written
         monkeypatch.setattr(Table, "update", update)
         raise DisconnectedError("the acknowledgement is lost")
@@ -730,7 +730,7 @@ def purge_calls(on: Env, name: str, **which: int) -> None:
     async def purge(bus: Bus) -> None:
         request = {"filter": subjects.durable_calls(NAMESPACE, name), **which}
         answer = await bus.request(
-            subjects.stream_purge(subjects.calls_stream(NAMESPACE)), json.dumps(request).encode()
+            server_subjects.stream_purge(buckets.calls_stream(NAMESPACE)), json.dumps(request).encode()
         )
         assert json.loads(answer.data)["success"]
 
@@ -750,10 +750,10 @@ def test_an_operator_removes_the_call_of_which_processes_die(shared: Env) -> Non
     sequences: list[int] = []
 
     async def look(bus: Bus) -> None:
-        row = await streams.handled_table(bus, NAMESPACE).get(subjects.handled_key("poisoned"))
+        row = await streams.handled_table(bus, NAMESPACE).get(buckets.handled_key("poisoned"))
         assert row is not None
         question = {"seq": row.value.sequence + 1, "next_by_subj": subjects.durable_calls(NAMESPACE, "poisoned")}
-        stream = subjects.direct_get(subjects.calls_stream(NAMESPACE))
+        stream = server_subjects.direct_get(buckets.calls_stream(NAMESPACE))
         answer = await bus.request(stream, json.dumps(question).encode())
         assert answer.headers is not None
         sequences.append(int(answer.headers["Nats-Sequence"]))
@@ -775,9 +775,9 @@ def test_whom_an_operator_removed_leaves_nothing_to_the_next(shared: Env) -> Non
     purge_calls(shared, "removed")
 
     async def remove(bus: Bus) -> None:
-        await streams.handled_table(bus, NAMESPACE).delete(subjects.handled_key("removed"))
-        await streams.states_table(bus, NAMESPACE).delete(subjects.state_key("removed"))
-        await streams.seats_table(bus, NAMESPACE).delete(subjects.seat_key("removed"))
+        await streams.handled_table(bus, NAMESPACE).delete(buckets.handled_key("removed"))
+        await streams.states_table(bus, NAMESPACE).delete(buckets.state_key("removed"))
+        await streams.seats_table(bus, NAMESPACE).delete(buckets.seat_key("removed"))
 
     on_bus(shared, remove, Role.OPERATOR)
     ran: list[Any] = []

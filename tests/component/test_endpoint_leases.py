@@ -11,7 +11,7 @@ import pytest
 from fluster.actors import ActorServer
 from fluster.cluster import Cluster
 from fluster.cluster.client import AsyncCluster
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import ServiceError
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import (
@@ -53,12 +53,12 @@ async def test_endpoints_of_an_attempt_go_with_it(
         await registry.register(registry.endpoint("calc", address, job_id=job_id, task=0, attempt=1))
     early = await registry.register(registry.endpoint("calc", "early", job_id=job_id, task=0, attempt=2))
     assert len(await cluster.lookup_endpoints("calc")) == 3
-    await worker.end(subjects.attempt_key(NS, job_id, 0, 1), F)
+    await worker.end(buckets.attempt_key(NS, job_id, 0, 1), F)
     for address in ("one", "two"):
         await wait_until_async(lambda: _registered(registry, address, there=False))  # noqa: B023
-    await wait_until_async(lambda: worker.now_held() == [subjects.attempt_key(NS, job_id, 0, 2)])
+    await wait_until_async(lambda: worker.now_held() == [buckets.attempt_key(NS, job_id, 0, 2)])
     assert await cluster.lookup_endpoints("calc") == [early]
-    await worker.end(subjects.attempt_key(NS, job_id, 0, 2))
+    await worker.end(buckets.attempt_key(NS, job_id, 0, 2))
     await wait_until_async(lambda: _registered(registry, "early", there=False))
 
 
@@ -76,7 +76,7 @@ async def test_a_cluster_tells_programs_how_long_a_lease_is(
         assert left.lease_s == 1
 
         async def is_renewed() -> bool:
-            (row,) = await asyncio.to_thread(cluster.portal.run, table.rows, subjects.endpoints_named("calc"))
+            (row,) = await asyncio.to_thread(cluster.portal.run, table.rows, buckets.endpoints_named("calc"))
             seen.add(row.revision)
             return len(seen) >= 6  # some two leases
 
@@ -156,12 +156,12 @@ async def test_garbage_in_the_registry_stops_nobody(
 ) -> None:
     """Jobs may write to it."""
     job = await connect_bus(own_server, Role.JOB, NS)
-    bucket = subjects.endpoints_bucket(NS)
+    bucket = buckets.endpoints_bucket(NS)
     foreign = Endpoint.model_construct(
         endpoint_id=EndpointId("*"), name="calc", address="x", namespace=NS, job_id=JobId("a.>"), task=-1
     )
     for key, data in (("calc.-.0.0.e1", b"nonsense"), ("odd", b"{}"), ("calc.-.0.0.e2", foreign.to_json())):
-        await job.request(subjects.bucket_key(bucket, key), data)
+        await job.request(buckets.bucket_key(bucket, key), data)
     registry = Registry(job, NS)
     good = await registry.register(registry.endpoint("calc", "here"))
     stale = await registry.register(registry.endpoint("calc", "there", job_id=JobId("nobody")))

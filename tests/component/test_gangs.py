@@ -14,7 +14,7 @@ import pytest
 
 from fluster.cluster.client import AsyncCluster
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import (
     Capacity,
@@ -88,11 +88,11 @@ def _states(info: JobInfo) -> list[JobStatus]:
 
 
 def _key(job_id: JobId, task: int, attempt: int = 1) -> str:
-    return subjects.attempt_key(NS, job_id, task, attempt)
+    return buckets.attempt_key(NS, job_id, task, attempt)
 
 
 async def _task(bus: Bus, job_id: JobId, task: int) -> TaskRecord:
-    row = await tasks_table(bus, NS).get(subjects.task_key(job_id, task))
+    row = await tasks_table(bus, NS).get(buckets.task_key(job_id, task))
     assert row is not None
     return row.value
 

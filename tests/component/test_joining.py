@@ -10,7 +10,7 @@ import pytest
 
 from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import CredentialsError, ServiceError
 from fluster_bus.core.roles import Role
 from fluster_bus.messages.workers import JoinReply, JoinRequest
@@ -76,7 +76,7 @@ def _public(folder: Path) -> str:
 
 
 async def _uses(controller: Controller, token: JoinToken) -> dict[str, str]:
-    row = await join_tokens_table(controller.bus).get(subjects.join_token_key(token.token_id))
+    row = await join_tokens_table(controller.bus).get(buckets.join_token_key(token.token_id))
     assert row is not None
     return dict(row.value.used_by)
 
@@ -89,9 +89,9 @@ async def test_a_token_is_exchanged_for_the_credentials_of_one_worker(
     await join(JoinToken.parse(token.to_text()), "w1", folder)
     worker = await Bus.connect(BusAddress.parse(str(folder.worker_file)), name="w1")
     assert (worker.address.user, worker.address.namespaces) == ("w1", ("default",))
-    await worker.request(subjects.bucket_key(subjects.WORKERS_BUCKET, "w1"), b"{}")  # its own row
+    await worker.request(buckets.bucket_key(buckets.WORKERS_BUCKET, "w1"), b"{}")  # its own row
     with pytest.raises(CredentialsError):
-        await worker.request(subjects.bucket_key(subjects.WORKERS_BUCKET, "w2"), b"{}")
+        await worker.request(buckets.bucket_key(buckets.WORKERS_BUCKET, "w2"), b"{}")
     await worker.close()
     job = await Bus.connect(BusAddress.parse(str(folder.job_files()["default"])), name="job")
     await job.request(subjects.jobs_verb("default", "list"), b"{}")
@@ -151,7 +151,7 @@ async def test_a_token_is_good_for_its_namespaces_until_its_time(
     token = await register.create(["default"], uses=1, lifetime_s=60)
     with pytest.raises(ServiceError, match="good for default, not for other"):
         await join(token, "w1", JoinedFolder(tmp_path / "w1"), ["other"])
-    table, key = join_tokens_table(controller.bus), subjects.join_token_key(token.token_id)
+    table, key = join_tokens_table(controller.bus), buckets.join_token_key(token.token_id)
     row = await table.get(key)
     assert row is not None
     await table.put(key, row.value.model_copy(update={"expires_at": 1.0}))  # before its user's own credentials end
@@ -218,7 +218,7 @@ async def test_a_controller_without_keys_says_so(
 
 async def test_what_is_expired_is_forgotten_with_the_next_token(controller: Controller, register: JoinRegister) -> None:
     old = await register.create(["default"], uses=1, lifetime_s=60)
-    table, key = join_tokens_table(controller.bus), subjects.join_token_key(old.token_id)
+    table, key = join_tokens_table(controller.bus), buckets.join_token_key(old.token_id)
     row = await table.get(key)
     assert row is not None
     await table.put(key, row.value.model_copy(update={"expires_at": 1.0}))

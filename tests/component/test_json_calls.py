@@ -10,7 +10,7 @@ from fluster.actors.client.json_calls import call_in_json
 from fluster.cluster import Cluster
 from fluster.errors import ActorDiedError
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.errors import NoRespondersError, RequestTimeoutError
 from fluster_bus.core.roles import Role
@@ -101,6 +101,6 @@ def test_where_the_registry_cannot_be_read_the_bus_chooses_a_member(env: Env) ->
     cluster = env.cluster()
     env.serve("served", Calculator())
     bus = cluster.asynchronous.bus
-    stream = subjects.bucket_stream(subjects.endpoints_bucket(NAMESPACE))
+    stream = buckets.bucket_stream(buckets.endpoints_bucket(NAMESPACE))
     cluster.portal.run(bus.request, f"$JS.API.STREAM.DELETE.{stream}")
     assert _add(cluster, "served") == 7

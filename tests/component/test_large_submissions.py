@@ -10,7 +10,7 @@ import pytest
 
 from fluster.cluster.client import AsyncCluster
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import NamespaceFullError, RequestTimeoutError
 from fluster_bus.core.roles import Role
 from fluster_bus.core.stream_bounds import MIN_BUDGET_BYTES, PAYLOADS, REQUESTS, NamespaceBounds, shares, stream_of
@@ -177,7 +177,7 @@ async def test_a_submission_that_was_recorded_and_comes_again_is_not_refused_for
     job = await client.launch(_large())
 
     async def is_settled() -> bool:
-        return (await operator.jetstream.stream_info(subjects.SUBMIT_STREAM)).state.messages == 0
+        return (await operator.jetstream.stream_info(buckets.SUBMIT_STREAM)).state.messages == 0
 
     await wait_until_async(is_settled)
     assert lost.is_set()

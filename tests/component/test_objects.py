@@ -11,7 +11,7 @@ import pytest
 from nats.js import JetStreamContext
 
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import (
     CredentialsError,
     ObjectCorruptError,
@@ -44,7 +44,7 @@ def jetstream(store: ObjectStore) -> JetStreamContext:
 
 
 async def _count(store: ObjectStore) -> int:
-    info = await jetstream(store).stream_info(subjects.objects_stream(BUNDLES.name, store.namespace))
+    info = await jetstream(store).stream_info(buckets.objects_stream(BUNDLES.name, store.namespace))
     return info.state.messages
 
 
@@ -86,9 +86,9 @@ async def test_the_same_is_stored_once(store: ObjectStore) -> None:
     data = os.urandom(3 * CHUNK_BYTES)
     sha256 = await store.put(data)
     stored = await _count(store)
-    info = await jetstream(store).stream_info(subjects.objects_stream(BUNDLES.name, store.namespace))
+    info = await jetstream(store).stream_info(buckets.objects_stream(BUNDLES.name, store.namespace))
     assert await store.put(data) == await store.put_file(io.BytesIO(data)) == sha256
-    again = await jetstream(store).stream_info(subjects.objects_stream(BUNDLES.name, store.namespace))
+    again = await jetstream(store).stream_info(buckets.objects_stream(BUNDLES.name, store.namespace))
     assert await _count(store) == stored
     assert again.state.last_seq == info.state.last_seq, "nothing was sent"
 
@@ -97,7 +97,7 @@ async def test_what_lost_a_chunk_is_stored_anew(store: ObjectStore, tmp_path: Pa
     """As when newer objects took its room: the oldest messages go first."""
     data = os.urandom(3 * CHUNK_BYTES)
     sha256 = await store.put(data)
-    stream = subjects.objects_stream(BUNDLES.name, store.namespace)
+    stream = buckets.objects_stream(BUNDLES.name, store.namespace)
     config = (await jetstream(store).stream_info(stream)).config
     await jetstream(store).update_stream(config.evolve(max_msgs=2))
     with pytest.raises(ObjectNotFoundError, match="newer ones take their room"):

@@ -9,7 +9,7 @@ import pytest
 from fluster.cluster.client import AsyncCluster
 from fluster.errors import JobRefusedError
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobId, OwnerReply, OwnerRequest
 from fluster_bus.server import EmbeddedServer
@@ -23,7 +23,7 @@ MINE = JobId("mine")
 
 
 def _key(attempt: int, job_id: JobId = MINE) -> str:
-    return subjects.attempt_key(NS, job_id, 0, attempt)
+    return buckets.attempt_key(NS, job_id, 0, attempt)
 
 
 async def _tell_end(bus: Bus, owner: str) -> int:

@@ -17,7 +17,7 @@ from nats.aio.msg import Msg
 
 from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.roles import Role, User
 from fluster_bus.core.stream_bounds import BUNDLES, PAYLOADS
 from fluster_bus.provisioning import provisioning
@@ -98,15 +98,15 @@ async def _furnish(server: GuardedServer) -> None:
 
 
 def _record(namespace: str) -> str:
-    return subjects.bucket_key(subjects.jobs_bucket(namespace), "train-1")
+    return buckets.bucket_key(buckets.jobs_bucket(namespace), "train-1")
 
 
 def _seat(namespace: str) -> str:
-    return subjects.bucket_key(subjects.actors_bucket(namespace), subjects.seat_key("ledger"))
+    return buckets.bucket_key(buckets.actors_bucket(namespace), buckets.seat_key("ledger"))
 
 
 def _entry(namespace: str, name: str = "calculator") -> str:
-    return subjects.bucket_key(subjects.endpoints_bucket(namespace), f"{name}.-.0.0.e1")
+    return buckets.bucket_key(buckets.endpoints_bucket(namespace), f"{name}.-.0.0.e1")
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ async def connect(server: GuardedServer) -> AsyncIterator[Connect]:
 
 
 async def _stored(operator: Peer, bucket: str, subject: str) -> bytes:
-    return (await operator.ask(f"{subjects.direct_get(subjects.bucket_stream(bucket))}.{subject}")).data
+    return (await operator.ask(f"{server_subjects.direct_get(buckets.bucket_stream(bucket))}.{subject}")).data
 
 
 # ---- at the door ----------------------------------------------------------------------------------------
@@ -146,9 +146,9 @@ async def test_what_proves_one_user_is_good_for_that_one_only(server: GuardedSer
 
 # ---- what is forbidden ----------------------------------------------------------------------------------
 
-RECORDS = subjects.bucket_stream(subjects.jobs_bucket(OURS))
-REGISTRY = subjects.bucket_stream(subjects.endpoints_bucket(OURS))
-THEIR_REGISTRY = subjects.bucket_stream(subjects.endpoints_bucket(THEIRS))
+RECORDS = buckets.bucket_stream(buckets.jobs_bucket(OURS))
+REGISTRY = buckets.bucket_stream(buckets.endpoints_bucket(OURS))
+THEIR_REGISTRY = buckets.bucket_stream(buckets.endpoints_bucket(THEIRS))
 
 # Neither a job nor a client may send there.
 NOT_TO_SEND = [
@@ -166,20 +166,20 @@ NOT_TO_SEND = [
     subjects.durable_calls(THEIRS, "ledger"),
     subjects.trim_calls(THEIRS),
     _seat(THEIRS),
-    subjects.direct_get(subjects.calls_stream(THEIRS)),
-    f"{subjects.direct_get(subjects.bucket_stream(subjects.actors_bucket(THEIRS)))}.{_seat(THEIRS)}",
-    f"{subjects.direct_get(THEIR_REGISTRY)}.{_entry(THEIRS)}",
-    subjects.direct_get(THEIR_REGISTRY),
-    subjects.direct_get(subjects.logs_stream(THEIRS)),
+    server_subjects.direct_get(buckets.calls_stream(THEIRS)),
+    f"{server_subjects.direct_get(buckets.bucket_stream(buckets.actors_bucket(THEIRS)))}.{_seat(THEIRS)}",
+    f"{server_subjects.direct_get(THEIR_REGISTRY)}.{_entry(THEIRS)}",
+    server_subjects.direct_get(THEIR_REGISTRY),
+    server_subjects.direct_get(buckets.logs_stream(THEIRS)),
     subjects.object_part(BUNDLES.name, THEIRS, "0" * 64, 0),
     subjects.object_manifest(BUNDLES.name, THEIRS, "0" * 64),
     subjects.object_part(PAYLOADS.name, THEIRS, "0" * 64, 0),
-    subjects.direct_get(subjects.objects_stream(PAYLOADS.name, THEIRS)),
-    subjects.direct_get(subjects.objects_stream(BUNDLES.name, THEIRS)),
-    f"{subjects.direct_get(subjects.objects_stream(BUNDLES.name, THEIRS))}.{subjects.object_part(BUNDLES.name, THEIRS, '0' * 64, 0)}",
+    server_subjects.direct_get(buckets.objects_stream(PAYLOADS.name, THEIRS)),
+    server_subjects.direct_get(buckets.objects_stream(BUNDLES.name, THEIRS)),
+    f"{server_subjects.direct_get(buckets.objects_stream(BUNDLES.name, THEIRS))}.{subjects.object_part(BUNDLES.name, THEIRS, '0' * 64, 0)}",
     subjects.result_part(THEIRS, "train-1", 0, 1, 0),
     subjects.secrets(THEIRS, "token"),
-    subjects.direct_get(subjects.results_stream(THEIRS)),
+    server_subjects.direct_get(buckets.results_stream(THEIRS)),
     f"{User(Role.JOB, THEIRS).inbox[:-1]}token",
     f"{User(Role.CLIENT, THEIRS).inbox[:-1]}token",
     # the cluster's own
@@ -188,18 +188,18 @@ NOT_TO_SEND = [
     subjects.capacity(),
     subjects.dispatch(OURS, "cpu", "any", 0, cpu="c1", memory="m1024"),
     subjects.dispatch(THEIRS, "cpu", "any", 0, cpu="c1", memory="m1024"),
-    subjects.bucket_key(subjects.WORKERS_BUCKET, "w1"),
+    buckets.bucket_key(buckets.WORKERS_BUCKET, "w1"),
     f"{User(Role.SERVICE).inbox[:-1]}token",
     # records, history and what is said of them in its own namespace
     _record(OURS),
-    f"{subjects.direct_get(RECORDS)}.{_record(OURS)}",
+    f"{server_subjects.direct_get(RECORDS)}.{_record(OURS)}",
     subjects.logs(OURS, "train-1", "0", "1", "stdout"),
     subjects.events(OURS, "train-1"),
     subjects.result_part(OURS, "train-1", 0, 1, 0),  # else others would unpickle what a stranger made
-    f"$JS.API.STREAM.PURGE.{subjects.results_stream(OURS)}",
-    subjects.direct_get(subjects.secrets_stream(OURS)),
-    f"{subjects.direct_get(subjects.secrets_stream(OURS))}.{subjects.secrets(OURS, 'token')}",
-    f"$JS.API.STREAM.PURGE.{subjects.secrets_stream(OURS)}",
+    f"$JS.API.STREAM.PURGE.{buckets.results_stream(OURS)}",
+    server_subjects.direct_get(buckets.secrets_stream(OURS)),
+    f"{server_subjects.direct_get(buckets.secrets_stream(OURS))}.{subjects.secrets(OURS, 'token')}",
+    f"$JS.API.STREAM.PURGE.{buckets.secrets_stream(OURS)}",
     subjects.watch_jobs(OURS, "train-1"),
     subjects.watch_endpoints(OURS, "calculator.-.0.0.e1"),
     # JetStream beyond direct reads: consumers can make it send to any subject
@@ -210,26 +210,26 @@ NOT_TO_SEND = [
     f"$JS.API.STREAM.DELETE.{REGISTRY}",
     f"$JS.API.STREAM.PURGE.{REGISTRY}",
     f"$JS.API.STREAM.MSG.GET.{RECORDS}",
-    subjects.message_delete(REGISTRY),
+    server_subjects.message_delete(REGISTRY),
     # backups
-    subjects.STREAM_NAMES,
-    subjects.message_get(REGISTRY),
+    server_subjects.STREAM_NAMES,
+    server_subjects.message_get(REGISTRY),
     f"$JS.API.STREAM.SNAPSHOT.{REGISTRY}",
     f"$JS.SNAPSHOT.ACK.{REGISTRY}.token",
-    subjects.stream_restore(REGISTRY),
+    server_subjects.stream_restore(REGISTRY),
     f"$JS.SNAPSHOT.RESTORE.{REGISTRY}.token",
-    f"$JS.API.STREAM.PURGE.{subjects.objects_stream(BUNDLES.name, OURS)}",
-    f"$JS.API.STREAM.PURGE.{subjects.objects_stream(PAYLOADS.name, OURS)}",
-    subjects.message_delete(subjects.objects_stream(BUNDLES.name, OURS)),
-    f"$JS.API.STREAM.PURGE.{subjects.calls_stream(OURS)}",
-    subjects.message_delete(subjects.calls_stream(OURS)),
-    f"$JS.API.CONSUMER.CREATE.{subjects.calls_stream(OURS)}",
-    f"$JS.API.CONSUMER.CREATE.{subjects.objects_stream(BUNDLES.name, OURS)}",
+    f"$JS.API.STREAM.PURGE.{buckets.objects_stream(BUNDLES.name, OURS)}",
+    f"$JS.API.STREAM.PURGE.{buckets.objects_stream(PAYLOADS.name, OURS)}",
+    server_subjects.message_delete(buckets.objects_stream(BUNDLES.name, OURS)),
+    f"$JS.API.STREAM.PURGE.{buckets.calls_stream(OURS)}",
+    server_subjects.message_delete(buckets.calls_stream(OURS)),
+    f"$JS.API.CONSUMER.CREATE.{buckets.calls_stream(OURS)}",
+    f"$JS.API.CONSUMER.CREATE.{buckets.objects_stream(BUNDLES.name, OURS)}",
     f"$JS.API.CONSUMER.CREATE.{REGISTRY}",
     f"$JS.API.CONSUMER.CREATE.{REGISTRY}.spy",
     f"$JS.API.CONSUMER.DURABLE.CREATE.{REGISTRY}.spy",
-    f"$JS.API.CONSUMER.MSG.NEXT.{subjects.SUBMIT_STREAM}.{subjects.SUBMIT_CONSUMER}",
-    f"$JS.ACK.{subjects.SUBMIT_STREAM}.{subjects.SUBMIT_CONSUMER}.1.1.1.1.1",
+    f"$JS.API.CONSUMER.MSG.NEXT.{buckets.SUBMIT_STREAM}.{buckets.SUBMIT_CONSUMER}",
+    f"$JS.ACK.{buckets.SUBMIT_STREAM}.{buckets.SUBMIT_CONSUMER}.1.1.1.1.1",
 ]
 
 # Nor listen there.
@@ -290,7 +290,7 @@ async def test_what_tenants_may_not_hear(connect: Connect, role: Role, queue: st
 
 async def test_a_client_serves_nothing(connect: Connect) -> None:
     client = await connect(Role.CLIENT, OURS)
-    for subject in (subjects.actors_of(OURS), subjects.service_verb("PING")):
+    for subject in (subjects.actors_of(OURS), server_subjects.service_verb("PING")):
         await client.client.subscribe(subject)
         assert len(await client.refusals()) == 1
     await client.client.publish(_entry(OURS), b"{}")
@@ -299,14 +299,14 @@ async def test_a_client_serves_nothing(connect: Connect) -> None:
 
 async def test_a_client_sees_who_serves_and_not_what_is_kept(connect: Connect) -> None:
     job, client = await connect(Role.JOB, OURS), await connect(Role.CLIENT, OURS)
-    bucket = subjects.actors_bucket(OURS)
-    state = subjects.bucket_key(bucket, subjects.state_key("ledger"))
+    bucket = buckets.actors_bucket(OURS)
+    state = buckets.bucket_key(bucket, buckets.state_key("ledger"))
     for subject, seen in ((_seat(OURS), b'"seat"'), (state, b'"state"')):
-        assert json.loads((await job.ask(subject, seen)).data)["stream"] == subjects.bucket_stream(bucket)
+        assert json.loads((await job.ask(subject, seen)).data)["stream"] == buckets.bucket_stream(bucket)
         assert await _stored(job, bucket, subject) == seen
     assert await _stored(client, bucket, _seat(OURS)) == b'"seat"'
-    reads = subjects.direct_get(subjects.bucket_stream(bucket))
-    calls = subjects.direct_get(subjects.calls_stream(OURS))
+    reads = server_subjects.direct_get(buckets.bucket_stream(bucket))
+    calls = server_subjects.direct_get(buckets.calls_stream(OURS))
     for subject in (
         f"{reads}.{state}",
         reads,
@@ -324,8 +324,8 @@ async def test_a_client_sees_who_serves_and_not_what_is_kept(connect: Connect) -
 async def test_what_is_kept_of_actors_and_what_calls_carry_is_not_published_again(connect: Connect) -> None:
     job, client = await connect(Role.JOB, OURS), await connect(Role.CLIENT, OURS)
     seen = await client.listen(subjects.watch_any(OURS))
-    bucket = subjects.actors_bucket(OURS)
-    for subject in (subjects.bucket_key(bucket, subjects.state_key("secret")), subjects.durable_calls(OURS, "secret")):
+    bucket = buckets.actors_bucket(OURS)
+    for subject in (buckets.bucket_key(bucket, buckets.state_key("secret")), subjects.durable_calls(OURS, "secret")):
         assert "seq" in json.loads((await job.ask(subject, b"secret")).data)
     message = await asyncio.wait_for(seen.get(), TIMEOUT_S)
     assert (message.subject, message.data) == (subjects.watch_calls(OURS, "secret"), b"")
@@ -357,7 +357,7 @@ async def test_a_gateway_submits_asks_and_watches_for_its_users(
     entry = _entry(OURS, "seen-by-gateway")
     await job.ask(entry, b"{}")
     assert (await asyncio.wait_for(seen.get(), TIMEOUT_S)).data == b"{}"
-    assert (await gateway.ask(f"{subjects.direct_get(REGISTRY)}.{entry}")).data == b"{}"
+    assert (await gateway.ask(f"{server_subjects.direct_get(REGISTRY)}.{entry}")).data == b"{}"
 
 
 # Of what clients may: it answers no requests, calls no actors, and registers nothing.
@@ -373,7 +373,7 @@ _NOT_FOR_A_GATEWAY = (
     "_INBOX.token",
     _entry(OURS),
     _seat(OURS),
-    f"{subjects.direct_get(subjects.bucket_stream(subjects.actors_bucket(OURS)))}.{_seat(OURS)}",
+    f"{server_subjects.direct_get(buckets.bucket_stream(buckets.actors_bucket(OURS)))}.{_seat(OURS)}",
 )
 
 
@@ -393,12 +393,12 @@ async def test_what_a_gateway_may_not(connect: Connect) -> None:
 
 async def test_an_autoscaler_sees_the_workers_and_sends_them_away(connect: Connect) -> None:
     scaler, operator = await connect(Role.AUTOSCALER), await connect(Role.OPERATOR)
-    row = subjects.bucket_key(subjects.WORKERS_BUCKET, "w1")
+    row = buckets.bucket_key(buckets.WORKERS_BUCKET, "w1")
     seen = await scaler.listen(subjects.watch_workers())
     await operator.ask(row, b"{}")
     assert (await asyncio.wait_for(seen.get(), TIMEOUT_S)).data == b"{}"
-    workers = subjects.bucket_stream(subjects.WORKERS_BUCKET)
-    assert (await scaler.ask(f"{subjects.direct_get(workers)}.{row}")).data == b"{}"
+    workers = buckets.bucket_stream(buckets.WORKERS_BUCKET)
+    assert (await scaler.ask(f"{server_subjects.direct_get(workers)}.{row}")).data == b"{}"
     for subject in (subjects.worker_verb("w1", "drain"), subjects.vm_trouble(), subjects.workers_list(OURS)):
         await scaler.client.publish(subject, b"{}")
         assert await scaler.refusals() == [], subject
@@ -410,9 +410,9 @@ async def test_an_autoscaler_sees_nothing_of_jobs(connect: Connect) -> None:
     reads = (
         subjects.jobs_submit(OURS),
         subjects.jobs_verb(OURS, "list"),
-        subjects.direct_get(REGISTRY),
-        subjects.direct_get(subjects.logs_stream(OURS)),
-        subjects.direct_get(subjects.events_stream(OURS)),
+        server_subjects.direct_get(REGISTRY),
+        server_subjects.direct_get(buckets.logs_stream(OURS)),
+        server_subjects.direct_get(buckets.events_stream(OURS)),
         subjects.secrets(OURS, "token"),
         *(subjects.worker_verb("w1", verb) for verb in subjects.WORKER_VERBS if verb != "drain"),
     )
@@ -435,7 +435,7 @@ async def test_a_rollup_does_not_wipe_the_others_from_the_registry(connect: Conn
     job, operator = await connect(Role.JOB, OURS), await connect(Role.OPERATOR)
     answer = json.loads((await job.ask(_entry(OURS, "mine"), b"{}", {"Nats-Rollup": rollup})).data)
     assert "rollup not permitted" in answer["error"]["description"]
-    assert await _stored(operator, subjects.endpoints_bucket(OURS), _entry(OURS)) == b'"untouched"'
+    assert await _stored(operator, buckets.endpoints_bucket(OURS), _entry(OURS)) == b'"untouched"'
 
 
 @pytest.mark.parametrize("rollup", ["all", "sub"])
@@ -465,8 +465,8 @@ async def test_a_rollup_does_not_wipe_the_stored_files(connect: Connect, rollup:
         subjects.durable_calls(OURS, "ledger"),
         _seat(OURS),
         subjects.object_part(BUNDLES.name, OURS, "0" * 64, 0),
-        subjects.direct_get(REGISTRY),
-        f"{subjects.direct_get(REGISTRY)}.{_entry(OURS)}",
+        server_subjects.direct_get(REGISTRY),
+        f"{server_subjects.direct_get(REGISTRY)}.{_entry(OURS)}",
     ],
 )
 async def test_no_answer_of_the_server_writes_where_the_asker_may_not(
@@ -479,8 +479,8 @@ async def test_no_answer_of_the_server_writes_where_the_asker_may_not(
     # The answer itself does arrive, at all subscribers: it is the streams that it must not reach.
     await asyncio.wait_for(seen.get(), TIMEOUT_S)
     for namespace in (OURS, THEIRS):
-        assert await _stored(operator, subjects.jobs_bucket(namespace), _record(namespace)) == b'"untouched"'
-        assert await _stored(operator, subjects.endpoints_bucket(namespace), _entry(namespace)) == b'"untouched"'
+        assert await _stored(operator, buckets.jobs_bucket(namespace), _record(namespace)) == b'"untouched"'
+        assert await _stored(operator, buckets.endpoints_bucket(namespace), _entry(namespace)) == b'"untouched"'
 
 
 # ---- what is allowed ------------------------------------------------------------------------------------
@@ -521,7 +521,7 @@ async def test_the_plain_command_with_the_operators_url_calls_and_watches(
     client = await nats.connect(operator.to_url(), **(plain_options(operator) if operator.token else {}))
     try:
         assert (await client.request(subject, b"", TIMEOUT_S)).data == b"said"
-        bucket = await client.jetstream().key_value(subjects.endpoints_bucket(OURS))
+        bucket = await client.jetstream().key_value(buckets.endpoints_bucket(OURS))
         watcher = await bucket.watchall()
         await actor.ask(_entry(OURS, "last"), b"{}")
         keys: list[str] = []
@@ -540,7 +540,7 @@ async def test_a_job_keeps_its_registry_and_watches_it(connect: Connect) -> None
     subject = _entry(OURS, "watched")
     assert json.loads((await job.ask(subject, b"one")).data)["stream"] == REGISTRY
     for peer in (job, client):
-        assert (await peer.ask(f"{subjects.direct_get(REGISTRY)}.{subject}")).data == b"one"
+        assert (await peer.ask(f"{server_subjects.direct_get(REGISTRY)}.{subject}")).data == b"one"
     assert (await asyncio.wait_for(seen.get(), TIMEOUT_S)).data == b"one"
 
 
@@ -549,14 +549,14 @@ async def test_a_submit_is_acknowledged_and_delivered(connect: Connect, role: Ro
     peer, service = await connect(role, OURS), await connect(Role.SERVICE)
     sequence = json.loads((await peer.ask(subjects.jobs_submit(OURS), b"{}")).data)["seq"]
     consumer = await service.client.jetstream().pull_subscribe(
-        subjects.jobs_submit("*"), durable=subjects.SUBMIT_CONSUMER, stream=subjects.SUBMIT_STREAM
+        subjects.jobs_submit("*"), durable=buckets.SUBMIT_CONSUMER, stream=buckets.SUBMIT_STREAM
     )
     delivered = 0
     while delivered < sequence:
         for message in await consumer.fetch(10, TIMEOUT_S):
             await message.ack_sync(TIMEOUT_S)
             delivered = message.metadata.sequence.stream
-    info = await service.client.jetstream().consumer_info(subjects.SUBMIT_STREAM, subjects.SUBMIT_CONSUMER)
+    info = await service.client.jetstream().consumer_info(buckets.SUBMIT_STREAM, buckets.SUBMIT_CONSUMER)
     assert (info.num_ack_pending, info.num_pending) == (0, 0)
 
 
@@ -583,17 +583,19 @@ async def test_tenants_read_logs_and_events_without_a_consumer(connect: Connect)
         inbox = peer.client.new_inbox()
         batch = await peer.listen(inbox)
         request = json.dumps({"seq": 1, "batch": 10, "next_by_subj": subject}).encode()
-        await peer.client.publish(subjects.direct_get(subjects.logs_stream(OURS)), request, reply=inbox)
+        await peer.client.publish(server_subjects.direct_get(buckets.logs_stream(OURS)), request, reply=inbox)
         assert [(await asyncio.wait_for(batch.get(), TIMEOUT_S)).data for _ in range(3)] == [b"one", b"two", b""]
-        last = await peer.ask(f"{subjects.direct_get(subjects.events_stream(OURS))}.{subjects.events(OURS, 'train-1')}")
+        last = await peer.ask(
+            f"{server_subjects.direct_get(buckets.events_stream(OURS))}.{subjects.events(OURS, 'train-1')}"
+        )
         assert last.data == b"{}"
 
 
 async def test_an_actor_is_a_micro_service(connect: Connect) -> None:
     job, operator = await connect(Role.JOB, OURS), await connect(Role.OPERATOR)
-    asked = await job.listen(subjects.service_verb("PING"))
-    await job.listen(subjects.service_verb("INFO", "calculator"))
-    answer = asyncio.create_task(operator.ask(subjects.service_verb("PING")))
+    asked = await job.listen(server_subjects.service_verb("PING"))
+    await job.listen(server_subjects.service_verb("INFO", "calculator"))
+    answer = asyncio.create_task(operator.ask(server_subjects.service_verb("PING")))
     message = await asyncio.wait_for(asked.get(), TIMEOUT_S)
     await message.respond(b"pong")
     assert (await answer).data == b"pong"
@@ -602,9 +604,9 @@ async def test_an_actor_is_a_micro_service(connect: Connect) -> None:
 async def test_what_nobody_stores_is_said_at_once(connect: Connect) -> None:
     operator = await connect(Role.OPERATOR)
     for subject in (
-        subjects.bucket_key("none", "key"),
-        subjects.direct_get("none"),
-        f"{subjects.direct_get('none')}.k",
+        buckets.bucket_key("none", "key"),
+        server_subjects.direct_get("none"),
+        f"{server_subjects.direct_get('none')}.k",
     ):
         with pytest.raises(nats.errors.NoRespondersError):
             await operator.ask(subject)
@@ -612,10 +614,10 @@ async def test_what_nobody_stores_is_said_at_once(connect: Connect) -> None:
 
 async def test_a_signed_worker_writes_of_itself_and_of_the_tasks_of_its_namespaces(tmp_path: Path) -> None:
     def task(namespace: str) -> str:
-        return subjects.bucket_key(subjects.jobs_bucket(namespace), subjects.task_key("train-1", 0))
+        return buckets.bucket_key(buckets.jobs_bucket(namespace), buckets.task_key("train-1", 0))
 
     def row(worker: str) -> str:
-        return subjects.bucket_key(subjects.WORKERS_BUCKET, worker)
+        return buckets.bucket_key(buckets.WORKERS_BUCKET, worker)
 
     with guarded_server("tokens", (OURS, THEIRS), tmp_path) as server:
         worker = await _connect(server.credentials(Role.WORKER, serves=(OURS,)))

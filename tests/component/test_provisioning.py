@@ -13,7 +13,7 @@ from nats.js.api import DiscardPolicy, StreamConfig
 
 from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import StorageError
 from fluster_bus.core.roles import Role
 from fluster_bus.core.stream_bounds import MIN_BUDGET_BYTES, SHARES, SYSTEM_BYTES, NamespaceBounds, shares, stream_of
@@ -94,7 +94,7 @@ async def test_a_stream_is_not_made_smaller_than_what_it_holds(
             await bus.request(subjects.events("a", f"job-{number}"), bytes(1 << 20))
         with caplog.at_level(logging.WARNING):
             await ensure_namespaces(bus, ["a"], NamespaceBounds(budget_bytes=MIN_BUDGET_BYTES))
-        info = await bus.jetstream.stream_info(subjects.events_stream("a"))
+        info = await bus.jetstream.stream_info(buckets.events_stream("a"))
         assert (info.state.messages, info.config.max_bytes) == (20, info.state.bytes)
         assert "FLUSTER_EVENTS_a holds" in caplog.text
         # One that has a setting of its own is as that says.

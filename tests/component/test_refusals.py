@@ -7,7 +7,7 @@ import pytest
 from fluster.cluster.client import AsyncCluster
 from fluster.errors import JobRefusedError
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import ServiceError
 from fluster_bus.core.roles import Role
 from fluster_bus.core.stream_bounds import MAX_INLINE_BYTES
@@ -102,7 +102,7 @@ async def test_a_controller_that_comes_later_tells_of_a_job_that_has_the_id_of_o
         assert (await cluster.wait(job_id, timeout=60)).status is S
         await wait_until_async(lambda: _job_events(first.bus, job_id, [1, 2]))
         table = records_table(first.bus, NS)
-        for row in [*await table.rows(subjects.task_key_of_any(job_id)), *await table.rows(job_id)]:
+        for row in [*await table.rows(buckets.task_key_of_any(job_id)), *await table.rows(job_id)]:
             await table.delete(row.key)
         await first.stop()
         # Looked at on its way: the server forgets what it dropped as doubled only after minutes.
@@ -174,7 +174,7 @@ async def test_what_is_no_job_is_refused_with_an_event(
 
 
 async def _nothing_left(bus: Bus) -> bool:
-    return (await bus.jetstream.stream_info(subjects.SUBMIT_STREAM)).state.messages == 0
+    return (await bus.jetstream.stream_info(buckets.SUBMIT_STREAM)).state.messages == 0
 
 
 async def test_a_namespace_that_the_cluster_does_not_have(

@@ -12,7 +12,7 @@ import pytest
 
 from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, server_subjects
 from fluster_bus.core.errors import BusError, StorageTimeoutError
 from fluster_bus.core.roles import Role
 from fluster_bus.core.stream_bounds import shares, stream_of
@@ -53,7 +53,7 @@ async def _formed(bus: Bus) -> None:
 
     async def is_led() -> bool:
         try:
-            await bus.request(subjects.stream_info("none"), timeout_s=0.3)
+            await bus.request(server_subjects.stream_info("none"), timeout_s=0.3)
         except BusError:
             return False
         return True
@@ -79,7 +79,7 @@ async def test_copies_are_not_given_up_while_a_server_is_away(tmp_path: Path) ->
         async with _connected(group) as bus:
             await _formed(bus)
             await ensure_namespaces(bus, ["a"])
-            await bus.jetstream.delete_stream(subjects.SUBMIT_STREAM)
+            await bus.jetstream.delete_stream(buckets.SUBMIT_STREAM)
             group.kill(2)
             # That server counts: what is made now has three as well, once another one leads.
             assert await retried(lambda _left_s: ensure_system(bus), on=(StorageTimeoutError,), timeout_s=60) == 3
@@ -89,7 +89,7 @@ async def test_copies_are_not_given_up_while_a_server_is_away(tmp_path: Path) ->
 
 async def test_what_is_made_is_there_for_this_connection_and_for_one_that_finds_it(tmp_path: Path) -> None:
     """A server learns that a stream is made before it learns where it is reached, now and then."""
-    stream = subjects.bucket_stream(subjects.CONTROLLERS_BUCKET)
+    stream = buckets.bucket_stream(buckets.CONTROLLERS_BUCKET)
     with group_of_servers(tmp_path) as group:
         async with _connected(group) as maker, _connected(group, 1) as finder:
             await _formed(maker)
@@ -97,7 +97,7 @@ async def test_what_is_made_is_there_for_this_connection_and_for_one_that_finds_
                 await maker.jetstream.delete_stream(stream)
                 for bus in (maker, finder):
                     await ensure_system(bus, Replication(1))
-                    await bus.request(subjects.direct_get(stream), b'{"last_by_subj": "none"}')
+                    await bus.request(server_subjects.direct_get(stream), b'{"last_by_subj": "none"}')
                     await leaders_table(bus).get("none")
 
 
@@ -170,7 +170,7 @@ def _worker(name: str) -> WorkerInfo:
 
 async def _follower(bus: Bus) -> int:
     """The number of a server with a copy that leads neither the streams of workers nor the group."""
-    info = await bus.jetstream.stream_info(subjects.bucket_stream(subjects.WORKERS_BUCKET))
+    info = await bus.jetstream.stream_info(buckets.bucket_stream(buckets.WORKERS_BUCKET))
     assert info.cluster is not None
     return next(number for number in range(3) if f"s{number}" != info.cluster.leader)
 

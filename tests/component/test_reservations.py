@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from fluster.cluster.client import AsyncCluster
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import WorkerId
 from fluster_bus.server import EmbeddedServer
@@ -64,7 +64,7 @@ async def test_a_worker_is_kept_free_for_a_large_task(
             await wait_until_async(lambda: len(other.held) == cpu)
             assert len(free.held) == before - 1, "what ends there is not followed by what is behind the large one"
         await _end_one(free)
-        await wait_until_async(lambda: free.now_held() == [subjects.attempt_key(NS, large, 0, 1)])
+        await wait_until_async(lambda: free.now_held() == [buckets.attempt_key(NS, large, 0, 1)])
         await wait_until_async(lambda: dispatch.reservation is None)
         while len(dispatch.scheduler) or any(worker.held for worker in workers):
             for worker in workers:
@@ -97,7 +97,7 @@ async def test_another_worker_is_kept_free_when_the_first_is_lost(
         await workers[kept].vanish()
         await wait_until_async(lambda: dispatch.reservation is not None and dispatch.reservation[1] == (other,))
         # The tasks of the one that is lost go first: they were submitted before.
-        wanted, held = subjects.attempt_key(NS, large, 0, 1), workers[other].held
+        wanted, held = buckets.attempt_key(NS, large, 0, 1), workers[other].held
         while wanted not in held:
             if held:
                 await _end_one(workers[other])
@@ -119,7 +119,7 @@ async def test_a_gang_that_came_later_does_not_take_the_worker_that_is_kept_free
             await _end_one(worker)
             await wait_until_async(lambda: dispatch.reservation is not None or len(worker.held) == 4)
         gang = await cluster.launch(job_request("gang", gang=True, replicas=2))
-        wanted = subjects.attempt_key(NS, large, 0, 1)
+        wanted = buckets.attempt_key(NS, large, 0, 1)
         while wanted not in worker.held:
             assert not any(gang in key for key in worker.held), "it overtook as well"
             if worker.held:

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets
 from fluster_bus.core.errors import ObjectCorruptError, ObjectNotFoundError, StorageError
 from fluster_bus.core.roles import DEFAULT_NAMESPACE, Role
 from fluster_bus.messages import Namespace
@@ -54,6 +54,6 @@ async def test_without_the_namespace_it_says_so(bus: Bus, monkeypatch: pytest.Mo
 
 
 async def test_old_results_make_room_for_new_ones(bus: Bus, namespace: Namespace) -> None:
-    config = (await bus.jetstream.stream_info(subjects.results_stream(namespace))).config
+    config = (await bus.jetstream.stream_info(buckets.results_stream(namespace))).config
     assert config.max_age == 7 * 86_400
     assert config.max_bytes == 1 << 30

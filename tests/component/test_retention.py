@@ -12,7 +12,7 @@ import pytest
 from fluster.cluster.client import AsyncCluster
 from fluster.errors import JobNotFoundError
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import ObjectNotFoundError
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import (
@@ -99,7 +99,7 @@ async def _keys(bus: Bus) -> list[str]:
 
 
 async def _messages(bus: Bus) -> int:
-    stream = subjects.bucket_stream(subjects.jobs_bucket(NS))
+    stream = buckets.bucket_stream(buckets.jobs_bucket(NS))
     return (await bus.jetstream.stream_info(stream)).state.messages
 
 
@@ -124,7 +124,7 @@ async def test_a_finished_job_goes_with_its_tasks_results_and_marks(
     assert await cluster.list_jobs() == []
     assert running.books.keys() == []
     assert running.events._seen == {}
-    feed = Feed(bus, subjects.events_stream(NS), subject=subjects.events(NS, job_id), watch=subjects.watch_events(NS))
+    feed = Feed(bus, buckets.events_stream(NS), subject=subjects.events(NS, job_id), watch=subjects.watch_events(NS))
     assert len([entry async for entry in feed.stored()]) == 2 + 3 * 4  # what happened stays
 
 
@@ -165,7 +165,7 @@ async def test_of_too_many_the_oldest_go_and_what_runs_stays(
     jobs = []
     for number in range(6):
         jobs.append(await cluster.launch(_request(f"job{number}")))
-        attempt, job = subjects.attempt_key(NS, jobs[-1], 0, 1), JobKey(NS, jobs[-1])
+        attempt, job = buckets.attempt_key(NS, jobs[-1], 0, 1), JobKey(NS, jobs[-1])
         await wait_until_async(functools.partial(worker.held.__contains__, attempt))
         await worker.end(attempt)
         await wait_until_async(functools.partial(_has_ended, running, job))
@@ -190,16 +190,16 @@ async def test_a_parent_stays_until_its_children_have_ended(
     worker = await _start_worker(bus, STAY_RUNNING)
     cluster = await _connect(own_server, stack)
     parent = await cluster.launch(_request("parent"))
-    await wait_until_async(lambda: subjects.attempt_key(NS, parent, 0, 1) in worker.held)
+    await wait_until_async(lambda: buckets.attempt_key(NS, parent, 0, 1) in worker.held)
     child = await cluster.launch(_request("child", parent=parent))
-    await wait_until_async(lambda: subjects.attempt_key(NS, child, 0, 1) in worker.held)
-    await worker.end(subjects.attempt_key(NS, parent, 0, 1))
+    await wait_until_async(lambda: buckets.attempt_key(NS, child, 0, 1) in worker.held)
+    await worker.end(buckets.attempt_key(NS, parent, 0, 1))
 
     async def both_gone() -> bool:
         return await _keys(bus) == []
 
     await wait_until_async(both_gone)
-    feed = Feed(bus, subjects.events_stream(NS), subject=subjects.events(NS, child), watch=subjects.watch_events(NS))
+    feed = Feed(bus, buckets.events_stream(NS), subject=subjects.events(NS, child), watch=subjects.watch_events(NS))
     assert any(b"its parent" in entry.data for entry in [entry async for entry in feed.stored()])
 
 
@@ -212,7 +212,7 @@ async def test_a_sweep_that_was_cut_short_is_taken_up_again(
         async with await AsyncCluster.connect(own_server.credentials(Role.CLIENT, NS)) as cluster:
             job_id = await cluster.launch(_request(replicas=2))
             await cluster.wait(job_id, timeout=60)
-    await records_table(bus, NS).delete(subjects.task_key(job_id, 0))
+    await records_table(bus, NS).delete(buckets.task_key(job_id, 0))
     running = await stack.enter_async_context(controller(own_server, AT_ONCE))
 
     async def is_gone() -> bool:
@@ -232,8 +232,8 @@ async def test_a_job_that_takes_the_id_of_one_that_is_just_removed_stays(
     job_id = JobId("mine")
     await cluster.launch(_request("old", job_id=job_id))
     await wait_until_async(lambda: worker.held)
-    row = worker.held.pop(subjects.attempt_key(NS, job_id, 0, 1))
-    worker.ledger.release(subjects.attempt_key(NS, job_id, 0, 1))
+    row = worker.held.pop(buckets.attempt_key(NS, job_id, 0, 1))
+    worker.ledger.release(buckets.attempt_key(NS, job_id, 0, 1))
     await worker.claims.end(row, JobStatus.SUCCEEDED, "exit code 0", exit_code=0, result=TaskResult(size=5))
     await cluster.wait(job_id, timeout=60)
     remove = ResultStore.remove
@@ -262,7 +262,7 @@ async def test_an_id_whose_records_are_half_removed_is_taken_when_they_all_are(
     job_id = JobId("mine")
     await cluster.launch(_request("old", job_id=job_id, replicas=2))
     await cluster.wait(job_id, timeout=60)
-    await records_table(bus, NS).delete(subjects.task_key(job_id, 0))
+    await records_table(bus, NS).delete(buckets.task_key(job_id, 0))
     await cluster.launch(_request("new", job_id=job_id, replicas=2, on_conflict="replace"))
     info = await cluster.wait(job_id, timeout=60)
     assert (info.name, info.status, [task.attempt for task in info.tasks]) == ("new", JobStatus.SUCCEEDED, [1, 1])
@@ -350,7 +350,7 @@ async def test_a_large_exception_is_told_whole(
     worker = await _start_worker(bus, STAY_RUNNING)
     cluster = await _connect(own_server, stack)
     job_id = await cluster.launch(_request())
-    key = subjects.attempt_key(NS, job_id, 0, 1)
+    key = buckets.attempt_key(NS, job_id, 0, 1)
     await wait_until_async(lambda: key in worker.held)
     error = TaskError(type="ValueError", message="no", traceback="t" * 10_000, pickled=b"\x80" * 100_000)
     row = await worker.claims.look(NS, job_id, 0)

@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 
 from fluster_bus.connection.bus import Bus
 from fluster_bus.connection.services_api import Announcement, EndpointCounts, ServedEndpoint
-from fluster_bus.core import subjects
+from fluster_bus.core import server_subjects
 from fluster_bus.core.names import unique_name
 from fluster_bus.core.roles import Role
 from fluster_bus.server import EmbeddedServer
@@ -84,7 +84,7 @@ async def test_all_instances_answer(bus: Bus, plain: Client) -> None:
     heard: asyncio.Queue[Msg] = asyncio.Queue()
     inbox = plain.new_inbox()
     await plain.subscribe(inbox, cb=heard.put)
-    for subject in (f"$SRV.PING.{name}", subjects.service_verb("PING")):
+    for subject in (f"$SRV.PING.{name}", server_subjects.service_verb("PING")):
         await plain.publish(subject, reply=inbox)
         found: set[str] = set()
         while found != {"one", "two"}:

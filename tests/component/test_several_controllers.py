@@ -11,7 +11,7 @@ import pytest
 
 from fluster.cluster.client import AsyncCluster
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import (
     Capacity,
@@ -111,7 +111,7 @@ def _request(name: str = "job", **fields: Any) -> JobRequest:
 
 
 async def _holder(bus: Bus) -> str:
-    row = await leaders_table(bus).get(subjects.LEADER_KEY)
+    row = await leaders_table(bus).get(buckets.LEADER_KEY)
     return row.value.controller_id if row is not None else ""
 
 
@@ -189,7 +189,7 @@ async def test_what_the_leader_did_not_tell_any_more_is_told_by_the_next(
 
 async def _are_told(bus: Bus, expected: dict[tuple[JobId, int | None], list[int]]) -> bool:
     told: dict[tuple[JobId, int | None], list[int]] = {}
-    stream, subject = subjects.events_stream(NS), subjects.events_of_all(NS)
+    stream, subject = buckets.events_stream(NS), subjects.events_of_all(NS)
     async for entry in Feed(bus, stream, subject=subject, watch=subjects.watch_events(NS)).stored():
         event = Event.from_json(entry.data)
         told.setdefault((event.job_id, event.task), []).append(event.transition.number)
@@ -339,7 +339,7 @@ def _lost(rows: list[Any]) -> list[Any]:
 
 
 def _update(record: Any, revision: int) -> Any:
-    return Update(subjects.task_key(record.job_id, record.task), record, revision)
+    return Update(buckets.task_key(record.job_id, record.task), record, revision)
 
 
 async def test_a_verdict_that_came_too_late_does_not_void_the_others(
@@ -369,7 +369,7 @@ async def test_the_leaders_keys_are_no_jobs(
 ) -> None:
     member = await start("c1")
     bus = await connect_bus(own_server)
-    fence = await fences_table(bus, NS).get(subjects.LEADER_KEY)
+    fence = await fences_table(bus, NS).get(buckets.LEADER_KEY)
     assert fence is not None
     assert fence.value.controller_id == "c1"
     assert await jobs_table(bus, NS).rows() == []

@@ -16,7 +16,7 @@ from fluster.errors import ActorDiedError, ActorNameTakenError, SupersededError
 from fluster.testing import LocalActors
 from fluster.testing.memory_registry import MemoryRegistry
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets
 from fluster_bus.core.errors import CredentialsError
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import ActorSeat, EndpointId
@@ -119,7 +119,7 @@ def _on_seats(on: Env, use: Callable[[Any], Awaitable[None]]) -> None:
 
 def take_seat(on: Env, name: str, who: str = "somebody") -> None:
     async def take(table: Any) -> None:
-        await table.put(subjects.seat_key(name), ActorSeat(instance="other", who=who, lease_s=LEASE_S))
+        await table.put(buckets.seat_key(name), ActorSeat(instance="other", who=who, lease_s=LEASE_S))
 
     _on_seats(on, take)
 
@@ -147,7 +147,7 @@ def test_a_seat_says_for_how_long_its_holder_counts_on_it(shared: Env) -> None:
     server.serve_background()
 
     async def is_told(table: Any) -> None:
-        assert (await table.get(subjects.seat_key("telling"))).value.lease_s == LEASE_S
+        assert (await table.get(buckets.seat_key("telling"))).value.lease_s == LEASE_S
 
     _on_seats(shared, is_told)
     server.shutdown()

@@ -10,7 +10,7 @@ import nats.errors
 import pytest
 
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import BusError
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import Done, Entrypoint, JobRequest
@@ -52,7 +52,7 @@ async def _name(submission: Submission) -> str:
 
 
 async def _left(service: Bus) -> int:
-    return (await service.jetstream.stream_info(subjects.SUBMIT_STREAM)).state.messages
+    return (await service.jetstream.stream_info(buckets.SUBMIT_STREAM)).state.messages
 
 
 async def test_they_come_in_order(service: Bus, client: Bus) -> None:
@@ -161,14 +161,14 @@ async def test_a_restart_of_the_server_loses_none(
 
 async def _answers(service: Bus) -> bool:
     try:
-        await service._nats.jetstream(timeout=2).stream_info(subjects.SUBMIT_STREAM)
+        await service._nats.jetstream(timeout=2).stream_info(buckets.SUBMIT_STREAM)
     except (nats.errors.Error, TimeoutError):
         return False
     return True
 
 
 async def _has_consumer(service: Bus) -> bool:
-    return bool(await service.jetstream.consumers_info(subjects.SUBMIT_STREAM))
+    return bool(await service.jetstream.consumers_info(buckets.SUBMIT_STREAM))
 
 
 async def test_what_is_no_submission_is_passed_over(
@@ -184,7 +184,7 @@ async def test_what_is_no_submission_is_passed_over(
     async with aclosing(submissions(service)) as reader:
         first = asyncio.create_task(_next(reader))
         await wait_until_async(lambda: _has_consumer(service))
-        info = await service.jetstream.consumer_info(subjects.SUBMIT_STREAM, subjects.SUBMIT_CONSUMER)
+        info = await service.jetstream.consumer_info(buckets.SUBMIT_STREAM, buckets.SUBMIT_CONSUMER)
         await client.publish(asked, b"{}", reply=str(info.config.deliver_subject))
         await wait_until_async(lambda: "not a submission" in caplog.text)
         await _submit(client, 0)

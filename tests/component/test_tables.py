@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import stream_bounds, subjects
+from fluster_bus.core import buckets, server_subjects, stream_bounds, subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.errors import (
     BusError,
@@ -50,7 +50,7 @@ def _notes(bus: Bus, namespace: str) -> Table[Note]:
     """In the bucket of a namespace's jobs, which takes any record."""
     return Table(
         bus,
-        subjects.jobs_bucket(namespace),
+        buckets.jobs_bucket(namespace),
         lambda _key, data: Note.from_json(data),
         watch=lambda key: subjects.watch_jobs(namespace, key),
     )
@@ -185,15 +185,15 @@ async def test_a_row_that_cannot_be_read_does_not_hide_the_others(
     bus: Bus, namespace: Namespace, notes: Table[Note], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A client that may write one key of a bucket must not be able to stop all who read it."""
-    bucket = subjects.jobs_bucket(namespace)
+    bucket = buckets.jobs_bucket(namespace)
     await notes.create("a", Note())
-    await bus.request(subjects.bucket_key(bucket, "bad"), b"nonsense")
+    await bus.request(buckets.bucket_key(bucket, "bad"), b"nonsense")
     await notes.create("c", Note())
     assert [row.key for row in await notes.rows()] == ["a", "c"]
     assert "bad in bucket" in caplog.text
     async with aclosing(notes.watch()) as watch:
         assert [type(await _next(watch)) for _ in range(3)] == [Row, Row, CaughtUp]
-        await bus.request(subjects.bucket_key(bucket, "a"), b"nonsense")
+        await bus.request(buckets.bucket_key(bucket, "a"), b"nonsense")
         await notes.put("c", Note(text="on"))
         change = await _next(watch)
         assert isinstance(change, Row)
@@ -381,7 +381,7 @@ async def test_what_has_one_id_is_stored_once(bus: Bus, namespace: Namespace) ->
     assert await append(bus, subject, _event(2), message_id="a.2") == first + 1
     feed = Feed(
         bus,
-        subjects.events_stream(namespace),
+        buckets.events_stream(namespace),
         subject=subjects.events_of_all(namespace),
         watch=subjects.watch_events(namespace),
     )
@@ -398,7 +398,7 @@ async def test_what_has_one_id_is_stored_once(bus: Bus, namespace: Namespace) ->
 async def test_an_empty_stream_has_no_last(bus: Bus, namespace: Namespace) -> None:
     feed = Feed(
         bus,
-        subjects.logs_stream(namespace),
+        buckets.logs_stream(namespace),
         subject=subjects.logs_of_all(namespace),
         watch=subjects.watch_logs(namespace),
     )
@@ -407,11 +407,11 @@ async def test_an_empty_stream_has_no_last(bus: Bus, namespace: Namespace) -> No
 
 
 async def test_large_messages_are_read_some_at_a_time(bus: Bus, namespace: Namespace) -> None:
-    stream, subject = subjects.logs_stream(namespace), subjects.logs(namespace, "a", "0", "1", "stdout")
+    stream, subject = buckets.logs_stream(namespace), subjects.logs(namespace, "a", "0", "1", "stdout")
     for number in range(12):
         await bus.request(subject, bytes([number]) * (1 << 20))
     asked: list[Delivery] = []
-    subscription = await bus.subscribe(subjects.direct_get(stream), asked.append)
+    subscription = await bus.subscribe(server_subjects.direct_get(stream), asked.append)
     feed = Feed(bus, stream, subject=subject, watch=subjects.watch_logs(namespace))
     assert [entry.data[0] async for entry in feed.stored()] == list(range(12))
     await bus.flush()
@@ -443,9 +443,9 @@ async def test_calls_secrets_and_objects_are_bounded_as_is_given(bus: Bus, names
     )
     await provisioning.ensure_namespace(bus, namespace, given)
     names = (
-        subjects.secrets_stream,
-        partial(subjects.objects_stream, "payloads"),
-        partial(subjects.objects_stream, "bundles"),
+        buckets.secrets_stream,
+        partial(buckets.objects_stream, "payloads"),
+        partial(buckets.objects_stream, "bundles"),
     )
     infos = [(await bus.jetstream.stream_info(each(namespace))).config for each in names]
     assert [(info.max_age, info.max_msgs) for info in infos] == [(day, 3), (day, 8_192), (9 * day, 8_192)]
@@ -459,7 +459,7 @@ async def test_calls_secrets_and_objects_are_bounded_as_is_given(bus: Bus, names
 
 
 async def test_no_call_that_waits_is_dropped_for_a_lower_bound(bus: Bus, namespace: Namespace) -> None:
-    stream = subjects.calls_stream(namespace)
+    stream = buckets.calls_stream(namespace)
     for number in range(3):
         await store_call(bus, namespace, "ledger", b"", call_id=str(number), reply="")
     for most, kept in ((2, 100_000), (3, 3)):
@@ -474,18 +474,18 @@ async def test_a_stream_that_cannot_be_made_is_named_and_keeps_no_other_back(
     monkeypatch.setattr(provisioning, "_CREATE_TIMEOUT_S", 4.0)
     await bus.jetstream.add_stream(name="IN_THE_WAY", subjects=[subjects.logs_of_all("crowded")])
     try:
-        with pytest.raises(StorageError, match=f"stream {subjects.logs_stream('crowded')} could not be made"):
+        with pytest.raises(StorageError, match=f"stream {buckets.logs_stream('crowded')} could not be made"):
             await provisioning.ensure_namespace(bus, "crowded")
     finally:
         await bus.jetstream.delete_stream("IN_THE_WAY")
-    for name in (f"KV_{subjects.jobs_bucket('crowded')}", subjects.events_stream("crowded")):
+    for name in (f"KV_{buckets.jobs_bucket('crowded')}", buckets.events_stream("crowded")):
         assert (await bus.jetstream.stream_info(name)).config.name == name
 
 
 async def test_one_row_cannot_wipe_the_others(bus: Bus, namespace: Namespace, notes: Table[Note]) -> None:
     """The roll-up of one who may write a single key."""
     await notes.create("a", Note())
-    key = subjects.bucket_key(subjects.jobs_bucket(namespace), "b")
+    key = buckets.bucket_key(buckets.jobs_bucket(namespace), "b")
     answer = await bus.request(key, b"{}", headers={"Nats-Rollup": "all"})
     assert b"error" in answer.data
     assert [row.key for row in await notes.rows()] == ["a"]
@@ -494,15 +494,15 @@ async def test_one_row_cannot_wipe_the_others(bus: Bus, namespace: Namespace, no
 async def test_messages_with_fields_of_another_version_stay_whole(bus: Bus, namespace: Namespace) -> None:
     table = Table(
         bus,
-        subjects.jobs_bucket(namespace),
+        buckets.jobs_bucket(namespace),
         lambda _key, data: Capacity.from_json(data),
         watch=lambda key: subjects.watch_jobs(namespace, key),
     )
-    await bus.request(subjects.bucket_key(subjects.jobs_bucket(namespace), "a"), b'{"cpu": 1, "colour": "green"}')
+    await bus.request(buckets.bucket_key(buckets.jobs_bucket(namespace), "a"), b'{"cpu": 1, "colour": "green"}')
     row = await table.get("a")
     assert row is not None
     await table.update("a", row.value.model_copy(update={"cpu": 2}), row.revision)
-    raw = Table(bus, subjects.jobs_bucket(namespace), lambda _key, data: Done.from_json(data), watch=lambda key: key)
+    raw = Table(bus, buckets.jobs_bucket(namespace), lambda _key, data: Done.from_json(data), watch=lambda key: key)
     stored = await raw.get("a")
     assert stored is not None
     assert stored.value.model_extra == {"cpu": 2, "colour": "green"}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.errors import BusError
 from fluster_bus.messages import (
@@ -120,7 +120,7 @@ class ToyWorker:
         await self._cover()
 
     async def _on_offer(self, offer: Offer, _subject: str) -> OfferReply:
-        key = subjects.attempt_key(offer.namespace, offer.job_id, offer.task, offer.attempt)
+        key = buckets.attempt_key(offer.namespace, offer.job_id, offer.task, offer.attempt)
         self.offers[key] += 1
         if self.worker_id in offer.spared:
             return OfferReply(worker_id=self.worker_id, accepted=False, spared=True)
@@ -197,7 +197,7 @@ class ToyWorker:
         wish = row.value.kill_requested or row.value.restart_requested
         if wish is None:
             return
-        key = subjects.attempt_key(look.namespace, look.job_id, look.task, row.value.attempt)
+        key = buckets.attempt_key(look.namespace, look.job_id, look.task, row.value.attempt)
         if self.obeys:
             await self.end(key, JobStatus.KILLED, wish)
         else:

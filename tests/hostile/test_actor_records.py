@@ -15,7 +15,7 @@ from fluster.actors.server.call_log import CallLog
 from fluster.cluster import Cluster
 from fluster.cluster.client import AsyncCluster
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.errors import InvalidMessageError
 from fluster_bus.core.roles import Role
@@ -46,7 +46,7 @@ class Only:
 
 
 async def write(bus: Bus, key: str, data: bytes) -> None:
-    await bus.request(subjects.bucket_key(subjects.actors_bucket(NS), key), data)
+    await bus.request(buckets.bucket_key(buckets.actors_bucket(NS), key), data)
 
 
 async def serve(cluster: Cluster, name: str, instance: object) -> ActorServer:
@@ -68,7 +68,7 @@ async def test_a_seat_that_is_none_is_taken(
     own_server: EmbeddedServer, connect_bus: ConnectBus, cluster: AsyncCluster, written: bytes
 ) -> None:
     job = await connect_bus(own_server, Role.JOB, NS)
-    await write(job, subjects.seat_key("odd"), written)
+    await write(job, buckets.seat_key("odd"), written)
     with Cluster(own_server.credentials(Role.JOB, NS)) as serving:
         server = await serve(serving, "odd", Only())
         assert await asyncio.to_thread(added, serving, "odd", Only) == 2
@@ -83,7 +83,7 @@ async def test_one_whose_seat_is_overwritten_ends_and_the_others_serve(
         server = await serve(serving, "odd", Only())
         other = await serve(serving, "even", Only())
         pool: ActorPool[Any] = ActorPool(serving, "odd")
-        await write(job, subjects.seat_key("odd"), b"{")
+        await write(job, buckets.seat_key("odd"), b"{")
         await asyncio.to_thread(wait_until, lambda: pool.size == 0)
         assert await asyncio.to_thread(added, serving, "even", Only) == 2
         await asyncio.to_thread(other.shutdown)
@@ -96,7 +96,7 @@ async def test_one_that_cannot_know_what_was_handled_is_refused_and_the_others_s
 ) -> None:
     """To run all of its calls again would be worse."""
     job = await connect_bus(own_server, Role.JOB, NS)
-    await write(job, subjects.handled_key("odd"), written)
+    await write(job, buckets.handled_key("odd"), written)
     with Cluster(own_server.credentials(Role.JOB, NS)) as serving:
         with pytest.raises(InvalidMessageError):
             await serve(serving, "odd", Ledger())
@@ -115,7 +115,7 @@ async def test_an_answer_that_was_kept_goes_to_an_inbox_or_nowhere(
     await service.subscribe(subjects.heartbeats("w1"), heard.append)
     await service.flush()
     kept = {"subject": subject, "ok": True, "payload": ""}
-    await write(job, subjects.handled_key("odd"), json.dumps({"instance": "x", "answer": kept}).encode())
+    await write(job, buckets.handled_key("odd"), json.dumps({"instance": "x", "answer": kept}).encode())
     with Cluster(own_server.credentials(Role.OPERATOR), namespace=NS) as serving:
         server = await serve(serving, "odd", Ledger())
         assert await asyncio.to_thread(added, serving, "odd", Ledger) == 2

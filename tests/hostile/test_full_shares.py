@@ -12,7 +12,7 @@ import pytest
 from fluster.cluster.client import AsyncCluster
 from fluster.errors import JobRefusedError
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import NamespaceFullError, ObjectTooLargeError
 from fluster_bus.core.roles import Role
 from fluster_bus.core.stream_bounds import (
@@ -138,10 +138,10 @@ async def test_a_job_that_never_fits_is_told_so(tenants: Tenants) -> None:
 
 async def test_where_records_have_filled_all_another_controller_still_takes_the_lead(tenants: Tenants) -> None:
     service = await tenants.bus(Role.SERVICE, None)
-    bucket = subjects.jobs_bucket(FULL)
+    bucket = buckets.jobs_bucket(FULL)
     size, number = MIB, 0
     while size:  # to the last byte
-        answer = json.loads((await service.request(subjects.bucket_key(bucket, f"fill-{number}.0"), bytes(size))).data)
+        answer = json.loads((await service.request(buckets.bucket_key(bucket, f"fill-{number}.0"), bytes(size))).data)
         number += 1
         size = size // 2 if "error" in answer else size
     await tenants.controller.stop()
@@ -161,9 +161,9 @@ def _write_to(share: str, number: int) -> tuple[str, bytes]:
                 metadata={"a": "x" * (60 << 10)},
             )
             key = endpoint_key(endpoint)
-            return subjects.bucket_key(subjects.endpoints_bucket(FULL), key), endpoint.to_json()
+            return buckets.bucket_key(buckets.endpoints_bucket(FULL), key), endpoint.to_json()
         case "actors":
-            return subjects.bucket_key(subjects.actors_bucket(FULL), f"state.a{number}"), bytes(4 * MIB)
+            return buckets.bucket_key(buckets.actors_bucket(FULL), f"state.a{number}"), bytes(4 * MIB)
         case "calls":
             return subjects.durable_calls(FULL, f"a{number}"), bytes(_CALL_BYTES)
         case "secrets":

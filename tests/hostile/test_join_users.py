@@ -11,7 +11,7 @@ from nats.aio.client import Client
 
 from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.roles import Role
 from fluster_bus.provisioning import provisioning
 from fluster_bus.server import EmbeddedServer
@@ -60,14 +60,14 @@ async def test_who_has_a_join_token_asks_to_join_and_does_nothing_else(attacker:
         subjects.ensure_namespace(OURS),
         subjects.workers_list(OURS),
         subjects.actor_any(OURS, "calculator", "add"),
-        subjects.bucket_key(subjects.JOINS_BUCKET, subjects.join_token_key("join-1")),
-        subjects.bucket_key(subjects.JOINS_BUCKET, subjects.joined_worker_key("w1")),
-        subjects.bucket_key(subjects.JOINS_BUCKET, subjects.ISSUED_WORKERS_KEY),
-        subjects.direct_get(subjects.bucket_stream(subjects.JOINS_BUCKET)),
+        buckets.bucket_key(buckets.JOINS_BUCKET, buckets.join_token_key("join-1")),
+        buckets.bucket_key(buckets.JOINS_BUCKET, buckets.joined_worker_key("w1")),
+        buckets.bucket_key(buckets.JOINS_BUCKET, buckets.ISSUED_WORKERS_KEY),
+        server_subjects.direct_get(buckets.bucket_stream(buckets.JOINS_BUCKET)),
         f"{subjects.inbox_prefix('w1')}.token",
         "_INBOX.token",
-        subjects.service_verb("PING"),
-        subjects.CLAIMS_UPDATE,
+        server_subjects.service_verb("PING"),
+        server_subjects.CLAIMS_UPDATE,
     )
     for subject in (*NOT_TO_SEND, *more):
         await attacker.client.publish(subject, b"{}")
@@ -84,7 +84,7 @@ async def test_who_has_a_join_token_hears_answers_to_it_alone(attacker: Peer) ->
         subjects.actors_of(OURS),
         subjects.dispatch_any(OURS),
         subjects.heartbeats(),
-        subjects.service_verb("PING"),
+        server_subjects.service_verb("PING"),
     )
     for subject in (*NOT_TO_HEAR, *more):
         await attacker.client.subscribe(subject)
@@ -111,8 +111,8 @@ async def test_tenants_and_workers_see_no_tokens(tmp_path: Path) -> None:
             try:
                 for subject in (
                     subjects.join("join-1"),
-                    subjects.bucket_key(subjects.JOINS_BUCKET, subjects.joined_worker_key("w1")),
-                    subjects.direct_get(subjects.bucket_stream(subjects.JOINS_BUCKET)),
+                    buckets.bucket_key(buckets.JOINS_BUCKET, buckets.joined_worker_key("w1")),
+                    server_subjects.direct_get(buckets.bucket_stream(buckets.JOINS_BUCKET)),
                 ):
                     await client.publish(subject, b"{}")
                     assert len(await peer.refusals()) == 1, (role, subject)

@@ -8,7 +8,7 @@ import pytest
 
 from fluster.cluster.client import AsyncCluster
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobId, JobRecord, JobStatus
 from fluster_bus.server import EmbeddedServer
@@ -118,7 +118,7 @@ async def test_what_is_on_its_way_to_the_controller_is_bounded_in_bytes(
     async for submission in submissions(service):
         read.append(submission.sequence)
         await service.flush()
-        consumer = await service.jetstream.consumer_info(subjects.SUBMIT_STREAM, subjects.SUBMIT_CONSUMER)
+        consumer = await service.jetstream.consumer_info(buckets.SUBMIT_STREAM, buckets.SUBMIT_CONSUMER)
         assert (consumer.num_ack_pending or 0) * KIB30 <= MOST_BYTES_OUT
         assert len(await submission.without_data().message()) == submission.size
         await submission.done()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fluster.actors.protocol.members import Member
 from fluster_bus import messages
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import InvalidMessageError, InvalidNameError
 from fluster_bus.messages import Event, LogBatch, Message, Offer, TaskRecord, WorkerId
 from fluster_services import lifecycle
@@ -159,6 +159,6 @@ def test_any_event_has_a_record_that_it_is_of(fields: dict[str, object]) -> None
 def test_any_offer_names_a_task_or_is_refused(fields: dict[str, object]) -> None:
     try:
         offer = Offer.from_json(json.dumps(fields).encode())
-        subjects.task_key(offer.job_id, offer.task)
+        buckets.task_key(offer.job_id, offer.task)
     except (InvalidMessageError, InvalidNameError):
         return

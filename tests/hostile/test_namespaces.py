@@ -8,7 +8,7 @@ import pytest
 from nats.aio.client import Client
 
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import Namespace, NamespaceRecord
 from fluster_bus.provisioning import provisioning
@@ -18,18 +18,18 @@ from tests.component.test_permissions import OURS, Peer
 
 pytestmark = pytest.mark.anyio
 
-_BUCKET = subjects.bucket_stream(subjects.NAMESPACES_BUCKET)
+_BUCKET = buckets.bucket_stream(buckets.NAMESPACES_BUCKET)
 # What reads, changes or removes the record of a namespace, or its streams.
 NOT_TO_SEND = (
-    subjects.bucket_key(subjects.NAMESPACES_BUCKET, OURS),
-    subjects.bucket_key(subjects.NAMESPACES_BUCKET, "new"),
-    subjects.direct_get(_BUCKET),
-    f"{subjects.direct_get(_BUCKET)}.{subjects.bucket_key(subjects.NAMESPACES_BUCKET, OURS)}",
+    buckets.bucket_key(buckets.NAMESPACES_BUCKET, OURS),
+    buckets.bucket_key(buckets.NAMESPACES_BUCKET, "new"),
+    server_subjects.direct_get(_BUCKET),
+    f"{server_subjects.direct_get(_BUCKET)}.{buckets.bucket_key(buckets.NAMESPACES_BUCKET, OURS)}",
     f"$JS.API.STREAM.MSG.GET.{_BUCKET}",
     f"$JS.API.STREAM.PURGE.{_BUCKET}",
     f"$JS.API.STREAM.DELETE.{_BUCKET}",
-    f"$JS.API.STREAM.DELETE.{subjects.logs_stream(OURS)}",
-    f"$JS.API.STREAM.CREATE.{subjects.logs_stream('new')}",
+    f"$JS.API.STREAM.DELETE.{buckets.logs_stream(OURS)}",
+    f"$JS.API.STREAM.CREATE.{buckets.logs_stream('new')}",
 )
 
 

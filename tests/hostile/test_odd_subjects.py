@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from fluster.cluster.client import AsyncCluster
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.roles import Role
 from fluster_bus.direct import wire
@@ -42,7 +42,7 @@ async def test_who_hears_an_odd_subject_stays_connected(
     registry = Registry(reader, NS)
     watched = registry.table.watch()
     job = own_server.credentials(Role.JOB, NS)
-    bucket = subjects.bucket_key(subjects.endpoints_bucket(NS), "").encode()
+    bucket = buckets.bucket_key(buckets.endpoints_bucket(NS), "").encode()
     try:
         await anext(watched)
         await send_raw(job, subjects.jobs_verb(NS, "list").encode(), b"{}", reply=b"_INBOX.default.x." + odd)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluster.cluster.client import AsyncCluster
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import ServiceError
 from fluster_bus.core.roles import Role
 from fluster_bus.direct import wire
@@ -50,7 +50,7 @@ async def _write_all(server: EmbeddedServer, commands: Iterable[bytes]) -> None:
 
 
 def _key(key: str) -> bytes:
-    return subjects.bucket_key(subjects.endpoints_bucket(NS), key).encode()
+    return buckets.bucket_key(buckets.endpoints_bucket(NS), key).encode()
 
 
 async def test_heartbeats_are_answered_while_a_registry_is_filled(

@@ -19,7 +19,7 @@ from fluster.actors import ActorPool, ActorServer
 from fluster.actors.protocol.members import DISCONNECTED_AT, RESTARTS, RETRIES, TIMEOUTS, Member
 from fluster.cluster import Cluster
 from fluster.cluster.client import AsyncCluster
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import InvalidMessageError
 from fluster_bus.core.roles import Role
 from fluster_bus.direct import wire
@@ -58,7 +58,7 @@ async def test_a_key_that_is_written_for_other_jobs_and_taken_away_ends_nothing(
     registry = Registry(job, NS)
     first, second = [await cluster.launch(job_request("held", cpu=1_000)) for _ in range(2)]
     key = endpoint_key(endpoint(job_id=str(first)))
-    where = subjects.bucket_key(subjects.endpoints_bucket(NS), key)
+    where = buckets.bucket_key(buckets.endpoints_bucket(NS), key)
     for written in (
         endpoint(job_id=str(first), attempt=9),
         endpoint(job_id=str(second), attempt=9),
@@ -80,7 +80,7 @@ async def _write_raw(server: EmbeddedServer, records: Sequence[tuple[bytes, byte
     address = server.credentials(Role.JOB, NS)
     reader, writer = await asyncio.open_connection(*address.servers[0].removeprefix("nats://").split(":"))
     writer.write(wire.connect(user=address.user, **{"pass": address.password}, verbose=False))
-    bucket = subjects.bucket_key(subjects.endpoints_bucket(NS), "").encode()
+    bucket = buckets.bucket_key(buckets.endpoints_bucket(NS), "").encode()
     for key, data in records:
         writer.write(b"PUB %b %d\r\n%b\r\n" % (bucket + key, len(data), data))
     writer.write(wire.PING)

@@ -9,7 +9,7 @@ import pytest
 
 from fluster_bus.backups.making import make_backup
 from fluster_bus.backups.restoring import restore_backup
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.roles import Role
 from fluster_bus.core.stream_bounds import BUNDLES
 from fluster_bus.messages import Namespace
@@ -30,9 +30,9 @@ async def test_an_acknowledgement_that_is_diverted_into_an_archive_makes_no_stre
     await ensure_namespace(operator, NS)
     made = await make_backup(operator, tmp_path / "backup")
     (each,) = [each for each in made.streams if each.kind == "jobs"]
-    await operator.request(subjects.stream_delete(each.stream), b"{}")
+    await operator.request(server_subjects.stream_delete(each.stream), b"{}")
     request = json.dumps(each.request(1)).encode()
-    told = json.loads((await operator.request(subjects.stream_restore(each.stream), request)).data)
+    told = json.loads((await operator.request(server_subjects.stream_restore(each.stream), request)).data)
     # It would have to guess where the archive goes; here it knows.
     where = told["deliver_subject"]
     await job.publish(subjects.object_part(BUNDLES.name, NS, "0" * 64, 0), b"x", reply=where)
@@ -67,7 +67,7 @@ async def test_headers_that_look_like_the_server_s_stop_no_backup_and_come_back_
         await job.request(subjects.jobs_submit(NS), b"submission %d" % number, headers=headers)
     await make_backup(operator, tmp_path / "backup")
     await restore_backup(operator, tmp_path / "backup", replace=True)
-    for stream, name in ((subjects.calls_stream(NS), b"call"), (subjects.SUBMIT_STREAM, b"submission")):
+    for stream, name in ((buckets.calls_stream(NS), b"call"), (buckets.SUBMIT_STREAM, b"submission")):
         stored = [await operator.jetstream.get_msg(stream, sequence) for sequence in range(1, len(forged) + 1)]
         assert [each.data for each in stored] == [b"%s %d" % (name, number) for number in range(len(forged))]
         assert {"Status", "Description"} <= set(stored[2].headers or {})

@@ -20,7 +20,7 @@ from fluster.actors import ActorServer
 from fluster.cluster import Cluster
 from fluster_bus.connection.bus import Bus
 from fluster_bus.connection.services_api import read_info
-from fluster_bus.core import subjects
+from fluster_bus.core import server_subjects, subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.errors import InvalidMessageError
 from fluster_bus.core.roles import Role
@@ -50,7 +50,7 @@ async def _answering(server: EmbeddedServer, namespace: str, subject: str) -> As
         await bus.publish(delivery.reply, body)
 
     try:
-        await bus.subscribe(subjects.below(subjects.service_verb("INFO")), answer)
+        await bus.subscribe(subjects.below(server_subjects.service_verb("INFO")), answer)
         await bus.flush()
         yield asked
     finally:

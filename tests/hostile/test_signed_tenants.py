@@ -17,7 +17,7 @@ from fluster_bus.access.address import BusAddress
 from fluster_bus.access.keys import Key, KeyKind
 from fluster_bus.configuration import grants
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.errors import InvalidNameError, ServiceError
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import Namespace, ResourceConfig
@@ -189,22 +189,22 @@ async def test_a_worker_of_one_namespace_keeps_to_it_and_to_itself(authority: Au
             subjects.result_part(THEIRS, "train-1", 0, 1, 0),
             subjects.watch_progress(THEIRS, "train-1", "0"),
             f"{subjects.inbox_prefix('client', THEIRS)}.token",
-            subjects.direct_get(subjects.secrets_stream(THEIRS)),
-            subjects.direct_get(subjects.results_stream(THEIRS)),
-            subjects.bucket_key(subjects.jobs_bucket(THEIRS), subjects.task_key("train-1", 0)),
-            subjects.bucket_key(subjects.jobs_bucket(OURS), "train-1"),
-            subjects.bucket_key(subjects.jobs_bucket(OURS), subjects.VERDICTS_KEY),
-            subjects.bucket_key(subjects.jobs_bucket(OURS), subjects.LEADER_KEY),
-            subjects.bucket_key(subjects.CONTROLLERS_BUCKET, subjects.LEADER_KEY),
-            subjects.bucket_key(subjects.WORKERS_BUCKET, "w2"),
-            subjects.bucket_key(subjects.WORKERS_BUCKET, "w1.more"),
+            server_subjects.direct_get(buckets.secrets_stream(THEIRS)),
+            server_subjects.direct_get(buckets.results_stream(THEIRS)),
+            buckets.bucket_key(buckets.jobs_bucket(THEIRS), buckets.task_key("train-1", 0)),
+            buckets.bucket_key(buckets.jobs_bucket(OURS), "train-1"),
+            buckets.bucket_key(buckets.jobs_bucket(OURS), buckets.VERDICTS_KEY),
+            buckets.bucket_key(buckets.jobs_bucket(OURS), buckets.LEADER_KEY),
+            buckets.bucket_key(buckets.CONTROLLERS_BUCKET, buckets.LEADER_KEY),
+            buckets.bucket_key(buckets.WORKERS_BUCKET, "w2"),
+            buckets.bucket_key(buckets.WORKERS_BUCKET, "w1.more"),
             subjects.heartbeats("w2"),
             *(subjects.worker_verb("w2", verb) for verb in subjects.WORKER_VERBS),
             *(subjects.namespaces_verb(verb) for verb in subjects.NAMESPACE_VERBS),
             subjects.join("join-1"),
             "$JS.API.STREAM.NAMES",
-            f"$JS.API.STREAM.SNAPSHOT.{subjects.results_stream(OURS)}",
-            subjects.CLAIMS_UPDATE,
+            f"$JS.API.STREAM.SNAPSHOT.{buckets.results_stream(OURS)}",
+            server_subjects.CLAIMS_UPDATE,
         ],
         hear=[
             ">",
@@ -263,7 +263,7 @@ async def test_signed_tenants_may_send_and_hear_nothing_of_the_lists(authority: 
     """Those of test_permissions are tried there with signed credentials, too; here is what servers and joins add."""
     more = [
         subjects.join("join-1"),
-        subjects.CLAIMS_UPDATE,
+        server_subjects.CLAIMS_UPDATE,
         "$SYS.REQ.SERVER.PING",
         "$SYS.REQ.USER.INFO",
         "$JS.SNAPSHOT.ACK.a.b",
@@ -273,8 +273,8 @@ async def test_signed_tenants_may_send_and_hear_nothing_of_the_lists(authority: 
         subjects.ROOM,
         *(subjects.namespaces_verb(verb) for verb in subjects.NAMESPACE_VERBS),
         *(subjects.worker_verb("w1", verb) for verb in subjects.WORKER_VERBS),
-        subjects.bucket_key(subjects.JOINS_BUCKET, subjects.join_token_key("join-1")),
-        subjects.bucket_key(subjects.CONTROLLERS_BUCKET, subjects.LEADER_KEY),
+        buckets.bucket_key(buckets.JOINS_BUCKET, buckets.join_token_key("join-1")),
+        buckets.bucket_key(buckets.CONTROLLERS_BUCKET, buckets.LEADER_KEY),
         f"{subjects.inbox_prefix(subjects.worker_user('w1'))}.token",
     ]
     hear = [
@@ -328,7 +328,7 @@ async def test_credentials_of_a_dropped_namespace_revive_nothing_and_are_good_fo
                 with pytest.raises(ServiceError, match="has no namespace 'team'"):
                     await tenant.request(subject, b"{}")
             assert [each.record.name for each in await admin.list()] == ["default"]
-            assert "KV_" + subjects.jobs_bucket(team) not in {
+            assert "KV_" + buckets.jobs_bucket(team) not in {
                 each.config.name for each in await operator.jetstream.streams_info()
             }
             await admin.add(team)

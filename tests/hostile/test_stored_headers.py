@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fluster.cluster.client import AsyncCluster
 from fluster_bus.access.address import BusAddress
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.roles import Role
 from fluster_bus.direct import wire
@@ -65,7 +65,7 @@ async def test_records_with_any_headers_are_read_as_records(
     job = own_server.credentials(Role.JOB, NS)
     names = [f"odd{number}" for number in range(len(BLOCKS))]
     for name, block in zip(names, BLOCKS, strict=True):
-        key = subjects.bucket_key(subjects.endpoints_bucket(NS), endpoint_key(endpoint(name)))
+        key = buckets.bucket_key(buckets.endpoints_bucket(NS), endpoint_key(endpoint(name)))
         await send_raw(job, key.encode(), endpoint(name).to_json(), block=block)
         await send_raw(job, subjects.durable_calls(NS, "ledger").encode(), b"call", block=block)
     reader = await connect_bus(own_server, Role.JOB, NS)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fluster.cluster.client import AsyncCluster
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import InvalidMessageError
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobId, JobRecord, JobRequest, TaskRecord
@@ -104,7 +104,7 @@ async def test_what_cannot_be_taken_is_refused_with_an_event(
         return set(sent) <= await refused()
 
     async def none_waits() -> bool:
-        return (await controller.bus.jetstream.stream_info(subjects.SUBMIT_STREAM)).state.messages == 0
+        return (await controller.bus.jetstream.stream_info(buckets.SUBMIT_STREAM)).state.messages == 0
 
     await wait_until_async(all_are_told)
     await wait_until_async(none_waits)

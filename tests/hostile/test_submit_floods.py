@@ -10,7 +10,7 @@ import pytest
 
 from fluster.cluster.client import AsyncCluster
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import MessageTooLargeError, NamespaceFullError
 from fluster_bus.core.roles import Role
 from fluster_bus.core.stream_bounds import MAX_INLINE_BYTES, MAX_SUBMISSION_BYTES, SUBMITTED_BYTES, submissions_of
@@ -73,7 +73,7 @@ async def test_a_flood_by_one_namespace_leaves_the_queue_to_others(
         request = JobRequest(name=f"job{number}", entrypoint=Entrypoint(command=("true",)))
         await submit(others, OTHER, request, message_id=f"other.{number}")
     service = await _bus(server, stack, Role.SERVICE)
-    state = (await service.jetstream.stream_info(subjects.SUBMIT_STREAM)).state
+    state = (await service.jetstream.stream_info(buckets.SUBMIT_STREAM)).state
     assert state.messages == taken + 100
     assert state.bytes < SUBMITTED_BYTES
 

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets
 from fluster_bus.messages import JobId, JobStatus, Namespace, TaskError, TaskRecord, TaskResult, WorkerId
 from fluster_bus.storage.streams import tasks_table
 from fluster_bus.storage.tables import Row
@@ -35,7 +35,7 @@ async def test_lines_that_no_stream_takes_are_told_of_and_what_follows_is_stored
     namespace: Namespace,
     attempt: Attempt,  # noqa: F811
 ) -> None:
-    await _narrow(bus, subjects.logs_stream(namespace))
+    await _narrow(bus, buckets.logs_stream(namespace))
     running = pump(bus, attempt, namespace)
     attempt.say("stdout", "x" * 2 * ROOM, "y")
     await running.publish()
@@ -57,7 +57,7 @@ async def test_an_end_that_no_record_takes_is_told_briefly(bus: Bus, namespace: 
     assert held is not None
     table = tasks_table(bus, namespace)
     row = Row("job.0", held, await table.create("job.0", held))
-    await _narrow(bus, subjects.bucket_stream(subjects.jobs_bucket(namespace)))
+    await _narrow(bus, buckets.bucket_stream(buckets.jobs_bucket(namespace)))
     error = TaskError(type="ValueError", message="m" * 2 * ROOM)
     claims = Claims(bus, worker, (namespace,))
     assert await claims.end(row, JobStatus.FAILED, "ValueError: " + "m" * ROOM, exit_code=1, error=error)
@@ -82,7 +82,7 @@ class _Left:
 
 
 async def test_a_result_that_no_stream_takes_is_told_as_such(bus: Bus, namespace: Namespace) -> None:
-    await _narrow(bus, subjects.results_stream(namespace))
+    await _narrow(bus, buckets.results_stream(namespace))
     record = TaskRecord(job_id=JobId("job"), namespace=namespace, task=0, order=1)
     running = cast("RunningTask", _Left(bytes(2 * ROOM)))
     result = await publish_result(bus, record, running, TaskResult(size=2 * ROOM))

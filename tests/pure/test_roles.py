@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fluster_bus.configuration import server_configuration, server_sections
-from fluster_bus.core import roles, subjects
+from fluster_bus.core import roles, server_subjects, subjects
 from fluster_bus.core.errors import InvalidNameError
 from fluster_bus.core.roles import Role, User
 
@@ -62,7 +62,7 @@ def test_tenants_ask_jetstream_for_nothing_but_direct_reads(user: User) -> None:
         subject for subject in server_configuration.permissions(user, NAMESPACES).publish if subject.startswith("$JS.")
     ]
     assert asked
-    assert all(subject.startswith(subjects.direct_get("")) for subject in asked)
+    assert all(subject.startswith(server_subjects.direct_get("")) for subject in asked)
 
 
 def test_a_client_serves_nothing_and_writes_no_registry() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.errors import InvalidNameError
 from fluster_bus.core.names import MAX_NAME_LENGTH, check_name, check_namespace, unique_name
 
@@ -110,24 +110,24 @@ def test_unique_names_are_names(prefix: str) -> None:
         (subjects.actors_of("default"), "fluster.default.actors.>"),
         (subjects.inbox_prefix("operator"), "_INBOX.sys.operator"),
         (subjects.inbox_prefix("alice", "default"), "_INBOX.default.alice"),
-        (subjects.jobs_bucket("default"), "fluster_jobs_default"),
-        (subjects.endpoints_bucket("default"), "fluster_endpoints_default"),
-        (subjects.events_stream("default"), "FLUSTER_EVENTS_default"),
-        (subjects.logs_stream("default"), "FLUSTER_LOGS_default"),
-        (subjects.bucket_stream("fluster_workers"), "KV_fluster_workers"),
-        (subjects.bucket_key("fluster_workers", "w1"), "$KV.fluster_workers.w1"),
-        (subjects.bucket_key("fluster_workers"), "$KV.fluster_workers.>"),
-        (subjects.key_of("fluster_workers", "$KV.fluster_workers.w1"), "w1"),
-        (subjects.direct_get("KV_x"), "$JS.API.DIRECT.GET.KV_x"),
-        (subjects.message_delete("KV_x"), "$JS.API.STREAM.MSG.DELETE.KV_x"),
-        (subjects.task_key("train-1", 0), "train-1.0"),
-        (subjects.attempt_key("default", "train-1", 0, 2), "default.train-1.0.2"),
-        (subjects.endpoints_of_attempt("train-1", 0, 2), "*.train-1.0.2.*"),
-        (subjects.endpoint_key("calc", "train-1", 0, 2, "e1"), "calc.train-1.0.2.e1"),
-        (subjects.endpoints_named("calc"), "calc.>"),
-        (subjects.service_verb("PING"), "$SRV.PING"),
-        (subjects.service_verb("INFO", "calc"), "$SRV.INFO.calc"),
-        (subjects.service_verb("STATS", "calc", "e1"), "$SRV.STATS.calc.e1"),
+        (buckets.jobs_bucket("default"), "fluster_jobs_default"),
+        (buckets.endpoints_bucket("default"), "fluster_endpoints_default"),
+        (buckets.events_stream("default"), "FLUSTER_EVENTS_default"),
+        (buckets.logs_stream("default"), "FLUSTER_LOGS_default"),
+        (buckets.bucket_stream("fluster_workers"), "KV_fluster_workers"),
+        (buckets.bucket_key("fluster_workers", "w1"), "$KV.fluster_workers.w1"),
+        (buckets.bucket_key("fluster_workers"), "$KV.fluster_workers.>"),
+        (buckets.key_of("fluster_workers", "$KV.fluster_workers.w1"), "w1"),
+        (server_subjects.direct_get("KV_x"), "$JS.API.DIRECT.GET.KV_x"),
+        (server_subjects.message_delete("KV_x"), "$JS.API.STREAM.MSG.DELETE.KV_x"),
+        (buckets.task_key("train-1", 0), "train-1.0"),
+        (buckets.attempt_key("default", "train-1", 0, 2), "default.train-1.0.2"),
+        (buckets.endpoints_of_attempt("train-1", 0, 2), "*.train-1.0.2.*"),
+        (buckets.endpoint_key("calc", "train-1", 0, 2, "e1"), "calc.train-1.0.2.e1"),
+        (buckets.endpoints_named("calc"), "calc.>"),
+        (server_subjects.service_verb("PING"), "$SRV.PING"),
+        (server_subjects.service_verb("INFO", "calc"), "$SRV.INFO.calc"),
+        (server_subjects.service_verb("STATS", "calc", "e1"), "$SRV.STATS.calc.e1"),
         (subjects.below("$SRV.PING"), "$SRV.PING.>"),
     ],
 )
@@ -148,12 +148,12 @@ NAMED_BUILDERS: list[Callable[[str], str]] = [
     subjects.events_of_all,
     subjects.logs_of_all,
     subjects.actors_of,
-    subjects.jobs_bucket,
-    subjects.endpoints_bucket,
-    subjects.events_stream,
-    subjects.logs_stream,
+    buckets.jobs_bucket,
+    buckets.endpoints_bucket,
+    buckets.events_stream,
+    buckets.logs_stream,
     subjects.heartbeats,
-    subjects.endpoints_named,
+    buckets.endpoints_named,
     lambda name: subjects.jobs_verb("default", name),
     lambda name: subjects.endpoints_verb("default", name),
     lambda name: subjects.logs("default", name),
@@ -169,12 +169,12 @@ NAMED_BUILDERS: list[Callable[[str], str]] = [
     lambda name: subjects.actor_member("default", name, "e1"),
     lambda name: subjects.method_of_member("fluster.default.actors.calc.one.e1", name),
     lambda name: subjects.actor_all("default", name),
-    lambda name: subjects.task_key(name, 0),
-    lambda name: subjects.attempt_key("default", name, 0, 1),
-    lambda name: subjects.endpoints_of_attempt(name, 0, 1),
-    lambda name: subjects.endpoint_key(name, "job", 0, 1, "e1"),
-    lambda name: subjects.endpoint_key("calc", name, 0, 1, "e1"),
-    lambda name: subjects.endpoint_key("calc", "job", 0, 1, name),
+    lambda name: buckets.task_key(name, 0),
+    lambda name: buckets.attempt_key("default", name, 0, 1),
+    lambda name: buckets.endpoints_of_attempt(name, 0, 1),
+    lambda name: buckets.endpoint_key(name, "job", 0, 1, "e1"),
+    lambda name: buckets.endpoint_key("calc", name, 0, 1, "e1"),
+    lambda name: buckets.endpoint_key("calc", "job", 0, 1, name),
 ]
 
 
@@ -188,12 +188,12 @@ def test_every_builder_refuses_what_is_no_name(name: str) -> None:
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: subjects.endpoint_key("calc", "*", 0, 1, "e1"),
-        lambda: subjects.endpoint_key("calc", "job", 0, 1, "*"),
-        lambda: subjects.endpoint_key("*", "job", 0, 1, "e1"),
-        lambda: subjects.task_key("*", 0),
-        lambda: subjects.endpoints_named("*"),
-        lambda: subjects.jobs_bucket("*"),
+        lambda: buckets.endpoint_key("calc", "*", 0, 1, "e1"),
+        lambda: buckets.endpoint_key("calc", "job", 0, 1, "*"),
+        lambda: buckets.endpoint_key("*", "job", 0, 1, "e1"),
+        lambda: buckets.task_key("*", 0),
+        lambda: buckets.endpoints_named("*"),
+        lambda: buckets.jobs_bucket("*"),
         lambda: subjects.namespace_of("fluster.*.jobs.submit"),
     ],
 )
@@ -224,8 +224,8 @@ def test_log_subjects_are_taken_apart_again(namespace: str, job: str, task: int,
 
 @given(NAMES, st.integers(0, 9999))
 def test_keys_of_tasks_and_of_jobs_are_told_apart(job: str, task: int) -> None:
-    assert subjects.is_task_key(subjects.task_key(job, task))
-    assert not subjects.is_task_key(job)
+    assert buckets.is_task_key(buckets.task_key(job, task))
+    assert not buckets.is_task_key(job)
 
 
 def test_inboxes() -> None:

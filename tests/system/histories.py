@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from fluster.cluster import Cluster
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.messages import Event, JobInfo, JobStatus
 from fluster_bus.storage.feeds import Feed
 from tests.waiting import wait_until
@@ -16,12 +16,12 @@ def events(cluster: Cluster) -> dict[str, list[Event]]:
     bus, namespace = cluster.asynchronous.bus, cluster.namespace
 
     async def read() -> dict[str, list[Event]]:
-        stream = subjects.events_stream(namespace)
+        stream = buckets.events_stream(namespace)
         feed = Feed(bus, stream, subject=subjects.events_of_all(namespace), watch=subjects.watch_events(namespace))
         found: dict[str, list[Event]] = defaultdict(list)
         async for entry in feed.stored():
             event = Event.from_json(entry.data)
-            found[event.job_id if event.task is None else subjects.task_key(event.job_id, event.task)].append(event)
+            found[event.job_id if event.task is None else buckets.task_key(event.job_id, event.task)].append(event)
         return found
 
     return cluster.portal.run(read)
@@ -44,7 +44,7 @@ def check_history(cluster: Cluster, infos: list[JobInfo]) -> dict[str, list[Even
         states = [event.transition.state for event in found[info.job_id]]
         assert states == [JobStatus.PENDING, info.status], info.job_id
         for task in info.tasks:
-            story = found[subjects.task_key(info.job_id, task.task)]
+            story = found[buckets.task_key(info.job_id, task.task)]
             assert story[-1].transition.state is task.status
             ends = [event.transition for event in story if event.transition.state.finished()]
             assert [end.attempt for end in ends] == list(range(1, task.attempt + 1)), story

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fluster.cluster import Cluster
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets
 from fluster_bus.messages import Event, JobId, JobInfo, JobRequest, JobStatus, ResourceConfig
 from tests.system.histories import check_history
 from tests.system.job_requests import call
@@ -78,12 +78,12 @@ class Ledger:
             assert attempts == sorted(set(attempts)), f"{task} began as {attempts}"
         for info in infos:
             for each in info.tasks:
-                task = subjects.task_key(info.job_id, each.task)
+                task = buckets.task_key(info.job_id, each.task)
                 assert begun[task], f"{task} never ran"
                 assert begun[task][-1] <= each.attempt
                 if each.status is JobStatus.SUCCEEDED:
                     assert ended[task][-1:] == [each.attempt], task
-        known = {subjects.task_key(info.job_id, each.task) for info in infos for each in info.tasks}
+        known = {buckets.task_key(info.job_id, each.task) for info in infos for each in info.tasks}
         assert begun.keys() <= known, "something ran that nobody launched"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fluster import Cluster, actor, deploy
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets
 from fluster_bus.messages import JobInfo
 from fluster_bus.storage.streams import endpoints_table
 from fluster_services.config import Timing
@@ -133,7 +133,7 @@ def control_groups(daemons: Daemons, infos: list[JobInfo]) -> list[str]:
         for info in infos
         for task in info.tasks
         for attempt in range(1, task.attempt + 1)
-        for key in [subjects.attempt_key(DEFAULT, info.job_id, task.task, attempt)]
+        for key in [buckets.attempt_key(DEFAULT, info.job_id, task.task, attempt)]
         for worker in ("w1", "w2")
     }
     return [str(path) for path in Path("/sys/fs/cgroup").rglob("fluster-*") if path.name in names]
@@ -145,7 +145,7 @@ def entries(client: Cluster) -> list[str]:
 
     async def read() -> list[str]:
         endpoints = [row.key for row in await endpoints_table(bus, DEFAULT).rows()]
-        streams = (subjects.SUBMIT_STREAM, subjects.secrets_stream(DEFAULT))
+        streams = (buckets.SUBMIT_STREAM, buckets.secrets_stream(DEFAULT))
         counts = {stream: (await bus.jetstream.stream_info(stream)).state.messages for stream in streams}
         return [*endpoints, *(f"{count} messages of {stream}" for stream, count in counts.items() if count)]
 

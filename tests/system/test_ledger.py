@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fluster.cluster import Cluster
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets
 from fluster_bus.messages import JobStatus
 from fluster_bus.storage.streams import leaders_table
 from fluster_services.config import Timing
@@ -70,7 +70,7 @@ def leader(cluster: Cluster) -> str | None:
     bus = cluster.asynchronous.bus
 
     async def read() -> str | None:
-        row = await leaders_table(bus).get(subjects.LEADER_KEY)
+        row = await leaders_table(bus).get(buckets.LEADER_KEY)
         return row.value.controller_id if row is not None else None
 
     return cluster.portal.run(read)

@@ -26,7 +26,7 @@ from fluster.cli.app import app
 from fluster.cluster import Cluster, LocalCluster
 from fluster.errors import ClusterStartError, JobNotFoundError
 from fluster_bus.access.address import BusAddress
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.errors import CredentialsError, InvalidNameError, ServiceError
 from fluster_bus.messages import EnvironmentConfig, JobStatus
 from tests.system.job_requests import call, command, sleeper, texts, wait_ready
@@ -412,7 +412,7 @@ def test_timing_is_given_by_the_names_of_the_settings(family: Family) -> None:
     )
     with LocalCluster(cpu=1, timing={"seat_lease_s": 3}) as cluster:
         assert deploy(cluster, Only, name="only").call().name() == "only"
-        seat = cluster.portal.run(cluster.asynchronous.registry.seats.get, subjects.seat_key("only"))
+        seat = cluster.portal.run(cluster.asynchronous.registry.seats.get, buckets.seat_key("only"))
         assert seat is not None
         assert seat.value.lease_s == 3
     family.wait_gone()
@@ -435,7 +435,7 @@ def test_limits_are_given_by_the_names_of_the_settings(family: Family) -> None:
         first = cluster.launch(command("seq", "10000"))
         assert cluster.wait(first, timeout=PATIENCE_S).status is JobStatus.SUCCEEDED
         assert 0 < sum(len(text) + 1 for text in texts(cluster, first)) <= 4_000
-        stream = cluster.portal.run(cluster.asynchronous.bus.jetstream.stream_info, subjects.logs_stream("default"))
+        stream = cluster.portal.run(cluster.asynchronous.bus.jetstream.stream_info, buckets.logs_stream("default"))
         assert stream.config.max_bytes == 20 << 30  # more than the store of a cluster without this limit may hold
         environment = EnvironmentConfig(pip_packages=("rich",))
         second = cluster.launch(command("true").model_copy(update={"environment": environment}))
@@ -526,14 +526,14 @@ async def test_a_jobs_credentials_reach_no_record_and_no_other_namespace(
         error_cb=on_error,
     )
     try:
-        jobs = subjects.jobs_bucket("default")
+        jobs = buckets.jobs_bucket("default")
         stolen = [
-            subjects.bucket_key(jobs, job_id),
-            subjects.bucket_key(jobs, f"{job_id}.0"),
-            subjects.bucket_key(subjects.endpoints_bucket("other"), "x.y.0.1.z"),
-            subjects.direct_get(subjects.bucket_stream(jobs)),
-            subjects.direct_get(subjects.bucket_stream(subjects.endpoints_bucket("other"))),
-            subjects.direct_get(subjects.logs_stream("other")),
+            buckets.bucket_key(jobs, job_id),
+            buckets.bucket_key(jobs, f"{job_id}.0"),
+            buckets.bucket_key(buckets.endpoints_bucket("other"), "x.y.0.1.z"),
+            server_subjects.direct_get(buckets.bucket_stream(jobs)),
+            server_subjects.direct_get(buckets.bucket_stream(buckets.endpoints_bucket("other"))),
+            server_subjects.direct_get(buckets.logs_stream("other")),
             subjects.jobs_submit("other"),
             subjects.jobs_verb("other", "list"),
             subjects.endpoints_verb("other", "list"),
@@ -541,9 +541,9 @@ async def test_a_jobs_credentials_reach_no_record_and_no_other_namespace(
             subjects.heartbeats("worker-0"),
             subjects.capacity(),
             "$JS.API.STREAM.LIST",
-            "$JS.API.STREAM.DELETE." + subjects.bucket_stream(jobs),
-            "$JS.API.CONSUMER.CREATE." + subjects.logs_stream("default"),
-            "$JS.API.STREAM.MSG.GET." + subjects.bucket_stream(jobs),
+            "$JS.API.STREAM.DELETE." + buckets.bucket_stream(jobs),
+            "$JS.API.CONSUMER.CREATE." + buckets.logs_stream("default"),
+            "$JS.API.STREAM.MSG.GET." + buckets.bucket_stream(jobs),
         ]
         for subject in stolen:
             with pytest.raises((nats.errors.TimeoutError, nats.errors.NoRespondersError)):

@@ -15,7 +15,7 @@ import pytest
 from nats.js.api import StreamInfo
 
 from fluster.cluster import Cluster
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets
 from fluster_bus.core.errors import BusError
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import JobStatus
@@ -118,7 +118,7 @@ async def _leader(group: ServerGroup) -> int:
     leaders: list[str] = []
 
     def is_led(found: list[StreamInfo]) -> bool:
-        records = subjects.bucket_stream(subjects.jobs_bucket(DEFAULT))
+        records = buckets.bucket_stream(buckets.jobs_bucket(DEFAULT))
         leaders.extend(
             info.cluster.leader
             for info in found

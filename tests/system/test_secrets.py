@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fluster.cluster import LocalCluster
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, server_subjects
 from fluster_bus.messages import EnvironmentConfig, JobId, JobRequest, JobStatus
 from tests.system.job_requests import command, texts
 from tests.waiting import wait_until
@@ -30,7 +30,7 @@ def _kept(cluster: LocalCluster) -> int:
     """How many jobs have secrets that are kept."""
 
     async def count() -> int:
-        stream = subjects.secrets_stream(cluster.asynchronous.namespace)
+        stream = buckets.secrets_stream(cluster.asynchronous.namespace)
         return int((await cluster.asynchronous.bus.jetstream.stream_info(stream)).state.messages)
 
     return cluster.portal.run(count)
@@ -40,11 +40,13 @@ def _stored(cluster: LocalCluster, job_id: JobId) -> bytes:
     """All that the records of a job say."""
 
     async def read() -> bytes:
-        bucket = subjects.bucket_stream(subjects.jobs_bucket(cluster.asynchronous.namespace))
+        bucket = buckets.bucket_stream(buckets.jobs_bucket(cluster.asynchronous.namespace))
         found = b""
-        for key in (job_id, subjects.task_key(job_id, 0)):
-            subject = subjects.bucket_key(subjects.jobs_bucket(cluster.asynchronous.namespace), key)
-            found += (await cluster.asynchronous.bus.request(f"{subjects.direct_get(bucket)}.{subject}", b"")).data
+        for key in (job_id, buckets.task_key(job_id, 0)):
+            subject = buckets.bucket_key(buckets.jobs_bucket(cluster.asynchronous.namespace), key)
+            found += (
+                await cluster.asynchronous.bus.request(f"{server_subjects.direct_get(bucket)}.{subject}", b"")
+            ).data
         return found
 
     return cluster.portal.run(read)

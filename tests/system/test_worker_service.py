@@ -16,7 +16,7 @@ from fluster.cluster import Cluster
 from fluster.cluster.workers import ask_worker
 from fluster.errors import JobNotFoundError, WorkerNotFoundError
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import server_subjects, subjects
 from fluster_bus.core.errors import CredentialsError, ServiceError
 from fluster_bus.core.roles import Role
 from fluster_bus.messages import (
@@ -150,7 +150,7 @@ def test_one_that_has_as_many_tasks_as_it_may_waits_for_the_end_of_one(cluster: 
 
 def test_plain_tools_see_its_verbs(cluster: Cluster) -> None:
     async def info(bus: Bus) -> bytes:
-        return (await bus.request(subjects.service_verb("INFO", "fluster-worker", "w1"))).data
+        return (await bus.request(server_subjects.service_verb("INFO", "fluster-worker", "w1"))).data
 
     told = json.loads(cluster.portal.run(info, cluster.asynchronous.bus))
     assert {each["name"]: each["subject"] for each in told["endpoints"]} == {

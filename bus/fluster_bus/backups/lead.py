@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import (
     BackupError,
     BusError,
@@ -72,15 +72,15 @@ class RestoringLead:
     async def _take(self) -> None:
         deadline = time.monotonic() + _TAKEN_WITHIN_S
         while True:
-            row = await self._leaders.get(subjects.LEADER_KEY)
+            row = await self._leaders.get(buckets.LEADER_KEY)
             if row is not None and row.value.restoring:
                 await self._wait_silent(row)
                 self.found_half = True
             try:
                 if row is None:
-                    self._revision = await self._leaders.create(subjects.LEADER_KEY, self._me)
+                    self._revision = await self._leaders.create(buckets.LEADER_KEY, self._me)
                 else:
-                    self._revision = await self._leaders.update(subjects.LEADER_KEY, self._me, row.revision)
+                    self._revision = await self._leaders.update(buckets.LEADER_KEY, self._me, row.revision)
             except (RevisionConflictError, KeyExistsError) as error:  # the leader renewed it at this moment
                 if time.monotonic() >= deadline:
                     raise BackupError(
@@ -92,7 +92,7 @@ class RestoringLead:
     async def _wait_silent(self, row: Row[Leader]) -> None:
         """Return when who marked the seat has ended. Raises BackupError when it goes on."""
         await asyncio.sleep(_SILENT_S)
-        now = await self._leaders.get(subjects.LEADER_KEY)
+        now = await self._leaders.get(buckets.LEADER_KEY)
         if now is None or now.revision != row.revision:
             raise BackupError("this cluster is being restored at this moment: wait for the end of that")
 
@@ -100,9 +100,9 @@ class RestoringLead:
         while not self._lost:
             await asyncio.sleep(_RENEWED_EACH_S)
             try:
-                self._revision = await self._leaders.update(subjects.LEADER_KEY, self._me, self._revision)
+                self._revision = await self._leaders.update(buckets.LEADER_KEY, self._me, self._revision)
             except RevisionConflictError:
-                row = await self._leaders.get(subjects.LEADER_KEY)
+                row = await self._leaders.get(buckets.LEADER_KEY)
                 if row is not None and row.value.instance == self._me.instance:
                     self._revision = row.revision  # a write that was not acknowledged
                 else:
@@ -151,7 +151,7 @@ class RestoringLead:
             await retried(lambda _left_s: self._give_back(), on=(BusError,), timeout_s=_TAKEN_WITHIN_S)
 
     async def _give_back(self) -> None:
-        row = await self._leaders.get(subjects.LEADER_KEY)
+        row = await self._leaders.get(buckets.LEADER_KEY)
         if row is not None and row.value.instance == self._me.instance:
             with suppress(RevisionConflictError):
-                await self._leaders.delete(subjects.LEADER_KEY, revision=row.revision)
+                await self._leaders.delete(buckets.LEADER_KEY, revision=row.revision)

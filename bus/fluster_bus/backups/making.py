@@ -23,7 +23,7 @@ from fluster_bus.backups.folder import (
 )
 from fluster_bus.backups.parts import Part, plan
 from fluster_bus.backups.stream_reader import StreamReader
-from fluster_bus.core import subjects
+from fluster_bus.core import server_subjects
 from fluster_bus.core.errors import BackupError, NoRespondersError
 from fluster_bus.core.names import Namespace
 
@@ -120,7 +120,7 @@ async def stream_names(bus: Bus) -> list[str]:
     names: list[str] = []
     while True:
         try:
-            answer = await bus.request(subjects.STREAM_NAMES, json.dumps({"offset": len(names)}).encode())
+            answer = await bus.request(server_subjects.STREAM_NAMES, json.dumps({"offset": len(names)}).encode())
         except NoRespondersError as error:
             raise BackupError(f"the server at {bus.address} keeps no streams: is JetStream enabled there?") from error
         told = json.loads(answer.data)

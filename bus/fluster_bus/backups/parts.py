@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets
 from fluster_bus.core.stream_bounds import BUNDLES, PAYLOADS, REQUESTS, stream_of
 
 _BEFORE = (REQUESTS.name, "events", "calls", "secrets")
@@ -28,14 +28,14 @@ _READ_AGAIN = ("secrets",)
 KINDS = (*_BEFORE, _JOBS, *_AFTER)  # of a namespace
 
 _SYSTEM = {
-    "joins": subjects.bucket_stream(subjects.JOINS_BUCKET),
-    "namespaces": subjects.bucket_stream(subjects.NAMESPACES_BUCKET),
+    "joins": buckets.bucket_stream(buckets.JOINS_BUCKET),
+    "namespaces": buckets.bucket_stream(buckets.NAMESPACES_BUCKET),
 }
 # What lives only as long as the processes do which write it: they write it anew.
 ALIVE_ONLY = (
-    subjects.bucket_stream(subjects.WORKERS_BUCKET),
-    subjects.bucket_stream(subjects.CONTROLLERS_BUCKET),
-    subjects.ROOM_STREAM,
+    buckets.bucket_stream(buckets.WORKERS_BUCKET),
+    buckets.bucket_stream(buckets.CONTROLLERS_BUCKET),
+    buckets.ROOM_STREAM,
 )
 _PREFIXES = tuple(stream_of(kind, "n").removesuffix("n") for kind in KINDS)
 
@@ -70,7 +70,7 @@ class Plan:
 def plan(streams: Collection[str]) -> Plan:
     """How a cluster is read that has these streams."""
     namespaces = {each.removeprefix(prefix) for each in streams for prefix in _PREFIXES if each.startswith(prefix)}
-    steps = [Part(subjects.SUBMIT_STREAM, "submissions")]
+    steps = [Part(buckets.SUBMIT_STREAM, "submissions")]
     for namespace in sorted(namespaces):
         kinds = (*_BEFORE, _JOBS, *_READ_AGAIN, *_AFTER)
         steps += [Part(stream_of(kind, namespace), kind, namespace) for kind in kinds]

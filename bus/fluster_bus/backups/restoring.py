@@ -16,7 +16,7 @@ from fluster_bus.backups.lead import RestoringLead
 from fluster_bus.backups.making import BackupProgress, stream_names
 from fluster_bus.backups.parts import ALIVE_ONLY, Part, plan, restoring_order
 from fluster_bus.backups.stream_reader import stream_told
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, server_subjects
 from fluster_bus.core.errors import BackupError, StorageError
 from fluster_bus.provisioning.replication import placement_error
 
@@ -59,7 +59,7 @@ async def restore_backup(
             await _check_empty(bus, present)
         is_whole = False
         for stream in (*(each.stream for each in present), *ALIVE_ONLY):
-            if stream in names and stream != subjects.bucket_stream(subjects.CONTROLLERS_BUCKET):
+            if stream in names and stream != buckets.bucket_stream(buckets.CONTROLLERS_BUCKET):
                 await _delete(bus, stream)
         copies = await lead.copies()  # controllers make more once there are servers for them
         streams, done = {_part(each): each for each in manifest.streams}, 0
@@ -93,7 +93,7 @@ async def _check_empty(bus: Bus, present: Sequence[Part]) -> None:
 
 
 async def _delete(bus: Bus, stream: str) -> None:
-    told = await _asked(bus, subjects.stream_delete(stream), {})
+    told = await _asked(bus, server_subjects.stream_delete(stream), {})
     error = told.get("error")
     if error is not None and error.get("code") != _NOT_FOUND:
         raise BackupError(f"stream {stream} could not be deleted: {error.get('description')}")
@@ -121,10 +121,10 @@ async def _restored(bus: Bus, folder: Path, each: BackedUpStream, replicas: int)
 
 async def _begun(bus: Bus, each: BackedUpStream, replicas: int) -> str:
     """Where the archive is to be sent. Raises StorageError, BackupError."""
-    told = await _asked(bus, subjects.stream_restore(each.stream), each.request(replicas))
+    told = await _asked(bus, server_subjects.stream_restore(each.stream), each.request(replicas))
     _raise_error(each, told, replicas)
     where = str(told.get("deliver_subject", ""))
-    if not subjects.is_restore(where):
+    if not server_subjects.is_restore(where):
         raise BackupError(f"the server did not say where it takes the archive of stream {each.stream}")
     return where
 

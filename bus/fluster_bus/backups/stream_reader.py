@@ -20,7 +20,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from fluster_bus.backups.archive import StoredMessage, header_block
-from fluster_bus.core import subjects
+from fluster_bus.core import server_subjects, subjects
 from fluster_bus.core.delivery import TIME_HEADER
 from fluster_bus.core.errors import NoRespondersError, StorageError, StreamNotFoundError
 from fluster_bus.storage.feeds import Entry, Feed
@@ -94,7 +94,7 @@ class StreamReader:
 
     async def _after(self, sequence: int) -> StoredMessage | None:
         request = json.dumps({"seq": sequence, "next_by_subj": subjects.ANY_TAIL}).encode()
-        told = json.loads((await self._bus.request(subjects.message_get(self.name), request)).data)
+        told = json.loads((await self._bus.request(server_subjects.message_get(self.name), request)).data)
         error = told.get("error")
         if error is not None:
             if error.get("code") == _NOT_FOUND:
@@ -108,7 +108,7 @@ class StreamReader:
 async def stream_told(bus: Bus, stream: str) -> dict[str, Any]:
     """What the server tells of a stream: its `config` and `state`. Raises StreamNotFoundError, StorageError, BusError."""
     try:
-        told: dict[str, Any] = json.loads((await bus.request(subjects.stream_info(stream))).data)
+        told: dict[str, Any] = json.loads((await bus.request(server_subjects.stream_info(stream))).data)
     except NoRespondersError as error:
         raise StorageError(f"the server gives no state of stream {stream}: is JetStream enabled there?") from error
     wrong = told.get("error")

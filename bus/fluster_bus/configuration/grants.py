@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.names import SYSTEM_NAMESPACE
 from fluster_bus.core.roles import Permissions, Role
 from fluster_bus.core.stream_bounds import BUNDLES, PAYLOADS, REQUESTS
@@ -37,12 +37,12 @@ def granted(role: Role, namespaces: Sequence[str], name: str, *, workers: str) -
         case Role.SERVICE:
             everything = (
                 subjects.ALL_MESSAGES,
-                subjects.ALL_BUCKETS,
-                subjects.ALL_OBJECTS,
-                subjects.ALL_SERVICES,
-                subjects.JETSTREAM_REQUESTS,
+                server_subjects.ALL_BUCKETS,
+                server_subjects.ALL_OBJECTS,
+                server_subjects.ALL_SERVICES,
+                server_subjects.JETSTREAM_REQUESTS,
             )
-            flow = (subjects.JETSTREAM_ACKS, subjects.JETSTREAM_FLOW)
+            flow = (server_subjects.JETSTREAM_ACKS, server_subjects.JETSTREAM_FLOW)
             return Permissions((*everything, *flow, subjects.ALL_INBOXES), (*everything, _inbox(name)))
         case Role.WORKER:
             return _worker(namespaces, name, workers)
@@ -83,13 +83,13 @@ def _inbox(name: str, namespace: str = SYSTEM_NAMESPACE) -> str:
 
 def _worker(namespaces: Sequence[str], name: str, worker: str) -> Permissions:
     """It keeps its own row and sign of life, and the records of tasks of its namespaces."""
-    workers = subjects.bucket_stream(subjects.WORKERS_BUCKET)
+    workers = buckets.bucket_stream(buckets.WORKERS_BUCKET)
     return Permissions(
         publish=(
             subjects.heartbeats(worker),
             subjects.capacity(),
-            subjects.bucket_key(subjects.WORKERS_BUCKET, worker),
-            *_with_below(subjects.direct_get(workers)),
+            buckets.bucket_key(buckets.WORKERS_BUCKET, worker),
+            *_with_below(server_subjects.direct_get(workers)),
             subjects.inboxes_of(SYSTEM_NAMESPACE),  # of controllers and operators, which ask it
             *subjects.PLAIN_INBOXES,
             *_of_each(namespaces, _keeps_tasks),
@@ -105,19 +105,19 @@ def _worker(namespaces: Sequence[str], name: str, worker: str) -> Permissions:
 
 def _keeps_tasks(namespace: str) -> tuple[str, ...]:
     """What a worker writes of the tasks that it runs, and reads for them."""
-    jobs, registry = subjects.jobs_bucket(namespace), subjects.endpoints_bucket(namespace)
+    jobs, registry = buckets.jobs_bucket(namespace), buckets.endpoints_bucket(namespace)
     streams = (
-        subjects.bucket_stream(jobs),
-        subjects.bucket_stream(registry),
-        subjects.logs_stream(namespace),
-        subjects.results_stream(namespace),
-        subjects.secrets_stream(namespace),
-        *(subjects.objects_stream(kind.name, namespace) for kind in _READ),
+        buckets.bucket_stream(jobs),
+        buckets.bucket_stream(registry),
+        buckets.logs_stream(namespace),
+        buckets.results_stream(namespace),
+        buckets.secrets_stream(namespace),
+        *(buckets.objects_stream(kind.name, namespace) for kind in _READ),
     )
     return (
         # Of tasks; those of jobs have one token.
-        subjects.bucket_key(jobs, f"{subjects.ANY_TOKEN}.{subjects.ANY_TOKEN}"),
-        subjects.bucket_key(registry),
+        buckets.bucket_key(jobs, f"{subjects.ANY_TOKEN}.{subjects.ANY_TOKEN}"),
+        buckets.bucket_key(registry),
         subjects.jobs_submit(namespace),  # of what an operator has it run now
         subjects.ensure_namespace(namespace),  # to be told how large objects may be
         subjects.logs_of_all(namespace),
@@ -125,18 +125,18 @@ def _keeps_tasks(namespace: str) -> tuple[str, ...]:
         subjects.watch_progress(namespace),
         subjects.inboxes_of(namespace),  # of its clients, and of operators who ask there
         *(subjects.objects_of_all(kind.name, namespace) for kind in _WRITTEN),
-        *(subject for stream in streams for subject in _with_below(subjects.direct_get(stream))),
+        *(subject for stream in streams for subject in _with_below(server_subjects.direct_get(stream))),
     )
 
 
 def _speaks_for(namespace: str) -> tuple[str, ...]:
     """What a gateway sends for users of a namespace: it submits, asks and reads, and neither calls actors nor answers anybody."""
     streams = (
-        subjects.bucket_stream(subjects.endpoints_bucket(namespace)),
-        subjects.logs_stream(namespace),
-        subjects.events_stream(namespace),
-        *(subjects.objects_stream(kind.name, namespace) for kind in _READ),
-        subjects.results_stream(namespace),
+        buckets.bucket_stream(buckets.endpoints_bucket(namespace)),
+        buckets.logs_stream(namespace),
+        buckets.events_stream(namespace),
+        *(buckets.objects_stream(kind.name, namespace) for kind in _READ),
+        buckets.results_stream(namespace),
     )
     return (
         subjects.jobs_submit(namespace),
@@ -146,16 +146,16 @@ def _speaks_for(namespace: str) -> tuple[str, ...]:
         subjects.workers_list(namespace),
         subjects.secrets(namespace),  # to be written; what is there only services read
         *(subjects.objects_of_all(kind.name, namespace) for kind in _WRITTEN),
-        *(subject for stream in streams for subject in _with_below(subjects.direct_get(stream))),
+        *(subject for stream in streams for subject in _with_below(server_subjects.direct_get(stream))),
     )
 
 
 def _autoscaler(name: str) -> Permissions:
     """It sees the workers, and has them drained; of jobs it sees nothing."""
-    workers = subjects.bucket_stream(subjects.WORKERS_BUCKET)
+    workers = buckets.bucket_stream(buckets.WORKERS_BUCKET)
     return Permissions(
         publish=(
-            *_with_below(subjects.direct_get(workers)),
+            *_with_below(server_subjects.direct_get(workers)),
             subjects.workers_list(subjects.ANY_TOKEN),
             subjects.worker_verb(subjects.ANY_TOKEN, "drain"),
             subjects.vm_trouble(),
@@ -167,7 +167,9 @@ def _autoscaler(name: str) -> Permissions:
 
 def _announced() -> tuple[str, ...]:
     """Where those are asked who serve something."""
-    return tuple(verb for name in subjects.SERVICE_VERBS for verb in _with_below(subjects.service_verb(name)))
+    return tuple(
+        verb for name in server_subjects.SERVICE_VERBS for verb in _with_below(server_subjects.service_verb(name))
+    )
 
 
 def _hears(namespace: str) -> tuple[str, ...]:
@@ -175,19 +177,19 @@ def _hears(namespace: str) -> tuple[str, ...]:
 
 
 def _serves(namespace: str) -> tuple[str, ...]:
-    return subjects.bucket_key(subjects.endpoints_bucket(namespace)), *_serves_durably(namespace)
+    return buckets.bucket_key(buckets.endpoints_bucket(namespace)), *_serves_durably(namespace)
 
 
 def _asks(namespace: str) -> tuple[str, ...]:
     """What clients and jobs of a namespace may both send: requests, calls, replies, and reads that need no consumer."""
-    registry = subjects.bucket_stream(subjects.endpoints_bucket(namespace))
-    seats = subjects.bucket_stream(subjects.actors_bucket(namespace))
+    registry = buckets.bucket_stream(buckets.endpoints_bucket(namespace))
+    seats = buckets.bucket_stream(buckets.actors_bucket(namespace))
     streams = (
         registry,
-        subjects.logs_stream(namespace),
-        subjects.events_stream(namespace),
-        *(subjects.objects_stream(kind.name, namespace) for kind in _READ),
-        subjects.results_stream(namespace),
+        buckets.logs_stream(namespace),
+        buckets.events_stream(namespace),
+        *(buckets.objects_stream(kind.name, namespace) for kind in _READ),
+        buckets.results_stream(namespace),
     )
     return (
         subjects.jobs_verb(namespace, subjects.ANY_TOKEN),
@@ -196,10 +198,10 @@ def _asks(namespace: str) -> tuple[str, ...]:
         subjects.workers_list(namespace),
         subjects.actors_of(namespace),
         subjects.durable_calls_of_all(namespace),
-        f"{subjects.direct_get(seats)}.{subjects.bucket_key(subjects.actors_bucket(namespace), subjects.seat_key_of_any())}",
+        f"{server_subjects.direct_get(seats)}.{buckets.bucket_key(buckets.actors_bucket(namespace), buckets.seat_key_of_any())}",
         subjects.secrets(namespace),  # to be written; what is there only services read
         *(subjects.objects_of_all(kind.name, namespace) for kind in _WRITTEN),
-        *(subject for stream in streams for subject in _with_below(subjects.direct_get(stream))),
+        *(subject for stream in streams for subject in _with_below(server_subjects.direct_get(stream))),
         # Never those of the cluster's own: a forged reply there could pass for a service's word.
         subjects.inboxes_of(namespace),
         *subjects.PLAIN_INBOXES,
@@ -208,11 +210,11 @@ def _asks(namespace: str) -> tuple[str, ...]:
 
 def _serves_durably(namespace: str) -> tuple[str, ...]:
     """What jobs need for actors with one instance, and for those whose calls are stored."""
-    bucket = subjects.actors_bucket(namespace)
-    streams = (subjects.bucket_stream(bucket), subjects.calls_stream(namespace))
+    bucket = buckets.actors_bucket(namespace)
+    streams = (buckets.bucket_stream(bucket), buckets.calls_stream(namespace))
     return (
-        subjects.bucket_key(bucket),
-        *(subject for stream in streams for subject in _with_below(subjects.direct_get(stream))),
+        buckets.bucket_key(bucket),
+        *(subject for stream in streams for subject in _with_below(server_subjects.direct_get(stream))),
         subjects.trim_calls(namespace),
     )
 
@@ -233,26 +235,26 @@ class Export:
 # What the account of the streams gives to the account of the users, and nothing besides.
 STORE_EXPORTS = (
     # The server keeps a note of each such request for two minutes, since it cannot know which answer is the last.
-    *(Export(subject, many_answers=True) for subject in subjects.JETSTREAM_READS),
+    *(Export(subject, many_answers=True) for subject in server_subjects.JETSTREAM_READS),
     *(
         Export(subject)
         for subject in (
-            *subjects.JETSTREAM_ASKS,
-            subjects.JETSTREAM_ACKS,
-            subjects.JETSTREAM_FLOW,
-            subjects.ALL_BUCKETS,
-            subjects.ALL_OBJECTS,
+            *server_subjects.JETSTREAM_ASKS,
+            server_subjects.JETSTREAM_ACKS,
+            server_subjects.JETSTREAM_FLOW,
+            server_subjects.ALL_BUCKETS,
+            server_subjects.ALL_OBJECTS,
             *subjects.STREAM_INPUTS,
         )
     ),
     # Those who may make consumers have them deliver to their inboxes, in the account of the streams.
     *(
         Export(subject, is_stream=True)
-        for subject in (subjects.STREAM_OUTPUT, subjects.JETSTREAM_EVENTS, subjects.ALL_INBOXES)
+        for subject in (subjects.STREAM_OUTPUT, server_subjects.JETSTREAM_EVENTS, subjects.ALL_INBOXES)
     ),
 )
 
 # Archives of which streams are made. Not as requests: a server adds a header to those of another account, and takes it for a
 # part of the archive. What is sent here names a reply subject that the account of the streams itself would write to: only
 # operators may.
-STORE_IMPORTS = (Export(subjects.JETSTREAM_RESTORES, is_stream=True),)
+STORE_IMPORTS = (Export(server_subjects.JETSTREAM_RESTORES, is_stream=True),)

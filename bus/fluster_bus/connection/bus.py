@@ -14,12 +14,12 @@ import nats
 import nats.errors
 from nats.js import JetStreamContext
 
-from fluster_bus.access.connect_errors import connect_error, is_refusal
 from fluster_bus.access.tls import HandshakeError, client_context
+from fluster_bus.connection.bus import Subscription
+from fluster_bus.connection.connection import Replies
 from fluster_bus.connection.nats_client import NO_LIMIT, QuickClient
-from fluster_bus.connection.replies import Replies
+from fluster_bus.connection.nats_errors import connect_error, is_refusal
 from fluster_bus.connection.serving import Answer, Entrance, Service
-from fluster_bus.connection.subscription import Subscription
 from fluster_bus.core import subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.errors import (

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from fluster_bus.core import subjects
+from fluster_bus.core import server_subjects, subjects
 from fluster_bus.core.errors import InvalidMessageError
 from fluster_bus.core.fault_log import one_bounded_line
 from fluster_bus.messages.parts.wire_range import SPOKEN
@@ -80,11 +80,11 @@ class Announcement:
         }
         return [
             await bus.subscribe(subject, _answering(bus, answers[verb]))
-            for verb in subjects.SERVICE_VERBS
+            for verb in server_subjects.SERVICE_VERBS
             for subject in (
-                subjects.service_verb(verb),
-                subjects.service_verb(verb, self._name),
-                subjects.service_verb(verb, self._name, self._instance),
+                server_subjects.service_verb(verb),
+                server_subjects.service_verb(verb, self._name),
+                server_subjects.service_verb(verb, self._name, self._instance),
             )
         ]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets
 from fluster_bus.core.errors import NamespaceFullError, StorageError
 from fluster_bus.core.roles import MAX_PAYLOAD_BYTES
 
@@ -222,23 +222,23 @@ def stream_of(share: str, namespace: str) -> str:
     """The name of the stream that has this share of a namespace's budget."""
     match share:
         case "jobs":
-            return subjects.bucket_stream(subjects.jobs_bucket(namespace))
+            return buckets.bucket_stream(buckets.jobs_bucket(namespace))
         case "registry":
-            return subjects.bucket_stream(subjects.endpoints_bucket(namespace))
+            return buckets.bucket_stream(buckets.endpoints_bucket(namespace))
         case "actors":
-            return subjects.bucket_stream(subjects.actors_bucket(namespace))
+            return buckets.bucket_stream(buckets.actors_bucket(namespace))
         case "calls":
-            return subjects.calls_stream(namespace)
+            return buckets.calls_stream(namespace)
         case "secrets":
-            return subjects.secrets_stream(namespace)
+            return buckets.secrets_stream(namespace)
         case "results":
-            return subjects.results_stream(namespace)
+            return buckets.results_stream(namespace)
         case "logs":
-            return subjects.logs_stream(namespace)
+            return buckets.logs_stream(namespace)
         case "events":
-            return subjects.events_stream(namespace)
+            return buckets.events_stream(namespace)
         case kind:
-            return subjects.objects_stream(kind, namespace)
+            return buckets.objects_stream(kind, namespace)
 
 
 _ANY = "n"  # a namespace by which the streams' names are learnt

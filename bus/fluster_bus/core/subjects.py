@@ -1,4 +1,6 @@
-"""Every subject, bucket, stream and key of Fluster is spelled and taken apart here, and nowhere else.
+"""Every subject of Fluster is spelled and taken apart here, and nowhere else.
+
+Streams, buckets and keys are named in `buckets.py`, the subjects on which servers answer in `server_subjects.py`.
 
 The comment at each function shows the finished string. Names are checked, so nothing that a person chose can
 widen a subject (`*`, `>`) or reach into another namespace (`.`).
@@ -21,17 +23,16 @@ ANY_TAIL = ">"
 OWN_NAMESPACE, OWN_NAME = "{{tag(ns)}}", "{{name()}}"
 
 
-def _name(kind: str, value: str) -> str:
-    """`value`, checked, or a wildcard for one token when it is `*`."""
+def checked_token(kind: str, value: str) -> str:
+    """`value` if it can be one token of a subject or key, or stands for one: `*`, or what the server puts in its place.
+
+    Raises InvalidNameError.
+    """
     return value if value in (ANY_TOKEN, OWN_NAME, OWN_NAMESPACE) else check_name(kind, value)
 
 
 def _ns(namespace: str) -> str:
     return namespace if namespace in (ANY_TOKEN, OWN_NAMESPACE) else check_namespace(namespace)
-
-
-def _one_ns(namespace: str) -> str:
-    return namespace if namespace == OWN_NAMESPACE else check_namespace(namespace)
 
 
 # ---- jobs -----------------------------------------------------------------------------------------------
@@ -45,7 +46,7 @@ JOB_VERBS = ("status", "list", "terminate", "explain", "stack", "flush", "own")
 
 
 def jobs_verb(namespace: str, verb: str) -> str:
-    return f"{_ROOT}.{_ns(namespace)}.jobs.{_name('verb', verb)}"  # fluster.default.jobs.status
+    return f"{_ROOT}.{_ns(namespace)}.jobs.{checked_token('verb', verb)}"  # fluster.default.jobs.status
 
 
 def ensure_namespace(namespace: str) -> str:
@@ -60,7 +61,7 @@ ENDPOINT_VERBS = ("register", "unregister", "lookup", "list")
 
 
 def endpoints_verb(namespace: str, verb: str) -> str:
-    return f"{_ROOT}.{_ns(namespace)}.endpoints.{_name('verb', verb)}"  # fluster.default.endpoints.lookup
+    return f"{_ROOT}.{_ns(namespace)}.endpoints.{checked_token('verb', verb)}"  # fluster.default.endpoints.lookup
 
 
 def watch_jobs(namespace: str, key: str = ANY_TAIL) -> str:
@@ -80,7 +81,7 @@ def watch_events(namespace: str, job: str = ANY_TAIL) -> str:
 
 
 def watch_progress(namespace: str, job: str = ANY_TOKEN, task: str = ANY_TOKEN) -> str:
-    return f"{_ROOT}.{_ns(namespace)}.watch.progress.{_name('job', job)}.{task}"  # fluster.default.watch.progress.train-1.0
+    return f"{_ROOT}.{_ns(namespace)}.watch.progress.{checked_token('job', job)}.{task}"  # fluster.default.watch.progress.train-1.0
 
 
 def watch_actors(namespace: str, key: str) -> str:
@@ -97,11 +98,11 @@ def watch_any(namespace: str) -> str:
 
 def logs(namespace: str, job: str, task: str = ANY_TOKEN, attempt: str = ANY_TOKEN, stream: str = ANY_TOKEN) -> str:
     # fluster.default.logs.train-1.0.1.stdout
-    return f"{_ROOT}.{_ns(namespace)}.logs.{_name('job', job)}.{task}.{attempt}.{stream}"
+    return f"{_ROOT}.{_ns(namespace)}.logs.{checked_token('job', job)}.{task}.{attempt}.{stream}"
 
 
 def events(namespace: str, job: str) -> str:
-    return f"{_ROOT}.{_ns(namespace)}.events.{_name('job', job)}"  # fluster.default.events.train-1
+    return f"{_ROOT}.{_ns(namespace)}.events.{checked_token('job', job)}"  # fluster.default.events.train-1
 
 
 def events_of_all(namespace: str) -> str:
@@ -138,7 +139,7 @@ def objects_of_all(kind: str, namespace: str) -> str:
 
 def result_part(namespace: str, job: str, task: int, attempt: int, number: int) -> str:
     # fluster.default.results.train-1.0.1.0
-    return f"{_ROOT}.{_ns(namespace)}.results.{_name('job', job)}.{task}.{attempt}.{number}"
+    return f"{_ROOT}.{_ns(namespace)}.results.{checked_token('job', job)}.{task}.{attempt}.{number}"
 
 
 def results_of_job(namespace: str, job: str) -> str:
@@ -153,6 +154,10 @@ def secrets(namespace: str, submission: str = ANY_TOKEN) -> str:
     return f"{_ROOT}.{_ns(namespace)}.secrets.{submission}"  # fluster.default.secrets.3f2a
 
 
+def logs_of_job(namespace: str, job: str) -> str:
+    return f"{_ROOT}.{_ns(namespace)}.logs.{checked_token('job', job)}.{ANY_TAIL}"  # fluster.default.logs.train-1.>
+
+
 def namespace_of(subject: str) -> str:
     """The namespace that a subject belongs to. Raises InvalidNameError when it is none of ours."""
     tokens = subject.split(".")
@@ -164,7 +169,7 @@ def namespace_of(subject: str) -> str:
 
 def dispatch(namespace: str, device: str, variant: str, count: int, *, cpu: str, memory: str) -> str:
     # fluster.default.dispatch.gpu.h100.8.c4.m32768
-    place = f"{_name('device', device)}.{_name('variant', variant)}.{count}.{cpu}.{memory}"
+    place = f"{checked_token('device', device)}.{checked_token('variant', variant)}.{count}.{cpu}.{memory}"
     return f"{_ROOT}.{_ns(namespace)}.dispatch.{place}"
 
 
@@ -179,11 +184,13 @@ WORKER_VERBS = ("offer", "run", "status", "list", "logs", "stack", "flush", "kil
 
 
 def worker_verb(worker: str, verb: str) -> str:
-    return f"{_SYS}.workers.{_name('worker', worker)}.{_name('verb', verb)}"  # fluster.sys.workers.w1.look
+    return (
+        f"{_SYS}.workers.{checked_token('worker', worker)}.{checked_token('verb', verb)}"  # fluster.sys.workers.w1.look
+    )
 
 
 def heartbeats(worker: str = ANY_TOKEN) -> str:
-    return f"{_SYS}.heartbeats.{_name('worker', worker)}"  # fluster.sys.heartbeats.w1
+    return f"{_SYS}.heartbeats.{checked_token('worker', worker)}"  # fluster.sys.heartbeats.w1
 
 
 def watch_workers(key: str = ANY_TAIL) -> str:
@@ -200,7 +207,7 @@ def capacity() -> str:
 
 def join(token: str) -> str:
     """Where a join token is exchanged: its user alone may ask there, so that the subject says who asks."""
-    return f"{_SYS}.join.{_name('join token', token)}"  # fluster.sys.join.join-3f2a9c1b
+    return f"{_SYS}.join.{checked_token('join token', token)}"  # fluster.sys.join.join-3f2a9c1b
 
 
 def watch_joins(key: str = ANY_TAIL) -> str:
@@ -212,11 +219,14 @@ NAMESPACE_VERBS = ("add", "set", "drop", "list")
 
 def namespaces_verb(verb: str) -> str:
     """Where operators ask for namespaces; tenants may not."""
-    return f"{_SYS}.namespaces.{_name('verb', verb)}"  # fluster.sys.namespaces.add
+    return f"{_SYS}.namespaces.{checked_token('verb', verb)}"  # fluster.sys.namespaces.add
 
 
 def watch_namespaces(key: str = ANY_TAIL) -> str:
     return f"{_SYS}.watch.namespaces.{key}"  # fluster.sys.watch.namespaces.team-a
+
+
+ROOM = f"{_SYS}.room"  # fluster.sys.room
 
 
 def vm_trouble() -> str:
@@ -228,7 +238,7 @@ def vm_trouble() -> str:
 
 
 def actor_any(namespace: str, name: str, method: str = ANY_TOKEN) -> str:
-    return f"{_ROOT}.{_ns(namespace)}.actors.{_name('actor', name)}.any.{_name('method', method)}"
+    return f"{_ROOT}.{_ns(namespace)}.actors.{checked_token('actor', name)}.any.{checked_token('method', method)}"
 
 
 def is_call(namespace: str, name: str, subject: str) -> bool:
@@ -239,12 +249,12 @@ def is_call(namespace: str, name: str, subject: str) -> bool:
 
 def actor_one(namespace: str, name: str, endpoint: str, method: str = ANY_TOKEN) -> str:
     # fluster.default.actors.calculator.one.5f2c…
-    return f"{actor_member(namespace, name, endpoint)}.{_name('method', method)}"
+    return f"{actor_member(namespace, name, endpoint)}.{checked_token('method', method)}"
 
 
 def actor_member(namespace: str, name: str, endpoint: str) -> str:
     """The address of one member: a method's name follows it."""
-    return f"{_ROOT}.{_ns(namespace)}.actors.{_name('actor', name)}.one.{_name('endpoint', endpoint)}"
+    return f"{_ROOT}.{_ns(namespace)}.actors.{checked_token('actor', name)}.one.{checked_token('endpoint', endpoint)}"
 
 
 def is_actor_address(address: str, namespace: str) -> bool:
@@ -259,11 +269,11 @@ def is_actor_address(address: str, namespace: str) -> bool:
 
 def method_of_member(address: str, method: str) -> str:
     """The subject of a method of the member at `address` (which came from `actor_member`)."""
-    return f"{address}.{_name('method', method)}"
+    return f"{address}.{checked_token('method', method)}"
 
 
 def actor_all(namespace: str, name: str, method: str = ANY_TOKEN) -> str:
-    return f"{_ROOT}.{_ns(namespace)}.actors.{_name('actor', name)}.all.{_name('method', method)}"
+    return f"{_ROOT}.{_ns(namespace)}.actors.{checked_token('actor', name)}.all.{checked_token('method', method)}"
 
 
 def durable_calls(namespace: str, name: str) -> str:
@@ -300,7 +310,7 @@ def worker_user(name: str) -> str:
 
 def inboxes_of(namespace: str) -> str:
     """Where all answers go that come from a namespace, and nothing else."""
-    return f"{_INBOX}.{_name('namespace', namespace)}.{ANY_TAIL}"  # _INBOX.default.>
+    return f"{_INBOX}.{checked_token('namespace', namespace)}.{ANY_TAIL}"  # _INBOX.default.>
 
 
 ALL_INBOXES = f"{_INBOX}.{ANY_TAIL}"
@@ -322,221 +332,9 @@ def is_inbox(subject: str) -> bool:
     return subject.startswith(_INBOXES)
 
 
-# ---- the servers' own -----------------------------------------------------------------------------------
-
-# Where servers are told accounts, by users of the system account.
-CLAIMS_REQUESTS = f"$SYS.REQ.CLAIMS.{ANY_TAIL}"
-CLAIMS_UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
-
-
-# ---- streams, buckets and their keys --------------------------------------------------------------------
-
-SUBMIT_STREAM = "FLUSTER_SUBMIT"
-SUBMIT_CONSUMER = "controller"
-# By which a controller tries how much room servers have; nobody writes there.
-ROOM_STREAM = "FLUSTER_ROOM"
-ROOM = "fluster.sys.room"
-WORKERS_BUCKET = "fluster_workers"
-CONTROLLERS_BUCKET = "fluster_controllers"
-JOINS_BUCKET = "fluster_joins"
-NAMESPACES_BUCKET = "fluster_namespaces"
-
-# Who leads, in CONTROLLERS_BUCKET and in every bucket of jobs. No job can have that id.
-LEADER_KEY = "leader"
-# In every bucket of jobs: a message under it stands before each batch of verdicts, and voids it when another leads.
-VERDICTS_KEY = f"{LEADER_KEY}.verdicts.batch"  # three tokens: no key of a task, so workers may not write it
-
-
-# In JOINS_BUCKET: the names of workers that were given credentials in another way than by a token.
-ISSUED_WORKERS_KEY = "issued"
-
-
-def join_token_key(token: str) -> str:
-    return f"token.{_name('join token', token)}"  # token.join-3f2a9c1b
-
-
-def joined_worker_key(worker: str) -> str:
-    return f"worker.{_name('worker', worker)}"  # worker.w1
-
-
 def submit_delivery(inbox: str) -> str:
     """Where the stream pushes to one reader of submissions, below an inbox of that reader's."""
     return f"{inbox}.submissions"
-
-
-def jobs_bucket(namespace: str) -> str:
-    return f"fluster_jobs_{_one_ns(namespace)}"
-
-
-def endpoints_bucket(namespace: str) -> str:
-    return f"fluster_endpoints_{_one_ns(namespace)}"
-
-
-def actors_bucket(namespace: str) -> str:
-    return f"fluster_actors_{_one_ns(namespace)}"
-
-
-def seat_key(name: str) -> str:
-    """Who is the one instance of an actor, in the bucket of actors."""
-    return f"seat.{check_name('actor', name)}"  # seat.ledger
-
-
-def seat_key_of_any() -> str:
-    return f"seat.{ANY_TAIL}"
-
-
-def handled_key(name: str) -> str:
-    """How far a durable actor's calls are handled."""
-    return f"handled.{check_name('actor', name)}"  # handled.ledger
-
-
-def state_key(name: str) -> str:
-    """What a durable actor has saved."""
-    return f"state.{check_name('actor', name)}"  # state.ledger
-
-
-def calls_stream(namespace: str) -> str:
-    return f"FLUSTER_CALLS_{_one_ns(namespace)}"
-
-
-def events_stream(namespace: str) -> str:
-    return f"FLUSTER_EVENTS_{_one_ns(namespace)}"
-
-
-def logs_stream(namespace: str) -> str:
-    return f"FLUSTER_LOGS_{_one_ns(namespace)}"
-
-
-def objects_stream(kind: str, namespace: str) -> str:
-    return f"FLUSTER_{check_name('kind', kind).upper()}_{_one_ns(namespace)}"  # FLUSTER_BUNDLES_default
-
-
-def results_stream(namespace: str) -> str:
-    return f"FLUSTER_RESULTS_{_one_ns(namespace)}"
-
-
-def secrets_stream(namespace: str) -> str:
-    return f"FLUSTER_SECRETS_{_one_ns(namespace)}"
-
-
-def bucket_stream(bucket: str) -> str:
-    return f"KV_{bucket}"
-
-
-def bucket_key(bucket: str, key: str = ANY_TAIL) -> str:
-    return f"$KV.{bucket}.{key}"
-
-
-def key_of(bucket: str, subject: str) -> str:
-    return subject.removeprefix(f"$KV.{bucket}.")
-
-
-def logs_of_job(namespace: str, job: str) -> str:
-    return f"{_ROOT}.{_ns(namespace)}.logs.{_name('job', job)}.{ANY_TAIL}"  # fluster.default.logs.train-1.>
-
-
-def direct_get(stream: str) -> str:
-    """Where stored messages can be read without a consumer."""
-    return f"$JS.API.DIRECT.GET.{stream}"
-
-
-def stream_info(stream: str) -> str:
-    return f"$JS.API.STREAM.INFO.{stream}"
-
-
-STREAM_NAMES = "$JS.API.STREAM.NAMES"
-
-
-def message_get(stream: str) -> str:
-    """Where the server that leads a stream reads messages of it, also of one that has no direct gets."""
-    return f"$JS.API.STREAM.MSG.GET.{stream}"
-
-
-def stream_delete(stream: str) -> str:
-    return f"$JS.API.STREAM.DELETE.{stream}"
-
-
-def stream_restore(stream: str) -> str:
-    """Where a stream is asked for that is made from an archive; the answer says where to send that."""
-    return f"$JS.API.STREAM.RESTORE.{stream}"
-
-
-def message_delete(stream: str) -> str:
-    return f"$JS.API.STREAM.MSG.DELETE.{stream}"
-
-
-def stream_purge(stream: str) -> str:
-    return f"$JS.API.STREAM.PURGE.{stream}"
-
-
-def is_ack(subject: str) -> bool:
-    """True for where a stream waits for the acknowledgement of what it delivered."""
-    return subject.startswith(JETSTREAM_ACKS.removesuffix(ANY_TAIL))
-
-
-def is_restore(subject: str) -> bool:
-    """True for where a server waits for an archive."""
-    return subject.startswith(JETSTREAM_RESTORES.removesuffix(ANY_TAIL))
-
-
-def is_flow(subject: str) -> bool:
-    """True for where a stream waits to hear that what it delivered has been taken."""
-    return subject.startswith(JETSTREAM_FLOW.removesuffix(ANY_TAIL))
-
-
-def task_key(job: str, task: int) -> str:
-    return f"{check_name('job', job)}.{task}"  # train-1.0
-
-
-def task_key_of_any(job: str) -> str:
-    """The keys of all tasks of a job."""
-    return f"{check_name('job', job)}.{ANY_TOKEN}"  # train-1.*
-
-
-def is_task_key(key: str) -> bool:
-    return "." in key
-
-
-def is_record_key(key: str) -> bool:
-    """True for the key of a job's or a task's record, in a bucket of jobs."""
-    return key not in (LEADER_KEY, VERDICTS_KEY)
-
-
-def attempt_key(namespace: str, job: str, task: int, attempt: int) -> str:
-    return f"{namespace}.{task_key(job, task)}.{attempt}"  # default.train-1.0.1
-
-
-def endpoints_of_attempt(job: str, task: int, attempt: int) -> str:
-    """The keys of all endpoints that an attempt registered, whatever their names."""
-    return f"{ANY_TOKEN}.{task_key(job, task)}.{attempt}.{ANY_TOKEN}"
-
-
-NO_JOB = "-"  # in a key, for a server outside of any job
-
-
-def endpoint_key(name: str, job: str, task: int, attempt: int, endpoint: str) -> str:
-    # calculator.train-1.0.1.5f2c…; a server outside of any job has `-` for its job
-    job, endpoint = check_name("job", job), check_name("endpoint id", endpoint)
-    return f"{check_name('endpoint name', name)}.{job}.{task}.{attempt}.{endpoint}"
-
-
-def endpoints_named(name: str) -> str:
-    """The keys of all endpoints of one name."""
-    return f"{check_name('endpoint name', name)}.{ANY_TAIL}"
-
-
-def endpoints_with_id(endpoint: str) -> str:
-    """The keys of the endpoint of that id, whatever its name."""
-    return ".".join([*[ANY_TOKEN] * 4, check_name("endpoint id", endpoint)])
-
-
-# ---- the services API of NATS (ADR-32) ------------------------------------------------------------------
-
-SERVICE_VERBS = ("PING", "INFO", "STATS")
-
-
-def service_verb(verb: str, name: str | None = None, instance: str | None = None) -> str:
-    return ".".join(part for part in ("$SRV", verb, name, instance) if part is not None)  # $SRV.INFO.calculator
 
 
 # ---- taking subjects apart ------------------------------------------------------------------------------
@@ -584,21 +382,8 @@ def actors_of(namespace: str) -> str:
     return f"{_ROOT}.{_ns(namespace)}.actors.{ANY_TAIL}"  # fluster.default.actors.>
 
 
-# Everything of Fluster, and what JetStream, its buckets and object stores, and the services API go by.
+# Everything of Fluster.
 ALL_MESSAGES = f"{_ROOT}.{ANY_TAIL}"
-ALL_BUCKETS = f"$KV.{ANY_TAIL}"
-ALL_OBJECTS = f"$O.{ANY_TAIL}"
-ALL_SERVICES = f"$SRV.{ANY_TAIL}"
-JETSTREAM_REQUESTS = f"$JS.API.{ANY_TAIL}"
-JETSTREAM_ACKS = f"$JS.ACK.{ANY_TAIL}"
-JETSTREAM_FLOW = f"$JS.FC.{ANY_TAIL}"
-JETSTREAM_EVENTS = f"$JS.EVENT.{ANY_TAIL}"
-# Where archives are sent of which streams are made: for operators.
-JETSTREAM_RESTORES = f"$JS.SNAPSHOT.RESTORE.{ANY_TAIL}"
-# The same requests as JETSTREAM_REQUESTS, without overlap, by how many answers one has.
-JETSTREAM_INFO = "$JS.API.INFO"
-JETSTREAM_ASKS = (JETSTREAM_INFO, f"$JS.API.STREAM.{ANY_TAIL}", f"$JS.API.DIRECT.GET.*.{ANY_TAIL}")
-JETSTREAM_READS = ("$JS.API.DIRECT.GET.*", f"$JS.API.CONSUMER.{ANY_TAIL}")
 
 # Of all namespaces: what streams take in, and what they publish again.
 STREAM_INPUTS = (

@@ -16,7 +16,8 @@ from nats.js.api import (
     StreamInfo,
 )
 
-from fluster_bus.core import subjects
+from fluster_bus.connection.nats_errors import store_error
+from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.errors import NoRespondersError, RequestTimeoutError, StorageError, StorageTimeoutError
 from fluster_bus.core.stream_bounds import (
     BUDGET_SETTING,
@@ -44,7 +45,6 @@ from fluster_bus.provisioning.stream_configs import (
     system_streams,
 )
 from fluster_bus.running.coroutines import retried
-from fluster_bus.storage.store_errors import store_error
 
 if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus
@@ -84,7 +84,7 @@ async def ensure_system(bus: Bus, replication: Replication = _ANY, *, patience_s
 
 async def ensure_seat(bus: Bus) -> None:
     """Make the bucket with the leader's seat, unless it is there, for who takes that before there is any other. Raises StorageError."""
-    seat = subjects.bucket_stream(subjects.CONTROLLERS_BUCKET)
+    seat = buckets.bucket_stream(buckets.CONTROLLERS_BUCKET)
     wanted = [each for each in system_streams() if each.config.name == seat]
 
     async def on_servers(replicas: int) -> None:
@@ -326,7 +326,7 @@ async def _heard(bus: Bus, info: StreamInfo) -> None:
     ask = json.dumps({"last_by_subj": name}).encode()  # which no message has: the answer is short
 
     async def look(left_s: float) -> None:
-        await bus.request(subjects.direct_get(name), ask, timeout_s=min(left_s, _ANSWER_S))
+        await bus.request(server_subjects.direct_get(name), ask, timeout_s=min(left_s, _ANSWER_S))
 
     try:
         await retried(look, on=(NoRespondersError, RequestTimeoutError), timeout_s=_CREATE_TIMEOUT_S)
@@ -391,5 +391,5 @@ async def _make(
 
 
 async def _is_group(bus: Bus) -> bool:
-    info = await _info(bus, subjects.SUBMIT_STREAM)
+    info = await _info(bus, buckets.SUBMIT_STREAM)
     return info is not None and info.cluster is not None

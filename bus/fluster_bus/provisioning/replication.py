@@ -11,10 +11,10 @@ import nats.errors
 import nats.js.errors
 from nats.js.api import StreamConfig
 
-from fluster_bus.core import subjects
+from fluster_bus.connection.nats_errors import store_error
+from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.errors import BusError, StorageError
 from fluster_bus.running.coroutines import retried
-from fluster_bus.storage.store_errors import store_error
 
 if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus
@@ -110,7 +110,7 @@ async def store_room(bus: Bus, replicas: int) -> StoreRoom:
 
     async def ask(left_s: float) -> StoreRoom:
         timeout_s = min(left_s, _ANSWER_S)
-        told = json.loads((await bus.request(subjects.JETSTREAM_INFO, timeout_s=timeout_s)).data)
+        told = json.loads((await bus.request(server_subjects.JETSTREAM_INFO, timeout_s=timeout_s)).data)
         limit = int(told["limits"]["max_storage"])
         # An account's limit counts all copies, and what it says of its streams counts one of each.
         return StoreRoom(limit // replicas if limit >= 0 else None, int(told.get("reserved_storage", 0)))
@@ -128,7 +128,7 @@ async def try_room(bus: Bus, more_bytes: int, replicas: int) -> None:
     of them from then on. So one stream for all is tried first.
     """
     config = StreamConfig(
-        name=subjects.ROOM_STREAM, subjects=[subjects.ROOM], max_bytes=more_bytes, num_replicas=replicas
+        name=buckets.ROOM_STREAM, subjects=[subjects.ROOM], max_bytes=more_bytes, num_replicas=replicas
     )
 
     async def make(left_s: float) -> None:
@@ -136,7 +136,7 @@ async def try_room(bus: Bus, more_bytes: int, replicas: int) -> None:
             async with asyncio.timeout(left_s):
                 await bus.jetstream.add_stream(config)
         except nats.js.errors.APIError as error:
-            why = placement_error(subjects.ROOM_STREAM, more_bytes, replicas, error)
+            why = placement_error(buckets.ROOM_STREAM, more_bytes, replicas, error)
             if why is None:
                 raise
             raise why from error
@@ -144,7 +144,7 @@ async def try_room(bus: Bus, more_bytes: int, replicas: int) -> None:
     async def remove(left_s: float) -> None:
         async with asyncio.timeout(left_s):
             try:
-                await bus.jetstream.delete_stream(subjects.ROOM_STREAM)
+                await bus.jetstream.delete_stream(buckets.ROOM_STREAM)
             except nats.js.errors.NotFoundError:
                 return
 

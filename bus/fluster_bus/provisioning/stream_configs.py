@@ -13,7 +13,7 @@ from nats.js.api import (
     StreamConfig,
 )
 
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.stream_bounds import (
     BUNDLES,
     CALLS_KEPT_S,
@@ -52,8 +52,8 @@ class WantedStream(NamedTuple):
 
 def _bucket(bucket: str, watch: str, max_bytes: int, keys: str = subjects.ANY_TAIL) -> StreamConfig:
     return StreamConfig(
-        name=subjects.bucket_stream(bucket),
-        subjects=[subjects.bucket_key(bucket)],
+        name=buckets.bucket_stream(bucket),
+        subjects=[buckets.bucket_key(bucket)],
         max_bytes=max_bytes,
         max_msgs_per_subject=1,
         discard=DiscardPolicy.NEW,
@@ -64,14 +64,14 @@ def _bucket(bucket: str, watch: str, max_bytes: int, keys: str = subjects.ANY_TA
         deny_purge=True,
         allow_atomic=True,
         duplicate_window=_DUPLICATES_S,
-        republish=RePublish(src=subjects.bucket_key(bucket, keys), dest=watch),
+        republish=RePublish(src=buckets.bucket_key(bucket, keys), dest=watch),
     )
 
 
 def _durable_calls(namespace: str, max_bytes: int, bounds: NamespaceBounds) -> StreamConfig:
     """Calls to durable actors, until they are handled."""
     return StreamConfig(
-        name=subjects.calls_stream(namespace),
+        name=buckets.calls_stream(namespace),
         subjects=[subjects.durable_calls_of_all(namespace)],
         max_age=bounds.calls_kept_s or CALLS_KEPT_S,
         max_bytes=max_bytes,
@@ -138,7 +138,7 @@ _MAX_REQUESTS = 16_384  # of a namespace, of one chunk each; it is their size th
 
 def _objects(kind: ObjectKind, namespace: str, max_bytes: int, kept_s: float | None) -> StreamConfig:
     return _chunks(
-        subjects.objects_stream(kind.name, namespace),
+        buckets.objects_stream(kind.name, namespace),
         subjects.objects_of_all(kind.name, namespace),
         chunk_bytes=CHUNK_BYTES,
         kept_s=kept_s or kind.kept_s,
@@ -150,7 +150,7 @@ def _objects(kind: ObjectKind, namespace: str, max_bytes: int, kept_s: float | N
 
 def _requests(namespace: str, max_bytes: int, kept_s: float | None) -> StreamConfig:
     return _chunks(
-        subjects.objects_stream(REQUESTS.name, namespace),
+        buckets.objects_stream(REQUESTS.name, namespace),
         subjects.objects_of_all(REQUESTS.name, namespace),
         chunk_bytes=CHUNK_BYTES,
         kept_s=kept_s or REQUESTS.kept_s,
@@ -163,7 +163,7 @@ def _requests(namespace: str, max_bytes: int, kept_s: float | None) -> StreamCon
 
 def _results(namespace: str, max_bytes: int, kept_s: float | None) -> StreamConfig:
     return _chunks(
-        subjects.results_stream(namespace),
+        buckets.results_stream(namespace),
         subjects.results_of_all(namespace),
         chunk_bytes=RESULT_CHUNK_BYTES,
         kept_s=kept_s or RESULTS_KEPT_S,
@@ -174,7 +174,7 @@ def _results(namespace: str, max_bytes: int, kept_s: float | None) -> StreamConf
 
 def _secrets(namespace: str, max_bytes: int, bounds: NamespaceBounds) -> StreamConfig:
     return _chunks(
-        subjects.secrets_stream(namespace),
+        buckets.secrets_stream(namespace),
         subjects.secrets(namespace),
         chunk_bytes=MAX_SECRETS_BYTES,
         kept_s=bounds.secrets_kept_s or SECRETS_KEPT_S,
@@ -193,7 +193,7 @@ def submit_stream(namespaces: int) -> WantedStream:
         "discard_new_per_subject": True,
     }
     config = StreamConfig(
-        name=subjects.SUBMIT_STREAM,
+        name=buckets.SUBMIT_STREAM,
         subjects=[subjects.jobs_submit(subjects.ANY_TOKEN)],
         retention=RetentionPolicy.WORK_QUEUE,
         max_bytes=SUBMITTED_BYTES,
@@ -209,27 +209,27 @@ def system_streams() -> list[WantedStream]:
     """Those that the whole cluster needs."""
     # As many as may wait of a namespace is set when it is known how many there are.
     submitted = submit_stream(1).config
-    buckets = (
-        _bucket(subjects.WORKERS_BUCKET, subjects.watch_workers(), WORKERS_BYTES),
-        _bucket(subjects.CONTROLLERS_BUCKET, subjects.watch_controllers(), CONTROLLERS_BYTES),
-        _bucket(subjects.JOINS_BUCKET, subjects.watch_joins(), JOINS_BYTES),
-        _bucket(subjects.NAMESPACES_BUCKET, subjects.watch_namespaces(), NAMESPACES_BYTES),
+    tables = (
+        _bucket(buckets.WORKERS_BUCKET, subjects.watch_workers(), WORKERS_BYTES),
+        _bucket(buckets.CONTROLLERS_BUCKET, subjects.watch_controllers(), CONTROLLERS_BYTES),
+        _bucket(buckets.JOINS_BUCKET, subjects.watch_joins(), JOINS_BYTES),
+        _bucket(buckets.NAMESPACES_BUCKET, subjects.watch_namespaces(), NAMESPACES_BYTES),
     )
-    return [WantedStream(config, {}) for config in (submitted, *buckets)]
+    return [WantedStream(config, {}) for config in (submitted, *tables)]
 
 
 def namespace_streams(namespace: str, sizes: Mapping[str, int], bounds: NamespaceBounds) -> list[WantedStream]:
     """Those of a namespace whose shares have these sizes."""
     history = {"max_age": bounds.history_kept_s}
-    seats = subjects.seat_key_of_any()  # who serves is for everybody to watch, what was saved is not
+    seats = buckets.seat_key_of_any()  # who serves is for everybody to watch, what was saved is not
     watch_seats = subjects.watch_actors(namespace, seats)
     configs: dict[str, tuple[StreamConfig, Mapping[str, float | None]]] = {
-        "jobs": (_bucket(subjects.jobs_bucket(namespace), subjects.watch_jobs(namespace), sizes["jobs"]), {}),
+        "jobs": (_bucket(buckets.jobs_bucket(namespace), subjects.watch_jobs(namespace), sizes["jobs"]), {}),
         "registry": (
-            _bucket(subjects.endpoints_bucket(namespace), subjects.watch_endpoints(namespace), sizes["registry"]),
+            _bucket(buckets.endpoints_bucket(namespace), subjects.watch_endpoints(namespace), sizes["registry"]),
             {},
         ),
-        "actors": (_bucket(subjects.actors_bucket(namespace), watch_seats, sizes["actors"], seats), {}),
+        "actors": (_bucket(buckets.actors_bucket(namespace), watch_seats, sizes["actors"], seats), {}),
         "calls": (
             _durable_calls(namespace, sizes["calls"], bounds),
             {
@@ -260,7 +260,7 @@ def namespace_streams(namespace: str, sizes: Mapping[str, int], bounds: Namespac
         ),
         "logs": (
             _history(
-                subjects.logs_stream(namespace),
+                buckets.logs_stream(namespace),
                 subjects.logs_of_all(namespace),
                 subjects.watch_logs(namespace),
                 sizes["logs"],
@@ -270,7 +270,7 @@ def namespace_streams(namespace: str, sizes: Mapping[str, int], bounds: Namespac
         ),
         "events": (
             _history(
-                subjects.events_stream(namespace),
+                buckets.events_stream(namespace),
                 subjects.events_of_all(namespace),
                 subjects.watch_events(namespace),
                 sizes["events"],

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from fluster_bus.core import subjects
+from fluster_bus.core import server_subjects
 from fluster_bus.core.delivery import SEQUENCE_HEADER, SUBJECT_HEADER, TIME_HEADER
 from fluster_bus.core.errors import (
     DisconnectedError,
@@ -95,7 +95,7 @@ class Feed:
                 {**place, "batch": self._batch, "max_bytes": _BATCH_BYTES, "next_by_subj": self._subject}
             ).encode()
             answers = await self._bus.request_many(
-                subjects.direct_get(self._stream), request, last_status=_END_OF_BATCH
+                server_subjects.direct_get(self._stream), request, last_status=_END_OF_BATCH
             )
             end = answers.pop()
             if end.status not in (_END_OF_BATCH, _NOT_FOUND):
@@ -117,7 +117,9 @@ class Feed:
 
     async def _newest(self) -> int:
         """The sequence up to which the server has stored that leads the others; 0 where there is one copy."""
-        told = json.loads((await self._bus.request(subjects.stream_info(self._stream), timeout_s=_INFO_TIMEOUT_S)).data)
+        told = json.loads(
+            (await self._bus.request(server_subjects.stream_info(self._stream), timeout_s=_INFO_TIMEOUT_S)).data
+        )
         if "error" in told:
             raise NoRespondersError(f"stream {self._stream}: {told['error'].get('description')}")
         return int(told["state"]["last_seq"]) if told["config"]["num_replicas"] > 1 else 0
@@ -125,7 +127,7 @@ class Feed:
     async def last(self) -> Entry | None:
         """The newest message, None when there is none."""
         request = json.dumps({"last_by_subj": self._subject}).encode()
-        answer = await self._bus.request(subjects.direct_get(self._stream), request)
+        answer = await self._bus.request(server_subjects.direct_get(self._stream), request)
         return Entry.of(answer) if answer.status is None else None
 
     async def follow(self, start: int = 1, *, sure: bool = False) -> AsyncGenerator[Entry | CaughtUp]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from pydantic import Field
 
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.errors import (
     BusError,
     InvalidMessageError,
@@ -156,9 +156,9 @@ class ObjectStore:
 
     async def remove(self, sha256: str) -> None:
         """Remove an object: a right of services, for kinds whose stream allows it. Raises BusError."""
-        stream = subjects.objects_stream(self.kind.name, self.namespace)
+        stream = buckets.objects_stream(self.kind.name, self.namespace)
         request = json.dumps({"filter": subjects.object_messages(self.kind.name, self.namespace, sha256)}).encode()
-        await self.bus.request(subjects.stream_purge(stream), request)
+        await self.bus.request(server_subjects.stream_purge(stream), request)
 
     async def settle(self) -> None:
         """Return when all copies of what is stored have it, or after a moment. Needs the right to ask about streams."""
@@ -204,7 +204,7 @@ class ObjectStore:
 
     @property
     def _messages(self) -> StoredMessages:
-        return StoredMessages(self.bus, subjects.objects_stream(self.kind.name, self.namespace))
+        return StoredMessages(self.bus, buckets.objects_stream(self.kind.name, self.namespace))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import (
     CredentialsError,
     DisconnectedError,
@@ -115,7 +115,7 @@ class Registry:
     async def is_durable(self, name: str) -> bool:
         """Whether calls to `name` are stored, also while nobody serves it."""
         try:
-            row = await self.seats.get(subjects.seat_key(name))
+            row = await self.seats.get(buckets.seat_key(name))
         except (StreamNotFoundError, CredentialsError):  # a cluster from before there were any
             return False
         return row is not None and row.value.is_durable
@@ -127,7 +127,7 @@ class Registry:
 
     async def found(self, name: str | None = None, *, prefix: str = "") -> AsyncGenerator[Endpoint]:
         """Everyone of that name, or else whose name begins with `prefix`, one after the other."""
-        keys = subjects.ANY_TAIL if name is None else subjects.endpoints_named(name)
+        keys = subjects.ANY_TAIL if name is None else buckets.endpoints_named(name)
         async with aclosing(self.table.each(keys)) as rows:
             async for row in rows:
                 if name is not None or row.value.name.startswith(prefix):
@@ -135,7 +135,7 @@ class Registry:
 
     async def find(self, endpoint_id: str) -> Endpoint | None:
         """The endpoint with this id."""
-        async with aclosing(self.table.each(subjects.endpoints_with_id(endpoint_id))) as rows:
+        async with aclosing(self.table.each(buckets.endpoints_with_id(endpoint_id))) as rows:
             async for row in rows:
                 return row.value
         return None

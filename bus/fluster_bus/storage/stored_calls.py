@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fluster_bus.connection.bus import DEFAULT_TIMEOUT_S
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.errors import MessageTooLargeError, NoRespondersError, StorageError, StreamNotFoundError
 from fluster_bus.core.stream_bounds import MAX_CALL_BYTES
 from fluster_bus.storage.feeds import Entry, Feed
@@ -71,7 +71,7 @@ def calls_feed(bus: Bus, namespace: str, name: str) -> Feed:
     """The calls of one actor, in order. What is republished of them are headers, to wake who reads."""
     return Feed(
         bus,
-        subjects.calls_stream(namespace),
+        buckets.calls_stream(namespace),
         subject=subjects.durable_calls(namespace, name),
         watch=subjects.watch_calls(namespace, name),
         batch=_BATCH,
@@ -81,7 +81,7 @@ def calls_feed(bus: Bus, namespace: str, name: str) -> Feed:
 async def drop_calls(bus: Bus, namespace: str, name: str, before: int) -> None:
     """Drop the calls of an actor that stand before sequence `before`. Only services may. Raises StorageError."""
     request = json.dumps({"filter": subjects.durable_calls(namespace, name), "seq": before}).encode()
-    answer = await bus.request(subjects.stream_purge(subjects.calls_stream(namespace)), request)
+    answer = await bus.request(server_subjects.stream_purge(buckets.calls_stream(namespace)), request)
     error = json.loads(answer.data).get("error")
     if error is not None:
         raise StorageError(f"the calls of {name} could not be dropped: {error.get('description')}")

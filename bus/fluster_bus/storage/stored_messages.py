@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.errors import (
     BusError,
     DisconnectedError,
@@ -63,15 +63,15 @@ class StoredMessages:
 
     async def last(self, subject: str) -> Delivery | None:
         """The message on `subject`, None when there is none, or not any more. Raises StorageError, BusError."""
-        return await self._read(f"{subjects.direct_get(self.stream)}.{subject}")
+        return await self._read(f"{server_subjects.direct_get(self.stream)}.{subject}")
 
     async def at(self, sequence: int) -> Delivery | None:
         """The message with that sequence. As `last`."""
-        return await self._read(subjects.direct_get(self.stream), json.dumps({"seq": sequence}).encode())
+        return await self._read(server_subjects.direct_get(self.stream), json.dumps({"seq": sequence}).encode())
 
     async def settle(self) -> None:
         """Return when the server that leads the stream is known to have passed on what it had, or after a moment."""
-        told = json.loads((await _patiently(lambda: self.bus.request(subjects.stream_info(self.stream)))).data)
+        told = json.loads((await _patiently(lambda: self.bus.request(server_subjects.stream_info(self.stream)))).data)
         if told.get("config", {}).get("num_replicas", 1) > 1:
             await asyncio.sleep(_COPIED_S)
 
@@ -116,7 +116,7 @@ class ResultStore:
 
     @property
     def _messages(self) -> StoredMessages:
-        return StoredMessages(self.bus, subjects.results_stream(self.namespace))
+        return StoredMessages(self.bus, buckets.results_stream(self.namespace))
 
     async def put(self, job_id: str, task: int, attempt: int, chunks: Iterable[bytes]) -> None:
         """Store the chunks, each of RESULT_CHUNK_BYTES but for the last; doing it again changes nothing.
@@ -143,7 +143,7 @@ class ResultStore:
     async def remove(self, job_id: str) -> None:
         """Remove all results of a job. Only whoever may change streams can. Raises BusError."""
         request = json.dumps({"filter": subjects.results_of_job(self.namespace, job_id)}).encode()
-        await self.bus.request(subjects.stream_purge(subjects.results_stream(self.namespace)), request)
+        await self.bus.request(server_subjects.stream_purge(buckets.results_stream(self.namespace)), request)
 
     async def _chunk(self, job_id: str, task: int, attempt: int, number: int) -> bytes:
         found = await self._messages.last(subjects.result_part(self.namespace, job_id, task, attempt, number))
@@ -195,20 +195,20 @@ class SecretStore:
     async def remove_named(self, name: str) -> None:
         """The same, by the name under which they are kept. Raises BusError."""
         request = json.dumps({"filter": name}).encode()
-        await self.bus.request(subjects.stream_purge(subjects.secrets_stream(self.namespace)), request)
+        await self.bus.request(server_subjects.stream_purge(buckets.secrets_stream(self.namespace)), request)
 
     async def names(self) -> set[str]:
         """Under which names there are some. Only services can ask. Raises BusError."""
-        stream = subjects.secrets_stream(self.namespace)
+        stream = buckets.secrets_stream(self.namespace)
         request = json.dumps({"subjects_filter": subjects.secrets(self.namespace)}).encode()
-        told = json.loads((await self.bus.request(subjects.stream_info(stream), request)).data)
+        told = json.loads((await self.bus.request(server_subjects.stream_info(stream), request)).data)
         if "error" in told:
             raise StorageError(f"stream {stream} tells nothing of itself: {told['error'].get('description')}")
         return set(told["state"].get("subjects") or ())
 
     @property
     def _messages(self) -> StoredMessages:
-        return StoredMessages(self.bus, subjects.secrets_stream(self.namespace))
+        return StoredMessages(self.bus, buckets.secrets_stream(self.namespace))
 
 
 async def remove_secrets(store: SecretStore, submission: str) -> None:

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import (
     InvalidMessageError,
     NoRespondersError,
@@ -35,7 +35,7 @@ _ID_HEADER = "Nats-Msg-Id"
 
 def _records(bus: Bus, namespace: str, read: Callable[[str, bytes], Record]) -> Table[Record]:
     watch = functools.partial(subjects.watch_jobs, namespace)
-    return Table(bus, subjects.jobs_bucket(namespace), read, watch=watch, has=subjects.is_record_key)
+    return Table(bus, buckets.jobs_bucket(namespace), read, watch=watch, has=buckets.is_record_key)
 
 
 def tasks_table(bus: Bus, namespace: str) -> Table[TaskRecord]:
@@ -52,15 +52,15 @@ def records_table(bus: Bus, namespace: str) -> Table[JobRecord | TaskRecord]:
     """The records of jobs and of tasks, for whoever watches them all."""
 
     def read(key: str, data: bytes) -> JobRecord | TaskRecord:
-        return TaskRecord.from_json(data) if subjects.is_task_key(key) else JobRecord.from_json(data)
+        return TaskRecord.from_json(data) if buckets.is_task_key(key) else JobRecord.from_json(data)
 
     return _records(bus, namespace, read)
 
 
 def endpoint_key(endpoint: Endpoint) -> str:
     """Where an endpoint stands in its namespace's registry."""
-    return subjects.endpoint_key(
-        endpoint.name, endpoint.job_id or subjects.NO_JOB, endpoint.task, endpoint.attempt, endpoint.endpoint_id
+    return buckets.endpoint_key(
+        endpoint.name, endpoint.job_id or buckets.NO_JOB, endpoint.task, endpoint.attempt, endpoint.endpoint_id
     )
 
 
@@ -76,14 +76,14 @@ def endpoints_table(bus: Bus, namespace: str) -> Table[Endpoint]:
             raise InvalidMessageError(f"it is of {endpoint.namespace} and belongs under {place}")
         return endpoint
 
-    return Table(bus, subjects.endpoints_bucket(namespace), read, watch=watch)
+    return Table(bus, buckets.endpoints_bucket(namespace), read, watch=watch)
 
 
 def leaders_table(bus: Bus) -> Table[Leader]:
     """Who leads, under LEADER_KEY."""
     return Table(
         bus,
-        subjects.CONTROLLERS_BUCKET,
+        buckets.CONTROLLERS_BUCKET,
         lambda _key, data: Leader.from_json(data),
         watch=subjects.watch_controllers,
     )
@@ -92,14 +92,14 @@ def leaders_table(bus: Bus) -> Table[Leader]:
 def fences_table(bus: Bus, namespace: str) -> Table[Fence]:
     """Whose verdicts are taken in the namespace, under LEADER_KEY of the bucket of its jobs."""
     watch = functools.partial(subjects.watch_jobs, namespace)
-    return Table(bus, subjects.jobs_bucket(namespace), lambda _key, data: Fence.from_json(data), watch=watch)
+    return Table(bus, buckets.jobs_bucket(namespace), lambda _key, data: Fence.from_json(data), watch=watch)
 
 
 def workers_table(bus: Bus) -> Table[WorkerInfo]:
     """The workers that have registered."""
     return Table(
         bus,
-        subjects.WORKERS_BUCKET,
+        buckets.WORKERS_BUCKET,
         lambda _key, data: WorkerInfo.from_json(data),
         watch=subjects.watch_workers,
     )
@@ -114,11 +114,11 @@ def namespaces_table(bus: Bus) -> Table[NamespaceRecord]:
             raise InvalidMessageError(f"it is of namespace {record.name!r}")
         return record
 
-    return Table(bus, subjects.NAMESPACES_BUCKET, read, watch=subjects.watch_namespaces)
+    return Table(bus, buckets.NAMESPACES_BUCKET, read, watch=subjects.watch_namespaces)
 
 
 def _joins(bus: Bus, read: Callable[[str, bytes], Record]) -> Table[Record]:
-    return Table(bus, subjects.JOINS_BUCKET, read, watch=subjects.watch_joins)
+    return Table(bus, buckets.JOINS_BUCKET, read, watch=subjects.watch_joins)
 
 
 def join_tokens_table(bus: Bus) -> Table[JoinTokenRecord]:
@@ -138,7 +138,7 @@ def issued_workers_table(bus: Bus) -> Table[IssuedWorkers]:
 
 def _actors(bus: Bus, namespace: str, read: Callable[[str, bytes], Record]) -> Table[Record]:
     watch = functools.partial(subjects.watch_actors, namespace)
-    return Table(bus, subjects.actors_bucket(namespace), read, watch=watch)
+    return Table(bus, buckets.actors_bucket(namespace), read, watch=watch)
 
 
 def seats_table(bus: Bus, namespace: str) -> Table[ActorSeat]:

@@ -15,11 +15,11 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from fluster_bus.core import subjects
+from fluster_bus.connection.nats_errors import store_error
+from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.errors import DisconnectedError
 from fluster_bus.messages.requests import StoredRequest
 from fluster_bus.running.coroutines import retried
-from fluster_bus.storage.store_errors import store_error
 from fluster_bus.storage.submitting import forget_request, read_request
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Submission:
         if self._data is not None:
             return self._data
         try:
-            stored = await self._bus.jetstream.get_msg(subjects.SUBMIT_STREAM, self.sequence)
+            stored = await self._bus.jetstream.get_msg(buckets.SUBMIT_STREAM, self.sequence)
         except (nats.errors.Error, TimeoutError) as error:
             raise store_error(f"submission {self.sequence} could not be read", error) from error
         return stored.data or b""
@@ -101,7 +101,7 @@ async def submissions(bus: Bus) -> AsyncGenerator[Submission]:
     where = subjects.submit_delivery(bus.inbox())
 
     def on_delivery(delivery: Delivery) -> None:
-        if subjects.is_ack(delivery.reply):  # then its headers are its writer's word
+        if server_subjects.is_ack(delivery.reply):  # then its headers are its writer's word
             sequence = Msg(_PARSER, reply=delivery.reply).metadata.sequence.stream
             if sequence not in waiting:
                 waiting.add(sequence)
@@ -135,7 +135,7 @@ def _asked_how_far(delivery: Delivery) -> str | None:
     if delivery.status is None:
         return None
     for subject in (delivery.reply, (delivery.headers or {}).get(_STALLED_HEADER, "")):
-        if subjects.is_flow(subject):
+        if server_subjects.is_flow(subject):
             return subject
     return None
 
@@ -151,7 +151,7 @@ class Places:
 async def places(bus: Bus) -> Places:
     """What the stream tells now. Raises StorageError."""
     try:
-        state = (await bus.jetstream.stream_info(subjects.SUBMIT_STREAM)).state
+        state = (await bus.jetstream.stream_info(buckets.SUBMIT_STREAM)).state
     except (nats.errors.Error, TimeoutError) as error:
         raise store_error("the stream of submitted jobs could not be asked", error) from error
     return Places(settled=int(state.first_seq), last=int(state.last_seq))
@@ -160,7 +160,7 @@ async def places(bus: Bus) -> Places:
 async def is_waiting(bus: Bus, sequence: int) -> bool:
     """Whether what was submitted at that place is neither recorded nor refused yet. Raises StorageError."""
     try:
-        await bus.jetstream.get_msg(subjects.SUBMIT_STREAM, sequence)
+        await bus.jetstream.get_msg(buckets.SUBMIT_STREAM, sequence)
     except nats.js.errors.NotFoundError:
         return False
     except (nats.errors.Error, TimeoutError) as error:
@@ -175,7 +175,7 @@ async def first_unsettled(bus: Bus) -> int:
 
 async def _make_consumer(bus: Bus, where: str) -> None:
     config = ConsumerConfig(
-        durable_name=subjects.SUBMIT_CONSUMER,
+        durable_name=buckets.SUBMIT_CONSUMER,
         deliver_subject=where,
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=_ACK_WAIT_S,
@@ -188,8 +188,8 @@ async def _make_consumer(bus: Bus, where: str) -> None:
         async with asyncio.timeout(left_s):
             # Made anew: the server does not change where one delivers as long as somebody listens there.
             with contextlib.suppress(nats.js.errors.NotFoundError):
-                await bus.jetstream.delete_consumer(subjects.SUBMIT_STREAM, subjects.SUBMIT_CONSUMER)
-            await bus.jetstream.add_consumer(subjects.SUBMIT_STREAM, config)
+                await bus.jetstream.delete_consumer(buckets.SUBMIT_STREAM, buckets.SUBMIT_CONSUMER)
+            await bus.jetstream.add_consumer(buckets.SUBMIT_STREAM, config)
 
     try:
         await retried(make, on=(nats.errors.Error, TimeoutError), timeout_s=_ENSURE_TIMEOUT_S)

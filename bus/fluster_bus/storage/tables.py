@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.delivery import SEQUENCE_HEADER
 from fluster_bus.core.errors import (
     InvalidMessageError,
@@ -117,7 +117,7 @@ class Table(Generic[Record]):
     ) -> None:
         self._bus = bus
         self._bucket = bucket
-        self._stream = subjects.bucket_stream(bucket)
+        self._stream = buckets.bucket_stream(bucket)
         self._read = read
         self._watch_subject = watch
         self._has = has
@@ -125,9 +125,9 @@ class Table(Generic[Record]):
 
     async def get(self, key: str) -> Row[Record] | None:
         """The record under `key` with its revision, None when there is none."""
-        subject = subjects.bucket_key(self._bucket, key)
+        subject = buckets.bucket_key(self._bucket, key)
         try:
-            answer = await self._bus.request(f"{subjects.direct_get(self._stream)}.{subject}")
+            answer = await self._bus.request(f"{server_subjects.direct_get(self._stream)}.{subject}")
         except NoRespondersError as error:
             raise self._missing() from error
         if answer.status is not None or _operation(answer.headers) in _DELETED:
@@ -175,7 +175,7 @@ class Table(Generic[Record]):
         return list(range(end - len(updates) + 1, end + 1))
 
     def _subject(self, key: str) -> str:
-        return subjects.bucket_key(self._bucket, key)
+        return buckets.bucket_key(self._bucket, key)
 
     async def put(self, key: str, value: Record) -> int:
         """Put the record, whatever is there; return its revision."""
@@ -193,7 +193,7 @@ class Table(Generic[Record]):
     ) -> int:
         if expected is not None:
             headers = {**(headers or {}), _EXPECTED_HEADER: str(expected)}
-        subject = subjects.bucket_key(self._bucket, key)
+        subject = buckets.bucket_key(self._bucket, key)
         try:
             answer = await self._bus.request(subject, data, headers=headers)
         except NoRespondersError as error:
@@ -205,8 +205,8 @@ class Table(Generic[Record]):
         return sequence_of_ack(answer, f"{key!r} in bucket {self._bucket}")
 
     async def _revision_of_deleted(self, key: str) -> int | None:
-        subject = subjects.bucket_key(self._bucket, key)
-        answer = await self._bus.request(f"{subjects.direct_get(self._stream)}.{subject}")
+        subject = buckets.bucket_key(self._bucket, key)
+        answer = await self._bus.request(f"{server_subjects.direct_get(self._stream)}.{subject}")
         deleted = answer.status is None and _operation(answer.headers) in _DELETED
         return int((answer.headers or {})[SEQUENCE_HEADER]) if deleted else None
 
@@ -242,7 +242,7 @@ class Table(Generic[Record]):
                 if isinstance(entry, CaughtUp):
                     yield entry
                     continue
-                if is_known is not None and is_known(subjects.key_of(self._bucket, entry.subject), entry.sequence):
+                if is_known is not None and is_known(buckets.key_of(self._bucket, entry.subject), entry.sequence):
                     continue
                 change = self._change(entry)
                 if isinstance(change, (Row, Deleted)):
@@ -281,12 +281,12 @@ class Table(Generic[Record]):
         return Feed(
             self._bus,
             self._stream,
-            subject=subjects.bucket_key(self._bucket, keys),
+            subject=buckets.bucket_key(self._bucket, keys),
             watch=self._watch_subject(keys),
         )
 
     def _change(self, entry: Entry) -> Row[Record] | Deleted | Unreadable | None:
-        key = subjects.key_of(self._bucket, entry.subject)
+        key = buckets.key_of(self._bucket, entry.subject)
         if not self._has(key):
             return None
         if _operation(entry.headers) in _DELETED:
@@ -313,7 +313,7 @@ class Table(Generic[Record]):
 
     async def _info(self) -> dict[str, Any]:
         try:
-            answer = await self._bus.request(subjects.stream_info(self._stream))
+            answer = await self._bus.request(server_subjects.stream_info(self._stream))
         except NoRespondersError as error:
             raise self._missing() from error
         told: dict[str, Any] = json.loads(answer.data)
@@ -330,7 +330,7 @@ class Table(Generic[Record]):
 
     async def _delete_message(self, revision: int) -> None:
         request = json.dumps({"seq": revision, "no_erase": True}).encode()
-        await self._bus.request(subjects.message_delete(self._stream), request)
+        await self._bus.request(server_subjects.message_delete(self._stream), request)
 
 
 def _header_text(text: str) -> str:
@@ -356,7 +356,7 @@ def sequence_of_ack(answer: Delivery, what: str) -> int:
         raise RevisionConflictError(f"{what} was changed by another writer")
     if error.get("err_code") == _OVER_THE_STREAMS_LIMIT:
         raise MessageTooLargeError(f"{what} is larger than its stream takes: {error.get('description')}")
-    if error.get("description") == _NO_MORE_OF_SUBJECT and ack.get("stream") == subjects.SUBMIT_STREAM:
+    if error.get("description") == _NO_MORE_OF_SUBJECT and ack.get("stream") == buckets.SUBMIT_STREAM:
         raise NamespaceFullError(
             f"{what} was not stored: as many submissions of the namespace wait to be recorded as may; submit again when fewer "
             "do, and see that a controller is up"

@@ -21,7 +21,7 @@ from fluster_bus.access.keys import Key, KeyKind, is_public_key
 from fluster_bus.access.tls import CA_FILE, read_certificates
 from fluster_bus.configuration import grants
 from fluster_bus.configuration.grants import STORE_EXPORTS, STORE_IMPORTS, Export
-from fluster_bus.core import subjects
+from fluster_bus.core import server_subjects, subjects
 from fluster_bus.core.errors import AddressError, CredentialsError
 from fluster_bus.core.roles import Permissions, Role
 from fluster_bus.trust.signer import Identity, Signer
@@ -284,7 +284,7 @@ class Authority:
             key.public,
             name=_NAME,
             account=self.system_account,
-            permissions=Permissions(publish=(subjects.CLAIMS_REQUESTS, inbox), subscribe=(inbox,)),
+            permissions=Permissions(publish=(server_subjects.CLAIMS_REQUESTS, inbox), subscribe=(inbox,)),
             expires_at=int(time.time() + lifetime_s),
         )
         return Credentials(token, key.seed)

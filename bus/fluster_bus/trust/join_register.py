@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import BusError, CredentialsError, InvalidNameError, StreamNotFoundError
 from fluster_bus.core.names import check_name, check_namespace, unique_name
 from fluster_bus.core.roles import Role
@@ -53,7 +53,7 @@ class JoinRegister:
                     token_id=token_id, namespaces=names, uses=uses, expires_at=time.time() + lifetime_s
                 )
                 await self._tidy(bus)
-                await join_tokens_table(bus).create(subjects.join_token_key(token_id), record)
+                await join_tokens_table(bus).create(buckets.join_token_key(token_id), record)
             except Exception:
                 self._authority.revoke(token_id)  # it was handed to nobody
                 raise
@@ -65,14 +65,14 @@ class JoinRegister:
         # Names of others than workers, too: who revokes by a name would revoke the other one.
         tenants = {str(role) for role in Role if role.is_tenant}
         issued = [each.name for each in self._authority.issued() if each.role not in tenants and each.is_good(now)]
-        await issued_workers_table(bus).put(subjects.ISSUED_WORKERS_KEY, IssuedWorkers(names=tuple(issued)))
+        await issued_workers_table(bus).put(buckets.ISSUED_WORKERS_KEY, IssuedWorkers(names=tuple(issued)))
         kept = set()
-        for token in await tokens.rows(subjects.join_token_key(subjects.ANY_TOKEN)):
+        for token in await tokens.rows(buckets.join_token_key(subjects.ANY_TOKEN)):
             if token.value.expires_at + _KEPT_EXPIRED_S < now:
                 await tokens.delete(token.key, revision=token.revision, reason="it has expired")
             else:
                 kept.add(token.value.token_id)
-        for worker in await workers.rows(subjects.joined_worker_key(subjects.ANY_TOKEN)):
+        for worker in await workers.rows(buckets.joined_worker_key(subjects.ANY_TOKEN)):
             if worker.value.revoked_at is not None and worker.value.token_id not in kept:
                 await workers.delete(worker.key, revision=worker.revision, reason="it was revoked")
 
@@ -83,7 +83,7 @@ class JoinRegister:
     async def tokens(self) -> list[JoinTokenRecord]:
         """All that there are, the one that ends first as the first. Raises BusError."""
         async with self._bus() as bus:
-            rows = await join_tokens_table(bus).rows(subjects.join_token_key(subjects.ANY_TOKEN))
+            rows = await join_tokens_table(bus).rows(buckets.join_token_key(subjects.ANY_TOKEN))
         return sorted((row.value for row in rows), key=lambda each: (each.expires_at, each.token_id))
 
     async def revoke_token(self, token_id: str) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ class JoinRegister:
             self._authority.revoke(token_id)
         await publish_accounts(self._authority, self._url)
         async with self._bus() as bus:
-            key = subjects.join_token_key(token_id)
+            key = buckets.join_token_key(token_id)
             row = await join_tokens_table(bus).get(key)
             if row is None:
                 return ()
@@ -130,7 +130,7 @@ class JoinRegister:
         revoked = self._authority.revoke_joined(_users(joined))
         await publish_accounts(self._authority, self._url)
         async with self._bus() as bus:
-            table, key = joined_workers_table(bus), subjects.joined_worker_key(name)
+            table, key = joined_workers_table(bus), buckets.joined_worker_key(name)
             row = await table.get(key)
             if row is not None and row.value.key == joined.key:
                 await table.update(key, row.value.model_copy(update={"revoked_at": now}), row.revision)
@@ -139,7 +139,7 @@ class JoinRegister:
     async def _joined(self, name: str) -> JoinedWorker | None:
         """The worker that joined under that name and was not revoked. Raises BusError."""
         try:
-            key = subjects.joined_worker_key(check_name("worker", name))
+            key = buckets.joined_worker_key(check_name("worker", name))
             async with self._bus() as bus:
                 row = await joined_workers_table(bus).get(key)
         except (InvalidNameError, StreamNotFoundError):

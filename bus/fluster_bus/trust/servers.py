@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fluster_bus.configuration.server_configuration import production_server
 from fluster_bus.configuration.server_sections import Member, group, quoted
-from fluster_bus.core import subjects
+from fluster_bus.core import server_subjects
 from fluster_bus.core.errors import CredentialsError
 from fluster_bus.trust.authority import Authority
 
@@ -67,7 +67,7 @@ async def publish_accounts(authority: Authority, url: str) -> None:
     bus = await Bus.connect(authority.address(authority.system_credentials(), url), name="fluster credentials")
     try:
         for token in authority.account_tokens().values():
-            answer = json.loads((await bus.request(subjects.CLAIMS_UPDATE, token.encode())).data)
+            answer = json.loads((await bus.request(server_subjects.CLAIMS_UPDATE, token.encode())).data)
             done = answer.get("data") or {}
             if done.get("code") != _OK:
                 reason = answer.get("error") or done

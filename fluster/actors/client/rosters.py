@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from fluster.actors.protocol.members import Member
 from fluster.errors import ActorNotFoundError
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import BusError, ClosedError, InvalidMessageError
 from fluster_bus.core.fault_log import FaultLog
 from fluster_bus.messages import Endpoint, JobId
@@ -131,7 +131,7 @@ class Roster:
                     await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
     async def _follow(self, registry: Registry) -> None:
-        keys = subjects.endpoints_named(self.name)
+        keys = buckets.endpoints_named(self.name)
         async with aclosing(registry.table.watch(keys)) as changes:
             async for change in changes:
                 if isinstance(change, CaughtUp):

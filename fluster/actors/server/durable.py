@@ -23,7 +23,7 @@ from fluster.actors.server.producer import Producer
 from fluster.actors.server.seats import Seat
 from fluster.errors import ActorDiedError, ActorGivenUpError, SupersededError
 from fluster_bus.connection.carrier import Interest
-from fluster_bus.core import codec, subjects
+from fluster_bus.core import buckets, codec, subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.errors import (
     BusError,
@@ -112,8 +112,8 @@ class DurableActor:
 
     async def take_over(self) -> None:
         """Have both rows be this instance's, and go on from where they stand."""
-        self._handled_at, before = await self._own(self._handled, subjects.handled_key(self._name), HandledCalls)
-        self._state_at, self._state = await self._own(self._states, subjects.state_key(self._name), SavedState)
+        self._handled_at, before = await self._own(self._handled, buckets.handled_key(self._name), HandledCalls)
+        self._state_at, self._state = await self._own(self._states, buckets.state_key(self._name), SavedState)
         self._log = CallLog(max(before.sequence, self._state.sequence))
         if self._state.sequence > before.sequence:
             self._unanswered = self._state.sequence
@@ -252,7 +252,7 @@ class DurableActor:
             answer = await self._put_among_objects(answer)
         kept = KeptAnswer(subject=call.reply, ok=bool(answer.ok), payload=answer.payload) if call.reply else None
         handled = HandledCalls(instance=self._instance, sequence=call.sequence, answer=kept)
-        self._handled_at = await self._put(self._handled, subjects.handled_key(self._name), handled, self._handled_at)
+        self._handled_at = await self._put(self._handled, buckets.handled_key(self._name), handled, self._handled_at)
         self._log.on_handled(call.sequence, call.call_id, len(call.data))
         if call.reply:
             self._outbox.add(replace(answer, subject=call.reply))
@@ -342,6 +342,6 @@ class DurableActor:
             saved_by = int(subjects.last_token(reply)) if reply.startswith(_REPLIES) else 0
             sequence = max(saved_by, self._state.sequence)
             state = SavedState(instance=self._instance, data=data, sequence=sequence)
-            key = subjects.state_key(self._name)
+            key = buckets.state_key(self._name)
             self._state_at = await self._put(self._states, key, state, self._state_at)
             self._state = state

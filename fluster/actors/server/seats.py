@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from fluster.errors import ActorNameTakenError, SupersededError
 from fluster_bus.connection.carrier import Carrier
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets
 from fluster_bus.core.errors import BusError, ClosedError, CredentialsError, RevisionConflictError, StreamNotFoundError
 from fluster_bus.messages import ActorSeat
 from fluster_bus.running.fence_clock import fence_clock
@@ -53,7 +53,7 @@ class Seat:
         self._bus = bus
         self._table = table
         self._name = name
-        self._key = subjects.seat_key(name)
+        self._key = buckets.seat_key(name)
         self._me = me
         self._clock = clock
         self._loop = loop

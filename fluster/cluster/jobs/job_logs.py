@@ -18,7 +18,7 @@ from fluster.cluster.jobs.job_wait import wait_finished
 from fluster.cluster.jobs.log_chunks import LastLines, LogChunk
 from fluster.cluster.jobs.stream_order import StreamOrder
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import BusError
 from fluster_bus.messages import FlushRequest, JobId, LogBatch, Namespace
 from fluster_bus.storage.feeds import CaughtUp, Entry, Feed
@@ -132,7 +132,7 @@ async def job_logs(
     """
     feed = Feed(
         bus,
-        subjects.logs_stream(namespace),
+        buckets.logs_stream(namespace),
         subject=wanted.subject(namespace, job_id),
         watch=subjects.watch_logs(namespace, f"{job_id}.>"),
     )

@@ -11,7 +11,7 @@ from fluster.cluster.jobs.job_states import UNANSWERED, JobStates
 from fluster.cluster.outages import Outages
 from fluster.errors import JobTimeoutError
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.errors import DisconnectedError
 from fluster_bus.messages import JobId, JobInfo, JobRecord, Namespace
@@ -144,7 +144,7 @@ async def watch_job(bus: Bus, namespace: Namespace, job_id: JobId, states: JobSt
     """The job as it stands, and again whenever that has changed; the last is how it ended."""
     changed = asyncio.Event()
     watched = (
-        subjects.watch_jobs(namespace, subjects.task_key_of_any(job_id)),
+        subjects.watch_jobs(namespace, buckets.task_key_of_any(job_id)),
         subjects.watch_progress(namespace, job_id),
     )
     subscriptions = [await bus.subscribe(subject, lambda _delivery: changed.set()) for subject in watched]

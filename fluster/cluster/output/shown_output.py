@@ -18,9 +18,8 @@ from fluster.cluster.output.deployed_by_jobs import DeployedByJobs
 from fluster.cluster.output.line_quota import LineQuota
 from fluster.cluster.output.screen import Screen
 from fluster.notebook import is_notebook
-from fluster_bus.connection.bus import Bus
-from fluster_bus.connection.subscription import Subscription
-from fluster_bus.core import subjects
+from fluster_bus.connection.bus import Bus, Subscription
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.errors import BusError
 from fluster_bus.messages import JobId, JobStatus, Namespace, TaskRecord
@@ -180,7 +179,7 @@ class ShownOutput:
 
         subscription: Subscription | None = None
         try:
-            records = subjects.watch_jobs(self._namespace, subjects.task_key_of_any(job_id))
+            records = subjects.watch_jobs(self._namespace, buckets.task_key_of_any(job_id))
             subscription = await self._bus.subscribe(records, on_record)
             await self._over(job_id)
         except BusError as error:

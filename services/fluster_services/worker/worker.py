@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.devices import VISIBLE_DEVICES
 from fluster_bus.core.errors import (
@@ -381,7 +381,7 @@ class Worker:
     async def _give_up_strange(self) -> None:
         """Write the end of what this worker holds by the records and does not have: they are from a backup, and it ended since."""
         for row in await self._claims.held():
-            key = subjects.attempt_key(row.value.namespace, row.value.job_id, row.value.task, row.value.attempt)
+            key = buckets.attempt_key(row.value.namespace, row.value.job_id, row.value.task, row.value.attempt)
             if key not in self._ledger:
                 self._spawn(self._attempts.give_up(row, f"worker {self._worker_id} does not have it any more"))
 
@@ -409,5 +409,5 @@ class Worker:
         )
         for row in held:
             record = row.value
-            if subjects.attempt_key(record.namespace, record.job_id, record.task, record.attempt) not in adopted:
+            if buckets.attempt_key(record.namespace, record.job_id, record.task, record.attempt) not in adopted:
                 await self._attempts.give_up(row, f"worker {self._worker_id} was restarted before it was started")

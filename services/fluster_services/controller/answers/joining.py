@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import (
     BusyError,
     KeyExistsError,
@@ -82,7 +82,7 @@ class Joining:
             if claim.revision is not None:  # of one who had the id and then no use: it is free again
                 with suppress(RevisionConflictError):
                     await self._joined.delete(
-                        subjects.joined_worker_key(request.worker_id), revision=claim.revision, reason="not admitted"
+                        buckets.joined_worker_key(request.worker_id), revision=claim.revision, reason="not admitted"
                     )
             raise
 
@@ -91,8 +91,8 @@ class Joining:
         # It brings cryptography, which costs a start 10 ms, and most controllers never need.
         from fluster_services.controller.answers.admission import Known, admit
 
-        token = await self._tokens.get(subjects.join_token_key(token_id))
-        key = subjects.joined_worker_key(request.worker_id)
+        token = await self._tokens.get(buckets.join_token_key(token_id))
+        key = buckets.joined_worker_key(request.worker_id)
         holder = await self._joined.get(key)
         known = Known(
             token.value if token is not None else None,
@@ -111,7 +111,7 @@ class Joining:
     async def _is_taken(self, worker_id: str) -> bool:
         if WorkerId(worker_id) in self._controller.roster.workers:
             return True
-        issued = await self._issued.get(subjects.ISSUED_WORKERS_KEY)
+        issued = await self._issued.get(buckets.ISSUED_WORKERS_KEY)
         return issued is not None and worker_id in issued.value.names
 
 

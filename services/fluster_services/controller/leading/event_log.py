@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import BusError, InvalidMessageError
 from fluster_bus.core.fault_log import FaultLog
 from fluster_bus.messages import Event, JobId, JobRecord, JobStatus, Namespace, TaskRecord, Transition
@@ -81,7 +81,7 @@ class EventLog:
         """What the stream's last minutes tell of each record."""
         feed = Feed(
             self._bus,
-            subjects.events_stream(namespace),
+            buckets.events_stream(namespace),
             subject=subjects.events_of_all(namespace),
             watch=subjects.watch_events(namespace),
         )
@@ -207,7 +207,7 @@ def _is_told(transition: Transition, told: Told) -> bool:
 
 
 def _key(event: Event) -> str:
-    return event.job_id if event.task is None else subjects.task_key(event.job_id, event.task)
+    return event.job_id if event.task is None else buckets.task_key(event.job_id, event.task)
 
 
 _REFUSED = "refused: "

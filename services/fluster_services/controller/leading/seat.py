@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets
 from fluster_bus.core.errors import BusError, RevisionConflictError, StreamNotFoundError
 from fluster_bus.messages import Fence, Leader, Namespace
 from fluster_bus.running.fence_clock import fence_clock
@@ -55,14 +55,14 @@ async def wait_no_restore(bus: Bus) -> None:
     """Return when the store is not being restored: before that there is nothing to make, to read or to lead."""
     leaders = leaders_table(bus)
     with suppress(StreamNotFoundError):
-        row = await leaders.get(subjects.LEADER_KEY)
+        row = await leaders.get(buckets.LEADER_KEY)
         if row is None or not row.value.restoring:
             return
         log.warning(
             "the store is being restored: waiting for the end of `fluster backup restore`, which is to be run again with --replace if it "
             "has ended in the middle"
         )
-        async with aclosing(leaders.watch(subjects.LEADER_KEY)) as changes:
+        async with aclosing(leaders.watch(buckets.LEADER_KEY)) as changes:
             is_marked = False
             async for change in changes:
                 if isinstance(change, CaughtUp):
@@ -178,7 +178,7 @@ class Seat:
             # A copy at a server that is cut off from the others may tell what was, so there only writing proves anything.
             if await self._leaders.copies() > 1:
                 return False
-            row = await self._leaders.get(subjects.LEADER_KEY)
+            row = await self._leaders.get(buckets.LEADER_KEY)
         except BusError as error:
             log.info("the leader's seat could not be read: %s", error)
             return False
@@ -186,14 +186,14 @@ class Seat:
 
     def guard(self, namespace: Namespace) -> Guard:
         """What a verdict in the namespace is stored together with."""
-        return Guard(subjects.LEADER_KEY, self._fenced_at.get(namespace, 0), subjects.VERDICTS_KEY)
+        return Guard(buckets.LEADER_KEY, self._fenced_at.get(namespace, 0), buckets.VERDICTS_KEY)
 
     async def check_fence(self, namespace: Namespace) -> None:
         """Raise DeposedError when another controller's fence stands in the namespace."""
         fences = self._fences.get(namespace) or fences_table(
             self._bus, namespace
         )  # also of one that has gone meanwhile
-        row = await fences.get(subjects.LEADER_KEY)
+        row = await fences.get(buckets.LEADER_KEY)
         if row is None or row.value.instance != self._me.instance:
             raise self._deposed()
 
@@ -217,7 +217,7 @@ class Seat:
 
     async def _watch(self) -> None:
         """See who writes the seat."""
-        async with aclosing(self._leaders.watch(subjects.LEADER_KEY)) as changes:
+        async with aclosing(self._leaders.watch(buckets.LEADER_KEY)) as changes:
             async for change in changes:
                 if isinstance(change, Row):
                     self._on_row(change)
@@ -289,14 +289,14 @@ class Seat:
 
     async def _write(self) -> None:
         sent_at = self._clock()
-        revision = await self._leaders.update(subjects.LEADER_KEY, self._me, self._leadership.revision)
+        revision = await self._leaders.update(buckets.LEADER_KEY, self._me, self._leadership.revision)
         self._leadership.on_written(revision, sent_at=sent_at)
         self._holder = self._me
 
     async def _look(self) -> None:
         """Learn who was first; perhaps it was this controller itself, by a write whose acknowledgement was lost."""
         try:
-            row = await self._leaders.get(subjects.LEADER_KEY)
+            row = await self._leaders.get(buckets.LEADER_KEY)
         except BusError as error:
             log.info("the leader's seat could not be read, and is tried again: %s", error)
             return
@@ -307,12 +307,12 @@ class Seat:
         left = {name: fences for name, fences in self._fences.items() if name not in self._fenced_at}
         if not left:
             return
-        present = {namespace: await fences.get(subjects.LEADER_KEY) for namespace, fences in left.items()}
+        present = {namespace: await fences.get(buckets.LEADER_KEY) for namespace, fences in left.items()}
         await self._write()
         fence = Fence.of(self._me)
         for namespace, row in present.items():
             revision = row.revision if row is not None else 0
-            fenced_at = await left[namespace].update(subjects.LEADER_KEY, fence, revision)
+            fenced_at = await left[namespace].update(buckets.LEADER_KEY, fence, revision)
             if namespace in self._fences:  # else it has gone meanwhile
                 self._fenced_at[namespace] = fenced_at
 
@@ -329,8 +329,8 @@ class Seat:
         self._leads = False
         try:
             async with asyncio.timeout(_RELEASE_TIMEOUT_S):
-                row = await self._leaders.get(subjects.LEADER_KEY)
+                row = await self._leaders.get(buckets.LEADER_KEY)
                 if row is not None and row.value.instance == self._me.instance:
-                    await self._leaders.delete(subjects.LEADER_KEY, revision=row.revision)
+                    await self._leaders.delete(buckets.LEADER_KEY, revision=row.revision)
         except (BusError, TimeoutError) as error:
             log.info("the leader's seat is left as it is, to be taken when its lease is over: %s", error)

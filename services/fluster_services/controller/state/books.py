@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets
 from fluster_bus.messages import Capacity, JobId, JobRecord, JobRequest, JobStatus, Namespace, TaskRecord, WorkerId
 from fluster_bus.storage.tables import Deleted, Row
 from fluster_services import capacity, lifecycle
@@ -227,7 +227,7 @@ class Books:
 
     def remove(self, namespace: Namespace, deleted: Deleted) -> tuple[JobKey, list[JobRecord | TaskRecord]] | None:
         """A record was deleted: with that of a job its tasks go too. Returns what is not known any more."""
-        if subjects.is_task_key(deleted.key):
+        if buckets.is_task_key(deleted.key):
             return None
         key = JobKey(namespace, JobId(deleted.key))
         entry = self._jobs.get(key)
@@ -416,4 +416,4 @@ class Books:
 
 def record_key(record: JobRecord | TaskRecord) -> str:
     """Where a record stands in its namespace's bucket."""
-    return subjects.task_key(record.job_id, record.task) if isinstance(record, TaskRecord) else record.job_id
+    return buckets.task_key(record.job_id, record.task) if isinstance(record, TaskRecord) else record.job_id

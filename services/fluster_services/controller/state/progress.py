@@ -14,7 +14,7 @@ from fluster_services import lifecycle
 from fluster_services.controller.state.books import JobKey
 
 if TYPE_CHECKING:
-    from fluster_bus.connection.subscription import Subscription
+    from fluster_bus.connection.bus import Subscription
     from fluster_services.controller.controller import Controller
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import (
     BusError,
     FlusterError,
@@ -184,7 +184,7 @@ class Intake:
                 "name fewer of them"
             )
         job_id = request.job_id or default_job_id(request.name, submission.sequence)
-        if job_id == subjects.LEADER_KEY:
+        if job_id == buckets.LEADER_KEY:
             raise InvalidNameError(f"invalid job id {job_id!r}: the cluster itself has that key; choose another")
         job = lifecycle.new_job(namespace, job_id, request, order=submission.sequence, now=time.time())
         is_new = self._controller.books.get(JobKey(namespace, job_id)) is None
@@ -253,7 +253,7 @@ class Intake:
 
     async def _replace(self, job: JobRecord, row: Row[JobRecord | TaskRecord], known: JobRecord) -> JobRecord | None:
         """Write the job's record in the place of one that has ended; None when that has changed meanwhile."""
-        rows = await self._controller.records[job.namespace].rows(subjects.task_key_of_any(job.job_id))
+        rows = await self._controller.records[job.namespace].rows(buckets.task_key_of_any(job.job_id))
         tasks = [each.value for each in rows if isinstance(each.value, TaskRecord)]
         if conflicts.is_half_removed(known, tasks):
             # What its tasks told and tried is not known any more, so nothing can go on from there.
@@ -356,7 +356,7 @@ class Intake:
         if not job.earlier:
             return
         table = self._controller.records[job.namespace]
-        for row in await table.rows(subjects.task_key_of_any(job.job_id)):
+        for row in await table.rows(buckets.task_key_of_any(job.job_id)):
             task = row.value
             if isinstance(task, TaskRecord) and task.order < job.order and task.task >= job.request.replicas:
                 with contextlib.suppress(RevisionConflictError):  # somebody else did

@@ -8,7 +8,7 @@ import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets
 from fluster_bus.core.errors import BusError, InvalidNameError
 from fluster_bus.core.fault_log import FaultLog, one_bounded_line
 from fluster_bus.core.names import check_name
@@ -96,6 +96,6 @@ def _job_of(key: str) -> str:
     """Whose record it would be, as its key says; that is its writer's word."""
     job = key.partition(".")[2].partition(".")[0]
     try:
-        return check_name("job", job) if job != subjects.NO_JOB else _NO_JOB
+        return check_name("job", job) if job != buckets.NO_JOB else _NO_JOB
     except InvalidNameError:
         return _NO_JOB

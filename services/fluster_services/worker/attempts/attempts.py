@@ -8,7 +8,7 @@ from typing import Any
 
 from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets
 from fluster_bus.messages import JobRecord, JobStatus, Namespace, TaskRecord
 from fluster_bus.storage.tables import Row
 from fluster_services.capacity import needed
@@ -169,7 +169,7 @@ class Attempts:
         """Stop what the record says is to be stopped: a wish, or an attempt that is not the newest any more."""
         grace_s = 0.0 if record.kill_at_once else self._timing.kill_grace_s
         for number in range(1, record.attempt + 1):
-            key = subjects.attempt_key(record.namespace, record.job_id, record.task, number)
+            key = buckets.attempt_key(record.namespace, record.job_id, record.task, number)
             running, wish = self.running.get(key), record.kill_requested or record.restart_requested
             if wish is not None or not self._claims.is_mine(record, number):
                 self._starter.stop(key)

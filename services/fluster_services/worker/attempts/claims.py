@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import (
     HOPELESS,
     BusError,
@@ -71,7 +71,7 @@ class Claims:
         if table is None:
             return None
         try:
-            return await table.get(subjects.task_key(job_id, task))
+            return await table.get(buckets.task_key(job_id, task))
         except StreamNotFoundError:
             if await is_gone(self._bus, namespace):
                 return None

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pydantic import ValidationError
 
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets
 from fluster_bus.core.errors import HOPELESS, BusError
 from fluster_bus.core.fault_log import FaultLog, one_bounded_line
 from fluster_bus.messages import JobStatus, Namespace, Progress, TaskRecord
@@ -139,7 +139,7 @@ class Follower:
     async def _remove_endpoints(self, record: TaskRecord, reason: str) -> None:
         """Whatever the attempt registered is gone with it; callers learn of it at once."""
         registry = self._registries.setdefault(record.namespace, Registry(self._bus, record.namespace))
-        keys = subjects.endpoints_of_attempt(record.job_id, record.task, record.attempt)
+        keys = buckets.endpoints_of_attempt(record.job_id, record.task, record.attempt)
         try:
             async with aclosing(registry.table.each(keys)) as rows:  # there may be as many as its task has written
                 async for row in rows:

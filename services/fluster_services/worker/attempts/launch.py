@@ -12,8 +12,8 @@ from pathlib import Path
 
 from fluster.cluster.task.task_context import ARRAY_ID, CONTROLLER_ADDRESS, GANG_ADDRESS, KILL_GRACE, TaskIdentity
 from fluster_bus.access.address import ADDRESS_VARIABLE, CREDENTIALS_VARIABLE, BusAddress
+from fluster_bus.core.buckets import attempt_key
 from fluster_bus.core.devices import VISIBLE_DEVICES
-from fluster_bus.core.subjects import attempt_key
 from fluster_bus.messages import JobRecord, JobRequest, Namespace, TaskRecord, WorkerId
 from fluster_bus.messages.jobs import port_variable
 from fluster_bus.messages.parts.origin import SEARCH_VARIABLES, Origin

@@ -9,9 +9,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from fluster_bus.connection.bus import Bus
-from fluster_bus.connection.subscription import Subscription
-from fluster_bus.core import subjects
+from fluster_bus.connection.bus import Bus, Subscription
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import BusError
 from fluster_bus.messages import (
     Capacity,
@@ -134,7 +133,7 @@ class Offers:
             return refusal
         if job is not None:
             await self._check_folder(job.request)
-        key = subjects.attempt_key(offer.namespace, offer.job_id, offer.task, offer.attempt)
+        key = buckets.attempt_key(offer.namespace, offer.job_id, offer.task, offer.attempt)
         need = needed(row.value.resources)
         kept = reservation_of(offer.namespace, offer.job_id, offer.task)
         if not self._ledger.reserve(key, need, instead_of=kept):
@@ -247,7 +246,7 @@ class ClassOffers:
 
 def reservation_of(namespace: Namespace, job_id: JobId, task: int) -> str:
     """The key under which room is kept for a task before its first attempt is claimed."""
-    return subjects.attempt_key(namespace, job_id, task, 0)
+    return buckets.attempt_key(namespace, job_id, task, 0)
 
 
 class UnfitError(Exception):

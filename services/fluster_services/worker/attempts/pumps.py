@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import BinaryIO, Self, TypeVar, cast
 
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import (
     HOPELESS,
     BusError,
@@ -66,7 +66,7 @@ class LogPump:
         subject = self._subject(subjects.ANY_TOKEN)
         feed = Feed(
             self._bus,
-            subjects.logs_stream(record.namespace),
+            buckets.logs_stream(record.namespace),
             subject=subject,
             watch=subjects.watch_logs(record.namespace),
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fluster_bus.connection.bus import Bus
-from fluster_bus.core import subjects
+from fluster_bus.core import buckets, subjects
 from fluster_bus.core.errors import (
     DisconnectedError,
     FlusterError,
@@ -182,7 +182,7 @@ class RunRequests:
         """Whether all tasks were claimed, once that was tried with each; one that was not is left to offers."""
         is_claimed = True
         left = set(submitted.tasks)
-        records = tasks_table(self._bus, submitted.namespace).watch(subjects.task_key_of_any(submitted.job_id))
+        records = tasks_table(self._bus, submitted.namespace).watch(buckets.task_key_of_any(submitted.job_id))
         async with aclosing(records) as changes:
             async for change in changes:
                 if not isinstance(change, Row):
