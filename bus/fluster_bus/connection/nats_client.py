@@ -1,4 +1,8 @@
-"""nats-py's client, with what it does for every message made quicker, and with every cancellation heeded."""
+"""nats-py's client, with what it does for every message made quicker, and with every cancellation heeded.
+
+This is the one module that uses parts of nats-py which are not public; `tests/pure/test_nats_client.py` names them, and
+fails when a release of nats-py has changed them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from nats.aio.client import Client
+from nats.aio.client import Client, __version__
 from nats.aio.msg import Msg
 from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
@@ -21,8 +25,15 @@ from fluster_bus.direct.pulse import PingTiming, Pulse
 
 if TYPE_CHECKING:
     from nats.aio.client import Srv
+    from nats.aio.subscription import Subscription
 
 log = logging.getLogger(__name__)
+
+if __version__.partition(".")[0] not in ("2", "0"):  # 0.0.0: it is installed without its metadata
+    raise ImportError(
+        f"nats-py {__version__} is installed, and Fluster uses parts of nats-py 2 that are not public: "
+        "run `pip install 'nats-py>=2.16,<3'`"
+    )
 
 _CONNECT_TIMEOUT_S = 2.0  # for one server: to take the connection, and then to greet
 # nats-py limits its waits by asyncio.wait_for. That of Python 3.11 forgets a cancellation that comes in the moment of the
@@ -125,6 +136,37 @@ class QuickClient(Client):
     @property
     def _server(self) -> str:
         return self._current_server.uri.geturl() if self._current_server is not None else ""
+
+    # ---- what nats-py has no public names for ---------------------------------------------------------------
+
+    def drop_unsent(self) -> None:
+        """Forget what waits to be sent: a transport that is gone answers it with a TypeError of asyncio's."""
+        self._pending, self._pending_data_size = [], 0
+
+    async def abandon(self) -> None:
+        """Close, and let go of what nats-py keeps when the server left in the middle of its own close."""
+        self.drop_unsent()
+        for task in [each._wait_for_msgs_task for each in self._subs.values()]:  # noqa: SLF001
+            if task is not None:
+                task.cancel()
+        self._subs.clear()
+        await self.close()  # does nothing where it came far enough to call itself closed
+        if self._transport is not None:
+            self._transport.close()
+
+    async def send_unsubscribe(self, subscription: Subscription) -> None:
+        """Have the server send no more for it; what is on its way here is still handled."""
+        await self._send_unsubscribe(subscription._id)  # noqa: SLF001
+
+    async def wait_handled(self, subscription: Subscription) -> None:
+        """Return when all that has arrived for it was handled."""
+        await subscription._pending_queue.join()  # noqa: SLF001
+
+    def is_subscribed(self, subscription: Subscription) -> bool:
+        """Whether it can be unsubscribed, which nats-py refuses a second time; a client that closes takes all along."""
+        return not (subscription._closed or self.is_closed or self.is_draining)  # noqa: SLF001
+
+    # ---- signs of life --------------------------------------------------------------------------------------
 
     async def watch_pulse(self, timing: PingTiming) -> None:
         """Let a connection go whose server is silent though it is sent pings; it is then rebuilt as after any loss."""

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fluster_bus.connection.bus import DEFAULT_TIMEOUT_S
+from fluster_bus.connection.connection import DEFAULT_TIMEOUT_S
 from fluster_bus.core import buckets, server_subjects, subjects
 from fluster_bus.core.errors import MessageTooLargeError, NoRespondersError, StorageError, StreamNotFoundError
 from fluster_bus.core.stream_bounds import MAX_CALL_BYTES

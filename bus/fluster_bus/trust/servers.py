@@ -60,9 +60,7 @@ async def publish_accounts(authority: Authority, url: str) -> None:
     A server of the group that is away learns it from the others when it is back. Raises CredentialsError when they trust
     another authority, ConnectError.
     """
-    from fluster_bus.connection.bus import (
-        Bus,  # with nats-py, which takes 0.1 s: to write a configuration it is not needed
-    )
+    from fluster_bus.connection.bus import Bus  # with nats-py, which writing a configuration does not need
 
     bus = await Bus.connect(authority.address(authority.system_credentials(), url), name="fluster credentials")
     try:

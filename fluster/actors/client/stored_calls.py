@@ -17,7 +17,8 @@ from fluster.actors.protocol import frames
 from fluster.actors.protocol.calls import Broadcast, Call, Done
 from fluster.actors.results.futures import ActorFuture
 from fluster.errors import ActorDeadlockError, ActorTimeoutError, ConnectionLostError, MailboxFullError
-from fluster_bus.connection.bus import DEFAULT_TIMEOUT_S, Bus
+from fluster_bus.connection.bus import Bus
+from fluster_bus.connection.connection import DEFAULT_TIMEOUT_S
 from fluster_bus.core import subjects
 from fluster_bus.core.delivery import Delivery
 from fluster_bus.core.errors import (

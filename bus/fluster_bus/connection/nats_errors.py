@@ -1,10 +1,19 @@
-"""Why there is no connection, with the remedy."""
+"""What nats-py raises, as Fluster's own errors, with the remedy."""
 
 from __future__ import annotations
 
+import nats.errors
+import nats.js.errors
+
 from fluster_bus.access.address import BusAddress
 from fluster_bus.access.tls import HandshakeError
-from fluster_bus.core.errors import ConnectError, CredentialsError, UntrustedServerError
+from fluster_bus.core.errors import (
+    ConnectError,
+    CredentialsError,
+    StorageError,
+    StorageTimeoutError,
+    UntrustedServerError,
+)
 
 
 def is_refusal(error: Exception) -> bool:
@@ -35,3 +44,19 @@ def connect_error(address: BusAddress, error: Exception) -> ConnectError:
             f"gone, or does not answer: start one, as with `fluster up`, and take the address that it prints ({reason})"
         )
     return ConnectError(f"no nats-server answers at {address}: is the cluster up? ({reason})")
+
+
+_NOT_YET = 10008  # "JetStream system temporarily unavailable"
+
+
+def store_error(what: str, error: Exception) -> StorageError:
+    """The error to raise where `what` was to happen to a stream."""
+    if _is_silent(error):
+        return StorageTimeoutError(f"{what}: the server's store did not answer in time")
+    return StorageError(f"{what}: {error}")
+
+
+def _is_silent(error: Exception) -> bool:
+    if isinstance(error, nats.js.errors.ServiceUnavailableError):
+        return error.err_code in (None, _NOT_YET)
+    return isinstance(error, TimeoutError | nats.errors.NoRespondersError)
