@@ -111,7 +111,7 @@ async def test_a_grandchild_that_outlives_keeper_and_task_keeps_the_gpu(site: Si
     finally:
         escaped.send_signal(signal.SIGKILL)
     await wait_until_async(lambda: not state_of(locks[0])[0], PATIENCE_S)
-    # It was held by somebody who left a note: that he is gone must be proved first.
+    # It was held by a task that left a note: that this task is gone must be proved first.
     note = state_of(locks[0])[1]
     holder = parse_note(note)
     assert holder is not None

@@ -200,6 +200,6 @@ def described(text: str) -> str:
     """The holder that a note names, in words that can be shown."""
     holder = parse_note(text)
     if holder is None:
-        return "somebody who left no note" if not text else "somebody whose note cannot be read"
+        return "a holder without a note" if not text else "a holder whose note cannot be read"
     name = re.sub(r"[^A-Za-z0-9_.-]", "?", holder.attempt)
     return f"attempt {name} of user {holder.uid}"

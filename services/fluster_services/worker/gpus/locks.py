@@ -56,7 +56,7 @@ def find_lock_folder(given: str | None) -> Path:
 def _check_folder(folder: Path) -> None:
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, "it is no folder, or a link to one", str(folder))
+        raise NotADirectoryError(errno.ENOTDIR, "it is not a folder, or is a link to one", str(folder))
     if status.st_uid not in {0, os.geteuid()}:
         raise PermissionError(errno.EPERM, "it belongs to another user, who could replace the locks in it", str(folder))
     if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
@@ -133,7 +133,7 @@ class GpuLock:
     def write_note(self, note: str) -> None:
         """Name the holder, who must hold the lock. Raises OSError, also for a file that has something else in it."""
         if (found := self.note()) and not found.startswith(NOTE_BEGIN):
-            raise OSError(errno.EEXIST, "it has something in it that is no note of a lock: remove it", str(self.path))
+            raise OSError(errno.EEXIST, "it contains something other than the note of a lock: remove it", str(self.path))
         data = note.encode() + b"\n"
         if len(data) > MAX_NOTE_BYTES:
             raise OSError(errno.EMSGSIZE, f"the note of its holder is {len(data)} bytes long", str(self.path))
@@ -167,7 +167,7 @@ def _opened(path: Path) -> int:
             return fd
         os.close(fd)
         if status.st_nlink:
-            raise OSError(errno.EINVAL, "it is no file of its own, as locks are: remove it", str(path))
+            raise OSError(errno.EINVAL, "it is not a file of its own, as locks are: remove it", str(path))
     raise OSError(errno.EAGAIN, "it is removed again and again", str(path))
 
 
