@@ -144,7 +144,7 @@ def test_nothing_is_written_over_what_is_no_note(path: Path) -> None:
     with pytest.raises(GpuTakenError):
         lock.take(gone="")
     lock.take(gone="precious")
-    with pytest.raises(OSError, match="no note of a lock"):
+    with pytest.raises(OSError, match="other than the note of a lock"):
         lock.write_note(note_of(holder()))
     lock.close()
     assert path.read_text() == "precious"
