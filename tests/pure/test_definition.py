@@ -6,7 +6,7 @@ import pytest
 
 from fluster.actors import ActorContext, actor, method
 from fluster.actors.definition.definition import check_class, methods_of, name_of, options_of, resources_of
-from fluster.actors.deploy.deployment import Deployment
+from fluster.actors.deploy.deployment import job_request
 from fluster_bus.core.errors import InvalidNameError
 from fluster_bus.core.names import near
 from fluster_bus.messages import ResourceConfig
@@ -90,9 +90,10 @@ def test_options_stand_on_the_class_and_are_inherited_but_for_the_name() -> None
 
 @pytest.mark.parametrize("replicas", [0, -1, True, "3", 10_001])
 def test_so_many_actors_can_be_deployed(replicas: Any) -> None:
+    of_the_class: dict[str, Any] = {"name": None, "resources": None, "environment": None}
     with pytest.raises(ValueError, match=f"replicas={replicas!r}: give the number of actors, from 1 to 10,000"):
-        Deployment.of(Plain, (), {}, replicas=replicas)
-    assert Deployment.of(Plain, (), {}, replicas=3).request.replicas == 3
+        job_request(Plain, (), {}, replicas=replicas, **of_the_class)
+    assert job_request(Plain, (), {}, replicas=3, **of_the_class).replicas == 3
 
 
 def test_what_a_subclass_does_not_say_it_inherits() -> None:

@@ -5,8 +5,8 @@ Imports next to nothing, as programs import it before they start a LocalCluster.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 from fluster.cluster.blocking import Cluster
 from fluster.cluster.client import AsyncCluster
@@ -21,40 +21,29 @@ if TYPE_CHECKING:
 import_later("fluster.actors.pool.blocking_pool", "fluster.actors.deploy.deployment")
 
 T = TypeVar("T")
+Options = ParamSpec("Options")
 
 
-@overload
-def deploy(
-    cluster: Cluster,
-    actor_class: type[T],
-    /,
-    *args: Any,
-    name: str | None = None,
-    replicas: int = 1,
-    resources: ResourceConfig | None = None,
-    environment: EnvironmentConfig | None = None,
-    if_exists: IfExists = "error",
-    lifetime: Lifetime | None = None,
-    timeout: float | None = None,
-    logs: bool | None = None,
-    **kwargs: Any,
-) -> ActorPool[T]: ...
-@overload
-def deploy(
-    cluster: AsyncCluster,
-    actor_class: type[T],
-    /,
-    *args: Any,
-    name: str | None = None,
-    replicas: int = 1,
-    resources: ResourceConfig | None = None,
-    environment: EnvironmentConfig | None = None,
-    if_exists: IfExists = "error",
-    lifetime: Lifetime | None = None,
-    timeout: float | None = None,
-    logs: bool | None = None,
-    **kwargs: Any,
-) -> Coroutine[Any, Any, AsyncActorPool[T]]: ...
+class _Deploy(Protocol[Options]):
+    """`deploy` as type checkers see it: what it returns depends on the cluster."""
+
+    @overload
+    def __call__(
+        self, cluster: Cluster, actor_class: type[T], /, *args: Options.args, **options: Options.kwargs
+    ) -> ActorPool[T]: ...
+    @overload
+    def __call__(
+        self, cluster: AsyncCluster, actor_class: type[T], /, *args: Options.args, **options: Options.kwargs
+    ) -> Coroutine[Any, Any, AsyncActorPool[T]]: ...
+
+
+def _for_either_cluster(
+    function: Callable[Concatenate[Cluster | AsyncCluster, type[Any], Options], object],
+) -> _Deploy[Options]:
+    return cast("_Deploy[Options]", function)
+
+
+@_for_either_cluster
 def deploy(
     cluster: Cluster | AsyncCluster,
     actor_class: type[T],
@@ -92,24 +81,15 @@ def deploy(
     Raises what a constructor raised, ActorNameTakenError, JobRefusedError, and JobFailedError when the actors could
     not be run; then nothing of them is left. What is no class, or arguments that it does not take, is a TypeError.
     """
-    from fluster.actors.deploy.deployment import Deployment
+    from fluster.actors.deploy.deployment import Deployment, job_request
     from fluster.actors.pool.blocking_pool import ActorPool
 
     if not isinstance(cluster, Cluster | AsyncCluster):
         raise TypeError(f"deploy() takes a cluster first, not {cluster!r}: write deploy(cluster, TheClass, …)")
-    deployment = Deployment.of(
-        actor_class,
-        args,
-        kwargs,
-        name=name,
-        replicas=replicas,
-        resources=resources,
-        environment=environment,
-        if_exists=if_exists,
-        lifetime=lifetime,
-        timeout=timeout,
-        logs=logs,
+    request = job_request(
+        actor_class, args, kwargs, name=name, replicas=replicas, resources=resources, environment=environment
     )
+    deployment = Deployment(actor_class, request, if_exists, lifetime, timeout, logs)
     if isinstance(cluster, AsyncCluster):
         return deployment.run(cluster)
     try:

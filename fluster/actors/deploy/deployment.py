@@ -71,57 +71,21 @@ _LONG_S = 10.0  # after this a deployment says what it is waiting for
 
 @dataclass(frozen=True)
 class Deployment(Generic[T]):
-    """A class on its way to be actors."""
+    """A class on its way to be actors. Raises ValueError, TypeError."""
 
     actor_class: type[T]
-    request: JobRequest
-    if_exists: IfExists = "error"
-    lifetime: Lifetime | None = None
-    timeout: float | None = None  # seconds
+    request: JobRequest  # of `job_request`
+    if_exists: IfExists
+    lifetime: Lifetime | None
+    timeout: float | None  # seconds
+    logs: bool | None  # whether the program shows what they write; None: as its cluster object does by itself
     over: asyncio.Event = field(default_factory=asyncio.Event)  # it has come to its end, or is taken back
-    logs: bool | None = None  # whether the program shows what they write; None: as its cluster object does by itself
 
-    @classmethod
-    def of(
-        cls,
-        actor_class: type[T],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        *,
-        name: str | None = None,
-        replicas: int = 1,
-        resources: ResourceConfig | None = None,
-        environment: EnvironmentConfig | None = None,
-        if_exists: IfExists = "error",
-        lifetime: Lifetime | None = None,
-        timeout: float | None = None,
-        logs: bool | None = None,
-    ) -> Deployment[T]:
-        """Checked, and pickled as it is now. Raises TypeError, ValueError."""
-        check_class(actor_class)
-        if not methods_of(actor_class):
-            raise TypeError(f"{actor_class.__name__} has no method that could be called: no name without underscore")
-        _check_arguments(actor_class, args, kwargs)
-        check_replicas(actor_class, replicas)
-        _check_choice("if_exists", if_exists, get_args(IfExists))
-        if lifetime is not None:
-            _check_choice("lifetime", lifetime, get_args(Lifetime))
-        check_timeout(timeout)
-        chosen = check_name("actor name", name) if name is not None else name_of(actor_class)
-        options = options_of(actor_class)
-        request = JobRequest(
-            name=chosen,
-            entrypoint=Entrypoint(callable=host, args=(chosen, actor_class, args, dict(kwargs))),
-            resources=resources_of(actor_class) if resources is None else check_resources(resources),
-            environment=check_environment(environment) or options.environment or EnvironmentConfig(),
-            detached=lifetime == "detached",
-            replicas=replicas,
-            max_task_failures=replicas,  # the others serve on
-            max_retries_failure=options.max_restarts,
-            retry_window_s=options.restart_window,
-            retry_backoff_s=_RESTART_BACKOFF_S,
-        )
-        return cls(actor_class, request, if_exists, lifetime, timeout, logs=logs)
+    def __post_init__(self) -> None:
+        _check_choice("if_exists", self.if_exists, get_args(IfExists))
+        if self.lifetime is not None:
+            _check_choice("lifetime", self.lifetime, get_args(Lifetime))
+        check_timeout(self.timeout)
 
     async def run(self, cluster: AsyncCluster) -> AsyncActorPool[T]:
         """The pool, once all its actors have answered."""
@@ -159,7 +123,7 @@ class Deployment(Generic[T]):
             # What has one instance for all is no program's own; what a task deploys ends with its attempt all the same.
             has_seat = options_of(self.actor_class).has_seat
             by_itself = self.lifetime is None and has_seat and not cluster.parent_of(self.request)
-            lives_on = self.request.detached or by_itself
+            lives_on = self.lifetime == "detached" or by_itself
             await launch_owned(cluster, self.request.model_copy(update={"job_id": job_id, "detached": lives_on}))
             cluster.shown.follow(job_id, name, logs=self.logs, lives_on=lives_on)
             await _first(_all_answered(pool, self.request.replicas), failure, _end_of_job(cluster, job_id))
@@ -172,6 +136,37 @@ class Deployment(Generic[T]):
             why += await asyncio.shield(asyncio.ensure_future(_leave_nothing(pool, is_late=is_late)))
             raise
         return pool
+
+
+def job_request(
+    actor_class: type[Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    name: str | None,
+    replicas: int,
+    resources: ResourceConfig | None,
+    environment: EnvironmentConfig | None,
+) -> JobRequest:
+    """A job whose tasks are actors of a class, checked, and pickled as it is now. Raises TypeError, ValueError."""
+    check_class(actor_class)
+    if not methods_of(actor_class):
+        raise TypeError(f"{actor_class.__name__} has no method that could be called: no name without underscore")
+    _check_arguments(actor_class, args, kwargs)
+    check_replicas(actor_class, replicas)
+    chosen = check_name("actor name", name) if name is not None else name_of(actor_class)
+    options = options_of(actor_class)
+    return JobRequest(
+        name=chosen,
+        entrypoint=Entrypoint(callable=host, args=(chosen, actor_class, args, dict(kwargs))),
+        resources=resources_of(actor_class) if resources is None else check_resources(resources),
+        environment=check_environment(environment) or options.environment or EnvironmentConfig(),
+        replicas=replicas,
+        max_task_failures=replicas,  # the others serve on
+        max_retries_failure=options.max_restarts,
+        retry_window_s=options.restart_window,
+        retry_backoff_s=_RESTART_BACKOFF_S,
+    )
 
 
 async def _is_served(pool: AsyncActorPool[Any], if_exists: IfExists) -> bool:
