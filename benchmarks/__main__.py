@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks.hyperqueue_jobs import PEERS_VARIABLE
 from benchmarks.row import HEADINGS, Row, as_markdown
-from fluster_bus.server import find_binary
+from fluster_bus.server_process import find_binary
 
 _PROGRAMS = ("__main__", "xoscar_actors", "ray_actors")  # the last two run in interpreters of their own
 

@@ -20,7 +20,7 @@ from fluster import ActorPool, Cluster, actor, deploy
 from fluster_bus.configuration.credentials import PASSWORDS_FILE, write_credentials
 from fluster_bus.configuration.server_configuration import production_configuration
 from fluster_bus.core.errors import ConnectError
-from fluster_bus.server import find_binary
+from fluster_bus.server_process import find_binary
 from fluster_bus.trust.certificate_folder import CertificateFolder
 
 ROUNDS = 5

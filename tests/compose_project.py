@@ -20,7 +20,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from fluster.cli.app import app
-from fluster_bus.server import find_binary
+from fluster_bus.server_process import find_binary
 from tests.docker_engine import Engine
 from tests.networked_engine import from_outside
 

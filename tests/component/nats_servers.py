@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fluster_bus.server import find_binary
+from fluster_bus.server_process import find_binary
 from tests.waiting import wait_until
 
 

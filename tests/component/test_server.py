@@ -26,7 +26,8 @@ from fluster_bus.core import roles, subjects
 from fluster_bus.core.errors import CredentialsError, InvalidNameError, NoRespondersError, ServerStartError
 from fluster_bus.core.roles import Role
 from fluster_bus.running.coroutines import retried
-from fluster_bus.server import EmbeddedServer, find_binary
+from fluster_bus.server import EmbeddedServer
+from fluster_bus.server_process import find_binary
 from fluster_bus.trust.certificate_folder import CertificateFolder
 from tests.component.conftest import ConnectBus
 from tests.system.small_disks import mounted

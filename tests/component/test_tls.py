@@ -21,7 +21,7 @@ from fluster_bus.access.address import BusAddress
 from fluster_bus.connection.bus import Bus
 from fluster_bus.core.errors import AddressError, BusError, UntrustedServerError
 from fluster_bus.direct.line import Dialler, Line
-from fluster_bus.server import _free_port
+from fluster_bus.server_process import free_port
 from fluster_bus.trust.certificate_folder import CertificateFolder
 from fluster_services import daemon
 from tests.component.nats_servers import configured
@@ -218,7 +218,7 @@ async def test_a_connection_that_cannot_be_made_anew_says_why_once(
     """And comes back once the certificate is good."""
     caplog.set_level(logging.WARNING)
     now = datetime.now(UTC)
-    with site.server("127.0.0.1", at=_free_port()) as port:
+    with site.server("127.0.0.1", at=free_port()) as port:
         bus = await Bus.connect(site.address(port), name="test")
     back = asyncio.Event()
     bus.on_reconnect(back.set)

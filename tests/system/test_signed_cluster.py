@@ -16,7 +16,7 @@ import pytest
 
 from fluster import Cluster, Entrypoint, JobRequest, JobStatus
 from fluster_bus.core.errors import BusError, CredentialsError, FlusterError
-from fluster_bus.server import find_binary
+from fluster_bus.server_process import find_binary
 from tests.doc_pages import blocks
 from tests.system.processes import Family
 from tests.waiting import wait_until

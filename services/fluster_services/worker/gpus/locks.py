@@ -133,7 +133,9 @@ class GpuLock:
     def write_note(self, note: str) -> None:
         """Name the holder, who must hold the lock. Raises OSError, also for a file that has something else in it."""
         if (found := self.note()) and not found.startswith(NOTE_BEGIN):
-            raise OSError(errno.EEXIST, "it contains something other than the note of a lock: remove it", str(self.path))
+            raise OSError(
+                errno.EEXIST, "it contains something other than the note of a lock: remove it", str(self.path)
+            )
         data = note.encode() + b"\n"
         if len(data) > MAX_NOTE_BYTES:
             raise OSError(errno.EMSGSIZE, f"the note of its holder is {len(data)} bytes long", str(self.path))
