@@ -47,7 +47,9 @@ _Template(socket.socket(fileno=int(sys.argv[1])), owner_fd if owner_fd >= 0 else
 
 WORKER = """
 import asyncio, json, sys
+from dataclasses import replace
 from pathlib import Path
+from fluster_bus.running.fence_clock import fence_clock
 from fluster_services.worker.contract.attempt_directory import LaunchSpec, from_json
 from fluster_services.worker.contract.container import ContainerSettings
 from fluster_services.worker.keeper.template import start_template
@@ -57,6 +59,8 @@ async def main(template):
     containers = json.loads(sys.argv[3])
     runtime = make_runtime(Path(sys.argv[1]), template, containers and ContainerSettings(**containers))
     spec = from_json(LaunchSpec, json.loads(sys.argv[2]))
+    if spec.fence_after_s is not None:  # as a worker does: a start takes no longer than the lease that it was begun under
+        spec = replace(spec, fence_at=fence_clock() + spec.fence_after_s)
     ended_in_s = (spec.fence_after_s or 3600) + spec.kill_grace_s
     runtime.renew(ended_in_s)
     task = await runtime.start(spec)
