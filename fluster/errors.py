@@ -1,7 +1,28 @@
 """What Fluster raises, beside users' own exceptions, which arrive as themselves.
 
 FlusterError
-├── BusError …                    see fluster_bus.core.errors
+├── BusError
+│   ├── ConnectError              no server there, or it refused the credentials
+│   │   ├── CredentialsError
+│   │   └── UntrustedServerError  its certificate has expired, is of another host, or of an unknown authority
+│   ├── DisconnectedError         the connection is lost; it is being rebuilt
+│   ├── ClosedError               you closed this connection
+│   ├── RequestTimeoutError       a TimeoutError: no answer in time
+│   ├── NoRespondersError         a request that no process answers, such as that for a controller while none runs
+│   ├── ServiceError              a service answered with an error; `code` is stable
+│   │   ├── BusyError             it has too many requests of this namespace: ask again in a moment
+│   │   └── WireVersionError      it and this program have no version of the wire in common: update one
+│   ├── MessageTooLargeError      a ValueError
+│   ├── AddressError              a ValueError: invalid address of the bus, or its file is not private
+│   │   └── NoAddressError        no address is given, and no cluster was found without one
+│   ├── InvalidNameError          a ValueError: a name or an id that cannot be one
+│   ├── InvalidMessageError       a ValueError: what arrived is not what was agreed
+│   ├── StorageError              the server could not store it
+│   │   ├── NamespaceFullError    a namespace has used up its room there
+│   │   ├── NamespaceGoneError    the cluster does not have the namespace
+│   │   └── StorageTimeoutError   a TimeoutError: the server did not say in time whether it could
+│   ├── ObjectTooLargeError       a ValueError
+│   └── PayloadLostError          an object lay in the memory of a process that has ended, or was freed
 ├── ClusterError
 │   ├── NoClusterError            no cluster is named, and none may be started here
 │   ├── NoTaskError               this process is no task of a job
@@ -38,7 +59,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fluster_bus.core.errors import FlusterError
+from fluster_bus.core.errors import (
+    AddressError,
+    BusError,
+    BusyError,
+    ClosedError,
+    ConnectError,
+    CredentialsError,
+    DisconnectedError,
+    FlusterError,
+    InvalidMessageError,
+    InvalidNameError,
+    MessageTooLargeError,
+    NamespaceFullError,
+    NamespaceGoneError,
+    NoAddressError,
+    NoRespondersError,
+    ObjectTooLargeError,
+    PayloadLostError,
+    RequestTimeoutError,
+    ServiceError,
+    StorageError,
+    StorageTimeoutError,
+    UntrustedServerError,
+    WireVersionError,
+)
 
 if TYPE_CHECKING:
     from fluster_bus.messages import JobId, JobInfo
@@ -52,26 +97,48 @@ __all__ = [
     "ActorNameTakenError",
     "ActorNotFoundError",
     "ActorTimeoutError",
+    "AddressError",
+    "BusError",
+    "BusyError",
+    "ClosedError",
     "ClusterError",
     "ClusterStartError",
+    "ConnectError",
     "ConnectionLostError",
+    "CredentialsError",
+    "DisconnectedError",
     "FlusterError",
     "ForkedError",
     "InvalidArgumentsError",
+    "InvalidMessageError",
+    "InvalidNameError",
     "JobFailedError",
     "JobNotFoundError",
     "JobRefusedError",
     "JobResultError",
     "JobTimeoutError",
     "MailboxFullError",
+    "MessageTooLargeError",
+    "NamespaceFullError",
+    "NamespaceGoneError",
+    "NoAddressError",
     "NoClusterError",
+    "NoRespondersError",
     "NoTaskError",
     "NotRunError",
+    "ObjectTooLargeError",
+    "PayloadLostError",
     "PoisonedTaskError",
     "QuotaExceededError",
     "RemoteError",
+    "RequestTimeoutError",
+    "ServiceError",
     "StackError",
+    "StorageError",
+    "StorageTimeoutError",
     "SupersededError",
+    "UntrustedServerError",
+    "WireVersionError",
     "WorkerNotFoundError",
     "WorkspaceError",
 ]

@@ -36,8 +36,8 @@ _AWAY_TIMEOUT_S = 86_400.0  # without any answer
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What the controller said."""
+class LeaseAnswer:
+    """The controller's answer about an owner: how long its lease is, and how many of its jobs have not ended."""
 
     lease_s: float
     unfinished: int
@@ -52,7 +52,7 @@ class Voice:
         self._subject = subjects.jobs_verb(namespace, "own")
         self._owner = owner
 
-    def tell(self, *, ended: bool) -> Answer | None:
+    def tell(self, *, ended: bool) -> LeaseAnswer | None:
         """The controller's answer; None when there was none."""
         for line in Dialler(self._address, f"owner-{self._owner}").attempts():
             if not isinstance(line, Line):
@@ -61,7 +61,7 @@ class Voice:
                 return self._ask(line, ended=ended)
         return None
 
-    def _ask(self, line: Line, *, ended: bool) -> Answer | None:
+    def _ask(self, line: Line, *, ended: bool) -> LeaseAnswer | None:
         inbox = f"{self._address.inbox_prefix(self._namespace)}.{secrets.token_hex(8)}"
         data = json.dumps({"owner": self._owner, "ended": ended}).encode()
         line.add(wire.subscribe(1, inbox) + wire.publish(self._subject, data, inbox))
@@ -71,7 +71,7 @@ class Voice:
             for said in line.read():
                 if isinstance(said, NumberedDelivery):
                     answer = json.loads(said.delivery.data)  # of an error, and of nobody, there is no such
-                    return Answer(float(answer["lease_s"]), int(answer.get("unfinished", 0)))
+                    return LeaseAnswer(float(answer["lease_s"]), int(answer.get("unfinished", 0)))
                 if isinstance(said, Ping):
                     line.add(wire.PONG)
                     line.flush()
@@ -135,7 +135,7 @@ class LastWords:
         self._is_heard = False
         self._pause_s = _FIRST_PAUSE_S
 
-    def pause_s(self, answer: Answer | None, *, now: float) -> float | None:
+    def pause_s(self, answer: LeaseAnswer | None, *, now: float) -> float | None:
         """How long to wait after that answer, or none, to what was told; None when it is not to be told again."""
         is_heard = answer is not None
         if is_heard != self._is_heard:

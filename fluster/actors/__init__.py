@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fluster.actors.client.broadcast import Answer, AsyncBroadcastResult, BroadcastResult
     from fluster.actors.definition.timers import every
     from fluster.actors.pool.blocking_pool import ActorPool
-    from fluster.actors.pool.handles import ActorHandle, AsyncActorHandle
+    from fluster.actors.pool.handles import ActorHandle, AsyncActorHandle, Verb
     from fluster.actors.pool.pool import AsyncActorPool
     from fluster.actors.pool.resolver import ClusterResolver, FixedResolver, Resolver
     from fluster.actors.protocol.members import Member, MemberState
@@ -38,6 +38,7 @@ __all__ = [
     "Member",
     "MemberState",
     "Resolver",
+    "Verb",
     "actor",
     "deploy",
     "every",
@@ -52,7 +53,7 @@ if not TYPE_CHECKING:
             "pool.blocking_pool": ("ActorPool",),
             "client.broadcast": ("Answer", "AsyncBroadcastResult", "BroadcastResult"),
             "results.futures": ("ActorFuture",),
-            "pool.handles": ("ActorHandle", "AsyncActorHandle"),
+            "pool.handles": ("ActorHandle", "AsyncActorHandle", "Verb"),
             "protocol.members": ("Member", "MemberState"),
             "pool.pool": ("AsyncActorPool",),
             "results.reader": ("ActorStream",),

@@ -11,9 +11,19 @@ from fluster.cluster.task.task_context import TaskContext, current_task
 from fluster.later import names_of
 
 if TYPE_CHECKING:
+    from fluster.cluster.jobs.batched_logs import Batched
     from fluster.cluster.refs import Ref
 
-__all__ = ["AsyncCluster", "Cluster", "LocalCluster", "Ref", "TaskContext", "current_cluster", "current_task"]
+__all__ = [
+    "AsyncCluster",
+    "Batched",
+    "Cluster",
+    "LocalCluster",
+    "Ref",
+    "TaskContext",
+    "current_cluster",
+    "current_task",
+]
 
 if not TYPE_CHECKING:
-    __getattr__ = names_of(__name__, {"refs": ("Ref",)})
+    __getattr__ = names_of(__name__, {"jobs.batched_logs": ("Batched",), "refs": ("Ref",)})

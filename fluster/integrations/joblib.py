@@ -34,11 +34,11 @@ _TALKATIVE = 10  # from where on joblib tells how it makes its batches
 
 def register() -> None:
     """Make `backend="fluster"` known to joblib, for `parallel_config` and for `Parallel` itself."""
-    register_parallel_backend("fluster", FlusterBackend)
+    register_parallel_backend("fluster", JoblibBackend)
 
 
-class FlusterBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]  # joblib has no types
-    """Runs joblib's batches on a `pool`, or else on one of its own: of `workers` on the `cluster`.
+class JoblibBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]  # joblib has no types
+    """Runs joblib's batches on a `pool`, or else on one of its own: of `num_workers` on the `cluster`.
 
     `n_jobs=-1` means all of the pool's workers. A pool of its own has as many as n_jobs says, or as the cluster (the
     current one unless given) has room for. It begins with the first call and ends with the backend, thus after the
@@ -55,7 +55,7 @@ class FlusterBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         *,
         pool: WorkerPool | None = None,
         cluster: Cluster | None = None,
-        workers: int | None = None,
+        num_workers: int | None = None,
         resources: ResourceConfig | None = None,
         environment: EnvironmentConfig | None = None,
         start_timeout: float | None = 60.0,
@@ -72,13 +72,13 @@ class FlusterBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         self._resources = resources or ResourceConfig()
         self._workers: JoblibWorkers
         if pool is not None:
-            ways = {**given, "pool": None, "workers": workers}
+            ways = {**given, "pool": None, "num_workers": num_workers}
             unused = [name for name, value in ways.items() if value is not None]
             if unused:
                 raise TypeError(f"{', '.join(unused)}: give it to {pool!r} when that is made, or leave out pool=")
             self._workers = GivenWorkers(pool)
         else:
-            own = self._workers = OwnWorkers(cluster, workers, self._resources, environment or EnvironmentConfig())
+            own = self._workers = OwnWorkers(cluster, num_workers, self._resources, environment or EnvironmentConfig())
             weakref.finalize(self, own.leave_soon).atexit = False
         self._arrays = SharedArrays()
         self._calls: weakref.WeakKeyDictionary[Any, JoblibCall] = (

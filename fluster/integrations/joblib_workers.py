@@ -79,7 +79,7 @@ class OwnWorkers:
         environment: EnvironmentConfig,
     ) -> None:
         if count is not None:
-            check_count("workers", count, 1, "the number of workers", most=MAX_REPLICAS)
+            check_count("num_workers", count, 1, "the number of workers", most=MAX_REPLICAS)
         self._given_cluster = cluster
         self._count = count
         self._resources = resources

@@ -1,9 +1,18 @@
 """Guards: the names that users import."""
 
 import ast
+import asyncio
+import builtins
+import functools
+import importlib
+import inspect
+import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 import fluster
 
@@ -95,3 +104,79 @@ print([name for name in ("pydantic", "nats", "fluster.actors.pool.pool") if name
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["[]", "[]"]
+
+
+# ---- what public methods return and raise -----------------------------------------------------------------
+
+# {method: class}, which other parts of Fluster use: not for users.
+_INTERNAL = {"AsyncActorPool.roster": "Roster", "log_chunks": "LogChunk"}
+_SPECIAL = {"__enter__", "__aenter__", "__iter__", "__aiter__", "__next__", "__anext__", "__call__"}
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] in {"fluster", "fluster_bus"}
+
+
+@functools.cache
+def _imports(module: str) -> dict[str, tuple[str, str]]:
+    """{name in the module: (module, name) where it comes from}, with those for type checkers."""
+    tree = ast.parse(inspect.getsource(importlib.import_module(module)))
+    return {
+        alias.asname or alias.name: (node.module or "", alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def _methods(thing: type | Callable[..., object]) -> Iterator[tuple[str, Callable[..., object]]]:
+    """The public methods and properties of a class, by `Class.method`; a function is itself."""
+    if not isinstance(thing, type):
+        yield thing.__name__, thing
+        return
+    for each in thing.__mro__:
+        for name, value in vars(each).items() if _is_ours(each.__module__) else ():
+            found = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+            if inspect.isfunction(found) and (not name.startswith("_") or name in _SPECIAL):
+                yield f"{thing.__name__}.{name}", inspect.unwrap(found)
+
+
+def _returned(method: Callable[..., object]) -> Iterator[type]:
+    """The classes of Fluster in what a method is said to return."""
+    said = method.__annotations__.get("return")
+    for node in ast.walk(ast.parse(said, mode="eval")) if isinstance(said, str) else ():
+        if isinstance(node, ast.Name):
+            module, name = _imports(method.__module__).get(node.id, (method.__module__, node.id))
+            found = getattr(importlib.import_module(module), name, None) if _is_ours(module) else None
+            if isinstance(found, type) and _is_ours(found.__module__):
+                yield found
+
+
+_PUBLIC = [
+    thing for name in fluster.__all__ if inspect.isfunction(thing := getattr(fluster, name)) or isinstance(thing, type)
+]
+
+
+@pytest.mark.parametrize("thing", _PUBLIC, ids=lambda thing: thing.__name__)
+def test_what_it_returns_and_raises_can_be_imported_from_fluster(thing: type | Callable[..., object]) -> None:
+    exported = {getattr(fluster, name) for name in fluster.__all__}
+    missing = set()
+    for label, method in _methods(thing):
+        internal = {_INTERNAL.get(label), _INTERNAL.get(label.rpartition(".")[2])}
+        missing |= {
+            f"{label} returns {found.__name__}"
+            for found in _returned(method)
+            if found not in exported and found.__name__ not in internal
+        }
+        missing |= {
+            f"{label} raises {name}"
+            for name in re.findall(r"\b[A-Z]\w*Error\b", method.__doc__ or "")
+            if name not in fluster.__all__ and not hasattr(builtins, name) and not hasattr(asyncio, name)
+        }
+    assert not missing, "export them in fluster/__init__.py:\n" + "\n".join(sorted(missing))
+
+
+def test_the_walk_sees_what_blocking_methods_and_properties_return() -> None:
+    returned = {label: {each.__name__ for each in _returned(method)} for label, method in _methods(fluster.Cluster)}
+    assert returned["Cluster.poll"] == {"JobInfo"}
+    assert returned["Cluster.list_nodes"] == {"NodeStatus"}

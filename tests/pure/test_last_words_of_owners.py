@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fluster.owner_helper import Answer, LastWords
+from fluster.owner_helper import LastWords, LeaseAnswer
 
-LEFT, NONE_LEFT = Answer(600, 1), Answer(600, 0)
+LEFT, NONE_LEFT = LeaseAnswer(600, 1), LeaseAnswer(600, 0)
 DAY_S = 86_400.0
 
 
-def told_until(answers: dict[float, Answer | None]) -> float:
+def told_until(answers: dict[float, LeaseAnswer | None]) -> float:
     """When the last word is said, with the answers of these times on; the first word is at 0."""
     now, words = 0.0, LastWords(0.0)
     while True:

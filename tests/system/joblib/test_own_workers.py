@@ -30,7 +30,7 @@ from fluster import (
     WorkerPool,
 )
 from fluster.integrations import joblib_workers
-from fluster.integrations.joblib import FlusterBackend
+from fluster.integrations.joblib import JoblibBackend
 from fluster.integrations.joblib_workers import OwnWorkers, _room_for
 from fluster_bus.core.errors import ClosedError
 from fluster_bus.messages.workers import Capacity
@@ -89,7 +89,9 @@ def test_own_workers_take_as_many_threads_as_they_have_cpus(cluster: LocalCluste
         return os.environ.get("OMP_NUM_THREADS")
 
     for asked, count in (({}, "2"), ({"inner_max_num_threads": 3}, "3")):
-        with parallel_config(backend="fluster", cluster=cluster, workers=2, resources=ResourceConfig(cpu=2.5), **asked):
+        with parallel_config(
+            backend="fluster", cluster=cluster, num_workers=2, resources=ResourceConfig(cpu=2.5), **asked
+        ):
             assert set(Parallel()(delayed(threads)(each) for each in range(4))) == {count}
 
 
@@ -98,7 +100,7 @@ def test_who_interrupts_has_own_workers_end(cluster: LocalCluster, tmp_path: Pat
         wait_until(lambda: len(arrived(tmp_path)) == 2, PATIENCE_S)
         signal.raise_signal(signal.SIGINT)
 
-    with parallel_config(backend="fluster", cluster=cluster, workers=2):
+    with parallel_config(backend="fluster", cluster=cluster, num_workers=2):
         thread = threading.Thread(target=interrupt)
         thread.start()
         with pytest.raises(KeyboardInterrupt):
@@ -113,7 +115,7 @@ def test_who_interrupts_has_own_workers_end(cluster: LocalCluster, tmp_path: Pat
 def test_workers_that_do_not_come_are_told(cluster: LocalCluster) -> None:
     with (
         parallel_config(
-            backend="fluster", cluster=cluster, workers=2, resources=ResourceConfig(cpu=999), start_timeout=0.2
+            backend="fluster", cluster=cluster, num_workers=2, resources=ResourceConfig(cpu=999), start_timeout=0.2
         ),
         pytest.raises(ActorTimeoutError, match=r"had no worker after 0\.2 s: .* start_timeout="),
     ):
@@ -140,7 +142,7 @@ def test_room_is_counted_by_what_is_asked_for() -> None:
 
 
 def test_own_workers_that_were_ended_are_made_again(cluster: LocalCluster) -> None:
-    with parallel_config(backend="fluster", cluster=cluster, workers=2):
+    with parallel_config(backend="fluster", cluster=cluster, num_workers=2):
         Parallel()(delayed(square)(each) for each in range(9))
         [job] = [each for each in cluster.list_jobs() if each.name in jobs_that_live(cluster)]
         cluster.terminate(job.job_id)
@@ -160,7 +162,7 @@ def square(number):
 
 if __name__ == "__main__":
     register()
-    config = parallel_config(backend="fluster", workers=2)
+    config = parallel_config(backend="fluster", num_workers=2)
     print(sum(Parallel()(delayed(square)(each) for each in range(100))))
     sys.exit(3)
 """
@@ -183,7 +185,7 @@ def test_own_workers_end_with_the_program(cluster: LocalCluster, tmp_path: Path)
 
 def test_own_workers_end_before_their_cluster_is_closed(cluster: LocalCluster) -> None:
     connected = Cluster(cluster.address)
-    with parallel_config(backend="fluster", cluster=connected, workers=2):
+    with parallel_config(backend="fluster", cluster=connected, num_workers=2):
         Parallel()(delayed(square)(each) for each in range(9))
         connected.close()
         wait_until(lambda: not jobs_that_live(cluster), PATIENCE_S, lambda: cluster.list_jobs(limit=6))
@@ -202,7 +204,7 @@ def test_the_current_cluster_is_closed_and_no_other_is_started(
         return asked[-1]
 
     monkeypatch.setattr(joblib_workers, "current_cluster", current)
-    with parallel_config(backend="fluster", workers=2):
+    with parallel_config(backend="fluster", num_workers=2):
         Parallel()(delayed(square)(each) for each in range(9))
         asked[0].close()
     assert len(asked) == 1
@@ -212,7 +214,7 @@ def test_the_current_cluster_is_closed_and_no_other_is_started(
 def test_two_at_once_share_the_workers_that_one_of_them_has_all_of(tmp_path: Path) -> None:
     """Else the second would wait for room until the first has ended, and the first for who reads it after the second."""
     with LocalCluster(cpu=2) as cluster, Cluster(cluster.address) as connected:
-        backends = [FlusterBackend(cluster=connected) for _ in range(2)]
+        backends = [JoblibBackend(cluster=connected) for _ in range(2)]
         first = Parallel(n_jobs=-1, backend=backends[0], return_as="generator")(
             delayed(square)(each) for each in range(9)
         )
