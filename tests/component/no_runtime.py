@@ -6,7 +6,8 @@ import asyncio
 from pathlib import Path
 
 from fluster_services.worker.contract.attempt_directory import LaunchSpec
-from fluster_services.worker.contract.runtime import RunningTask, WorkerFaultError
+from fluster_services.worker.contract.faults import WorkerFaultError
+from fluster_services.worker.contract.runtime import RunningTask
 
 
 class NoRuntime:

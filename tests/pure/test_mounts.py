@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fluster_services.worker.contract.runtime import LaunchError
+from fluster_services.worker.contract.faults import LaunchError
 from fluster_services.worker.engine.mounts import checked_mounts
 
 

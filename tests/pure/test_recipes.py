@@ -21,7 +21,7 @@ from fluster_services.worker.attempts.preparation import (
     _check_python,
 )
 from fluster_services.worker.contract.build_output import BuildError, BuildOutput
-from fluster_services.worker.contract.runtime import LaunchError
+from fluster_services.worker.contract.faults import LaunchError
 from fluster_services.worker.environments.environments import (
     _PLAIN,
     Recipe,

@@ -7,17 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fluster_services.config import DiskLimits
-from fluster_services.worker.contract.health import (
-    DiskUse,
-    Filler,
-    Health,
-    Look,
+from fluster_services.worker.contract.faults import (
+    LaunchError,
+    WorkerFaultError,
     is_no_room,
     is_scarce,
     is_workers_fault,
-    who_filled,
 )
-from fluster_services.worker.contract.runtime import LaunchError, WorkerFaultError
+from fluster_services.worker.presence.health import DiskUse, Filler, Health, Look, who_filled
 
 GIB = 1 << 30
 WELL = Look("/state", free_bytes=GIB)

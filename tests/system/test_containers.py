@@ -11,8 +11,8 @@ import pytest
 
 from fluster_bus.messages import JobStatus
 from fluster_services.worker.contract.container import STATE_LABEL
+from fluster_services.worker.contract.faults import LaunchError
 from fluster_services.worker.contract.outcome import outcome
-from fluster_services.worker.contract.runtime import LaunchError
 from fluster_services.worker.linux.limits import Limits
 from fluster_services.worker.runtimes import docker_runtime
 from fluster_services.worker.runtimes.process_task import ProcessTask

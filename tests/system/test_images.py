@@ -8,7 +8,7 @@ import pytest
 from docker.errors import NotFound
 
 from fluster_services.worker.contract.container import ContainerSettings
-from fluster_services.worker.contract.health import is_workers_fault
+from fluster_services.worker.contract.faults import is_workers_fault
 from fluster_services.worker.engine.engine import EngineError, find_api_version
 from fluster_services.worker.engine.images import Images
 from tests.docker_engine import Engine, OwnEngine

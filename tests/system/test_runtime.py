@@ -17,7 +17,7 @@ import pytest
 
 from fluster.errors import RemoteError
 from fluster_bus.running.fence_clock import fence_clock
-from fluster_services.worker.contract.runtime import AlreadyStartedError, LaunchError
+from fluster_services.worker.contract.faults import AlreadyStartedError, LaunchError
 from fluster_services.worker.keeper.template import TemplateHandle
 from fluster_services.worker.linux.cgroups import Enforcer
 from fluster_services.worker.linux.limits import Controller, Limits

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from fluster_services.worker.contract.attempt_directory import KEEPER_FILE, read_json_lines
-from fluster_services.worker.contract.runtime import AlreadyStartedError, LaunchError
+from fluster_services.worker.contract.faults import AlreadyStartedError, LaunchError
 from fluster_services.worker.runtimes import idle_keepers, process_task
 from fluster_services.worker.runtimes.process_task import ProcessTask
 from tests.system.runtime_site import Site, end_of, texts, wait_for_line

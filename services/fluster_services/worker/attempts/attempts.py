@@ -19,7 +19,8 @@ from fluster_services.worker.attempts.ledger import Ledger
 from fluster_services.worker.attempts.pumps import ProgressPump
 from fluster_services.worker.attempts.starting import Starter, leaving_before_the_end
 from fluster_services.worker.contract.config import WorkerConfig
-from fluster_services.worker.contract.runtime import RunningTask, Runtime, WorkerFaultError
+from fluster_services.worker.contract.faults import WorkerFaultError
+from fluster_services.worker.contract.runtime import RunningTask, Runtime
 from fluster_services.worker.engine.images import Images
 from fluster_services.worker.presence.presence import Presence
 from fluster_services.worker.presence.wellness import Wellness

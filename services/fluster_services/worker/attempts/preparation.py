@@ -15,7 +15,7 @@ from fluster_bus.storage.stored_messages import SecretStore
 from fluster_services.config import WorkerLimits
 from fluster_services.worker.contract.attempt_directory import LaunchSpec
 from fluster_services.worker.contract.container import OWN_MINOR
-from fluster_services.worker.contract.runtime import LaunchError
+from fluster_services.worker.contract.faults import LaunchError
 from fluster_services.worker.engine.images import Images
 from fluster_services.worker.environments.environments import (
     Environments,

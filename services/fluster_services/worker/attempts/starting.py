@@ -28,8 +28,9 @@ from fluster_services.worker.attempts.pumps import PreparationLog, ProgressPump
 from fluster_services.worker.contract.attempt_directory import LaunchSpec
 from fluster_services.worker.contract.build_output import BuildError
 from fluster_services.worker.contract.config import WorkerConfig
+from fluster_services.worker.contract.faults import LaunchError
 from fluster_services.worker.contract.outcome import Outcome
-from fluster_services.worker.contract.runtime import LaunchError, RunningTask, Runtime
+from fluster_services.worker.contract.runtime import RunningTask, Runtime
 from fluster_services.worker.engine.images import Images
 from fluster_services.worker.keeper.template import TemplateDiedError
 from fluster_services.worker.presence.presence import Presence

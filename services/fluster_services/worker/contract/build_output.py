@@ -6,7 +6,7 @@ import re
 import time
 from collections import deque
 
-from fluster_services.worker.contract.runtime import LaunchError
+from fluster_services.worker.contract.faults import LaunchError
 
 MAX_LINES = 500
 MAX_LINE_BYTES = 2_000

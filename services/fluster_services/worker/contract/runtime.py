@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from fluster_services.worker.contract.attempt_directory import ExitRecord, LaunchSpec
+from fluster_services.worker.contract.faults import WorkerFaultError
 from fluster_services.worker.contract.spool import SpoolRecord, SpoolRun
-
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-
-
-class LaunchError(RuntimeError):
-    """The attempt could not be started; nothing of it is left."""
-
-
-class WorkerFaultError(LaunchError):
-    """The same, and no task has anything to do with it: something of the worker's own does not work."""
-
-
-class AlreadyStartedError(LaunchError):
-    """That attempt was started, and is running or not forgotten."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from fluster.local_setup import RuntimeName
 from fluster_services.worker.contract.container import Container, ContainerSettings
-from fluster_services.worker.contract.health import says_no_room
-from fluster_services.worker.contract.runtime import LaunchError, WorkerFaultError
+from fluster_services.worker.contract.faults import LaunchError, WorkerFaultError, says_no_room
 
 if TYPE_CHECKING:
     import docker

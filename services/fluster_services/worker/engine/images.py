@@ -15,7 +15,7 @@ from fluster_bus.messages.parts.images import UsedImage, digest_of, engine_name,
 from fluster_services.capacity import describe_bytes
 from fluster_services.worker.contract.build_output import BuildOutput
 from fluster_services.worker.contract.container import ContainerSettings
-from fluster_services.worker.contract.health import says_no_room
+from fluster_services.worker.contract.faults import says_no_room
 from fluster_services.worker.engine.engine import (
     EngineAwayError,
     EngineError,

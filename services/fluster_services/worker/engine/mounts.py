@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fluster_services.worker.contract.container import INNER_FOLDER, LIBRARIES_FOLDER
-from fluster_services.worker.contract.runtime import LaunchError
+from fluster_services.worker.contract.faults import LaunchError
 
 TAKEN = tuple(map(Path, (INNER_FOLDER, LIBRARIES_FOLDER, "/proc", "/sys", "/dev")))  # places in a container
 # Through which whoever reaches one owns the machine, whichever of them is used.

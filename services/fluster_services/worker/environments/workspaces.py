@@ -21,7 +21,7 @@ from fluster.cluster.workspaces import WORKSPACE_LIMITS, WorkspaceLimits
 from fluster_bus.core.errors import ObjectCorruptError, ObjectNotFoundError, ObjectTooLargeError
 from fluster_bus.messages import Namespace
 from fluster_bus.storage.objects import ObjectStore
-from fluster_services.worker.contract.runtime import LaunchError
+from fluster_services.worker.contract.faults import LaunchError
 from fluster_services.worker.environments.folder_cache import FolderCache, in_thread
 
 _ARCHIVE, _FILES = "workspace.zip", "files"

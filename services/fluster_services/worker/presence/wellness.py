@@ -17,19 +17,18 @@ from fluster_bus.messages import JobStatus, WorkerId
 from fluster_services.capacity import describe_bytes
 from fluster_services.config import DiskLimits
 from fluster_services.worker.contract.build_output import BuildError
-from fluster_services.worker.contract.health import (
-    DiskUse,
-    Health,
-    Look,
+from fluster_services.worker.contract.faults import (
+    LaunchError,
+    WorkerFaultError,
     is_no_room,
     is_workers_fault,
-    who_filled,
     why_scarce,
 )
 from fluster_services.worker.contract.outcome import Outcome, describe_survivors
-from fluster_services.worker.contract.runtime import LaunchError, RunningTask, Runtime, WorkerFaultError
+from fluster_services.worker.contract.runtime import RunningTask, Runtime
 from fluster_services.worker.linux.disk import size_of, why_unwritable
 from fluster_services.worker.linux.processes import start_ticks
+from fluster_services.worker.presence.health import DiskUse, Health, Look, who_filled
 
 log = logging.getLogger(__name__)
 

@@ -36,7 +36,8 @@ from fluster_services.worker.contract.container import (
     given_libraries,
     own_libraries,
 )
-from fluster_services.worker.contract.runtime import Runtime, WorkerFaultError
+from fluster_services.worker.contract.faults import WorkerFaultError
+from fluster_services.worker.contract.runtime import Runtime
 from fluster_services.worker.engine.engine import EngineError, NotThereError, asked, connect, data_folder, told
 from fluster_services.worker.engine.images import Images
 from fluster_services.worker.engine.mounts import checked_mounts, secret_places

@@ -29,15 +29,8 @@ from fluster_services.worker.contract.attempt_directory import (
     task_folder,
 )
 from fluster_services.worker.contract.container import Container
-from fluster_services.worker.contract.runtime import (
-    NO_ROOM,
-    AlreadyStartedError,
-    Exited,
-    LaunchError,
-    Progressed,
-    Spooled,
-    WorkerFaultError,
-)
+from fluster_services.worker.contract.faults import NO_ROOM, AlreadyStartedError, LaunchError, WorkerFaultError
+from fluster_services.worker.contract.runtime import Exited, Progressed, Spooled
 from fluster_services.worker.contract.spool import SpoolRecord, SpoolRun, read_spool_end, read_spool_runs
 from fluster_services.worker.engine.engine import EngineError, asked, remove_container
 from fluster_services.worker.keeper.keeper_notes import exit_note, exit_record, start_note

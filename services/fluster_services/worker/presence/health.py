@@ -1,4 +1,4 @@
-"""Whether a worker is fit to run tasks, and who filled its disk. Pure: told what was found and when, it says what follows.
+"""Whether a worker is fit to run tasks, and which attempt filled its disk. Pure: told what was found and when, it says what follows.
 
 A worker takes itself out when it meets a fault of its own (its disk, its forks, its engine), or when a look at the machine
 finds one. It returns when a look finds nothing and its pause is over: a look cannot see every fault, so one that comes again
@@ -7,23 +7,15 @@ soon after the return doubles the pause.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from errno import EAGAIN, EIO, EMFILE, ENFILE, ENOBUFS, ENODEV, ENOMEM, EROFS, ESTALE
-from pathlib import Path
 
 from fluster_services.capacity import describe_bytes
 from fluster_services.config import DiskLimits
-from fluster_services.worker.contract.runtime import NO_ROOM, WorkerFaultError
 
 _UNWELL_INTERVAL_S = 1.0  # between two looks
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _LAPSE_S = 120.0  # a fault that comes later than this after the return is another one
-
-_OF_THE_MACHINE = (*NO_ROOM, EAGAIN, EIO, EMFILE, ENFILE, ENOBUFS, ENODEV, ENOMEM, EROFS, ESTALE)
-_NO_THREAD = "can't start new thread"  # as Python says it
 
 
 @dataclass(frozen=True)
@@ -90,64 +82,6 @@ class Health:
         if look.unwritable is not None:
             return f"its disk cannot be written to at {look.folder}: {look.unwritable}"
         return look.trouble
-
-
-# ---- whose fault a failure is ---------------------------------------------------------------------------
-
-
-def is_workers_fault(error: BaseException) -> bool:
-    """Whether an attempt could not be started for want of something that the worker's machine should have."""
-    return any(
-        isinstance(each, WorkerFaultError)
-        or (isinstance(each, OSError) and each.errno in _OF_THE_MACHINE)
-        or (isinstance(each, RuntimeError) and _NO_THREAD in str(each))
-        for each in _chain(error)
-    ) or says_no_room(str(error))
-
-
-def is_no_room(error: BaseException) -> bool:
-    """Whether an attempt could not be started for want of room on a disk."""
-    is_of_system = any(isinstance(each, OSError) and each.errno in NO_ROOM for each in _chain(error))
-    return is_of_system or says_no_room(str(error))
-
-
-def says_no_room(text: str) -> bool:
-    """Whether a program's words tell that a disk had no room: so says the system, in all languages that programs keep; Go's in
-    small letters.
-    """
-    words = text.lower()
-    return any(os.strerror(number).lower() in words for number in NO_ROOM)
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    found: list[BaseException] = []
-    each: BaseException | None = error
-    while each is not None and each not in found:
-        found.append(each)
-        each = each.__cause__
-    return found
-
-
-_PLENTY_BYTES = 32 << 30
-
-
-def is_scarce(*, free: int, total: int) -> bool:
-    """Whether a disk has so little left that what finds no room there may well be no larger than is usual.
-
-    Measured, since what a build says is the word of those whose packages it makes.
-    """
-    return free < min(total // 10, _PLENTY_BYTES)
-
-
-def why_scarce(folder: Path) -> str | None:
-    """In words, that the disk of `folder` has little room left; None where it has some, or is not to be seen from here."""
-    try:
-        usage = shutil.disk_usage(folder)
-    except OSError:
-        return None
-    if not is_scarce(free=usage.free, total=usage.total):
-        return None
-    return f"only {describe_bytes(usage.free)} of {describe_bytes(usage.total)} are left at {folder}"
 
 
 # ---- who filled the disk --------------------------------------------------------------------------------
