@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fluster_bus.connection.bus import Bus
     from fluster_bus.messages import Capacity, Namespace, WorkerId
     from fluster_services.vm.backend import ClusterToJoin
-    from fluster_services.worker.contract.container import ContainerSettings
+    from fluster_services.worker.contract.config import ContainerSettings
 
 # What is to be imported before the fork, by those who share it.
 FOR_ALL = (
@@ -138,9 +138,8 @@ class LocalDaemons:
         def body(ready_fd: int | None, owner_fd: int) -> None:
             from fluster_bus.messages import WorkerId
             from fluster_services.worker.__main__ import run_worker
-            from fluster_services.worker.contract.config import WorkerConfig
+            from fluster_services.worker.contract.config import WorkerConfig, program_environment
             from fluster_services.worker.engine.engine import choose_containers
-            from fluster_services.worker.environments.program_environment import program_environment
 
             state_dir = self._store_dir / name
             config = WorkerConfig(
@@ -229,7 +228,7 @@ class LocalDaemons:
         return {Namespace(each): self._server.credentials(Role.JOB, each) for each in self._server.namespaces}
 
     def _containers(self) -> ContainerSettings:
-        from fluster_services.worker.contract.container import ContainerSettings
+        from fluster_services.worker.contract.config import ContainerSettings
 
         known = {**self._setup.containers, "build_timeout_s": self._build_timeout_s()}
         if self._setup.docker_host:

@@ -10,15 +10,8 @@ import pytest
 from fluster.local_setup import ProfileName
 from fluster_services.settings import SettingError
 from fluster_services.worker.__main__ import _containers
-from fluster_services.worker.contract.container import (
-    ContainerSettings,
-    Libraries,
-    Wanted,
-    create_body,
-    given_libraries,
-    own_libraries,
-    parse_ulimits,
-)
+from fluster_services.worker.contract.config import ContainerSettings, parse_ulimits
+from fluster_services.worker.contract.container import Libraries, Wanted, create_body, given_libraries, own_libraries
 from fluster_services.worker.linux.limits import Limits
 
 NONE = Libraries({}, ())

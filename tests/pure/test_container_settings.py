@@ -6,7 +6,7 @@ import pytest
 
 from fluster_services.settings import SettingError
 from fluster_services.worker.__main__ import _containers
-from fluster_services.worker.contract.container import ContainerSettings
+from fluster_services.worker.contract.config import ContainerSettings
 
 
 @pytest.fixture(autouse=True)

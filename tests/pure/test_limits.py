@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fluster_services.worker.linux.limits import (
-    Controller,
+    CgroupController,
     Groups,
     Limits,
     find_controllers,
@@ -16,8 +16,8 @@ from fluster_services.worker.linux.limits import (
 )
 
 GIB = 1 << 30
-V1 = {name: Controller(1, Path(f"/sys/fs/cgroup/{name}/mine")) for name in ("memory", "cpu", "pids")}
-V2 = dict.fromkeys(("memory", "cpu", "pids"), Controller(2, Path("/sys/fs/cgroup/fluster.service")))
+V1 = {name: CgroupController(1, Path(f"/sys/fs/cgroup/{name}/mine")) for name in ("memory", "cpu", "pids")}
+V2 = dict.fromkeys(("memory", "cpu", "pids"), CgroupController(2, Path("/sys/fs/cgroup/fluster.service")))
 
 _PEAK = "memory.max_usage_in_bytes"
 
@@ -41,15 +41,15 @@ UNIFIED_MOUNTS = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgrou
 
 def test_controllers_of_version_1_are_found_in_their_own_trees() -> None:
     assert find_controllers(HYBRID_CGROUP, HYBRID_MOUNTS, "hugetlb") == {
-        "memory": Controller(1, Path("/sys/fs/cgroup/memory/process_api/131a")),
-        "cpu": Controller(1, Path("/sys/fs/cgroup/cpu/a")),
-        "pids": Controller(1, Path("/sys/fs/cgroup/pids")),
+        "memory": CgroupController(1, Path("/sys/fs/cgroup/memory/process_api/131a")),
+        "cpu": CgroupController(1, Path("/sys/fs/cgroup/cpu/a")),
+        "pids": CgroupController(1, Path("/sys/fs/cgroup/pids")),
     }
 
 
 def test_what_version_1_does_not_have_is_taken_from_version_2() -> None:
     mounts = "".join(line for line in HYBRID_MOUNTS.splitlines(keepends=True) if "pids" not in line)
-    assert find_controllers(HYBRID_CGROUP, mounts, "memory pids")["pids"] == Controller(
+    assert find_controllers(HYBRID_CGROUP, mounts, "memory pids")["pids"] == CgroupController(
         2, Path("/sys/fs/cgroup/unified/user.slice")
     )
     assert unified_folder(HYBRID_CGROUP, HYBRID_MOUNTS) is None  # all are taken by version 1
@@ -59,8 +59,8 @@ def test_controllers_of_version_2_share_a_tree() -> None:
     folder = Path("/sys/fs/cgroup/system.slice/fluster.service")
     assert unified_folder(UNIFIED_CGROUP, UNIFIED_MOUNTS) == folder
     assert find_controllers(UNIFIED_CGROUP, UNIFIED_MOUNTS, "cpuset cpu memory") == {
-        "cpu": Controller(2, folder),
-        "memory": Controller(2, folder),
+        "cpu": CgroupController(2, folder),
+        "memory": CgroupController(2, folder),
     }
 
 
@@ -75,7 +75,7 @@ def test_controllers_of_version_2_share_a_tree() -> None:
 )
 def test_a_container_sees_a_part_of_the_tree(root: str, path: str, folder: str) -> None:
     mounts = f"30 23 0:26 {root} /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
-    assert find_controllers(f"0::{path}\n", mounts, "cpu") == {"cpu": Controller(2, Path(folder))}
+    assert find_controllers(f"0::{path}\n", mounts, "cpu") == {"cpu": CgroupController(2, Path(folder))}
 
 
 def test_without_cgroups_nothing_is_found() -> None:

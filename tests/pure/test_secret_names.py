@@ -3,7 +3,7 @@
 import pytest
 
 from fluster_bus.core.names import is_secret_name, masked
-from fluster_services.worker.environments.program_environment import program_environment
+from fluster_services.worker.contract.config import program_environment
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "client_secret", "AWS_ACCESS_KEY_ID", "PGPASSWORD", "WANDB_API_KEY"])

@@ -7,7 +7,7 @@ import pytest
 
 from fluster.cli.stacks import without_ours
 from fluster_bus.messages.stacks import StackFrame
-from fluster_services.worker.answers.stacks import Cuts, parsed, problem_of
+from fluster_services.worker.stacks import Cuts, parsed, problem_of
 
 
 def thread(name: str | None, frames: int, **changes: Any) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import pytest
 
 from fluster_bus.core.errors import ServiceError
 from fluster_bus.messages import AttemptLogsRequest, AttemptQuery, JobId, Namespace
-from fluster_services.worker.answers.service import find_attempt, selected
 from fluster_services.worker.contract.spool import SpoolRecord, Stream
+from fluster_services.worker.service import find_attempt, selected
 
 KEYS = ["default.train.0.1", "default.train.0.2", "default.train.1.1", "default.train.0.10", "other.train.0.3"]
 KEYS += ["default.array.0.1", "default.array.1.1"]

@@ -20,7 +20,8 @@ from anyio.abc import Process
 
 from fluster_services.config import DiskLimits
 from fluster_services.worker.contract.attempt_directory import ExitRecord, LaunchSpec, to_json
-from fluster_services.worker.contract.container import STATE_LABEL, ContainerSettings
+from fluster_services.worker.contract.config import ContainerSettings
+from fluster_services.worker.contract.container import STATE_LABEL
 from fluster_services.worker.contract.runtime import Exited
 from fluster_services.worker.contract.spool import SpoolRecord
 from fluster_services.worker.engine.engine import find_api_version

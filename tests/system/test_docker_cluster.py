@@ -24,7 +24,8 @@ from fluster_bus.messages import (
     WorkerId,
 )
 from fluster_services.config import DiskLimits, WorkerLimits
-from fluster_services.worker.contract.container import OWN_MINOR, STATE_LABEL, ContainerSettings
+from fluster_services.worker.contract.config import ContainerSettings
+from fluster_services.worker.contract.container import OWN_MINOR, STATE_LABEL
 from tests import optional
 from tests.docker_engine import Engine, OwnEngine, small_engine
 from tests.system.built_images import left_of_builds, no_built_images

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 from docker.errors import NotFound
 
-from fluster_services.worker.contract.container import ContainerSettings
+from fluster_services.worker.contract.config import ContainerSettings
 from fluster_services.worker.contract.faults import is_workers_fault
 from fluster_services.worker.engine.engine import EngineError, find_api_version
 from fluster_services.worker.engine.images import Images

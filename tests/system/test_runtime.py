@@ -20,7 +20,7 @@ from fluster_bus.running.fence_clock import fence_clock
 from fluster_services.worker.contract.faults import AlreadyStartedError, LaunchError
 from fluster_services.worker.keeper.template import TemplateHandle
 from fluster_services.worker.linux.cgroups import Enforcer
-from fluster_services.worker.linux.limits import Controller, Limits
+from fluster_services.worker.linux.limits import CgroupController, Limits
 from fluster_services.worker.runtimes.process_runtime import ProcessRuntime
 from tests.system.runtime_site import (
     PATIENCE_S,
@@ -587,7 +587,9 @@ async def test_limits_that_cannot_be_set_are_a_fault_of_the_workers_own(
 ) -> None:
     template, mark = shared_template
     groups_folder = tmp_path / "no groups here"
-    runtime = ProcessRuntime(tmp_path / "state", template, Enforcer({"pids": Controller(1, groups_folder)}, missing={}))
+    runtime = ProcessRuntime(
+        tmp_path / "state", template, Enforcer({"pids": CgroupController(1, groups_folder)}, missing={})
+    )
     limited = Site(tmp_path / "state", mark, template, runtime)
     for start in (limited.command("echo", "never", limits=Limits(pids=8)), limited.call(print, limits=Limits(pids=8))):
         task = await start

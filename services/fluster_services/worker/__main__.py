@@ -20,8 +20,7 @@ from fluster_bus.messages.parts.resources import parse_disk, parse_labels
 from fluster_services.config import DaemonLogs, Timing
 from fluster_services.daemon import address_from_environment, run_daemon
 from fluster_services.settings import SettingError, read_settings, read_worker_limits, refusing
-from fluster_services.worker.contract.config import WorkerConfig
-from fluster_services.worker.contract.container import ContainerSettings, parse_ulimits
+from fluster_services.worker.contract.config import ContainerSettings, WorkerConfig, parse_ulimits
 from fluster_services.worker.engine.engine import EngineError, choose_containers, find_api_version
 from fluster_services.worker.keeper.template import start_template
 from fluster_services.worker.linux.cgroups import Enforcement, LimitsError, find_enforcer

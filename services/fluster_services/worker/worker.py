@@ -30,7 +30,6 @@ from fluster_bus.messages import (
 )
 from fluster_bus.messages.parts.resources import with_own_name
 from fluster_bus.running.coroutines import retried
-from fluster_services.worker.answers.service import AttemptKey, WorkerService
 from fluster_services.worker.attempts.attempts import Attempts
 from fluster_services.worker.attempts.claims import Claims
 from fluster_services.worker.attempts.following import discard
@@ -46,6 +45,7 @@ from fluster_services.worker.presence.draining import Draining
 from fluster_services.worker.presence.identity import JobFiles, why_not_apart
 from fluster_services.worker.presence.new_namespaces import NewNamespaces
 from fluster_services.worker.presence.presence import Presence
+from fluster_services.worker.service import AttemptKey, WorkerService
 
 log = logging.getLogger(__name__)
 

@@ -54,6 +54,33 @@ CONTAINER_FILE = "container.json"
 _MAX_TASK_JSON_BYTES = 4 << 20
 _MAX_NOTES_BYTES = 8 << 20
 
+# All that a task gets of the worker's own environment, which may hold the cluster's credentials.
+INHERITED_VARIABLES = frozenset(
+    [
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "TMPDIR",
+        "VIRTUAL_ENV",
+        "LD_LIBRARY_PATH",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "http_proxy",
+        "https_proxy",
+        "no_proxy",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+        "CUDA_HOME",
+        "NVIDIA_VISIBLE_DEVICES",
+    ]
+)
+
 NEW_SUFFIX = ".new"
 GONE_SUFFIX = ".gone"
 

@@ -9,12 +9,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fluster.breakpoints import with_hook
-from fluster.local_setup import ProfileName
 from fluster_services.worker.contract.container_output import INIT_VARIABLES
 from fluster_services.worker.linux.limits import MAX_PIDS, MIN_QUOTA_US, PERIOD_US, Limits
+
+if TYPE_CHECKING:
+    from fluster.local_setup import ProfileName
+    from fluster_services.worker.contract.config import ContainerSettings
 
 OWN_MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"  # version of Python, such as 3.12
 
@@ -30,42 +33,8 @@ _LOG_OPTIONS = {"max-size": "64m", "max-file": "2", "compress": "false"}
 _SCRATCH = ("/tmp", "/var/tmp")  # noqa: S108 - in the container, each its own
 # What libraries for GPUs ask for: they lock memory that devices read, and have large frames on their stacks.
 _GPU_ULIMITS = {"memlock": (-1, -1), "stack": (64 << 20, 64 << 20)}
-_ULIMIT = re.compile(r"([a-z]+)=(-1|\d+)(?::(-1|\d+))?")
 _SITE = re.compile(r"/(site|dist)-packages$")
 _PACKAGES = ("fluster", "fluster_bus", "fluster_services")
-
-
-@dataclass(frozen=True)
-class ContainerSettings:
-    """How a worker runs attempts in containers of a Docker Engine."""
-
-    engine: str = "unix:///var/run/docker.sock"
-    image: str = f"python:{OWN_MINOR}-slim"  # of jobs that name none
-    network: str = "host"  # a job reaches the bus by the address that the worker reaches it by
-    profile: ProfileName = "default"
-    # {name: (soft, hard)}; what is not named is as the engine has it, whose own limits are the most that it can give.
-    ulimits: Mapping[str, tuple[int, int]] = field(default_factory=lambda: {"core": (0, 0)})
-    shm_bytes: int | None = None  # of /dev/shm; None: as much as the task's memory, of which it is a part
-    mount_roots: tuple[str, ...] = ()  # below which jobs may have folders of this machine mounted
-    timeout_s: float = 60.0  # for an answer of the engine
-    pull_timeout_s: float = 900.0  # for the next step of a pull, of which there may be any number
-    # What images for packages are built with.
-    build_network: str | None = None  # None: as the containers
-    build_authorities: str | None = None  # the path of certificates that pip is to trust beside what the image trusts
-    build_timeout_s: float = 1_800.0
-    max_images: int = 50  # that were built and are kept, beside those in use
-
-
-def parse_ulimits(text: str) -> dict[str, tuple[int, int]]:
-    """{name: (soft, hard)} from a text such as nofile=1024:65536,core=0. Raises ValueError."""
-    found = {}
-    for part in text.split(","):
-        matched = _ULIMIT.fullmatch(part.strip())
-        if matched is None:
-            raise ValueError(f"invalid limit {part!r}: write NAME=SOFT:HARD, such as nofile=1024:65536")
-        name, soft, hard = matched.groups()
-        found[name] = (int(soft), int(hard or soft))
-    return found
 
 
 @dataclass(frozen=True)

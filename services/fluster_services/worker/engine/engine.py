@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from fluster.local_setup import RuntimeName
-from fluster_services.worker.contract.container import Container, ContainerSettings
+from fluster_services.worker.contract.config import ContainerSettings
+from fluster_services.worker.contract.container import Container
 from fluster_services.worker.contract.faults import LaunchError, WorkerFaultError, says_no_room
 
 if TYPE_CHECKING:

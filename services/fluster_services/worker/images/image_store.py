@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from fluster_services.worker.contract.container import NOBODY, ContainerSettings
+from fluster_services.worker.contract.config import ContainerSettings
+from fluster_services.worker.contract.container import NOBODY
 from fluster_services.worker.engine.engine import EngineError, NotThereError, connect, told
 from fluster_services.worker.images.image_recipe import BUILDER_LABEL, INSTALLER, KEY_LABEL, PYTHON_LABEL, BuiltImage
 

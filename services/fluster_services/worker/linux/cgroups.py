@@ -17,7 +17,7 @@ from fluster_bus.core.errors import FlusterError
 from fluster_services.worker.linux.limits import (
     CONTROLLERS,
     MEMORY_FILES,
-    Controller,
+    CgroupController,
     Groups,
     Limits,
     find_controllers,
@@ -46,7 +46,7 @@ class LimitsError(FlusterError):
 class Enforcer:
     """What holds tasks to their limits on this machine."""
 
-    controllers: Mapping[str, Controller]
+    controllers: Mapping[str, CgroupController]
     missing: Mapping[str, str]  # {controller: why it cannot be used}
 
     def describe(self) -> str:
@@ -77,7 +77,7 @@ def find_enforcer(enforcement: Enforcement) -> Enforcer:
     return found
 
 
-def _controllers() -> tuple[dict[str, Controller], dict[str, str]]:
+def _controllers() -> tuple[dict[str, CgroupController], dict[str, str]]:
     try:
         own, mounts = Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()
     except FileNotFoundError:
@@ -113,7 +113,7 @@ def _delegate(folder: Path) -> str:
         return ""
 
 
-def _probe(name: str, controller: Controller) -> str | None:
+def _probe(name: str, controller: CgroupController) -> str | None:
     """Why a controller cannot be used; None when it can."""
     wanted = groups(_PROBE, {name: controller}, f"fluster-probe-{secrets.token_hex(4)}")
     try:

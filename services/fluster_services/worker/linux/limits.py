@@ -32,21 +32,21 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Controller:
+class CgroupController:
     """Where the worker's own group of a controller lies."""
 
     version: Version
     folder: Path
 
 
-def find_controllers(own_cgroup: str, mountinfo: str, v2_controllers: str) -> dict[str, Controller]:
+def find_controllers(own_cgroup: str, mountinfo: str, v2_controllers: str) -> dict[str, CgroupController]:
     """{name: controller} from /proc/self/cgroup, /proc/self/mountinfo, and cgroup.controllers of the own group in v2."""
     own: dict[str, str] = {}  # {controller: path in its tree}, "" for version 2
     for line in own_cgroup.splitlines():
         _number, names, path = line.split(":", 2)
         own.update(dict.fromkeys(names.split(","), path))
-    found: dict[str, Controller] = {}
-    unified: Controller | None = None
+    found: dict[str, CgroupController] = {}
+    unified: CgroupController | None = None
     for line in mountinfo.splitlines():
         fields, _, tail = line.partition(" - ")
         root, mount_point = fields.split()[3:5]
@@ -54,9 +54,9 @@ def find_controllers(own_cgroup: str, mountinfo: str, v2_controllers: str) -> di
         if kind == "cgroup":
             for name in options.split(","):
                 if name in CONTROLLERS and name in own:
-                    found[name] = Controller(1, _inside(mount_point, root, own[name]))
+                    found[name] = CgroupController(1, _inside(mount_point, root, own[name]))
         elif kind == "cgroup2" and "" in own:
-            unified = Controller(2, _inside(mount_point, root, own[""]))
+            unified = CgroupController(2, _inside(mount_point, root, own[""]))
     if unified is not None:
         found |= {name: unified for name in v2_controllers.split() if name in CONTROLLERS and name not in found}
     return found
@@ -83,7 +83,7 @@ def group_name(directory: str | Path) -> str:
     return f"fluster-{hashlib.blake2s(str(directory).encode(), digest_size=8).hexdigest()}"
 
 
-def groups(limits: Limits, controllers: Mapping[str, Controller], name: str) -> Groups:
+def groups(limits: Limits, controllers: Mapping[str, CgroupController], name: str) -> Groups:
     """The groups that hold a task to its limits, as far as `controllers` allow."""
     wanted: Groups = {}
     for controller in CONTROLLERS:

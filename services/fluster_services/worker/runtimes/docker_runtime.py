@@ -24,13 +24,12 @@ from fluster_services.worker.contract.attempt_directory import (
     directory_name,
     folder_in_workspace,
 )
-from fluster_services.worker.contract.config import WorkerConfig
+from fluster_services.worker.contract.config import ContainerSettings, WorkerConfig
 from fluster_services.worker.contract.container import (
     INNER_FOLDER,
     NOBODY,
     STATE_LABEL,
     Container,
-    ContainerSettings,
     Wanted,
     create_body,
     given_libraries,

@@ -28,6 +28,7 @@ from fluster.remote_errors.readable_errors import add_remedy, from_user_code
 from fluster.tracing import continue_trace
 from fluster_services.worker.contract.attempt_directory import (
     ERROR_FILE,
+    INHERITED_VARIABLES,
     SPEC_FILE,
     WORK_FOLDER,
     LaunchSpec,
@@ -55,36 +56,6 @@ EXIT_NOT_EXECUTABLE = 126  # as shells have it
 EXIT_NOT_FOUND = 127
 
 _RARE_COLLECTIONS = 100_000  # more objects than most imports make
-
-# All that a task gets of the worker's own environment, which may hold the cluster's credentials.
-INHERITED_VARIABLES = frozenset(
-    {
-        *(
-            "PATH",
-            "HOME",
-            "USER",
-            "LOGNAME",
-            "SHELL",
-            "LANG",
-            "LANGUAGE",
-            "TZ",
-            "TMPDIR",
-            "VIRTUAL_ENV",
-            "LD_LIBRARY_PATH",
-        ),
-        *(
-            "SSL_CERT_FILE",
-            "SSL_CERT_DIR",
-            "http_proxy",
-            "https_proxy",
-            "no_proxy",
-            "HTTP_PROXY",
-            "HTTPS_PROXY",
-            "NO_PROXY",
-        ),
-        *("CUDA_HOME", "NVIDIA_VISIBLE_DEVICES"),
-    }
-)
 
 # The objects that a task replaces live on: their end would close descriptors whose numbers are the task's by then.
 _replaced: list[object] = []

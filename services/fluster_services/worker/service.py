@@ -42,7 +42,6 @@ from fluster_bus.messages import (
 from fluster_bus.messages.stacks import TaskStack
 from fluster_services import lifecycle
 from fluster_services.capacity import describe_bytes
-from fluster_services.worker.answers.stacks import Stacks
 from fluster_services.worker.attempts.claims import Claims
 from fluster_services.worker.attempts.ledger import Ledger
 from fluster_services.worker.contract.runtime import RunningTask, Runtime
@@ -50,6 +49,7 @@ from fluster_services.worker.contract.spool import SpoolRecord
 from fluster_services.worker.engine.engine import EngineError
 from fluster_services.worker.presence.draining import Draining
 from fluster_services.worker.presence.wellness import Wellness
+from fluster_services.worker.stacks import Stacks
 
 _SEARCHED_BYTES = 16 << 20  # of the end of an attempt's output
 _REPLY_CHARACTERS = 2 << 20  # of lines, below the server's limit for a message also in JSON
